@@ -1,0 +1,98 @@
+"""Every error that Upwell raises on purpose, as one tree.
+
+UpwellError
+├── InvalidRequest      the caller sent a wrong name, shape, dtype or an unreadable message
+├── ModelNotFound       no model of that name or version
+├── Refused             admission, a full queue or a limit said no; trying later or smaller may work
+├── NoAllowedRoute      the policy leaves no route for this request
+├── DeadlineExceeded    the time is up, or nothing could answer in the time that is left
+├── Unavailable         not serving now: draining, or not loaded yet
+├── Unauthenticated     no token, or a wrong one
+├── CallerLeft          the caller cancelled; nobody reads the answer
+├── ModelFailed         the model's runtime or engine failed on a valid request
+├── CloudFailed         the cloud did not give a usable answer and the policy asks for an error
+└── ConfigError         a file that a person wrote is wrong; carries every problem found
+
+Core errors know no transport: `upwell.shared.oip.statuses` maps each to a gRPC status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class UpwellError(Exception):
+    """Root of the tree. `str(error)` is one sentence that is safe to show to the caller."""
+
+
+class InvalidRequest(UpwellError):
+    """A wrong name, shape or dtype, a missing input, or a message that cannot be read."""
+
+
+class ModelNotFound(UpwellError):
+    """No model of that name or version is served here."""
+
+
+class Refused(UpwellError):
+    """Admission, a full queue or a size limit refused the request before any work was done."""
+
+
+class NoAllowedRoute(UpwellError):
+    """The policy leaves no route, such as `egress: deny` for a model without an edge side."""
+
+
+class DeadlineExceeded(UpwellError):
+    """The deadline has passed before an answer was there."""
+
+
+class Unavailable(UpwellError):
+    """The server is draining, or the model is not ready."""
+
+
+class Unauthenticated(UpwellError):
+    """The call carried no token, or none that is known."""
+
+
+class CallerLeft(UpwellError):
+    """The caller cancelled the call; the work was dropped."""
+
+
+class ModelFailed(UpwellError):
+    """The runtime or engine failed on a request that was valid."""
+
+
+class CloudFailed(UpwellError):
+    """The cloud gave no usable answer, and no edge answer may stand in for it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong in a file: where, what, and what would be right."""
+
+    path: Path | None
+    line: int | None
+    column: int | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        """`file:line:column: key: message`, leaving out what is not known."""
+        where = ":".join(str(part) for part in (self.path, self.line, self.column) if part is not None)
+        return ": ".join(part for part in (where, self.key, self.message) if part)
+
+
+class ConfigError(UpwellError):
+    """A file a person wrote is wrong. All problems found are in `problems`, in file order."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @classmethod
+    def at(
+        cls, path: Path | None, message: str, key: str = "", line: int | None = None, column: int | None = None
+    ) -> ConfigError:
+        """An error with a single problem."""
+        return cls([Problem(path, line, column, key, message)])

@@ -1,0 +1,67 @@
+"""Tensors as Upwell holds them: numpy arrays, their Open Inference Protocol datatypes and their specifications."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from upwell.shared.errors import InvalidRequest
+
+Array: TypeAlias = npt.NDArray[Any]
+"""A tensor. BF16 is `ml_dtypes.bfloat16`; BYTES is dtype `object`, each element `bytes`."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, OIP datatype (`FP32`, `BYTES`, ...) and shape of a tensor; -1 is a dimension that varies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "UINT8": np.dtype(np.uint8),
+        "UINT16": np.dtype(np.uint16),
+        "UINT32": np.dtype(np.uint32),
+        "UINT64": np.dtype(np.uint64),
+        "INT8": np.dtype(np.int8),
+        "INT16": np.dtype(np.int16),
+        "INT32": np.dtype(np.int32),
+        "INT64": np.dtype(np.int64),
+        "FP16": np.dtype(np.float16),
+        "BF16": np.dtype(ml_dtypes.bfloat16),
+        "FP32": np.dtype(np.float32),
+        "FP64": np.dtype(np.float64),
+        "BYTES": np.dtype(np.object_),
+    }
+)
+"""OIP datatype -> numpy dtype (native byte order)."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def numpy_dtype(datatype: str) -> np.dtype[Any]:
+    """The numpy dtype of an OIP datatype. Raises `InvalidRequest` with the known ones."""
+    try:
+        return DTYPES[datatype]
+    except KeyError:
+        raise InvalidRequest(f"unknown datatype {datatype!r}; known are {', '.join(DTYPES)}") from None
+
+
+def oip_datatype(dtype: np.dtype[Any]) -> str:
+    """The OIP datatype of a numpy dtype. `S` and `U` arrays count as BYTES. Raises `InvalidRequest`."""
+    if dtype.kind in "SU":
+        return "BYTES"
+    try:
+        return _NAMES[dtype.newbyteorder("=")]
+    except KeyError:
+        raise InvalidRequest(f"numpy dtype {dtype} has no Open Inference Protocol datatype") from None
