@@ -1,15 +1,16 @@
 """The `upwell` command: finds its subcommands by entry point and turns errors into one clear sentence.
 
-Subcommands join by the entry-point group `upwell.commands` (name -> `typer.Typer` or a function) and are
-imported only when they run, so `upwell --help` on a device needs no engine and no runtime.
+Subcommands join by the entry-point group `upwell.commands` (name -> `typer.Typer` or a function). Only the
+one that is asked for is imported, so a device without the cloud extra has a working command line.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint, entry_points, version
+from collections.abc import Sequence
+from importlib.metadata import entry_points, version
+from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
 
@@ -19,38 +20,33 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-class LazyCommands(click.Group):
-    """A click group whose commands are the entry points of one group, loaded when asked for."""
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The command line for these arguments: the named subcommand alone, or all of them for `--help`."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback(help="Hybrid edge-cloud inference: an answer within the deadline, with a reason.")(_options)
+    entries = {entry.name: entry for entry in sorted(entry_points(group="upwell.commands"), key=lambda e: e.name)}
+    asked = arguments[0] if arguments else ""
+    for name in [asked] if asked in entries else entries:
+        command = entries[name].load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
 
-    def __init__(self, group: str, **attrs: object) -> None:
-        super().__init__(**attrs)  # type: ignore[arg-type]  # click's own keyword arguments, passed through
-        self._entries: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group=group)}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """Names of all installed subcommands."""
-        return sorted(self._entries)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  click's signature
-        """Load one subcommand, or None where there is none of that name."""
-        entry = self._entries.get(cmd_name)
-        if entry is None:
-            return None
-        loaded = entry.load()
-        if isinstance(loaded, typer.Typer):
-            command = typer.main.get_command(loaded)
-            command.name = cmd_name
-            return command
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command(cmd_name)(loaded)
-        return typer.main.get_command(app)
+def _options(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if show_version:
+        typer.echo(f"upwell {version('upwell')}")
+        raise typer.Exit
 
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 the check failed, 2 wrong use or a wrong file."""
-    app = LazyCommands("upwell.commands", help="Hybrid edge-cloud inference.", no_args_is_help=True)
-    click.version_option(version("upwell"), prog_name="upwell")(app)
     try:
-        app(prog_name="upwell")
+        build_app(sys.argv[1:])(prog_name="upwell")
     except UpwellError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)

@@ -1,0 +1,1 @@
+"""Where a request goes and why: pure functions of signals, policy and what was seen so far."""

@@ -1,0 +1,75 @@
+"""The circuit breaker: after repeated failures the cloud is left alone for a moment, then tried with one request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import ClassVar
+
+
+class Admission(Enum):
+    """What the breaker says to one request that wants the cloud."""
+
+    ALLOW = "allow"
+    PROBE = "probe"
+    """The cloud may be back: one request finds out, if it gets the only slot (`take_probe`)."""
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Closed, open or half open (Nygard, "Release It!", ch. 5), as a value with time as an argument.
+
+    Closed: `FAILURES` failures in a row open it. Open: requests are refused for `wait_s`, which doubles with each
+    failed probe from `FIRST_WAIT_S` up to `LONGEST_WAIT_S`. Then half open: one probe at a time; its success closes
+    the breaker, its failure opens it again. A probe that nobody reports on is forgotten after `PROBE_TIMEOUT_S`.
+    """
+
+    FAILURES: ClassVar[int] = 3
+    FIRST_WAIT_S: ClassVar[float] = 0.5
+    LONGEST_WAIT_S: ClassVar[float] = 2.0
+    PROBE_TIMEOUT_S: ClassVar[float] = 30.0
+
+    failures: int = 0
+    wait_s: float = 0.0
+    open_until_s: float = -math.inf
+    probe_since_s: float = -math.inf
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open or half open: the last thing that was heard of the cloud is that it fails."""
+        return self.wait_s > 0.0
+
+    def admit(self, now_s: float) -> Admission:
+        """Whether a request may go up now."""
+        if not self.is_open:
+            return Admission.ALLOW
+        if now_s < self.open_until_s or now_s - self.probe_since_s < self.PROBE_TIMEOUT_S:
+            return Admission.REFUSE
+        return Admission.PROBE
+
+    def take_probe(self, now_s: float) -> Breaker:
+        """With the probe's slot taken; ask `admit` first."""
+        return replace(self, probe_since_s=now_s)
+
+    def release_probe(self) -> Breaker:
+        """With the probe's slot free again and nothing learnt, where the caller left before an answer was there."""
+        return replace(self, probe_since_s=-math.inf)
+
+    def succeeded(self) -> Breaker:
+        """Closed, with a clean record."""
+        return _CLOSED
+
+    def failed(self, now_s: float) -> Breaker:
+        """With one more failure counted, and open if there were enough."""
+        failures = self.failures + 1
+        if self.is_open and now_s < self.open_until_s:
+            return replace(self, failures=failures)  # a straggler sent before it opened tells nothing new
+        if not self.is_open and failures < self.FAILURES:
+            return replace(self, failures=failures)
+        wait_s = min(self.LONGEST_WAIT_S, self.wait_s * 2 or self.FIRST_WAIT_S)
+        return Breaker(failures, wait_s, now_s + wait_s)
+
+
+_CLOSED = Breaker()

@@ -1,0 +1,192 @@
+"""The routing policy that a person writes (`policy.yaml`), and what it comes to for one model and one rule.
+
+Precedence is defaults → model → rule, key by key: a level changes only the keys that it writes. `Policy` is the
+file as written; `Settings` is the outcome, frozen and complete, computed once when the policy is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.units import Bytes, Seconds
+
+Objective: TypeAlias = Literal["accuracy", "latency"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Hard(_Section):
+    """When a case counts as hard, by the scores of the edge model."""
+
+    measure: Measure = Field("margin", description="How hardness is measured: max_prob, margin or entropy.")
+    below: float | None = Field(0.35, ge=0, le=1, description="Hard when max_prob or margin is below this.")
+    above: float | None = Field(None, ge=0, le=1, description="Hard when entropy is above this.")
+
+
+class Size(_Section):
+    """A bound on the bytes that would be sent for one row."""
+
+    above: Bytes = Field(description="More bytes than this, such as 256KiB.")
+
+
+def _known_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"unknown time zone {name!r}; expected an IANA name such as Europe/Berlin") from None
+    return name
+
+
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+
+def _hours_span(text: str) -> str:
+    if not _HOURS.fullmatch(text):
+        raise ValueError(f'expected a span such as "22:00-06:00", got {text!r}')
+    return text
+
+
+def hours_minutes(span: str) -> tuple[int, int]:
+    """The two ends of a checked `HH:MM-HH:MM` span, in minutes after midnight."""
+    start_h, start_m, end_h, end_m = (int(part) for part in re.split("[:-]", span))
+    return start_h * 60 + start_m, end_h * 60 + end_m
+
+
+class SettingsPatch(_Section):
+    """The keys that defaults, a model or a rule may set; every one may be left out."""
+
+    deadline: Seconds = Field(1.0, gt=0, description="The answer is due after this time; the caller may ask for less.")
+    objective: Objective = Field(
+        "accuracy",
+        description="accuracy: every candidate predicted in time goes up, and its answer wins until the deadline. "
+        "latency: a candidate goes up only if that is predicted to be faster, and the first good answer wins.",
+    )
+    hard: Hard | Literal["off"] = Field(Hard(), description="Cases that the edge model is unsure of are candidates.")
+    large: Size | Literal["off"] = Field("off", description="Cases of more bytes than this go up without an edge run.")
+    on_cloud_failure: Literal["edge", "error"] = Field(
+        "edge", description="What a caller gets when the cloud fails: the edge answer, marked degraded, or an error."
+    )
+
+
+class Match(_Section):
+    """What a rule applies to; every key that is written must hold, and `{}` matches every request."""
+
+    tags: dict[str, str | list[str]] = Field({}, description="Tag name to the value, or the values, that it may have.")
+    model: str | list[str] | None = Field(None, description="The model, or one of these models.")
+    hours: Annotated[str, AfterValidator(_hours_span)] | None = Field(
+        None, description='Time of day in the policy\'s time zone, such as "22:00-06:00"; the end is not included.'
+    )
+    size: Size | None = Field(None, description="Requests of which a row has more bytes than this.")
+
+
+class Rule(_Section):
+    """One rule. The first that matches and says `route` or `set` decides those; every matching `egress` counts."""
+
+    name: str = Field(min_length=1, description="Shown in explanations and logs.")
+    match: Match = Field(description="What the rule applies to.")
+    egress: Literal["deny"] | None = Field(None, description="deny: nothing of a matching request leaves the device.")
+    route: Literal["edge", "cloud"] | None = Field(
+        None, description="edge: answer on the device. cloud: every matching request is a candidate for the cloud."
+    )
+    set: SettingsPatch | None = Field(None, description="Settings that hold for matching requests.")
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Rule:
+        if self.egress is None and self.route is None and self.set is None:
+            raise ValueError("the rule does nothing; expected egress, route or set")
+        return self
+
+
+class Policy(_Section):
+    """A routing policy as written in `policy.yaml`."""
+
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    timezone: Annotated[str, AfterValidator(_known_zone)] = Field("UTC", description="For `hours`, an IANA name.")
+    defaults: SettingsPatch = Field(SettingsPatch(), description="Settings for every model.")
+    rules: list[Rule] = Field([], description="Applied to each request, in this order.")
+    models: dict[str, SettingsPatch] = Field({}, description="Settings by model name.")
+
+    @model_validator(mode="after")
+    def _thresholds_fit_measures(self) -> Policy:
+        names = [rule.name for rule in self.rules]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two rules are named {name!r}; expected every rule to have a name of its own")
+        for model in (None, *self.models):
+            for rule in (None, *self.rules):
+                self.settings(model, rule)
+        return self
+
+    def settings(self, model: str | None, rule: Rule | None) -> Settings:
+        """What holds for `model` under `rule` (either may be None). Raises ValueError where keys contradict."""
+        levels = [("defaults", self.defaults)]
+        if model is not None and model in self.models:
+            levels.append((f"models.{model}", self.models[model]))
+        if rule is not None and rule.set is not None:
+            levels.append((f"rules.{rule.name}.set", rule.set))
+        merged: dict[str, Any] = {}
+        for _, patch in levels:
+            _merge(merged, patch)
+        return _resolve(merged, levels[-1][0])
+
+
+def _merge(merged: dict[str, Any], patch: BaseModel) -> None:
+    """Lay the keys that `patch` writes over `merged`, sections key by key."""
+    for key in patch.model_fields_set:
+        value = getattr(patch, key)
+        if isinstance(value, BaseModel):
+            section = merged.get(key)
+            merged[key] = dict(section) if isinstance(section, dict) else {}
+            _merge(merged[key], value)
+        else:
+            merged[key] = value
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the policy comes to for one request; complete, with defaults filled in.
+
+    `threshold` is None where hard cases are no candidates; `large_above_bytes` is infinite where size is none.
+    """
+
+    deadline_s: float
+    objective: Objective
+    measure: Measure
+    threshold: float | None
+    large_above_bytes: float
+    on_cloud_failure: Literal["edge", "error"]
+
+
+def _resolve(merged: Mapping[str, Any], level: str) -> Settings:
+    patch = SettingsPatch()
+    large = merged.get("large", patch.large)
+    measure, threshold = _threshold(merged.get("hard", {}), level)
+    return Settings(
+        deadline_s=merged.get("deadline", patch.deadline),
+        objective=merged.get("objective", patch.objective),
+        measure=measure,
+        threshold=threshold,
+        large_above_bytes=large["above"] if isinstance(large, dict) else math.inf,
+        on_cloud_failure=merged.get("on_cloud_failure", patch.on_cloud_failure),
+    )
+
+
+def _threshold(hard: Mapping[str, Any] | Literal["off"], level: str) -> tuple[Measure, float | None]:
+    if isinstance(hard, str):
+        return "margin", None
+    measure: Measure = hard.get("measure", "margin")
+    key, other = ("above", "below") if measure in RISING else ("below", "above")
+    threshold = hard.get(key)
+    if threshold is None and (measure != "margin" or other in hard):
+        raise ValueError(f"{level}: hard: measure {measure} needs `{key}`, such as {{measure: {measure}, {key}: 0.5}}")
+    return measure, 0.35 if threshold is None else threshold

@@ -1,0 +1,97 @@
+"""Why an answer came from where it came from: the closed list of reason codes and route kinds."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Plan(str, Enum):
+    """What was decided before anything ran (`upwell.plan`)."""
+
+    EDGE = "edge"
+    """The device answers; nothing goes up."""
+    CLOUD = "cloud"
+    """Every row goes up at once; the device stands by."""
+    CASCADE = "cascade"
+    """The device answers first; rows that turn out hard (or are large) go up."""
+
+
+class Route(str, Enum):
+    """Who answered (`upwell.route`)."""
+
+    EDGE = "edge"
+    CLOUD = "cloud"
+    MIXED = "mixed"
+    """Rows of one request were answered by different sides; `upwell.routes` names each."""
+
+
+class Reason(str, Enum):
+    """Why the answer is what it is (`upwell.reason`)."""
+
+    EASY = "easy"
+    """The device answered and was sure enough."""
+    HARD = "hard"
+    """The device was unsure, so the cloud was asked and answered."""
+    LARGE = "large"
+    """The case is larger than the policy's `large`, so it went up and the cloud answered."""
+    RULE = "rule"
+    """A rule of the policy set this route."""
+    NO_EDGE = "no_edge"
+    """The model has no edge side; the cloud is its only route."""
+    NO_CLOUD = "no_cloud"
+    """No cloud is configured for this model."""
+    NO_SCORES = "no_scores"
+    """The signature names no probabilities or logits, so nobody can say whether a case is hard."""
+    ALWAYS_EDGE = "always_edge"
+    """The policy has neither `hard` nor `large` for this model: nothing is ever a candidate for the cloud."""
+    EGRESS_DENIED = "egress_denied"
+    """A rule says `egress: deny`: nothing may leave the device."""
+    CLOUD_NOT_BETTER = "cloud_not_better"
+    """Under `objective: latency` the cloud was not predicted to be faster than the device."""
+    EDGE_FASTER = "edge_faster"
+    """Under `objective: latency` the device's answer was there before the cloud's."""
+    EDGE_BUSY = "edge_busy"
+    """The device could not have answered in time (too many requests wait), so the cloud did."""
+    EDGE_FAILED = "edge_failed"
+    """The device's runtime failed on this request, so the cloud answered."""
+    CLOUD_TOO_SLOW = "cloud_too_slow"
+    """Degraded: the cloud was wanted, but its answer was predicted to come after the deadline."""
+    BREAKER_OPEN = "breaker_open"
+    """Degraded: the cloud was wanted, but it failed repeatedly and is left alone for a moment."""
+    CLOUD_DEADLINE = "cloud_deadline"
+    """Degraded: the cloud was asked and did not answer in time."""
+    CLOUD_UNAVAILABLE = "cloud_unavailable"
+    """Degraded: no connection, or the cloud is draining."""
+    CLOUD_EXHAUSTED = "cloud_exhausted"
+    """Degraded: the cloud refused for lack of room (full queue, quota, message too large)."""
+    CLOUD_INVALID_ARGUMENT = "cloud_invalid_argument"
+    """Degraded: the cloud says that the request does not fit its model."""
+    CLOUD_MODEL_MISSING = "cloud_model_missing"
+    """Degraded: the cloud does not know the model."""
+    CLOUD_UNAUTHENTICATED = "cloud_unauthenticated"
+    """Degraded: the cloud does not accept the token or certificate."""
+    CLOUD_ERROR = "cloud_error"
+    """Degraded: the cloud answered with an error of its own."""
+    CLOUD_GARBAGE = "cloud_garbage"
+    """Degraded: the cloud's answer could not be read or is not what the signature promises."""
+
+
+CLOUD_FAILURES = frozenset(
+    {
+        Reason.CLOUD_DEADLINE,
+        Reason.CLOUD_UNAVAILABLE,
+        Reason.CLOUD_EXHAUSTED,
+        Reason.CLOUD_INVALID_ARGUMENT,
+        Reason.CLOUD_MODEL_MISSING,
+        Reason.CLOUD_UNAUTHENTICATED,
+        Reason.CLOUD_ERROR,
+        Reason.CLOUD_GARBAGE,
+    }
+)
+"""The reasons that say that the cloud was asked and gave no usable answer."""
+
+DEGRADED = CLOUD_FAILURES | {Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW}
+"""The reasons under which an edge answer stands in for the cloud's."""
+
+LINK_FAILURES = frozenset({Reason.CLOUD_DEADLINE, Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED})
+"""Failures that speak of the link or the whole service; the others speak of one model there."""

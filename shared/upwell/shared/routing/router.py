@@ -1,0 +1,318 @@
+"""The router: from one request's signals and what was learnt so far to a decision, and from outcomes to new state.
+
+Pure: no clock, no lock, no I/O. Time is an argument; the agent owns the state and its lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from upwell.shared.routing.breaker import Admission, Breaker
+from upwell.shared.routing.estimators import FRESH_S, RunTimes
+from upwell.shared.routing.hardness import is_hard
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.reasons import LINK_FAILURES, Plan, Reason
+from upwell.shared.routing.rules import CompiledPolicy, Verdict
+from upwell.shared.routing.state import (
+    LINK,
+    CloudAnswered,
+    CloudFailure,
+    Decision,
+    EdgeRan,
+    Outcome,
+    RouterState,
+    Signals,
+)
+
+_CLOSED = Breaker()
+
+
+def reserve_s(available_s: float) -> float:
+    """Time kept back for what comes after the last possible moment: merging, encoding, the way to the caller.
+
+    A tenth of the time available, between 2 ms and 25 ms.
+    """
+    return min(0.025, max(0.002, available_s * 0.1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Horizon:
+    """The instants of one request."""
+
+    deadline_s: float
+    give_up_s: float
+
+    @classmethod
+    def of(cls, signals: Signals, verdict: Verdict) -> _Horizon:
+        deadline_s = min(signals.caller_deadline_s, signals.arrived_s + verdict.settings.deadline_s)
+        return cls(deadline_s, deadline_s - reserve_s(deadline_s - signals.arrived_s))
+
+
+class Router:
+    """Decides by a policy. Holds nothing that changes, so one object serves all threads."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = CompiledPolicy(policy)
+
+    def decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
+        """What to do with this request now: before the edge run, or after it where `signals.hardness` is there."""
+        verdict = self._policy.judge(signals.subject)
+        horizon = _Horizon.of(signals, verdict)
+        if signals.hardness is not None:
+            return _after_edge(state, signals, verdict, horizon, now_s)
+        return _before_edge(state, signals, verdict, horizon, now_s)
+
+    def acquire(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
+        """Take the probe slots that the decision needs; False where another request took one first."""
+        if not decision.probes:
+            return state, True
+        breakers = dict(state.breakers)
+        for key in decision.probes:
+            if breakers[key].admit(now_s) is Admission.REFUSE:
+                return state, False
+            if breakers[key].is_open:
+                breakers[key] = breakers[key].take_probe(now_s)
+        return replace(state, breakers=breakers), True
+
+    def observe(self, state: RouterState, outcome: Outcome, now_s: float) -> RouterState:
+        """The state with one more outcome learnt."""
+        model = outcome.model
+        if isinstance(outcome, EdgeRan):
+            times = state.edge.get(model, RunTimes()).add(outcome.rows, outcome.duration_s, now_s)
+            return replace(state, edge={**state.edge, model: times})
+        if isinstance(outcome, CloudAnswered):
+            return _with_answer(state, outcome, now_s)
+        breakers = dict(state.breakers)
+        if isinstance(outcome, CloudFailure):
+            key = LINK if outcome.reason in LINK_FAILURES else model
+            breakers[key] = breakers.get(key, _CLOSED).failed(now_s)
+        for key in (LINK, model):  # a probe that failed for one breaker, or was dropped, frees the slot of the other
+            if key in breakers:
+                breakers[key] = breakers[key].release_probe()
+        return replace(state, breakers=breakers)
+
+
+def _with_answer(state: RouterState, answer: CloudAnswered, now_s: float) -> RouterState:
+    breakers: Mapping[str, Breaker] = state.breakers
+    if any(breakers.get(key, _CLOSED) != _CLOSED for key in (LINK, answer.model)):
+        breakers = {**breakers, LINK: _CLOSED, answer.model: _CLOSED}
+    if answer.is_first:
+        return replace(state, breakers=breakers)
+    server_s = answer.server_s or 0.0
+    times = state.cloud.get(answer.model, RunTimes()).add(answer.rows, server_s, now_s)
+    link = state.link.add(answer.sent_bytes, max(0.0, answer.total_s - server_s), now_s)
+    return replace(state, breakers=breakers, link=link, cloud={**state.cloud, answer.model: times})
+
+
+@dataclass(frozen=True, slots=True)
+class _Ascent:
+    """Whether a set of rows may go up: the obstacle, or None and the breakers whose probe slot it needs."""
+
+    obstacle: Reason | None
+    probes: tuple[str, ...] = ()
+    predicted_s: float = math.nan
+
+
+def _before_edge(state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, now_s: float) -> Decision:
+    rows = tuple(range(len(signals.row_sizes_bytes)))
+    wanted, reason = _candidates(signals, verdict, rows)
+    edge = _EdgeTime.of(state, signals, len(rows))
+    ascent = _ascent(state, signals, verdict, horizon, edge, wanted, now_s) if wanted else _Ascent(None)
+    up = wanted if ascent.obstacle is None else ()
+    if not signals.has_edge:
+        refusal = _no_edge_refusal(ascent, verdict)
+        return _decision(horizon, verdict, edge, ascent, Plan.CLOUD, reason, up=up, kept=wanted, refusal=refusal)
+    if len(up) < len(rows) and not edge.in_time(horizon, now_s):
+        return _around_busy_edge(state, signals, verdict, horizon, edge, now_s)
+    escalate = len(wanted) < len(rows) and _may_escalate(signals, verdict)
+    plan = Plan.CLOUD if len(up) == len(rows) else Plan.CASCADE if escalate or up else Plan.EDGE
+    return _decision(horizon, verdict, edge, ascent, plan, reason, up=up, kept=wanted, escalate=escalate)
+
+
+def _after_edge(state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, now_s: float) -> Decision:
+    settings = verdict.settings
+    assert signals.hardness is not None and settings.threshold is not None  # noqa: S101, PT018  the caller's contract
+    hard = tuple(
+        row
+        for row, value in zip(signals.scored_rows, signals.hardness, strict=True)
+        if is_hard(value, settings.measure, settings.threshold)
+    )
+    if not hard:
+        return _decision(horizon, verdict, _NO_EDGE_TIME, _Ascent(None), Plan.CASCADE, Reason.EASY)
+    if settings.objective == "latency":  # the edge answer is there: no cloud can be sooner
+        ascent = _Ascent(Reason.CLOUD_NOT_BETTER)
+    else:
+        ascent = _ascent(state, signals, verdict, horizon, _NO_EDGE_TIME, hard, now_s)
+    up = hard if ascent.obstacle is None else ()
+    return _decision(horizon, verdict, _NO_EDGE_TIME, ascent, Plan.CASCADE, Reason.HARD, up=up, kept=hard)
+
+
+def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tuple[tuple[int, ...], Reason]:
+    """The rows that want the cloud before anything ran, and the reason; without any, why the device answers."""
+    if verdict.route is not None:
+        return (rows if verdict.route == "cloud" else ()), Reason.RULE
+    if not signals.has_edge:
+        return rows, Reason.NO_EDGE
+    settings = verdict.settings
+    large = tuple(row for row in rows if signals.row_sizes_bytes[row] > settings.large_above_bytes)
+    if large:
+        return large, Reason.LARGE
+    if verdict.egress_rule:
+        return (), Reason.EGRESS_DENIED
+    if not signals.has_cloud:
+        return (), Reason.NO_CLOUD
+    if settings.threshold is None:
+        return (), Reason.ALWAYS_EDGE if math.isinf(settings.large_above_bytes) else Reason.EASY
+    return (), Reason.EASY if signals.has_scores else Reason.NO_SCORES
+
+
+def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
+    return (
+        signals.has_scores
+        and signals.has_cloud
+        and verdict.route is None
+        and not verdict.egress_rule
+        and verdict.settings.threshold is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _EdgeTime:
+    """What the device is predicted to need for this request, behind the runs that it already owes.
+
+    `usual_s` is at the 90th percentile and decides on admission; `cautious_s`, at the 99th, decides how early an edge
+    run starts that stands in for the cloud. Both NaN where nothing was measured.
+    """
+
+    usual_s: float
+    cautious_s: float
+    measured_at_s: float
+
+    @classmethod
+    def of(cls, state: RouterState, signals: Signals, rows: int) -> _EdgeTime:
+        times = state.edge.get(signals.subject.model)
+        window = None if times is None else times.expect(rows)
+        if window is None:
+            return _NO_EDGE_TIME
+        queue_s = signals.edge_ahead * window.p50_s
+        return cls(queue_s + window.p90_s, queue_s + window.p99_s, window.last_at_s)
+
+    def in_time(self, horizon: _Horizon, now_s: float) -> bool:
+        """Whether the device is predicted to answer by the deadline.
+
+        What was measured long ago may be one bad moment, kept for ever because nothing ran since: then it is tried.
+        """
+        if horizon.deadline_s <= now_s:
+            return False
+        return not (now_s - self.measured_at_s <= FRESH_S and now_s + self.usual_s > horizon.deadline_s)
+
+
+_NO_EDGE_TIME = _EdgeTime(math.nan, math.nan, -math.inf)
+
+
+def _decision(
+    horizon: _Horizon,
+    verdict: Verdict,
+    edge: _EdgeTime,
+    ascent: _Ascent,
+    plan: Plan,
+    reason: Reason,
+    *,
+    up: tuple[int, ...] = (),
+    kept: tuple[int, ...] = (),
+    escalate: bool = False,
+    refusal: str = "",
+) -> Decision:
+    """The decision in full; `kept` holds the rows that wanted to go up, which count only under an obstacle."""
+    blocked = ascent.obstacle is not None
+    return Decision(
+        plan=plan,
+        reason=ascent.obstacle or reason,
+        verdict=verdict,
+        deadline_s=horizon.deadline_s,
+        give_up_s=horizon.give_up_s,
+        fallback_start_s=horizon.give_up_s - (0.0 if math.isnan(edge.cautious_s) else edge.cautious_s),
+        up_rows=up,
+        kept_rows=kept if blocked else (),
+        obstacle=ascent.obstacle,
+        escalate=escalate,
+        refusal=refusal,
+        probes=ascent.probes,
+        predicted_edge_s=edge.usual_s,
+        predicted_cloud_s=ascent.predicted_s,
+    )
+
+
+def _ascent(
+    state: RouterState,
+    signals: Signals,
+    verdict: Verdict,
+    horizon: _Horizon,
+    edge: _EdgeTime,
+    rows: tuple[int, ...],
+    now_s: float,
+) -> _Ascent:
+    """Whether `rows` may go up now."""
+    if verdict.egress_rule:
+        return _Ascent(Reason.EGRESS_DENIED)
+    if verdict.route == "edge":
+        return _Ascent(Reason.RULE)
+    if not signals.has_cloud:
+        return _Ascent(Reason.NO_CLOUD)
+    probes: tuple[str, ...] = ()
+    for key in (LINK, signals.subject.model):
+        breaker = state.breakers.get(key)
+        admission = Admission.ALLOW if breaker is None else breaker.admit(now_s)
+        if admission is Admission.REFUSE:
+            return _Ascent(Reason.BREAKER_OPEN)
+        if admission is Admission.PROBE:
+            probes = (*probes, key)
+    predicted_s = _predict_cloud_s(state, signals, rows, now_s)
+    if now_s + predicted_s > horizon.give_up_s:  # false where the prediction is NaN: the unknown is tried
+        return _Ascent(Reason.CLOUD_TOO_SLOW, predicted_s=predicted_s)
+    if verdict.settings.objective == "latency" and verdict.route is None and predicted_s >= edge.usual_s:
+        return _Ascent(Reason.CLOUD_NOT_BETTER, predicted_s=predicted_s)
+    return _Ascent(None, probes, predicted_s)
+
+
+def _predict_cloud_s(state: RouterState, signals: Signals, rows: tuple[int, ...], now_s: float) -> float:
+    """Predicted time from sending to answer; NaN where nothing recent is known."""
+    times = state.cloud.get(signals.subject.model)
+    window = times.expect(len(rows)) if times is not None and state.link.is_fresh(now_s) else None
+    if window is None:
+        return math.nan
+    return state.link.expect_s(sum(signals.row_sizes_bytes[row] for row in rows)) + window.p90_s
+
+
+def _around_busy_edge(
+    state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, edge: _EdgeTime, now_s: float
+) -> Decision:
+    """Every row up where the device is too busy and the cloud is predicted in time, else a refusal."""
+    rows = tuple(range(len(signals.row_sizes_bytes)))
+    ascent = _ascent(state, signals, verdict, horizon, edge, rows, now_s)
+    if ascent.obstacle is None and not math.isnan(ascent.predicted_s):
+        return _decision(horizon, verdict, edge, ascent, Plan.CLOUD, Reason.EDGE_BUSY, up=rows)
+    refusal = (
+        f"no allowed route is predicted to answer in time: {(horizon.deadline_s - now_s) * 1e3:.1f} ms are left and "
+        f"the device needs {edge.usual_s * 1e3:.1f} ms behind {signals.edge_ahead} other requests"
+    )
+    busy = _Ascent(Reason.EDGE_BUSY, predicted_s=ascent.predicted_s)
+    return _decision(horizon, verdict, edge, busy, Plan.EDGE, Reason.EDGE_BUSY, refusal=refusal)
+
+
+def _no_edge_refusal(ascent: _Ascent, verdict: Verdict) -> str:
+    """Why a model without an edge side cannot be answered; empty where it can."""
+    if ascent.obstacle is None and verdict.route != "edge":
+        return ""
+    if ascent.obstacle is Reason.EGRESS_DENIED:
+        return f"rule {verdict.egress_rule!r} denies egress and the model has no edge side"
+    if verdict.route == "edge":
+        return f"rule {verdict.rule!r} keeps the request on the device and the model has no edge side"
+    if ascent.obstacle is Reason.BREAKER_OPEN:
+        return "the cloud fails repeatedly and is left alone for a moment, and the model has no edge side"
+    return (
+        f"no allowed route is predicted to answer in time: the cloud needs {ascent.predicted_s * 1e3:.1f} ms "
+        "and the model has no edge side"
+    )

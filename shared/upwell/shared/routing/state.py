@@ -1,0 +1,120 @@
+"""What the router knows (`RouterState`), is asked (`Signals`), answers (`Decision`) and is told (`Outcome`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.estimators import LinkEstimate, RunTimes
+from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
+from upwell.shared.routing.rules import Subject, Verdict
+
+LINK = ""
+"""Key of the breaker for the link as a whole; the others are keyed by model name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterState:
+    """Everything learnt so far; immutable, so that a decision sees one consistent picture."""
+
+    link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
+    edge: Mapping[str, RunTimes] = field(default_factory=dict)
+    cloud: Mapping[str, RunTimes] = field(default_factory=dict)
+    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """One request as the router sees it.
+
+    `row_sizes_bytes` are the bytes each row would cost on the wire. `arrived_s` and `caller_deadline_s` are instants
+    of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one.
+    After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
+    """
+
+    subject: Subject
+    row_sizes_bytes: tuple[int, ...]
+    arrived_s: float
+    caller_deadline_s: float = math.inf
+    has_edge: bool = True
+    has_cloud: bool = True
+    has_scores: bool = True
+    edge_ahead: int = 0
+    scored_rows: tuple[int, ...] = ()
+    hardness: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now. Immutable; the probe slot it may need is taken by `Router.acquire`.
+
+    `up_rows` go to the cloud now, for `reason`. Rows that wanted to go and may not are in `kept_rows`, with `obstacle`
+    saying why. `escalate`: ask again with hardness once the edge has run the remaining rows. A decision with `refusal`
+    has no route that is allowed and predicted in time. The instants: the answer is due at `deadline_s`; the cloud is
+    waited for until `give_up_s`; an edge run that stands in for it starts at `fallback_start_s` at the latest.
+    """
+
+    plan: Plan
+    reason: Reason
+    verdict: Verdict
+    deadline_s: float
+    give_up_s: float
+    fallback_start_s: float
+    up_rows: tuple[int, ...] = ()
+    kept_rows: tuple[int, ...] = ()
+    obstacle: Reason | None = None
+    escalate: bool = False
+    refusal: str = ""
+    probes: tuple[str, ...] = ()
+    predicted_edge_s: float = math.nan
+    predicted_cloud_s: float = math.nan
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the policy wanted the cloud and something other than the policy keeps a row on the device."""
+        return bool(self.kept_rows) and self.obstacle in DEGRADED
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRan:
+    """The device ran a model on `rows` rows in `duration_s` seconds."""
+
+    model: str
+    rows: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloudAnswered:
+    """The cloud answered. `server_s` is its own queue and compute time, None where it does not say.
+
+    `is_first` marks the first answer on a new connection: its time holds the handshakes and is no sample.
+    """
+
+    model: str
+    rows: int
+    sent_bytes: int
+    total_s: float
+    server_s: float | None
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CloudFailure:
+    """The cloud was asked and gave no usable answer in time."""
+
+    model: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class CloudDropped:
+    """The call was cancelled before anything could be learnt from it."""
+
+    model: str
+
+
+Outcome: TypeAlias = EdgeRan | CloudAnswered | CloudFailure | CloudDropped
