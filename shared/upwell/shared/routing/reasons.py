@@ -5,7 +5,13 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Plan(str, Enum):
+class _Code(str, Enum):
+    def __str__(self) -> str:
+        """The code itself, as it stands in answers, logs and metrics."""
+        return str(self.value)
+
+
+class Plan(_Code):
     """What was decided before anything ran (`upwell.plan`)."""
 
     EDGE = "edge"
@@ -16,7 +22,7 @@ class Plan(str, Enum):
     """The device answers first; rows that turn out hard (or are large) go up."""
 
 
-class Route(str, Enum):
+class Route(_Code):
     """Who answered (`upwell.route`)."""
 
     EDGE = "edge"
@@ -25,7 +31,7 @@ class Route(str, Enum):
     """Rows of one request were answered by different sides; `upwell.routes` names each."""
 
 
-class Reason(str, Enum):
+class Reason(_Code):
     """Why the answer is what it is (`upwell.reason`)."""
 
     EASY = "easy"

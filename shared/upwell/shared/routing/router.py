@@ -182,8 +182,9 @@ def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
 class _EdgeTime:
     """What the device is predicted to need for this request, behind the runs that it already owes.
 
-    `usual_s` is at the 90th percentile and decides on admission; `cautious_s`, at the 99th, decides how early an edge
-    run starts that stands in for the cloud. Both NaN where nothing was measured.
+    `usual_s` is at the 90th percentile and decides on admission; `cautious_s`, at the 99th and behind all who may
+    fall back at the same time, decides how early a run starts that stands in for the cloud. NaN where nothing was
+    measured.
     """
 
     usual_s: float
@@ -197,7 +198,8 @@ class _EdgeTime:
         if window is None:
             return _NO_EDGE_TIME
         queue_s = signals.edge_ahead * window.p50_s
-        return cls(queue_s + window.p90_s, queue_s + window.p99_s, window.last_at_s)
+        promised_s = signals.edge_promised * window.p50_s
+        return cls(queue_s + window.p90_s, queue_s + promised_s + window.p99_s, window.last_at_s)
 
     def in_time(self, horizon: _Horizon, now_s: float) -> bool:
         """Whether the device is predicted to answer by the deadline.

@@ -1,0 +1,58 @@
+# `make demo` and `make test` each do everything from a fresh clone: they make .venv, install the tested set, and run.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check check-platforms bench test-soak demo-models generate lock clean help
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	@touch $@
+
+# The groups of pyproject.toml need a newer pip than some systems bring.
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[demo,torch,tflite]'
+	@touch $@
+
+demo: .venv/.demo  ## the main job on this machine, with a report
+	$(BIN)/upwell demo $(ARGS)
+
+test: .venv/.dev  ## the test suite (minutes)
+	$(BIN)/python -m pytest -m 'not benchmark and not slow' $(ARGS)
+
+check: .venv/.dev  ## lint, types, layers, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
+
+check-platforms: .venv/.dev  ## resolve the extras for every supported platform and write docs/platforms.md
+	$(BIN)/python .ci/check_platforms.py
+
+bench: .venv/.dev  ## timings beside their baselines; prints ratios, medians and spread
+	$(BIN)/python -m pytest -m benchmark -s tests/benchmarks $(ARGS)
+
+test-soak: .venv/.dev  ## the promise over thousands of requests (minutes)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+demo-models:  ## train and export the demo's models again (needs torch and litert-torch; an environment of its own)
+	$(PYTHON) -m venv .venv-models
+	.venv-models/bin/pip install --quiet --requirement examples/digits/requirements.txt
+	.venv-models/bin/python examples/digits/make_models.py
+
+generate: .venv/.dev  ## generate the protobuf code again
+	$(BIN)/python protos/generate.py
+
+lock: .venv/.dev  ## resolve constraints.txt again
+	$(BIN)/python .ci/lock.py
+
+clean:  ## remove everything that make made
+	rm -rf .venv .venv-models demo-out

@@ -1,0 +1,53 @@
+"""What every engine checks and says in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+_LONGEST_REASON = 300
+
+
+def check_batch(batch: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
+    """Raise `InvalidRequest` unless `batch` holds exactly the tensors of `specs`, each of its dtype and shape."""
+    for spec in specs:
+        array = batch.get(spec.name)
+        if array is None:
+            raise InvalidRequest(f"input {spec.name!r} is missing")
+        if array.dtype != numpy_dtype(spec.datatype):
+            raise InvalidRequest(f"input {spec.name!r} is {array.dtype}, expected {spec.datatype}")
+        if not shape_fits(array.shape, spec.shape):
+            raise InvalidRequest(f"input {spec.name!r} has shape {list(array.shape)}, expected {list(spec.shape)}")
+    if len(batch) > len(specs):
+        extra = sorted(set(batch) - {spec.name for spec in specs})
+        raise InvalidRequest(f"unknown input {extra[0]!r}; inputs are {', '.join(spec.name for spec in specs)}")
+
+
+def shape_fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether a shape is one of those `expected` describes (-1: any size)."""
+    return len(shape) == len(expected) and all(want in (-1, got) for got, want in zip(shape, expected, strict=True))
+
+
+def zero_batch(specs: Sequence[TensorSpec], rows: int) -> dict[str, Array] | None:
+    """Zeros to warm a model up with, or None where only real data would do.
+
+    That is so for strings, and for dimensions other than the first that vary: a length of 1 may be one
+    the model cannot run.
+    """
+    if any(spec.datatype == "BYTES" or -1 in spec.shape[1:] for spec in specs):
+        return None
+    return {
+        spec.name: np.zeros([rows if size == -1 else size for size in spec.shape], numpy_dtype(spec.datatype))
+        for spec in specs
+    }
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of a framework's error, short enough for one line of a log or a status."""
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else type(error).__name__
+    return first if len(first) <= _LONGEST_REASON else first[: _LONGEST_REASON - 1] + "…"

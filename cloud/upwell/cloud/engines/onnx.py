@@ -1,0 +1,126 @@
+"""ONNX Runtime on the CPU: the default engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.checks import check_batch, reason_of, zero_batch
+from upwell.shared.errors import InvalidRequest, ModelFailed
+from upwell.shared.tensors import Array, TensorSpec
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+
+class OnnxEngine:
+    """One ONNX Runtime session that all instances of a model share.
+
+    `InferenceSession.run` is safe from several threads, and a second session would hold the weights twice.
+    With `threads: 1` a run stays in its caller's thread; with more, the instances share one pool.
+    No custom-operator library is ever loaded.
+    """
+
+    file_name: ClassVar[str] = "model.onnx"
+    platform: ClassVar[str] = "onnxruntime_onnx"
+
+    def __init__(self, session: Any) -> None:
+        self.version = f"onnxruntime {onnxruntime.__version__}"
+        self.inputs = tuple(_spec(node, "input") for node in session.get_inputs())
+        self.outputs = tuple(_spec(node, "output") for node in session.get_outputs())
+        self._output_names = [spec.name for spec in self.outputs]
+        self._strings = any(spec.datatype == "BYTES" for spec in (*self.inputs, *self.outputs))
+        self._session = session
+
+    @classmethod
+    def load(cls, name: str, path: Path, settings: ModelSettings) -> OnnxEngine:  # noqa: ARG003  torch needs the name
+        """Load `path`. Raises `ModelFailed` for a file or a device that ONNX Runtime cannot serve here."""
+        if settings.device != "cpu":
+            raise ModelFailed(f"engine onnx runs on `device: cpu`, not on {settings.device!r}")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = settings.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3  # what matters comes as an exception; warnings of the optimizer do not
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            reason = reason_of(error).replace(str(path), path.name)  # a caller need not know where models lie
+            raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {reason}") from error
+        return cls(session)
+
+    def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the session. See `Engine.run`."""
+        check_batch(batch, self.inputs)
+        session = self._session
+        if session is None:
+            raise ModelFailed("the model is closed")
+        feed = {name: _to_text(name, array) for name, array in batch.items()} if self._strings else batch
+        try:
+            results = session.run(self._output_names, feed)
+        except InvalidArgument as error:  # dimensions that two inputs share, which their specs cannot say
+            raise InvalidRequest(f"the model refused its inputs: {reason_of(error)}") from error
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise ModelFailed(f"ONNX Runtime failed: {reason_of(error)}") from error
+        if self._strings:
+            results = [_to_bytes(result) for result in results]
+        return dict(zip(self._output_names, results, strict=True))
+
+    def warm_up(self, rows: int) -> None:
+        """Run zeros once, so that the arena and the kernels are ready. See `Engine.warm_up`."""
+        batch = zero_batch(self.inputs, rows)
+        if batch is not None:
+            self.run(batch)
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session = None
+
+
+def _spec(node: Any, side: str) -> TensorSpec:
+    """The specification of a session's input or output; a symbolic dimension varies."""
+    datatype = _DATATYPES.get(node.type)
+    if datatype is None:
+        raise ModelFailed(
+            f"{side} {node.name!r} is {node.type}, which ONNX Runtime's Python API cannot exchange; "
+            f"export it as one of {', '.join(_DATATYPES)}"
+        )
+    return TensorSpec(node.name, datatype, tuple(size if isinstance(size, int) else -1 for size in node.shape))
+
+
+def _to_text(name: str, array: Array) -> Array:
+    """BYTES as the `str` that ONNX Runtime takes."""
+    if array.dtype != object:
+        return array
+    try:
+        decoded = [element.decode() for element in array.ravel()]
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"input {name!r} holds bytes that are not UTF-8, and ONNX strings are text") from None
+    return np.array(decoded, dtype=object).reshape(array.shape)
+
+
+def _to_bytes(array: Array) -> Array:
+    """Strings of a result as BYTES."""
+    if array.dtype != object:
+        return array
+    encoded = np.empty(array.size, dtype=object)
+    encoded[:] = [element.encode() for element in array.ravel()]
+    return encoded.reshape(array.shape)

@@ -1,0 +1,103 @@
+"""Models on disk: `DIR/<name>/<version>/<the engine's file>`, with an optional `model.yaml` beside it or one above."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from upwell.cloud.repository.external import external_files
+from upwell.shared.errors import ConfigError, ModelFailed
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """The folder of one version of a model."""
+
+    name: str
+    version: int
+    path: Path
+    root: Path
+
+    def file(self, file_name: str) -> Path:
+        """The model's file. Raises `ModelFailed` where it is missing or leads out of the repository."""
+        path = self._inside(self.path / file_name)
+        if not path.is_file():
+            there = sorted(one.name for one in self.path.iterdir()) or ["nothing"]
+            raise ModelFailed(f"no {file_name} in {self.name}/{self.version}; there is {', '.join(there[:5])}")
+        return path
+
+    @property
+    def description(self) -> Path | None:
+        """The `model.yaml` beside the model's file, else the one of all its versions, else None."""
+        for folder in (self.path, self.path.parent):
+            path = folder / "model.yaml"
+            if path.is_file():
+                return self._inside(path)
+        return None
+
+    def digest(self, file: Path) -> str:
+        """`sha256:` and the hex digest of what the model is made of.
+
+        That is the file, or, for an ONNX model with weights in files of their own, the digests of all of
+        them: the file's and then, by name, theirs. Raises `ModelFailed` where such a file is missing or
+        outside the version's folder, before anything has read it.
+        """
+        weights = external_files(file) if file.suffix == ".onnx" else ()
+        if not weights:
+            return f"sha256:{_sha256(file).hex()}"
+        parts = [_sha256(file), *(_sha256(self._weights(location)) for location in weights)]
+        return f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
+
+    def _weights(self, location: str) -> Path:
+        path = (self.path / location).resolve()
+        if Path(location).is_absolute() or not path.is_relative_to(self.path.resolve()):
+            raise ModelFailed(f"external data {location!r} of {self.name}/{self.version} lies outside its folder")
+        if not path.is_file():
+            raise ModelFailed(f"external data {location!r} of {self.name}/{self.version} is missing")
+        return path
+
+    def _inside(self, path: Path) -> Path:
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise ModelFailed(f"{self.name}/{self.version}/{path.name} is a link that leads out of the repository")
+        return path
+
+
+def scan(root: Path) -> list[ModelFolder]:
+    """Every version of every model under `root`, by name and version.
+
+    A folder whose name is no version number, hidden folders and files are left alone. Raises
+    `ConfigError` where `root` is no folder, holds no version at all, or a name cannot be a model's.
+    """
+    if not root.is_dir():
+        raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
+    found = [
+        ModelFolder(folder.name, int(version.name), version, root)
+        for folder in _folders(root)
+        for version in _folders(folder)
+        if _VERSION.fullmatch(version.name)
+    ]
+    for one in found:
+        if not NAME.fullmatch(one.name):
+            raise ConfigError.at(one.path.parent, "a model's name is letters, digits, '.', '_' and '-', at most 100")
+    if not found:
+        raise ConfigError.at(root, "no model here; expected <name>/<version>/model.onnx, such as digits/1/model.onnx")
+    return sorted(found, key=lambda one: (one.name, one.version))
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    return (one for one in parent.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def _sha256(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()

@@ -1,0 +1,61 @@
+"""What the agent gives back: the outputs and the facts about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from upwell.shared.oip.dataplane import Parameter
+from upwell.shared.routing.reasons import Plan, Reason, Route
+from upwell.shared.tensors import Array
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went, in seconds; None where that part did not take place.
+
+    `uplink_s` is the whole wait for the cloud as the device sees it; the cloud's own two parts lie within it.
+    """
+
+    total_s: float
+    edge_s: float | None = None
+    uplink_s: float | None = None
+    cloud_queue_s: float | None = None
+    cloud_compute_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer with its reason. `routes` has one entry for each row; `route` is `mixed` where they differ."""
+
+    outputs: Mapping[str, Array]
+    route: Route
+    reason: Reason
+    degraded: bool
+    plan: Plan
+    timings: Timings
+    id: str
+    routes: tuple[Route, ...]
+    edge_digest: str = ""
+    cloud_digest: str = ""
+
+    def parameters(self) -> dict[str, Parameter]:
+        """The facts as Open Inference Protocol response parameters (`upwell.route`, ...); times in milliseconds."""
+        facts: dict[str, Parameter] = {
+            "upwell.route": str(self.route),
+            "upwell.plan": str(self.plan),
+            "upwell.reason": str(self.reason),
+            "upwell.degraded": self.degraded,
+        }
+        if self.route is Route.MIXED:
+            facts["upwell.routes"] = ",".join(str(route) for route in self.routes)
+        times = {
+            "upwell.edge_ms": self.timings.edge_s,
+            "upwell.uplink_ms": self.timings.uplink_s,
+            "upwell.cloud_queue_ms": self.timings.cloud_queue_s,
+            "upwell.cloud_compute_ms": self.timings.cloud_compute_s,
+        }
+        facts.update({name: seconds * 1e3 for name, seconds in times.items() if seconds is not None})
+        digests = {"upwell.edge_digest": self.edge_digest, "upwell.cloud_digest": self.cloud_digest}
+        facts.update({name: digest for name, digest in digests.items() if digest})
+        return facts

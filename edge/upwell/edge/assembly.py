@@ -1,0 +1,108 @@
+"""From files to a running agent: load what `agent.yaml` names, warm it up, put it together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from upwell.edge.agent import Agent
+from upwell.edge.config import AgentConfig, EdgeSide, ModelSection
+from upwell.edge.models.served import EdgeModel, ServedModel, file_digest
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.state import EdgeRan
+from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.shared.yaml import load_yaml
+
+WARM_UP_RUNS = 6
+"""The first run pays for lazy initialization and is no sample; the rest tell the router what a run takes."""
+
+_log = logging.getLogger(__name__)
+
+
+def build_agent(path: Path) -> Agent:
+    """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
+    config = load_yaml(path, AgentConfig)
+    policy = load_yaml(config.policy, Policy) if config.policy else Policy()
+    uplink = None
+    if config.cloud is not None:
+        uplink = Uplink(config.cloud.endpoint, config.cloud.security, config.agent.max_message)
+    agent = Agent(
+        [load_model(name, section) for name, section in config.models.items()], uplink, policy, config.agent.name
+    )
+    for model in agent.models.values():
+        if model.edge is not None:
+            warm_up(agent, model.name, model.edge)
+    return agent
+
+
+def load_model(name: str, section: ModelSection) -> ServedModel:
+    """One model of the configuration. Raises `ConfigError`."""
+    edge = load_edge(section.edge) if section.edge else None
+    return ServedModel(name, edge, section.cloud.model if section.cloud else "")
+
+
+def load_edge(side: EdgeSide) -> EdgeModel:
+    """The edge side of a model, from its bundle or file. Raises `ConfigError`."""
+    path, described_by = _files(side)
+    runtime = load_runtime(path, side)
+    description = load_yaml(described_by, ModelDescription) if described_by.is_file() else None
+    processor = Processor(description, runtime.inputs, runtime.outputs, runtime.name)
+    if runtime.placement.reason:
+        _log.warning("%s runs on the CPU: %s", path, runtime.placement.reason)
+    if side.file is not None:
+        _log.warning("%s is a bare file without a bundle: nothing tests or verifies it", path)
+    return EdgeModel(runtime, processor, file_digest(path), is_described=description is not None)
+
+
+def _files(side: EdgeSide) -> tuple[Path, Path]:
+    """The model file and the path where its description would be."""
+    if side.file is not None:
+        return side.file, side.file.with_suffix(".yaml")
+    assert side.bundle is not None  # noqa: S101  the configuration has one of the two
+    candidates = [side.bundle / f"model.{side.runtime}"] if side.runtime else _candidates(side.bundle)
+    for path in candidates:
+        if path.is_file():
+            return path, side.bundle / "model.yaml"
+    names = " or ".join(path.name for path in candidates)
+    problem = "no such folder" if not side.bundle.is_dir() else f"no {names} in it"
+    raise ConfigError.at(side.bundle, f"{problem}; expected a folder with {names}", "bundle")
+
+
+def _candidates(bundle: Path) -> list[Path]:
+    return [bundle / "model.onnx", bundle / "model.tflite"]
+
+
+def warm_up(agent: Agent, name: str, edge: EdgeModel) -> None:
+    """Run the bare model on zeros, and teach the router how long a run takes. Raises `ConfigError` if it cannot run."""
+    zeros = {spec.name: _zeros(spec) for spec in edge.runtime.inputs}
+    try:
+        for run in range(WARM_UP_RUNS):
+            duration_s = _timed_run(edge, zeros)
+            if run > 0:
+                agent.router.observe(EdgeRan(name, 1, duration_s))
+    except UpwellError as error:
+        raise ConfigError.at(None, f"the model fails on a run with zeros: {error}", f"models.{name}.edge") from None
+
+
+def _timed_run(edge: EdgeModel, inputs: Mapping[str, Array]) -> float:
+    started_s = time.monotonic()
+    edge.runtime.run(inputs)
+    return time.monotonic() - started_s
+
+
+def _zeros(spec: TensorSpec) -> Array:
+    shape = tuple(1 if size < 0 else size for size in spec.shape)
+    if spec.datatype == "BYTES":
+        array = np.empty(shape, dtype=np.object_)
+        array.fill(b"")
+        return array
+    return np.zeros(shape, dtype=numpy_dtype(spec.datatype))

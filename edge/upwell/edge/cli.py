@@ -1,0 +1,58 @@
+"""`upwell agent` and `upwell infer`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from upwell.edge.assembly import build_agent
+from upwell.edge.config import AgentConfig
+from upwell.edge.dataplane import AgentDataplane
+from upwell.shared.oip.security import parse_address
+from upwell.shared.oip.server import start_server
+from upwell.shared.yaml import load_yaml
+
+DRAIN_S = 10.0
+SPARE_WORKERS = 4
+"""Threads beyond `max_requests`, so that health checks and refusals get through when the agent is full."""
+
+
+def agent(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml to run.")],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first."""
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    settings = load_yaml(config, AgentConfig).agent
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with build_agent(config) as running:
+        server = start_server(
+            AgentDataplane(running),
+            settings.listen,
+            max_workers=settings.max_requests + SPARE_WORKERS,
+            max_message_bytes=settings.max_message,
+            security=settings.security,
+        )
+        metrics = None
+        if settings.metrics is not None:
+            address = parse_address(settings.metrics)
+            metrics = running.metrics.serve(address.host, address.port)
+            console.print(f"metrics on http://{address.host}:{metrics.server_port}/metrics", markup=False)
+        count = len(running.models)
+        console.print(
+            f"serving on {', '.join(server.addresses)} ({count} model{'s' if count > 1 else ''})", markup=False
+        )
+        stop.wait()
+        console.print("draining")
+        server.stop(DRAIN_S)
+        if metrics is not None:
+            metrics.shutdown()

@@ -1,0 +1,147 @@
+"""`agent.yaml`: what a person writes to deploy an agent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.security import ClientSecurity, ServerSecurity, TlsFiles, parse_address
+from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.units import Bytes
+from upwell.shared.yaml import RelativePath
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _address(text: str) -> str:
+    try:
+        parse_address(text)
+    except ConfigError as error:
+        raise ValueError(error.problems[0].message) from None
+    return text
+
+
+ListenAddress = Annotated[str, AfterValidator(_address)]
+
+
+class ServerTls(_Section):
+    """PEM files of a server that local callers reach over a network."""
+
+    cert: RelativePath = Field(description="Certificate chain.")
+    key: RelativePath = Field(description="Private key.")
+    client_ca: RelativePath | None = Field(
+        None, description="Issuers of client certificates; every client must show one."
+    )
+
+
+class ClientTls(_Section):
+    """PEM files for the way to the cloud."""
+
+    ca: RelativePath | None = Field(
+        None, description="Issuers of the server's certificate; the system's if not written."
+    )
+    cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the server.")
+    key: RelativePath | None = Field(None, description="The device's private key.")
+
+    @model_validator(mode="after")
+    def _pair(self) -> ClientTls:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key go together; write both or neither")
+        return self
+
+
+class AgentSection(_Section):
+    """The agent itself."""
+
+    name: str = Field("agent", min_length=1, description="Shown to callers in the server metadata, and in logs.")
+    listen: list[ListenAddress] = Field(
+        ["127.0.0.1:8001"], min_length=1, description="Where local callers reach it: HOST:PORT or unix:/PATH."
+    )
+    metrics: ListenAddress | None = Field(
+        None, description="Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint."
+    )
+    tls: ServerTls | None = Field(None, description="TLS for `listen`.")
+    tokens: RelativePath | None = Field(None, description="A tokens.yaml with the tokens that callers may use.")
+    insecure: bool = Field(False, description="Allow a `listen` off loopback without authentication.")
+    max_message: Bytes = Field(DEFAULT_MAX_MESSAGE_BYTES, gt=0, description="Largest message taken or sent.")
+    max_requests: int = Field(32, ge=1, description="Requests handled at once; one more is refused at once.")
+
+    @property
+    def security(self) -> ServerSecurity:
+        """How `listen` is protected."""
+        tls = TlsFiles(self.tls.cert, self.tls.key, self.tls.client_ca) if self.tls else None
+        return ServerSecurity(tls=tls, tokens=self.tokens, insecure=self.insecure)
+
+
+class CloudSection(_Section):
+    """The cloud: any server of the Open Inference Protocol."""
+
+    endpoint: ListenAddress = Field(description="HOST:PORT of the service.")
+    tls: ClientTls | None = Field(None, description="TLS; needed off loopback unless `insecure`.")
+    token_file: RelativePath | None = Field(None, description="A file with the token to send; read again on change.")
+    insecure: bool = Field(False, description="Allow an endpoint off loopback without TLS.")
+
+    @property
+    def security(self) -> ClientSecurity:
+        """How the agent proves itself, and whom it believes."""
+        tls = TlsFiles(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None
+        return ClientSecurity(tls=tls, token_file=self.token_file, insecure=self.insecure)
+
+
+class EdgeSide(RuntimeOptions):
+    """A model on the device: a bundle (a folder with model.onnx or model.tflite and model.yaml) or a bare file."""
+
+    bundle: RelativePath | None = Field(None, description="A folder with the model files and their model.yaml.")
+    file: RelativePath | None = Field(
+        None, description="A model file; a .yaml of the same name beside it describes it."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EdgeSide:
+        if (self.bundle is None) == (self.file is None):
+            raise ValueError("expected either bundle (a folder) or file (a model file)")
+        return self
+
+
+class CloudSide(_Section):
+    """A model in the cloud."""
+
+    model: str = Field(min_length=1, description="Its name there.")
+
+
+class ModelSection(_Section):
+    """One model by the name that callers use."""
+
+    edge: EdgeSide | None = Field(None, description="Its edge side; without it the cloud is its only route.")
+    cloud: CloudSide | None = Field(None, description="Its cloud side; without it the device answers alone.")
+    split: Literal["off"] = Field("off", description="Splitting the model between device and cloud: off.")
+
+    @model_validator(mode="after")
+    def _some_side(self) -> ModelSection:
+        if self.edge is None and self.cloud is None:
+            raise ValueError("expected edge, cloud or both")
+        return self
+
+
+class AgentConfig(_Section):
+    """A whole `agent.yaml`."""
+
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    agent: AgentSection = Field(AgentSection(), description="The agent itself.")
+    cloud: CloudSection | None = Field(None, description="The cloud; without it the agent runs on the edge alone.")
+    policy: RelativePath | None = Field(None, description="The routing policy; without it every default holds.")
+    models: dict[Annotated[str, Field(min_length=1)], ModelSection] = Field(
+        min_length=1, description="The models served, by the name that callers use."
+    )
+
+    @model_validator(mode="after")
+    def _cloud_is_there(self) -> AgentConfig:
+        for name, model in self.models.items():
+            if model.edge is None and self.cloud is None:
+                raise ValueError(f"model {name!r} has no edge side, and there is no `cloud` section to send it to")
+        return self

@@ -1,0 +1,99 @@
+"""The agent as an Open Inference Protocol server sees it: tags and facts travel as parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import version as package_version
+
+from upwell.edge.agent import Agent
+from upwell.edge.models.served import ServedModel
+from upwell.edge.uplink.uplink import REASONS
+from upwell.shared.errors import CloudFailed, InvalidRequest, ModelNotFound
+from upwell.shared.oip.client import RemoteError
+from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.signature.processor import versions
+from upwell.shared.tensors import Array
+
+TAG_PREFIX = "upwell.tag."
+METADATA_TIMEOUT_S = 2.0
+VERSION = "1"
+"""The only version of each model that an agent serves."""
+
+
+class AgentDataplane:
+    """Adapts an `Agent` to the `Dataplane` interface."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        """Answer a request; its facts are in the response's parameters (`upwell.route`, `upwell.reason`, ...)."""
+        arrived_s = time.monotonic()
+        _check_version(request.model, request.version)
+        model = self._agent.model(request.model)
+        _check_outputs(model, request.outputs)
+        tags = {
+            name.removeprefix(TAG_PREFIX): str(value)
+            for name, value in request.parameters.items()
+            if name.startswith(TAG_PREFIX)
+        }
+        answer = self._agent.handle(request.model, request.inputs, call.deadline_s, tags, request.id, arrived_s)
+        return InferResponse(
+            model=request.model,
+            version=VERSION,
+            id=answer.id,
+            outputs=_wanted(answer.outputs, request.outputs),
+            parameters=answer.parameters(),
+        )
+
+    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """The signature of a model; of one that only the cloud serves, what the cloud says."""
+        _check_version(model, version)
+        served = self._agent.model(model)
+        if served.edge is None:
+            return self._cloud_metadata(served)
+        signature = served.edge.signature
+        return ModelMetadata(
+            name=model,
+            versions=(VERSION,),
+            platform=f"upwell_{served.edge.runtime.name}",
+            inputs=tuple(one.spec for one in signature.inputs),
+            outputs=tuple(one.spec for one in signature.outputs),
+        )
+
+    def server_metadata(self) -> ServerMetadata:
+        """Name, version and the library versions that decide whether both sides process alike."""
+        return ServerMetadata(self._agent.name, package_version("upwell"), versions())
+
+    def ready(self, model: str | None = None, version: str = "") -> bool:
+        """Ready once made; a model is ready if it is served."""
+        return not self._agent.is_closed and (
+            model is None or (model in self._agent.models and version in ("", VERSION))
+        )
+
+    def _cloud_metadata(self, served: ServedModel) -> ModelMetadata:
+        assert self._agent.uplink is not None  # noqa: S101  the configuration demands one for such a model
+        try:
+            found = self._agent.uplink.metadata(served.cloud_model, METADATA_TIMEOUT_S)
+        except RemoteError as error:
+            raise CloudFailed(f"{REASONS.get(error.kind, 'cloud_error')}: {error}") from None
+        return ModelMetadata(served.name, (VERSION,), found.platform, found.inputs, found.outputs)
+
+
+def _check_version(model: str, version: str) -> None:
+    if version not in ("", VERSION):
+        raise ModelNotFound(f"model {model!r} has no version {version!r}; an agent serves version {VERSION}")
+
+
+def _check_outputs(model: ServedModel, outputs: tuple[str, ...]) -> None:
+    if model.edge is None:
+        return
+    known = [one.name for one in model.edge.signature.outputs]
+    for name in outputs:
+        if name not in known:
+            raise InvalidRequest(f"unknown output {name!r}; model {model.name!r} gives {', '.join(known)}")
+
+
+def _wanted(outputs: Mapping[str, Array], names: tuple[str, ...]) -> Mapping[str, Array]:
+    return {name: outputs[name] for name in names if name in outputs} if names else outputs

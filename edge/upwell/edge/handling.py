@@ -1,0 +1,339 @@
+"""One request, from signals to answer: who is asked, who is waited for, and what stands in for whom.
+
+The caller's own thread does it all: while a call to the cloud is under way it waits, or runs the edge model beside it.
+The edge answer is in hand, or its run begins, early enough that the answer leaves by the deadline whatever the cloud
+does; the loser is cancelled.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from upwell.edge.answer import Answer, Timings
+from upwell.edge.metrics import AgentMetrics
+from upwell.edge.models.served import ServedModel
+from upwell.edge.router_cell import RouterCell
+from upwell.edge.uplink.uplink import CloudCall, CloudMiss, CloudReply, Uplink
+from upwell.shared.errors import (
+    CloudFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelFailed,
+    ModelNotFound,
+    NoAllowedRoute,
+    Refused,
+    Unavailable,
+    UpwellError,
+)
+from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.routing.hardness import hardness
+from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
+from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, Decision, EdgeRan, Signals
+from upwell.shared.tensors import Array
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What every request is handled with."""
+
+    router: RouterCell
+    uplink: Uplink | None
+    metrics: AgentMetrics
+
+
+@dataclass
+class _Ascent:
+    """Rows on their way up."""
+
+    rows: tuple[int, ...]
+    decision: Decision
+    call: CloudCall
+    outcome: CloudReply | CloudMiss | None = None
+
+
+class Handling:
+    """One request. Made and run once, in one thread."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        model: ServedModel,
+        inputs: Mapping[str, Array],
+        deadline_s: float,
+        tags: Mapping[str, str],
+        request_id: str,
+        arrived_s: float,
+    ) -> None:
+        self._desk = desk
+        self._model = model
+        self._edge = model.edge
+        self._inputs = inputs
+        self._id = request_id
+        self._arrived_s = arrived_s
+        self._rows = model.edge.signature.check_inputs(inputs) if model.edge else 1
+        self._all_rows = tuple(range(self._rows))
+        sizes = model.edge.signature.row_sizes_bytes(inputs) if model.edge else (_size_bytes(inputs),)
+        self._signals = Signals(
+            subject=Subject(model.name, tags, max(sizes), time.time()),
+            row_sizes_bytes=sizes,
+            arrived_s=arrived_s,
+            caller_deadline_s=deadline_s,
+            has_edge=model.edge is not None,
+            has_cloud=bool(model.cloud_model) and desk.uplink is not None,
+            has_scores=model.edge is not None and model.edge.signature.scores is not None,
+            edge_ahead=model.edge.lane.ahead if model.edge else 0,
+            edge_promised=model.edge.lane.promised if model.edge else 0,
+        )
+        self._ascents: list[_Ascent] = []
+        self._edge_parts: list[tuple[tuple[int, ...], Mapping[str, Array]]] = []
+        self._edge_s: float | None = None
+        self._obstacle: Reason | None = None
+
+    def run(self) -> Answer:
+        """The answer. Raises `UpwellError` where there is none to give."""
+        decision = self._desk.router.decide(self._signals)
+        if decision.refusal:
+            raise _refusal(decision)
+        try:
+            plan, reason = self._ask(decision)
+            with self._edge.lane.promise() if self._edge and self._ascents else nullcontext():
+                self._settle(decision)
+            return self._answer(plan, reason)
+        finally:
+            for ascent in self._ascents:
+                if ascent.outcome is None:
+                    self._drop(ascent)
+
+    def _ask(self, decision: Decision) -> tuple[Plan, Reason]:
+        """Send what goes up at once and run the rest on the device, then send what turned out hard."""
+        self._note_obstacle(decision)
+        if decision.up_rows:
+            self._send(decision)
+        rest = (
+            tuple(row for row in self._all_rows if row not in decision.up_rows) if decision.up_rows else self._all_rows
+        )
+        if not rest or self._edge is None:
+            return decision.plan, decision.reason
+        try:
+            outputs = self._run_edge(rest, decision.deadline_s)
+        except ModelFailed as error:
+            return self._lift_after_edge_failure(error, rest)
+        reason = decision.reason
+        if decision.escalate:
+            second = self._second_decision(decision, rest, outputs)
+            self._note_obstacle(second)
+            if second.up_rows:
+                self._send(second)
+            if second.reason is not Reason.EASY and not (decision.kept_rows or decision.up_rows):
+                reason = second.reason
+        return decision.plan, reason
+
+    def _second_decision(self, first: Decision, rest: tuple[int, ...], outputs: Mapping[str, Array]) -> Decision:
+        assert self._edge is not None and self._edge.signature.scores is not None  # noqa: S101, PT018  it ran, with scores
+        scores = self._edge.signature.scores
+        measured = hardness(outputs[scores.name], first.verdict.settings.measure, logits=scores.kind == "logits")
+        undecided = [(row, value) for row, value in zip(rest, measured, strict=True) if row not in first.kept_rows]
+        rows = tuple(row for row, _ in undecided)
+        values = tuple(value for _, value in undecided)
+        return self._desk.router.decide(replace(self._signals, scored_rows=rows, hardness=values))
+
+    def _lift_after_edge_failure(self, error: ModelFailed, rows: tuple[int, ...]) -> tuple[Plan, Reason]:
+        """The device failed: everything that it should have answered goes up, if it may."""
+        decision = self._desk.router.decide(replace(self._signals, has_edge=False))
+        if decision.refusal or not decision.up_rows:
+            raise error
+        self._send(replace(decision, up_rows=rows, reason=Reason.EDGE_FAILED))
+        self._edge = None
+        return Plan.CLOUD, Reason.EDGE_FAILED
+
+    def _send(self, decision: Decision) -> None:
+        assert self._desk.uplink is not None  # noqa: S101  the router sends nothing up without a cloud
+        inputs = self._select(decision.up_rows)
+        request = InferRequest(model=self._model.cloud_model, inputs=inputs, id=self._id)
+        call = self._desk.uplink.start(request, decision.verdict, decision.give_up_s)
+        self._desk.metrics.sent(self._model.name, call.sent_bytes)
+        self._ascents.append(_Ascent(decision.up_rows, decision, call))
+
+    def _select(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
+        if len(rows) == self._rows or self._model.edge is None:
+            return self._inputs
+        return self._model.edge.signature.select_rows(self._inputs, rows)
+
+    def _run_edge(self, rows: tuple[int, ...], deadline_s: float) -> Mapping[str, Array]:
+        assert self._edge is not None  # noqa: S101  asked for only where there is one
+        run = self._edge.run(self._select(rows), deadline_s)
+        self._desk.router.observe(EdgeRan(self._model.name, len(rows), run.duration_s))
+        self._edge_s = (self._edge_s or 0.0) + run.duration_s
+        self._edge_parts.append((rows, run.outputs))
+        return run.outputs
+
+    def _settle(self, decision: Decision) -> None:
+        """Wait for the cloud, with the edge run beside it in time, until every row has an answer or none can come."""
+        answered = {row for rows, _ in self._edge_parts for row in rows}
+        stands_in = self._edge is not None and decision.verdict.settings.on_cloud_failure == "edge"
+        uncovered = [ascent for ascent in self._ascents if not answered.issuperset(ascent.rows)]
+        if stands_in:
+            for ascent in uncovered:
+                self._await(ascent, ascent.decision.fallback_start_s)
+            missing = tuple(row for a in uncovered if not isinstance(a.outcome, CloudReply) for row in a.rows)
+            if missing:
+                self._stand_in(missing, decision)
+        hurry = decision.verdict.settings.objective != "accuracy" and stands_in
+        for ascent in self._ascents:
+            if ascent.outcome is None and hurry and self._is_covered(ascent):
+                self._await(ascent, -math.inf)
+                continue
+            self._await(ascent, ascent.decision.give_up_s)
+            if ascent.outcome is None:
+                self._learn_miss(ascent, ascent.call.give_up())
+
+    def _stand_in(self, missing: tuple[int, ...], decision: Decision) -> None:
+        """Run the device for rows that the cloud has not answered yet; its failure leaves the cloud to be waited for."""
+        try:
+            self._run_edge(missing, decision.deadline_s)
+        except (ModelFailed, DeadlineExceeded):
+            if all(ascent.outcome is not None for ascent in self._ascents):
+                raise
+
+    def _is_covered(self, ascent: _Ascent) -> bool:
+        return {row for rows, _ in self._edge_parts for row in rows}.issuperset(ascent.rows)
+
+    def _await(self, ascent: _Ascent, until_s: float) -> None:
+        """Take the outcome of a call if it is there by `until_s`, and learn from it once."""
+        if ascent.outcome is not None:
+            return
+        outcome = ascent.call.wait(until_s)
+        if isinstance(outcome, CloudReply):
+            self._learn_reply(ascent, outcome)
+        elif outcome is not None:
+            self._learn_miss(ascent, outcome)
+
+    def _learn_reply(self, ascent: _Ascent, reply: CloudReply) -> None:
+        try:
+            self._check(reply, len(ascent.rows))
+        except ModelFailed as error:
+            self._learn_miss(ascent, ascent.call.reject(str(error)))
+            return
+        ascent.outcome = reply
+        self._desk.router.observe(
+            CloudAnswered(
+                self._model.name, len(ascent.rows), reply.sent_bytes, reply.total_s, reply.server_s, reply.is_first
+            )
+        )
+
+    def _learn_miss(self, ascent: _Ascent, miss: CloudMiss) -> None:
+        ascent.outcome = miss
+        self._desk.router.observe(CloudFailure(self._model.name, miss.reason))
+
+    def _drop(self, ascent: _Ascent) -> None:
+        ascent.call.cancel()
+        self._desk.router.observe(CloudDropped(self._model.name))
+
+    def _check(self, reply: CloudReply, rows: int) -> None:
+        """Raise `ModelFailed` unless the reply is what the signature promises, scores finite."""
+        if self._model.edge is not None:
+            self._model.edge.check_cloud(reply.response.outputs, rows)
+
+    def _note_obstacle(self, decision: Decision) -> None:
+        if decision.kept_rows and (self._obstacle is None or decision.degraded):
+            self._obstacle = decision.obstacle
+        if decision.degraded and decision.verdict.settings.on_cloud_failure == "error":
+            raise CloudFailed(f"the cloud was wanted and not asked: {decision.obstacle}")
+
+    def _answer(self, plan: Plan, reason: Reason) -> Answer:
+        replies = [(a.rows, a.outcome) for a in self._ascents if isinstance(a.outcome, CloudReply)]
+        misses = [a.outcome for a in self._ascents if isinstance(a.outcome, CloudMiss)]
+        dropped = any(a.outcome is None for a in self._ascents)
+        routes = [Route.EDGE] * self._rows
+        for rows, _ in replies:
+            for row in rows:
+                routes[row] = Route.CLOUD
+        if misses and not self._is_complete(replies):
+            raise _cloud_error(misses[0])
+        if misses and self._ascents[0].decision.verdict.settings.on_cloud_failure == "error":
+            raise CloudFailed(f"{misses[0].reason}: {misses[0].detail}")
+        if misses:
+            reason = misses[0].reason
+        elif self._obstacle in DEGRADED:
+            reason = self._obstacle
+        elif dropped:
+            reason = Reason.EDGE_FASTER
+        kinds = set(routes)
+        return Answer(
+            outputs=self._merged(replies),
+            route=routes[0] if len(kinds) == 1 else Route.MIXED,
+            reason=reason,
+            degraded=bool(misses) or self._obstacle in DEGRADED,
+            plan=plan,
+            timings=self._timings([reply for _, reply in replies]),
+            id=self._id,
+            routes=tuple(routes),
+            edge_digest=self._model.edge.digest if self._model.edge is not None and Route.EDGE in kinds else "",
+            cloud_digest=str(replies[0][1].response.parameters.get("upwell.cloud_digest", "")) if replies else "",
+        )
+
+    def _is_complete(self, replies: Sequence[tuple[tuple[int, ...], CloudReply]]) -> bool:
+        parts = [rows for rows, _ in (*self._edge_parts, *replies)]
+        return {row for rows in parts for row in rows}.issuperset(self._all_rows)
+
+    def _merged(self, replies: Sequence[tuple[tuple[int, ...], CloudReply]]) -> Mapping[str, Array]:
+        """The cloud's rows, and the edge's where the cloud has none."""
+        lifted = {row for rows, _ in replies for row in rows}
+        parts: list[tuple[Sequence[int], Mapping[str, Array]]] = [(rows, r.response.outputs) for rows, r in replies]
+        if self._model.edge is None:
+            return parts[0][1]
+        for rows, outputs in self._edge_parts:
+            kept = [index for index, row in enumerate(rows) if row not in lifted]
+            if len(kept) == self._rows:
+                return outputs
+            if kept:
+                parts.append(([rows[index] for index in kept], {name: a[kept] for name, a in outputs.items()}))
+        return self._model.edge.signature.merge_rows(parts, self._rows)
+
+    def _timings(self, replies: Sequence[CloudReply]) -> Timings:
+        slowest = max(replies, key=lambda reply: reply.total_s, default=None)
+        waited = [ascent.call.elapsed_s for ascent in self._ascents]
+        return Timings(
+            total_s=time.monotonic() - self._arrived_s,
+            edge_s=self._edge_s,
+            uplink_s=max(waited, default=None),
+            cloud_queue_s=slowest.queue_s if slowest else None,
+            cloud_compute_s=slowest.compute_s if slowest else None,
+        )
+
+
+def _size_bytes(inputs: Mapping[str, Array]) -> int:
+    """Bytes of a request to a model whose signature only the cloud knows."""
+    return sum(
+        sum(len(item) + 4 for item in array.flat) if array.dtype == np.object_ else array.nbytes
+        for array in inputs.values()
+    )
+
+
+def _refusal(decision: Decision) -> UpwellError:
+    if decision.obstacle in (Reason.EGRESS_DENIED, Reason.RULE, Reason.NO_CLOUD):
+        return NoAllowedRoute(decision.refusal)
+    if decision.obstacle is Reason.BREAKER_OPEN:
+        return Unavailable(decision.refusal)
+    return Refused(decision.refusal)
+
+
+_ERRORS: Mapping[Reason, type[UpwellError]] = {
+    Reason.CLOUD_DEADLINE: DeadlineExceeded,
+    Reason.CLOUD_UNAVAILABLE: Unavailable,
+    Reason.CLOUD_EXHAUSTED: Refused,
+    Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
+    Reason.CLOUD_MODEL_MISSING: ModelNotFound,
+}
+
+
+def _cloud_error(miss: CloudMiss) -> UpwellError:
+    """What a caller gets where the cloud's answer is missing and nothing stands in for it."""
+    return _ERRORS.get(miss.reason, CloudFailed)(f"{miss.reason}: {miss.detail}")

@@ -1,0 +1,93 @@
+"""One model as the agent serves it: its edge side, its cloud side, or both."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from upwell.edge.lane import Lane
+from upwell.edge.runtimes.base import Runtime
+from upwell.shared.errors import ModelFailed
+from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.signature import Signature
+from upwell.shared.tensors import Array
+
+
+@dataclass(frozen=True)
+class EdgeRun:
+    """Outputs by logical name, and the time that pre-processing, the model and post-processing took together."""
+
+    outputs: Mapping[str, Array]
+    duration_s: float
+
+
+class EdgeModel:
+    """A model on the device: runtime, signature and the lane that its runs share."""
+
+    def __init__(self, runtime: Runtime, processor: Processor, digest: str, *, is_described: bool) -> None:
+        self.runtime = runtime
+        self.is_described = is_described
+        self.processor = processor
+        self.digest = digest
+        self.lane = Lane()
+
+    @property
+    def signature(self) -> Signature:
+        """What callers see."""
+        return self.processor.signature
+
+    def run(self, inputs: Mapping[str, Array], deadline_s: float) -> EdgeRun:
+        """Answer checked inputs on the device, in the caller's thread.
+
+        Raises `DeadlineExceeded` if the lane stays busy until `deadline_s`, `InvalidRequest` for a picture that cannot
+        be read and `ModelFailed` where the runtime fails.
+        """
+        with self.lane.turn(deadline_s):
+            started_s = time.monotonic()
+            prepared = self.processor.pre(inputs)
+            outputs: Mapping[str, Array] = self.processor.run_rows(self.runtime.run, prepared)
+            if not self.processor.identity:
+                outputs = self.processor.post(outputs, prepared)
+            return EdgeRun(outputs, time.monotonic() - started_s)
+
+    def check_cloud(self, outputs: Mapping[str, Array], rows: int) -> None:
+        """Raise `ModelFailed` unless the cloud's outputs are what the signature promises for `rows` rows.
+
+        Floats must be finite, except in outputs that `model.yaml` declares as plain tensors, where NaN may mean something.
+        """
+        self.signature.check_outputs(outputs, rows)
+        for output in self.signature.outputs:
+            array = outputs[output.name]
+            may_be_any = self.is_described and output.kind == "tensor"
+            if array.dtype.kind == "f" and not may_be_any and not np.isfinite(array).all():
+                raise ModelFailed(f"output {output.name!r} holds values that are not finite")
+
+    def close(self) -> None:
+        """Free the runtime."""
+        self.runtime.close()
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model by the name its callers use; `cloud_model` is its name up there, empty without a cloud side."""
+
+    name: str
+    edge: EdgeModel | None
+    cloud_model: str = ""
+
+
+def file_digest(path: Path) -> str:
+    """`sha256:` and the hexadecimal digest of a file's content. Raises `ModelFailed` where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise ModelFailed(f"{path} cannot be read: {error.strerror}") from None
+    return f"sha256:{digest.hexdigest()}"

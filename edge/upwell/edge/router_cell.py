@@ -1,0 +1,42 @@
+"""Where the pure router meets the clock: its state, one lock around it, and the time of day."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.router import Router
+from upwell.shared.routing.state import Decision, Outcome, RouterState, Signals
+
+
+class RouterCell:
+    """Owns the `RouterState`. Every method is safe to call from many threads and holds the lock for microseconds."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._router = Router(policy)
+        self._state = RouterState()
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> RouterState:
+        """What is known now; immutable."""
+        return self._state
+
+    def decide(self, signals: Signals) -> Decision:
+        """A decision with the probe slot it needs already taken."""
+        now_s = time.monotonic()
+        while True:
+            decision = self._router.decide(self._state, signals, now_s)
+            if not decision.probes:
+                return decision
+            with self._lock:
+                self._state, granted = self._router.acquire(self._state, decision, now_s)
+            if granted:
+                return decision
+            # Another request took the slot in between: with it taken, the next decision needs none.
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from an outcome."""
+        with self._lock:
+            self._state = self._router.observe(self._state, outcome, time.monotonic())

@@ -1,0 +1,75 @@
+"""The official fake runtime: a Python function behind the interface that every real runtime has."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.inputs import InputCheck
+from upwell.shared.errors import InvalidRequest, ModelFailed
+from upwell.shared.tensors import Array, TensorSpec
+
+
+class FakeRuntime:
+    """Runs `function` as the model.
+
+    Each run waits for `gate` (if there is one) to be set, then takes `latency_s`, then raises `ModelFailed` with
+    the text in `failure` if there is one, else answers. `latency_s`, `failure` and `gate` may be changed between
+    runs; `runs` counts the runs that were begun with valid inputs.
+    """
+
+    name: str = "fake"
+    version: str = "fake 1"
+
+    def __init__(
+        self,
+        function: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        *,
+        latency_s: float = 0.0,
+        failure: str = "",
+        gate: threading.Event | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.placement = placement or Placement()
+        self.latency_s = latency_s
+        self.failure = failure
+        self.gate = gate
+        self.runs = 0
+        self._function = function
+        self._check = InputCheck(self.inputs)
+        self._count = threading.Lock()
+        self._closed = False
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the function once; see `Runtime.run`."""
+        if self._closed:
+            raise ModelFailed("the fake model is closed")
+        self._check(inputs)
+        mismatch = self._check.mismatch(inputs)
+        if mismatch:
+            raise InvalidRequest(mismatch)
+        with self._count:
+            self.runs += 1
+        if self.gate is not None:
+            self.gate.wait()
+        if self.latency_s:
+            time.sleep(self.latency_s)
+        if self.failure:
+            raise ModelFailed(self.failure)
+        try:
+            answer = self._function(inputs)
+            return {spec.name: np.array(answer[spec.name]) for spec in self.outputs}
+        except Exception as error:  # noqa: BLE001 (the function stands for a model, which may fail in any way)
+            raise ModelFailed(f"the fake model failed: {error}") from error
+
+    def close(self) -> None:
+        """Free nothing; see `Runtime.close`."""
+        self._closed = True

@@ -1,0 +1,90 @@
+"""Checks on what goes into a runtime: the model file once, the inputs of every run in well under a microsecond each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+
+def check_file(path: Path) -> None:
+    """Raise `ConfigError` unless `path` is a file that can be read and holds something."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise ConfigError.at(path, "the model file is empty")
+    except FileNotFoundError:
+        raise ConfigError.at(path, "there is no such model file") from None
+    except IsADirectoryError:
+        raise ConfigError.at(path, "a model file is expected, and this is a directory") from None
+    except OSError as error:
+        raise ConfigError.at(path, f"the model file cannot be read: {error.strerror}") from None
+
+
+class InputCheck:
+    """Compares the inputs of a run with the model's specifications.
+
+    Calling it checks names, dtypes and the elements of BYTES inputs, which runtimes take without a word when they
+    are wrong (ONNX Runtime reads big-endian numbers as little-endian ones and lets a caller replace a weight that
+    is also an input). Shapes are left to the runtime or to `mismatch`.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = tuple(specs)
+        self._dtypes = tuple((spec.name, numpy_dtype(spec.datatype)) for spec in specs)
+        self._bytes_names = tuple(spec.name for spec in specs if spec.datatype == "BYTES")
+
+    def __call__(self, inputs: Mapping[str, Array]) -> None:
+        """Raise `InvalidRequest` with what was expected if a name or dtype does not fit."""
+        if not self._names_and_dtypes_fit(inputs):
+            raise InvalidRequest(self.mismatch(inputs))
+        for name in self._bytes_names:
+            if not all(isinstance(element, bytes) for element in inputs[name].flat):
+                raise InvalidRequest(f"input {name!r} must hold bytes only")
+
+    def _names_and_dtypes_fit(self, inputs: Mapping[str, Array]) -> bool:
+        if len(inputs) != len(self._dtypes):
+            return False
+        for name, dtype in self._dtypes:
+            array = inputs.get(name)
+            if not isinstance(array, np.ndarray) or array.dtype != dtype:
+                return False
+        return True
+
+    def mismatch(self, inputs: Mapping[str, Array]) -> str:
+        """What does not fit, shapes included, as one sentence; empty if everything does."""
+        return "; ".join(self._problems(inputs))
+
+    def _problems(self, inputs: Mapping[str, object]) -> Iterator[str]:
+        names = [spec.name for spec in self._specs]
+        for name in inputs:
+            if name not in names:
+                yield f"unknown input {name!r}, the model takes {', '.join(map(describe, self._specs))}"
+        for spec in self._specs:
+            array = inputs.get(spec.name)
+            if array is None:
+                yield f"missing input {describe(spec)}"
+            elif not isinstance(array, np.ndarray):
+                yield f"input {describe(spec)} must be an array, got {type(array).__name__}"
+            elif array.dtype != numpy_dtype(spec.datatype) or not shape_fits(spec.shape, array.shape):
+                yield f"input {describe(spec)} expected, got {array.dtype} {list(array.shape)}"
+
+
+def describe(spec: TensorSpec) -> str:
+    """A specification in words: `'image' FP32 [-1, 3]`."""
+    return f"{spec.name!r} {spec.datatype} {list(spec.shape)}"
+
+
+def shape_fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether `shape` has the rank and the fixed dimensions of `wanted`, in which -1 varies."""
+    return len(wanted) == len(shape) and all(want in (-1, have) for want, have in zip(wanted, shape, strict=True))
+
+
+def blank(datatype: str, shape: Sequence[int]) -> Array:
+    """Zeros, or empty strings for BYTES, with 1 for each dimension that varies."""
+    sizes = [1 if size < 0 else size for size in shape]
+    return np.full(sizes, b"", np.object_) if datatype == "BYTES" else np.zeros(sizes, numpy_dtype(datatype))

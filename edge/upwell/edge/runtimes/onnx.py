@@ -1,0 +1,105 @@
+"""ONNX Runtime on the device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnxruntime
+
+from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.inputs import InputCheck, check_file
+from upwell.edge.runtimes.onnx_sessions import open_on_cpu, open_session, plain_text
+from upwell.edge.runtimes.onnx_tensors import Unsupported, caller_for, spec_of, symbols_of
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.placement import lost
+from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
+from upwell.shared.tensors import Array
+
+
+class OnnxRuntime:
+    """A model in ONNX Runtime. `run` may be called from many threads at a time.
+
+    Raises `ConfigError` where the file is missing or broken, where it needs what this ONNX Runtime does not have
+    (custom operators, a newer IR version), where it takes or gives other things than tensors, and where an
+    accelerator that is a must does not take every node.
+
+    `must` is kept when the model is loaded. An accelerator that fails later never costs an answer: the model
+    goes on on the CPU and `placement.reason` says so.
+    """
+
+    name: str = "onnx"
+
+    def __init__(self, path: Path, options: RuntimeOptions | None = None) -> None:
+        check_file(path)
+        self.version = f"onnxruntime {onnxruntime.__version__}"
+        self.placement: Placement
+        self._path = path
+        self._options = options or RuntimeOptions()
+        self._recovery = threading.Lock()
+        self._session, self.placement = open_session(path, self._options)
+        try:
+            self.inputs = tuple(map(spec_of, self._session.get_inputs()))
+            self.outputs = tuple(map(spec_of, self._session.get_outputs()))
+            self._call = caller_for(self.inputs, self.outputs)
+        except Unsupported as error:
+            raise ConfigError.at(path, str(error)) from None
+        self._symbols = {argument.name: symbols_of(argument) for argument in self._session.get_inputs()}
+        self._check = InputCheck(self.inputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the model once; see `Runtime.run`."""
+        session = self._session
+        if session is None:
+            raise ModelFailed(f"{self._path.name} is closed")
+        self._check(inputs)
+        try:
+            return self._call(session, inputs)
+        except UpwellError:
+            raise
+        except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+            if self.placement.nodes_on_accelerator and not self._misfit(inputs):
+                return self._run_without_accelerator(inputs, error)
+            raise self._explained(error, inputs) from None
+
+    def close(self) -> None:
+        """Free the model; see `Runtime.close`."""
+        self._session = None
+
+    def _run_without_accelerator(self, inputs: Mapping[str, Array], failure: Exception) -> dict[str, Array]:
+        """Answer on the CPU. Where that works the accelerator was at fault and is left; else the request was."""
+        with self._recovery:
+            if not self.placement.nodes_on_accelerator:
+                return self.run(inputs)
+            try:
+                session, _ = open_on_cpu(self._path, self._options)
+                answer = self._call(session, inputs)
+            except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+                raise self._explained(error, inputs) from None
+            if self._session is not None:
+                self._session, self.placement = session, lost(self.placement, plain_text(failure))
+        return answer
+
+    def _explained(self, error: Exception, inputs: Mapping[str, Array]) -> UpwellError:
+        misfit = self._misfit(inputs)
+        if misfit:
+            return InvalidRequest(misfit)
+        text = f"{self._path.name}: {plain_text(error)}"
+        # Kernels report values they cannot take, such as an index out of bounds, as invalid arguments too.
+        return InvalidRequest(text) if type(error).__name__ == "InvalidArgument" else ModelFailed(text)
+
+    def _misfit(self, inputs: Mapping[str, Array]) -> str:
+        return self._check.mismatch(inputs) or self._unequal_symbols(inputs)
+
+    def _unequal_symbols(self, inputs: Mapping[str, Array]) -> str:
+        """Dimensions that the model gives one name and the inputs different sizes."""
+        sizes: dict[str, tuple[str, int]] = {}
+        for name, symbols in self._symbols.items():
+            for symbol, size in zip(symbols, inputs[name].shape, strict=False):
+                first, expected = sizes.setdefault(symbol, (name, size))
+                if symbol and size != expected:
+                    return (
+                        f"inputs {first!r} and {name!r} must agree in dimension {symbol!r}, got {expected} and {size}"
+                    )
+        return ""

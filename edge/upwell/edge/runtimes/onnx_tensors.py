@@ -1,0 +1,134 @@
+"""How tensors pass between Upwell and ONNX Runtime: names, datatypes, shapes, and the kinds that need a hand.
+
+Most arrays pass as they are. Strings are UTF-8 text over there and bytes here; BF16 has no numpy type over
+there and passes as an `OrtValue`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.tensors import Array, TensorSpec
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+_ONNX_BFLOAT16 = 16
+_LOG_FATAL = 4
+
+Call: TypeAlias = Callable[[Any, Mapping[str, Array]], dict[str, Array]]
+"""Runs a session on checked inputs and gives a fresh array for each output."""
+
+
+class Unsupported(Exception):
+    """The model takes or gives something that cannot pass; the text says what."""
+
+
+def spec_of(argument: Any) -> TensorSpec:
+    """The specification of an input or output of a session. Raises `Unsupported`."""
+    datatype = _DATATYPES.get(argument.type)
+    if datatype is None:
+        raise Unsupported(f"{argument.name!r} is {argument.type}, only tensors of plain datatypes can pass")
+    return TensorSpec(argument.name, datatype, tuple(size if isinstance(size, int) else -1 for size in argument.shape))
+
+
+def symbols_of(argument: Any) -> tuple[str, ...]:
+    """The names of an argument's dimensions, empty where a dimension is fixed or has no name."""
+    return tuple(size if isinstance(size, str) else "" for size in argument.shape)
+
+
+def caller_for(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Call:
+    """The cheapest way to run a session with these tensors. Raises `Unsupported`."""
+    datatypes = {spec.datatype for spec in (*inputs, *outputs)}
+    names = [spec.name for spec in outputs]
+    if "BF16" not in datatypes:
+        texts = [spec.name for spec in inputs if spec.datatype == "BYTES"]
+        bytes_out = [spec.name for spec in outputs if spec.datatype == "BYTES"]
+        return _with_strings(names, texts, bytes_out) if "BYTES" in datatypes else _plain(names)
+    if "BYTES" in datatypes:
+        raise Unsupported("the model mixes BF16 and string tensors, which ONNX Runtime's Python interface cannot pass")
+    if not hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
+        raise Unsupported(f"onnxruntime {onnxruntime.__version__} cannot pass BF16 tensors, 1.21 and later can")
+    return _with_bfloat16(names)
+
+
+def _quiet() -> Any:
+    """Run options that keep a failed run from writing to standard error what it also raises."""
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = _LOG_FATAL
+    return options
+
+
+def _plain(names: list[str]) -> Call:
+    quiet = _quiet()
+
+    def call(session: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return dict(zip(names, session.run(names, dict(inputs), quiet), strict=True))
+
+    return call
+
+
+def _with_strings(names: list[str], texts: list[str], bytes_out: list[str]) -> Call:
+    plain = _plain(names)
+
+    def call(session: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        answer = plain(session, {**inputs, **{name: _decoded(name, inputs[name]) for name in texts}})
+        return {**answer, **{name: _per_element(str.encode, answer[name]) for name in bytes_out}}
+
+    return call
+
+
+def _decoded(name: str, array: Array) -> Array:
+    try:
+        return _per_element(bytes.decode, array)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input {name!r} must hold UTF-8 text: {error.reason}") from None
+
+
+def _per_element(function: Callable[[Any], Any], array: Array) -> Array:
+    return np.fromiter(map(function, array.flat), dtype=np.object_, count=array.size).reshape(array.shape)
+
+
+def _with_bfloat16(names: list[str]) -> Call:
+    quiet = _quiet()
+
+    def call(session: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        # An OrtValue borrows the array's memory, so the arrays stay referenced until the run is over.
+        held = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        feeds = {name: _ort_value(array) for name, array in held.items()}
+        return dict(zip(names, map(_from_ort_value, session.run_with_ort_values(names, feeds, quiet)), strict=True))
+
+    return call
+
+
+def _ort_value(array: Array) -> Any:
+    if array.dtype == ml_dtypes.bfloat16:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _from_ort_value(value: Any) -> Array:
+    if value.element_type() != _ONNX_BFLOAT16:
+        return np.array(value.numpy())
+    copied = bytearray(ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()))
+    return np.frombuffer(copied, dtype=ml_dtypes.bfloat16).reshape(value.shape())

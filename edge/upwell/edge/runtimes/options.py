@@ -1,0 +1,82 @@
+"""What a person may say about the runtime of a model: which one, how many threads, which accelerator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_DEFAULT_THREADS = 4
+
+
+class AcceleratorOptions(BaseModel):
+    """An accelerator to run the model on, and what happens to the nodes it does not take.
+
+    `require` is `must` (loading fails unless every node runs there), `prefer` (what the accelerator does
+    not take runs on the CPU, and the placement says why) or `cpu` (the accelerator is left alone).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    provider: str = Field(
+        min_length=1,
+        description="ONNX Runtime: an execution provider by its short or full name (`qnn`, `openvino`, `cuda`, "
+        "`CUDAExecutionProvider`). TFLite: a name for the delegate in `library`, used in reports.",
+    )
+    require: Literal["must", "prefer", "cpu"] = Field(
+        "prefer", description="`must`: every node or no start; `prefer`: fall back to the CPU; `cpu`: do not use it."
+    )
+    library: Path | None = Field(
+        None,
+        description="The provider's plugin library (ONNX Runtime) or the external delegate (TFLite; required there).",
+    )
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Options of the provider or delegate, handed over as text (true as `True`)."
+    )
+
+    def option_texts(self) -> dict[str, str]:
+        """The options as text, which is how every provider and delegate takes them."""
+        return {key: str(value) for key, value in self.options.items()}
+
+
+class RuntimeOptions(BaseModel):
+    """How a model file is run on the device."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    runtime: Literal["onnx", "tflite"] | None = Field(
+        None, description="The runtime; without it the file's suffix decides (`.onnx`, `.tflite`)."
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description=f"Threads for one run; the default is one per core, {MAX_DEFAULT_THREADS} at most.",
+    )
+    accelerator: AcceleratorOptions | None = Field(None, description="The accelerator to use; without it the CPU.")
+    package: Literal["ai_edge_litert", "tflite_runtime"] | None = Field(
+        None, description="The TFLite package to use; without it ai_edge_litert where it is installed."
+    )
+
+    @model_validator(mode="after")
+    def _package_is_for_tflite(self) -> RuntimeOptions:
+        if self.package is not None and self.runtime == "onnx":
+            raise ValueError("`package` chooses between TFLite packages and has no meaning with `runtime: onnx`")
+        return self
+
+    @property
+    def thread_count(self) -> int:
+        """Threads to use: what was asked for, or one per core that this process may use, 4 at most."""
+        return self.threads or min(MAX_DEFAULT_THREADS, _usable_cores())
+
+    @property
+    def wanted_accelerator(self) -> AcceleratorOptions | None:
+        """The accelerator unless it is told to be left alone."""
+        return self.accelerator if self.accelerator is not None and self.accelerator.require != "cpu" else None
+
+
+def _usable_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS and Windows
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

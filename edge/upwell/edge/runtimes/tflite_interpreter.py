@@ -1,0 +1,146 @@
+"""One TFLite interpreter: opening it, with a delegate or without, and running it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.inputs import InputCheck, blank
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes
+from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
+from upwell.edge.runtimes.tflite_package import TflitePackage
+from upwell.edge.runtimes.tflite_tensors import ports_of
+from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.tensors import Array
+
+INTERPRETER_ERRORS = (RuntimeError, ValueError, MemoryError, SystemError)
+"""What the interpreters raise: mostly the first two, `MemoryError` where a shape asks for too much."""
+
+_DELEGATE = "DELEGATE"
+_DELEGATE_ENTRY = "tflite_plugin_create_delegate"
+
+
+class ShapesRefused(RuntimeError):
+    """The interpreter could not allocate its tensors for new input shapes."""
+
+
+def one_line(error: Exception) -> str:
+    """An interpreter's error on one line, shortened."""
+    return " ".join(str(error).split())[:400]
+
+
+class OpenModel:
+    """An interpreter with its tensors allocated.
+
+    After `run` raised anything but `InvalidRequest` it must be thrown away: an interpreter whose allocation failed
+    crashes the process when it is used again (tflite_runtime 2.14).
+    """
+
+    def __init__(self, interpreter: Any, placement: Placement) -> None:
+        self.placement = placement
+        self._interpreter = interpreter
+        self.inputs, self.outputs = ports_of(interpreter)
+        self._shapes = {port.index: port.shape for port in self.inputs}
+        self._check = InputCheck([port.spec for port in self.inputs])
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. Raises `InvalidRequest` before the interpreter is touched, else `INTERPRETER_ERRORS`."""
+        self._check(inputs)
+        arrays = [(port.index, inputs[port.spec.name]) for port in self.inputs]
+        changed = [(index, array.shape) for index, array in arrays if array.shape != self._shapes[index]]
+        if changed:
+            self._reshape(inputs, changed)
+        for index, array in arrays:
+            self._interpreter.set_tensor(index, array)
+        self._interpreter.invoke()
+        return {port.spec.name: self._interpreter.get_tensor(port.index) for port in self.outputs}
+
+    def _reshape(self, inputs: Mapping[str, Array], changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        mismatch = self._check.mismatch(inputs)
+        if mismatch:
+            raise InvalidRequest(mismatch)
+        try:
+            for index, shape in changed:
+                self._interpreter.resize_tensor_input(index, shape, strict=True)
+            self._interpreter.allocate_tensors()
+        except INTERPRETER_ERRORS as error:
+            raise ShapesRefused(str(error)) from None
+        self._shapes.update(changed)
+
+
+def open_model(
+    package: TflitePackage, path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None
+) -> OpenModel:
+    """Open the model at `path`, with the delegate of `accelerator` or, for None, on the CPU (XNNPACK and kernels).
+
+    Raises `ConfigError` where the model cannot be run, `AcceleratorNotUsable` where it cannot be with the delegate.
+    """
+    if package.name == "tflite_runtime":
+        _check_bounds(path)
+    delegates = [] if accelerator is None else [_load_delegate(package, accelerator)]
+    try:
+        interpreter = package.interpreter.Interpreter(
+            model_path=str(path), experimental_delegates=delegates, num_threads=options.thread_count
+        )
+        # Before the first allocation every DELEGATE node is ours; XNNPACK takes what is left during it.
+        nodes, left = _nodes(interpreter)
+        interpreter.allocate_tensors()
+        placement = Placement(nodes=nodes) if accelerator is None else from_nodes(accelerator, nodes, left)
+        opened = OpenModel(interpreter, placement)
+        for port in opened.inputs:
+            # Some datatypes are described and then refused (INT4, UINT16 in tflite_runtime): find out now.
+            interpreter.set_tensor(port.index, blank(port.spec.datatype, port.shape))
+    except (*INTERPRETER_ERRORS, InvalidRequest) as error:
+        if accelerator is not None:
+            raise AcceleratorNotUsable(f"{accelerator.provider} refused the model: {one_line(error)}") from None
+        raise ConfigError.at(path, f"{package.version} cannot run the model: {one_line(error)}") from None
+    return opened
+
+
+def _check_bounds(path: Path) -> None:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            check_flatbuffer(data)
+        except Broken as error:
+            raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
+
+
+def _load_delegate(package: TflitePackage, accelerator: AcceleratorOptions) -> Any:
+    library = str(accelerator.library)
+    try:
+        # load_delegate prints a traceback from its destructor where the library is missing or no delegate.
+        entry = hasattr(ctypes.CDLL(library), _DELEGATE_ENTRY)
+        if not entry:
+            raise AcceleratorNotUsable(f"{library} is no external delegate: it has no {_DELEGATE_ENTRY}")
+        return package.interpreter.load_delegate(library, accelerator.option_texts())
+    except (OSError, ValueError) as error:
+        raise AcceleratorNotUsable(f"delegate {library} cannot be loaded: {one_line(error)}") from None
+
+
+def _nodes(interpreter: Any) -> tuple[int, tuple[str, ...]]:
+    """How many nodes the main graph has, and those that no delegate took, such as `3 CONV_2D`.
+
+    The nodes that a delegate replaced stay in the runtime's list: they are the ones that lie between the inputs
+    and the outputs of a DELEGATE node, found by walking back from its outputs.
+    """
+    listed = interpreter._get_ops_details()
+    originals = [node for node in listed if node["op_name"] != _DELEGATE]
+    producers = {int(tensor): node for node in originals for tensor in node["outputs"]}
+    taken: set[int] = set()
+    for delegate in listed:
+        if delegate["op_name"] != _DELEGATE:
+            continue
+        borders = {int(tensor) for tensor in delegate["inputs"]}
+        reached = [int(tensor) for tensor in delegate["outputs"]]
+        while reached:
+            node = producers.get(reached.pop())
+            if node is not None and node["index"] not in taken:
+                taken.add(node["index"])
+                reached += [int(tensor) for tensor in node["inputs"] if int(tensor) not in borders]
+    left = tuple(f"{node['index']} {node['op_name']}" for node in originals if node["index"] not in taken)
+    return len(originals), left

@@ -1,0 +1,267 @@
+"""A client for any server of the Open Inference Protocol: the cloud service, an agent, Triton, KServe and others."""
+
+from __future__ import annotations
+
+import enum
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import grpc
+
+from upwell.shared.errors import InvalidRequest, UpwellError
+from upwell.shared.oip import converters
+from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.security import ClientSecurity, check_endpoint
+from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.servicer import METHODS, SERVICE
+from upwell.shared.oip.tls import PemFiles, channel_credentials, watch_pem
+from upwell.shared.oip.tokens import read_token
+from upwell.shared.oip.watched import WatchedFiles
+
+T = TypeVar("T")
+
+
+class RemoteErrorKind(enum.Enum):
+    """What went wrong at or on the way to the server. `GARBAGE`: it answered, and the answer cannot be used."""
+
+    UNAVAILABLE = "unavailable"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    INVALID_ARGUMENT = "invalid_argument"
+    NOT_FOUND = "not_found"
+    FAILED_PRECONDITION = "failed_precondition"
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
+    INTERNAL = "internal"
+    GARBAGE = "garbage"
+    ABORTED = "aborted"
+    UNIMPLEMENTED = "unimplemented"
+
+
+class RemoteError(UpwellError):
+    """A call to a server gave no usable answer. `kind` says in which way, the text has the server's own words."""
+
+    def __init__(self, kind: RemoteErrorKind, text: str) -> None:
+        self.kind = kind
+        super().__init__(text)
+
+
+_KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = MappingProxyType(
+    {
+        grpc.StatusCode.UNAVAILABLE: RemoteErrorKind.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED: RemoteErrorKind.DEADLINE,
+        grpc.StatusCode.CANCELLED: RemoteErrorKind.CANCELLED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED: RemoteErrorKind.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INVALID_ARGUMENT: RemoteErrorKind.INVALID_ARGUMENT,
+        grpc.StatusCode.OUT_OF_RANGE: RemoteErrorKind.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND: RemoteErrorKind.NOT_FOUND,
+        grpc.StatusCode.FAILED_PRECONDITION: RemoteErrorKind.FAILED_PRECONDITION,
+        grpc.StatusCode.UNAUTHENTICATED: RemoteErrorKind.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED: RemoteErrorKind.PERMISSION_DENIED,
+        grpc.StatusCode.ABORTED: RemoteErrorKind.ABORTED,
+        grpc.StatusCode.UNIMPLEMENTED: RemoteErrorKind.UNIMPLEMENTED,
+        grpc.StatusCode.DATA_LOSS: RemoteErrorKind.GARBAGE,
+    }
+)
+
+LOOPBACK_ONLY = ClientSecurity()
+"""No protection, so no server on another machine."""
+
+_OPTIONS = (
+    # A new client makes a new connection instead of joining one that may be half-open.
+    ("grpc.use_local_subchannel_pool", 1),
+    # After an outage the link is back within about a second; this is also the limit on one attempt to connect.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # Whether to try again is decided where the deadline and the budget are known.
+    ("grpc.enable_retries", 0),
+)
+
+
+class PendingInfer:
+    """An inference under way. Safe to use from any thread."""
+
+    def __init__(self, future: Any, sent_bytes: int) -> None:
+        self._future = future
+        self.sent_bytes = sent_bytes
+        """Size of the serialized request."""
+
+    def result(self, timeout_s: float | None = None) -> InferResponse:
+        """The answer, waited for at most `timeout_s`.
+
+        Raises `RemoteError`, or `TimeoutError` where the wait ended first; the call goes on then.
+        """
+        try:
+            data: bytes = self._future.result(timeout_s)
+        except grpc.FutureTimeoutError:
+            raise TimeoutError(f"no answer within {timeout_s} s; the call is still under way") from None
+        except grpc.FutureCancelledError:
+            raise RemoteError(RemoteErrorKind.CANCELLED, "the call was cancelled") from None
+        except grpc.RpcError as error:
+            raise _remote_error(error) from None
+        return _parsed(converters.parse_infer_response, data)
+
+    @property
+    def received_bytes(self) -> int:
+        """Size of the serialized answer; 0 while there is none and where the call failed."""
+        if not self._future.done() or self._future.code() is not grpc.StatusCode.OK:
+            return 0
+        return len(self._future.result())
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise at once."""
+        return bool(self._future.done())
+
+    def cancel(self) -> None:
+        """Give the call up; the server is told. Harmless once it has ended."""
+        self._future.cancel()
+
+    def add_done_callback(self, callback: Callable[[PendingInfer], None]) -> None:
+        """Call `callback` when the call has ended, in gRPC's thread (or here, if it has): it must not block."""
+        self._future.add_done_callback(lambda _: callback(self))
+
+
+class OipClient:
+    """Calls one server. Nothing is sent, and no connection made, before the first call.
+
+    `endpoint` is `HOST:PORT` or `unix:PATH`; `options` are further gRPC channel options. Changed certificate,
+    key and token files take over with the next call. Every method may be called from any thread, takes
+    the seconds it may last, and raises `RemoteError`. The constructor raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        security: ClientSecurity = LOOPBACK_ONLY,
+        *,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        options: Sequence[tuple[str, int | str]] = (),
+    ) -> None:
+        address = check_endpoint(endpoint, security)
+        self.endpoint = str(address)
+        limits = [
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+        ]
+        proxy = [("grpc.enable_http_proxy", 0)] if address.is_loopback else []
+        self._options = (*_OPTIONS, *limits, *proxy, *options)
+        self._pem = watch_pem(security.tls) if security.tls else None
+        token_file = security.token_file
+        self._token = WatchedFiles([token_file], lambda: read_token(token_file)) if token_file else None
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._closed = False
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """Ask for one inference and wait. Raises `InvalidRequest` for tensors the protocol cannot carry."""
+        data = self._call("ModelInfer", converters.serialize_infer_request(request), timeout_s)
+        return _parsed(converters.parse_infer_response, data)
+
+    def infer_async(self, request: InferRequest, timeout_s: float) -> PendingInfer:
+        """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin."""
+        data = converters.serialize_infer_request(request)
+        return PendingInfer(self._start("ModelInfer", data, timeout_s), len(data))
+
+    def server_live(self, timeout_s: float) -> bool:
+        """Whether the server runs."""
+        return _parsed(converters.parse_flag, self._call("ServerLive", b"", timeout_s))
+
+    def ready(self, timeout_s: float, model: str | None = None, version: str = "") -> bool:
+        """Whether the server, or that model, can answer now. An unknown model is not ready."""
+        if model is None:
+            return _parsed(converters.parse_flag, self._call("ServerReady", b"", timeout_s))
+        try:
+            data = self._call("ModelReady", converters.serialize_model_name(model, version), timeout_s)
+        except RemoteError as error:
+            if error.kind is RemoteErrorKind.NOT_FOUND:
+                return False
+            raise
+        return _parsed(converters.parse_flag, data)
+
+    def server_metadata(self, timeout_s: float) -> ServerMetadata:
+        """Who serves there, and what it announces."""
+        return _parsed(converters.parse_server_metadata, self._call("ServerMetadata", b"", timeout_s))
+
+    def metadata(self, model: str, timeout_s: float, version: str = "") -> ModelMetadata:
+        """What a model takes and gives."""
+        data = self._call("ModelMetadata", converters.serialize_model_name(model, version), timeout_s)
+        return _parsed(converters.parse_model_metadata, data)
+
+    def close(self) -> None:
+        """Close the connection; calls under way end with `RemoteError` CANCELLED. Calling it twice is harmless."""
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.channel.close()
+
+    def _call(self, method: str, data: bytes, timeout_s: float) -> bytes:
+        try:
+            answer: bytes = self._method(method)(data, **self._arguments(timeout_s))
+        except grpc.RpcError as error:
+            raise _remote_error(error) from None
+        except ValueError:
+            raise _closed() from None
+        return answer
+
+    def _start(self, method: str, data: bytes, timeout_s: float) -> Any:
+        try:
+            return self._method(method).future(data, **self._arguments(timeout_s))
+        except ValueError:
+            raise _closed() from None
+
+    def _method(self, name: str) -> Any:
+        pem = self._pem.get() if self._pem else None
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            if self._link is None or self._link.pem is not pem:
+                # A former channel is not closed but let go: calls under way on it end in peace.
+                self._link = _Link.open(self.endpoint, self._options, pem)
+            return self._link.methods[name]
+
+    def _arguments(self, timeout_s: float) -> dict[str, Any]:
+        if timeout_s <= 0:
+            raise RemoteError(RemoteErrorKind.DEADLINE, "no time is left for the call")
+        metadata = (("authorization", f"Bearer {self._token.get()}"),) if self._token else None
+        return {"timeout": None if math.isinf(timeout_s) else timeout_s, "metadata": metadata}
+
+
+@dataclass(frozen=True)
+class _Link:
+    """A channel, the certificates it was made with, and its methods, which take and give serialized messages."""
+
+    pem: PemFiles | None
+    channel: grpc.Channel
+    methods: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, endpoint: str, options: Sequence[tuple[str, int | str]], pem: PemFiles | None) -> _Link:
+        if pem is None:
+            channel = grpc.insecure_channel(endpoint, options)
+        else:
+            channel = grpc.secure_channel(endpoint, channel_credentials(pem), options)
+        return cls(pem, channel, {name: channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS})
+
+
+def _parsed(parse: Callable[[bytes], T], data: bytes) -> T:
+    try:
+        return parse(data)
+    except InvalidRequest as error:
+        raise RemoteError(RemoteErrorKind.GARBAGE, f"the server's answer cannot be used: {error}") from None
+
+
+def _remote_error(error: grpc.RpcError) -> RemoteError:
+    code, details = error.code(), error.details()
+    return RemoteError(_KINDS.get(code, RemoteErrorKind.INTERNAL), f"{code.name}: {details or 'no details'}")
+
+
+def _closed() -> RemoteError:
+    return RemoteError(RemoteErrorKind.CANCELLED, "the client is closed")

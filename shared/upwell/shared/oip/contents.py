@@ -1,0 +1,164 @@
+"""Tensor contents between numpy and the protocol's two forms: raw bytes and typed value lists.
+
+Raw contents are the elements in row-major order, little-endian; a BYTES element is a 4-byte length and that
+many bytes. Sizes are computed with Python's integers and compared before any memory is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.tensors import DTYPES, Array, numpy_dtype, oip_datatype
+
+MAX_DIMENSIONS = 32
+"""numpy 1 holds no more; a limit also keeps the product of a hostile shape cheap."""
+
+_LARGEST_BYTES = 2**63 - 1
+_LENGTH = struct.Struct("<I")
+
+TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "BOOL": "bool_contents",
+        "UINT8": "uint_contents",
+        "UINT16": "uint_contents",
+        "UINT32": "uint_contents",
+        "UINT64": "uint64_contents",
+        "INT8": "int_contents",
+        "INT16": "int_contents",
+        "INT32": "int_contents",
+        "INT64": "int64_contents",
+        "FP32": "fp32_contents",
+        "FP64": "fp64_contents",
+        "BYTES": "bytes_contents",
+    }
+)
+"""Datatype -> the field of `InferTensorContents` that carries its values. FP16 and BF16 have none: raw only."""
+
+
+def count_elements(name: str, datatype: str, shape: Sequence[int]) -> int:
+    """How many elements the shape holds. Raises `InvalidRequest` for shapes that no array can have."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise InvalidRequest(f"tensor {name!r} has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are possible")
+    if min(shape, default=0) < 0:
+        raise InvalidRequest(f"tensor {name!r} has the shape {list(shape)}; a dimension cannot be negative")
+    elements = math.prod(shape)
+    # An empty dimension does not make the others harmless: numpy refuses [0, 2**40, 2**40] too.
+    extent = elements or math.prod(size for size in shape if size)
+    if extent * numpy_dtype(datatype).itemsize > _LARGEST_BYTES:
+        raise InvalidRequest(f"tensor {name!r} has the shape {list(shape)}, more than can be addressed")
+    return elements
+
+
+def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Array:
+    """The tensor whose raw contents are `data`: a read-only view of it, copied only for BYTES.
+
+    Raises `InvalidRequest` where the size or, for BYTES and BOOL, the contents do not fit.
+    """
+    elements = count_elements(name, datatype, shape)
+    if datatype == "BYTES":
+        return _object_array(_split_bytes(name, elements, data), shape)
+    dtype = numpy_dtype(datatype)
+    expected_bytes = elements * dtype.itemsize
+    if len(data) != expected_bytes:
+        what = f"{datatype} of shape {list(shape)}"
+        raise InvalidRequest(f"tensor {name!r} ({what}) takes {expected_bytes} bytes of raw contents, got {len(data)}")
+    if datatype == "BOOL" and elements and np.frombuffer(data, np.uint8).max() > 1:
+        raise InvalidRequest(f"tensor {name!r}: a BOOL element is a byte of 0 or 1, got another value")
+    return np.frombuffer(data, dtype).reshape(tuple(shape))
+
+
+def _split_bytes(name: str, elements: int, data: bytes) -> list[bytes]:
+    """The elements of a raw BYTES tensor, which must fill `data` exactly."""
+    if elements * _LENGTH.size > len(data):
+        least = elements * _LENGTH.size
+        raise InvalidRequest(
+            f"tensor {name!r}: {elements} BYTES elements take at least {least} bytes of raw contents, got {len(data)}"
+        )
+    found: list[bytes] = []
+    at = 0
+    for index in range(elements):
+        start = at + _LENGTH.size
+        size = _LENGTH.unpack_from(data, at)[0] if start <= len(data) else 0
+        if start + size > len(data):
+            raise InvalidRequest(
+                f"tensor {name!r}: raw contents end inside element {index} of {elements}: "
+                f"expected {start + size} bytes so far, got {len(data)}"
+            )
+        at = start + size
+        found.append(data[start:at])
+    if at != len(data):
+        raise InvalidRequest(f"tensor {name!r}: {elements} BYTES elements take {at} bytes, got {len(data)}")
+    return found
+
+
+def decode_typed(name: str, datatype: str, shape: Sequence[int], fields: Mapping[str, Sequence[Any]]) -> Array:
+    """The tensor whose values are in `fields`, the lists of `InferTensorContents` that are not empty, by name.
+
+    Raises `InvalidRequest` for a wrong field, a wrong count, a value out of range, or a raw-only datatype.
+    """
+    elements = count_elements(name, datatype, shape)
+    field = TYPED_FIELDS.get(datatype)
+    wrong = [given for given in fields if given != field]
+    if field is None and (wrong or elements):
+        raise InvalidRequest(f"tensor {name!r}: {datatype} has no typed form; send it in raw_input_contents")
+    if wrong:
+        raise InvalidRequest(f"tensor {name!r}: {datatype} values belong in {field}, got {', '.join(wrong)}")
+    values = fields.get(field or "", ())
+    if len(values) != elements:
+        raise InvalidRequest(f"tensor {name!r} of shape {list(shape)} takes {elements} elements, got {len(values)}")
+    if datatype == "BYTES":
+        return _object_array(values, shape)
+    return _narrow(name, datatype, values).reshape(tuple(shape))
+
+
+def _narrow(name: str, datatype: str, values: Sequence[Any]) -> Array:
+    """The values as an array of the datatype. The 8- and 16-bit types travel as 32 bits, so they may not fit."""
+    dtype = DTYPES[datatype]
+    if dtype.kind not in "iu" or dtype.itemsize >= 4 or not len(values):
+        return np.array(values, dtype=dtype)
+    wide = np.array(values, dtype=np.int64)
+    low, high = int(wide.min()), int(wide.max())
+    limits = np.iinfo(dtype)
+    if low < limits.min or high > limits.max:
+        raise InvalidRequest(
+            f"tensor {name!r}: {datatype} values lie in {limits.min}..{limits.max}, "
+            f"got {low if low < limits.min else high}"
+        )
+    return wide.astype(dtype)
+
+
+def _object_array(elements: Sequence[bytes], shape: Sequence[int]) -> Array:
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array.reshape(tuple(shape))
+
+
+def encode_raw(name: str, array: Array) -> tuple[str, bytes | memoryview]:
+    """Datatype and raw contents of a tensor, a view of its memory where it lies in row-major order.
+
+    Text (`str` elements) is sent as UTF-8. Raises `InvalidRequest` for a dtype the protocol does not have.
+    """
+    datatype = oip_datatype(array.dtype)
+    if datatype == "BYTES":
+        return datatype, _join_bytes(name, array)
+    # The dtype may be of the other byte order, which the protocol does not have.
+    packed = np.ascontiguousarray(array, dtype=DTYPES[datatype])
+    return datatype, packed.reshape(-1).view(np.uint8).data if packed.size else b""
+
+
+def _join_bytes(name: str, array: Array) -> bytes:
+    parts: list[bytes] = []
+    for element in array.ravel().tolist():
+        data = element.encode() if isinstance(element, str) else element
+        if not isinstance(data, bytes):
+            kind = type(element).__name__
+            raise InvalidRequest(f"tensor {name!r}: an element of a BYTES tensor is bytes or str, got {kind}")
+        parts += (_LENGTH.pack(len(data)), data)
+    return b"".join(parts)

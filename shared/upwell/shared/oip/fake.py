@@ -1,0 +1,80 @@
+"""The official fake of a `Dataplane`: echoes tensors of every datatype, late or failing on demand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelNotFound
+from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.tensors import DTYPES, TensorSpec, oip_datatype
+
+VERSION = "1"
+
+
+class FakeDataplane:
+    """Serves one model, `echo`: each input comes back as the output of the same name.
+
+    Its inputs are one per datatype, named by it in lower case (`fp32`, `bytes`, ...), each of shape [-1, -1]; any
+    one or more of them, of any shape, may be sent. `delay_s` is waited before each answer, in vain where the
+    deadline or the caller's leaving comes first; `failure` is raised instead of an answer. Both may be changed
+    between calls. `requests` holds what was asked, `calls` how.
+    """
+
+    def __init__(self, *, delay_s: float = 0.0, failure: Exception | None = None, ready: bool = True) -> None:
+        self.delay_s = delay_s
+        self.failure = failure
+        self.is_ready = ready
+        self.requests: list[InferRequest] = []
+        self.calls: list[Call] = []
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        """The inputs of the request as outputs, its parameters as parameters."""
+        self.requests.append(request)
+        self.calls.append(call)
+        self._find(request.model, request.version)
+        self._check_inputs(request)
+        self._wait(call)
+        if self.failure is not None:
+            raise self.failure
+        outputs = {name: request.inputs[name] for name in request.outputs or request.inputs}
+        return InferResponse(request.model, outputs, VERSION, request.id, request.parameters)
+
+    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """One input and one output per datatype."""
+        self._find(model, version)
+        specs = tuple(TensorSpec(datatype.lower(), datatype, (-1, -1)) for datatype in DTYPES)
+        return ModelMetadata(model, (VERSION,), "fake", specs, specs)
+
+    def server_metadata(self) -> ServerMetadata:
+        """A server named `fake`."""
+        return ServerMetadata("fake", VERSION, ("upwell.fake",))
+
+    def ready(self, model: str | None = None, version: str = "") -> bool:
+        """What `is_ready` says, for the server and for `echo`."""
+        return self.is_ready and (model is None or (model == "echo" and version in ("", VERSION)))
+
+    def _find(self, model: str, version: str) -> None:
+        if model != "echo" or version not in ("", VERSION):
+            raise ModelNotFound(f"no model {model!r} of version {version or 'any'!r} here; there is 'echo', {VERSION}")
+
+    def _check_inputs(self, request: InferRequest) -> None:
+        expected: Mapping[str, str] = {datatype.lower(): datatype for datatype in DTYPES}
+        if not request.inputs:
+            raise InvalidRequest("the request has no inputs; 'echo' takes at least one")
+        for name, array in request.inputs.items():
+            datatype = oip_datatype(array.dtype)
+            if name not in expected:
+                raise InvalidRequest(f"'echo' has no input {name!r}; it has {', '.join(expected)}")
+            if datatype != expected[name]:
+                raise InvalidRequest(f"the input {name!r} is {expected[name]}, got {datatype}")
+        for name in request.outputs:
+            if name not in request.inputs:
+                raise InvalidRequest(f"'echo' gives the output {name!r} only where the input of that name is sent")
+
+    def _wait(self, call: Call) -> None:
+        until_s = time.monotonic() + self.delay_s
+        if call.cancelled.wait(max(0.0, min(until_s, call.deadline_s) - time.monotonic())):
+            raise CallerLeft("the caller has left")
+        if time.monotonic() >= call.deadline_s:
+            raise DeadlineExceeded("the deadline has passed before the answer was there")

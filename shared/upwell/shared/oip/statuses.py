@@ -1,0 +1,52 @@
+"""The catalogue: which gRPC status each error of Upwell becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import grpc
+
+from upwell.shared import errors
+from upwell.shared.errors import UpwellError
+
+MAX_TEXT_LENGTH = 1000
+"""Longer texts are cut: they travel in HTTP/2 trailers, which are limited to a few kilobytes."""
+
+# `ConfigError` is not here: it speaks of this machine's files to the person who wrote them.
+STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
+    {
+        errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+        errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+        errors.Refused: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        errors.NoAllowedRoute: grpc.StatusCode.FAILED_PRECONDITION,
+        errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+        errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+        errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+        errors.CallerLeft: grpc.StatusCode.CANCELLED,
+        errors.ModelFailed: grpc.StatusCode.INTERNAL,
+        errors.CloudFailed: grpc.StatusCode.UNAVAILABLE,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the caller is told."""
+
+    code: grpc.StatusCode
+    text: str
+
+
+INTERNAL = Status(grpc.StatusCode.INTERNAL, "internal error")
+"""For everything that is not in the catalogue: a bug, whose text may hold what is no business of the caller."""
+
+
+def status_of(error: Exception) -> Status:
+    """The status of an error: as `STATUSES` has it, with the error's own sentence, or `INTERNAL`."""
+    for kind in type(error).__mro__:
+        if kind in STATUSES:
+            text = str(error)
+            return Status(STATUSES[kind], text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…")
+    return INTERNAL

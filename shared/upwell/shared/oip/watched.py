@@ -1,0 +1,76 @@
+"""Files that may be replaced while the program runs: new contents take over, broken ones are refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar
+
+from upwell.shared.errors import ConfigError
+
+T = TypeVar("T")
+_State: TypeAlias = tuple[tuple[int, int, int], ...]
+
+_log = logging.getLogger(__name__)
+
+
+class WatchedFiles(Generic[T]):
+    """A value loaded from files, loaded anew when one of them has changed.
+
+    `load` raises `ConfigError` where the files are wrong: at construction that error passes through, later
+    it is logged once and the value stays as it was. There is no thread: `get` looks at the files, which
+    costs a microsecond or two each, and it may be called from any thread.
+    """
+
+    def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
+        self._paths = tuple(paths)
+        self._load = load
+        self._lock = threading.Lock()
+        self._state = self._look()
+        self._value = load()
+
+    def get(self) -> T:
+        """The value as of the last good state of the files."""
+        state = self._look()
+        if state != self._state:
+            with self._lock:
+                if state != self._state:
+                    self._renew(state)
+        return self._value
+
+    def _renew(self, state: _State) -> None:
+        names = ", ".join(str(path) for path in self._paths)
+        try:
+            self._value = self._load()
+            _log.info("took over the new %s", names)
+        except ConfigError as error:
+            _log.error("kept the former %s: %s", names, error)
+        # Taken before loading, so that a change during the load is seen by the next look.
+        self._state = state
+
+    def _look(self) -> _State:
+        return tuple(_fingerprint(path) for path in self._paths)
+
+
+def _fingerprint(path: Path) -> tuple[int, int, int]:
+    """What changes when a file is written, replaced or pointed elsewhere (links are followed)."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
+    """The bytes of a small file. Raises `ConfigError` naming `what` it should have been."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot read {what}: {error.strerror or error}") from None
+    if len(data) > max_bytes:
+        raise ConfigError.at(path, f"{what} is larger than {max_bytes} bytes")
+    return data

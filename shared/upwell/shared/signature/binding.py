@@ -1,0 +1,147 @@
+"""A `model.yaml` against the tensors of a model: everything that does not fit is found when the model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.signature.description import ImageInput, ModelDescription, Output, TensorInput
+from upwell.shared.signature.detections import FIELDS
+from upwell.shared.signature.pipeline import Builder, Pipeline
+from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature, UplinkEncoding
+from upwell.shared.signature.values import FLOATS, ValueType
+from upwell.shared.tensors import TensorSpec
+
+
+def bind(
+    description: ModelDescription, model_inputs: Sequence[TensorSpec], model_outputs: Sequence[TensorSpec], runtime: str
+) -> tuple[Signature, Pipeline, Pipeline]:
+    """The signature, and the steps before and after the model. Raises `ConfigError` with every problem found."""
+    builder = Builder(description, runtime)
+    inputs = tuple(_logical_input(name, one) for name, one in description.signature.inputs.items())
+    has_rows = all(one.spec.shape[:1] in ((-1,), (1,)) for one in inputs)
+    pre = _bind_inputs(builder, inputs, model_inputs, has_rows)
+    picture = pre is None or any(kind.channels is not None for kind in pre.types.values())
+    post = _bind_outputs(builder, description, model_inputs, model_outputs, has_rows, picture)
+    outputs = _logical_outputs(builder, description, post)
+    if builder.problems or pre is None or post is None:
+        raise ConfigError(builder.problems)
+    return Signature(inputs, outputs, has_rows), pre, post
+
+
+def chunk_of(model_inputs: Sequence[TensorSpec]) -> int:
+    """The number of rows that one run of the model must have, 0 where any number will do."""
+    return max((spec.shape[0] for spec in model_inputs if spec.shape and spec.shape[0] > 0), default=0)
+
+
+def sizes_fit(have: Sequence[int], want: Sequence[int]) -> bool:
+    """Whether two shapes can be the same, where -1 is any size."""
+    return len(have) == len(want) and all(a == b or -1 in (a, b) for a, b in zip(have, want, strict=True))
+
+
+def _logical_input(name: str, one: ImageInput | TensorInput) -> LogicalInput:
+    if isinstance(one, TensorInput):
+        shape = (-1, *one.shape[1:]) if one.shape[:1] == (1,) else one.shape
+        return LogicalInput(name, "tensor", TensorSpec(name, one.dtype, shape))
+    uplink = None if one.uplink is None else UplinkEncoding(one.uplink.encode, one.uplink.quality)
+    return LogicalInput(name, "image", TensorSpec(name, "BYTES", (-1,)), uplink)
+
+
+def _bind_inputs(
+    builder: Builder, inputs: Sequence[LogicalInput], wanted: Sequence[TensorSpec], has_rows: bool
+) -> Pipeline | None:
+    types = {one.name: ValueType(one.spec.datatype, one.spec.shape) for one in inputs}
+    pipeline = builder.pre(types, wanted)
+    if pipeline is None:
+        return None
+    if has_rows and len({spec.shape[:1] for spec in wanted}) > 1:
+        builder.problem(("signature",), f"the model's inputs do not share their rows: {_listed(wanted)}")
+    for spec in wanted:
+        name = pipeline.bound[spec.name]
+        value = pipeline.types[name]
+        have, want = (value.shape[1:], spec.shape[1:]) if has_rows else (value.shape, spec.shape)
+        if value.datatype != spec.datatype or len(value.shape) != len(spec.shape) or not sizes_fit(have, want):
+            hint = _hint(value, spec, name)
+            builder.problem(("pre",), f"the model takes {_listed([spec])}, but {name!r} comes to it as {value}{hint}")
+    return pipeline
+
+
+def _hint(value: ValueType, spec: TensorSpec, name: str) -> str:
+    """The step that is probably missing."""
+    if value.datatype == "BYTES" and spec.datatype != "BYTES":
+        return f"; start with {{decode: {name}}}"
+    if value.datatype == "UINT8" and spec.datatype == "FP32":
+        return "; a normalize step makes FP32"
+    if spec.datatype in ("UINT8", "INT8", "UINT16", "INT16") and value.datatype == "FP32":
+        return f"; a quantize step makes {spec.datatype}"
+    if value.channels is not None and len(spec.shape) == 4:
+        other = "NCHW" if value.channels == 3 else "NHWC"
+        if spec.shape[1 if other == "NCHW" else 3] in (1, 3):
+            return f"; {{layout: {other}}} turns it"
+    return ""
+
+
+def _bind_outputs(
+    builder: Builder,
+    description: ModelDescription,
+    model_inputs: Sequence[TensorSpec],
+    model_outputs: Sequence[TensorSpec],
+    has_rows: bool,
+    picture: bool,
+) -> Pipeline | None:
+    types = {}
+    for spec in model_outputs:
+        shape = (-1, *spec.shape[1:]) if has_rows and spec.shape else spec.shape
+        types[spec.name] = ValueType(spec.datatype, shape)
+    written = description.signature.outputs
+    labels = next((output.labels for output in written.values() if output.labels), ())
+    pipeline = builder.post(types, list(written), labels, picture)
+    if pipeline is not None and has_rows:
+        allowed = {-1, chunk_of(model_inputs) or 1}
+        for spec in model_outputs:
+            if spec.name in pipeline.needs and (not spec.shape or spec.shape[0] not in allowed):
+                builder.problem(("signature", "outputs"), f"the model's output {_listed([spec])} has no rows")
+    return pipeline
+
+
+def _logical_outputs(
+    builder: Builder, description: ModelDescription, post: Pipeline | None
+) -> tuple[LogicalOutput, ...]:
+    outputs: list[LogicalOutput] = []
+    if post is None:
+        return ()
+    for name, written in description.signature.outputs.items():
+        value = post.types[post.bound[name]]
+        wrong = _wrong_kind(written, value)
+        if wrong:
+            builder.problem(("signature", "outputs", name, "kind"), wrong)
+        else:
+            classes = value.classes if written.kind == "detections" else value.shape[-1] if value.shape else 1
+            _check_labels(builder, name, written, classes)
+        spec = TensorSpec(name, value.datatype, value.shape)
+        outputs.append(LogicalOutput(name, written.kind, spec, written.labels))
+    return tuple(outputs)
+
+
+def _wrong_kind(written: Output, value: ValueType) -> str:
+    if written.kind == "tensor":
+        return ""
+    if written.kind == "detections":
+        fits = value.datatype == "FP32" and len(value.shape) == 3 and value.shape[2] == FIELDS
+        return "" if fits else f"detections are FP32 [rows, boxes, {FIELDS}], got {value}; a boxes step makes them"
+    if value.datatype not in FLOATS:
+        return f"{written.kind} are floating point numbers, got {value}; a dequantize step makes them"
+    return "" if len(value.shape) > 1 else f"{written.kind} are [rows, classes], got {value}"
+
+
+def _check_labels(builder: Builder, name: str, written: Output, classes: int) -> None:
+    """A single score is the probability of the second of two classes."""
+    if not written.labels or written.kind in ("embedding", "tensor") or classes < 1:
+        return
+    wanted = 2 if classes == 1 and written.kind != "detections" and len(written.labels) == 2 else classes
+    if len(written.labels) != wanted:
+        builder.problem(("signature", "outputs", name, "labels"), f"{len(written.labels)} labels for {classes} classes")
+
+
+def _listed(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name!r} {spec.datatype} {list(spec.shape)}" for spec in specs)

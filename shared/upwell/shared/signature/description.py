@@ -1,0 +1,80 @@
+"""`model.yaml`: what a model takes and gives as its callers see it, and how that maps to its own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, PrivateAttr
+
+from upwell.shared.errors import Problem
+from upwell.shared.signature.keys import Datatype, Dimension, FilePart, Labels, Name, PostOp, PreOp
+from upwell.shared.yaml_tree import dotted
+
+RuntimeName: TypeAlias = Literal["onnx", "tflite", "torch"]
+
+
+class Uplink(FilePart):
+    """How pictures given as pixels are encoded before they go up."""
+
+    encode: Literal["jpeg", "webp", "png"]
+    quality: int = Field(default=85, ge=1, le=100)
+
+
+class ImageInput(FilePart):
+    """One picture per row: encoded (JPEG, PNG, WebP), or pixels."""
+
+    kind: Literal["image"]
+    uplink: Uplink | None = None
+
+
+class TensorInput(FilePart):
+    """A plain tensor."""
+
+    kind: Literal["tensor"]
+    dtype: Datatype
+    shape: tuple[Dimension, ...]
+
+
+class Output(FilePart):
+    """One output: what its numbers mean, and what its classes are called."""
+
+    kind: Literal["probabilities", "logits", "detections", "embedding", "tensor"]
+    labels: Labels = ()
+
+
+class SignaturePart(FilePart):
+    """What callers see."""
+
+    inputs: dict[Name, Annotated[ImageInput | TensorInput, Field(discriminator="kind")]] = Field(min_length=1)
+    outputs: dict[Name, Output] = Field(min_length=1)
+
+
+class RuntimeOverride(FilePart):
+    """Steps that replace those of the file for one runtime, whose model file has other tensors."""
+
+    pre: tuple[PreOp, ...] | None = None
+    post: tuple[PostOp, ...] | None = None
+
+
+class ModelDescription(FilePart):
+    """A whole `model.yaml`. Load it with `load_yaml(path, ModelDescription)`."""
+
+    version: Literal[1]
+    signature: SignaturePart
+    pre: tuple[PreOp, ...] = ()
+    post: tuple[PostOp, ...] = ()
+    runtimes: dict[RuntimeName, RuntimeOverride] = Field(default_factory=dict)
+
+    _context: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Remember where the values stand in the file, for errors that only the model's tensors reveal."""
+        self._context.update(context or {})
+
+    def problem(self, keys: Sequence[str | int], message: str) -> Problem:
+        """A problem with the value under `keys`, with its place in the file where it came from one."""
+        tree = self._context.get("tree")
+        place = tree.find(keys)[0] if tree is not None else None
+        line, column = (place.line, place.column) if place else (None, None)
+        return Problem(self._context.get("path"), line, column, dotted(keys), message)

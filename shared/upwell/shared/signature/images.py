@@ -1,0 +1,165 @@
+"""Encoded pictures -> pixels, and back for the uplink, with what a hostile picture could do kept out.
+
+Only JPEG, PNG and WebP are read, told apart by their first bytes. The size is read from the header and checked before
+anything is decoded. Every failure is an `InvalidRequest`.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.signature.signature import Signature, UplinkEncoding
+from upwell.shared.tensors import Array
+
+Color = Literal["rgb", "gray"]
+
+MAX_DECODED_SIDE = 65_535
+"""The longest side that is decoded: JPEG's own limit. Resizing a taller picture would take memory by its height."""
+
+_MAX_ENCODED_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 65_535}
+
+_ORIENTATION_TAG = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation (CIPA DC-008, 4.6.5) -> what makes the picture upright."""
+
+
+def decode(data: bytes, color: Color, max_pixels: int) -> Array:
+    """One encoded picture -> UINT8 [height, width, 3 or 1], EXIF orientation applied, alpha dropped.
+
+    Of an animation the first frame counts; 16-bit samples keep their high byte. Raises `InvalidRequest`.
+    """
+    try:
+        image = _opened(data, max_pixels)
+        return _pixels(image, color)
+    except InvalidRequest:
+        raise
+    except Exception as error:  # noqa: BLE001 (the decoder's border: a broken file raises anything from Pillow)
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise InvalidRequest(f"the picture is damaged and cannot be decoded: {reason}") from None
+
+
+def recolored(pixels: Array, color: Color) -> Array:
+    """Pixels UINT8 [height, width, 1 or 3] in the color asked for; gray is ITU-R 601 luma as Pillow computes it."""
+    channels = 3 if color == "rgb" else 1
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=2)
+    return np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
+
+
+def encode(pixels: Array, encoding: UplinkEncoding) -> bytes | None:
+    """Pixels UINT8 [height, width, 1 or 3] -> an encoded picture, or None where the format cannot hold that size."""
+    if max(pixels.shape[:2]) > _MAX_ENCODED_SIDE[encoding.encode]:
+        return None
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    file = io.BytesIO()
+    if encoding.encode == "png":
+        image.save(file, "PNG")
+    else:
+        image.save(file, encoding.encode.upper(), quality=encoding.quality)
+    return file.getvalue()
+
+
+def encode_for_uplink(signature: Signature, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The inputs as they go up: pictures given as pixels encoded where the signature says so, the rest untouched."""
+    sent = dict(inputs)
+    for one in signature.inputs:
+        pixels = sent[one.name]
+        if one.uplink is None or pixels.dtype != np.uint8:
+            continue
+        encoded = [encode(picture, one.uplink) for picture in pixels]
+        if None not in encoded:
+            sent[one.name] = np.empty(len(encoded), dtype=np.object_)
+            sent[one.name][:] = encoded
+    return sent
+
+
+def _opened(data: bytes, max_pixels: int) -> ImageFile:
+    """The picture with its header read and its size checked.
+
+    The format's own class is used, not `Image.open`: that warns about large pictures by a limit of its own.
+    """
+    if not isinstance(data, bytes):
+        raise InvalidRequest(f"expected an encoded picture as bytes, got {type(data).__name__}")
+    file = io.BytesIO(data)
+    if data.startswith(b"\xff\xd8\xff"):
+        image: ImageFile = JpegImageFile(file)
+    elif data.startswith(b"\x89PNG\r\n\x1a\n"):
+        _check_size(_png_size(data), max_pixels)
+        image = PngImageFile(file)
+    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        _check_size(_webp_size(data), max_pixels)
+        image = WebPImageFile(file)
+    else:
+        raise InvalidRequest(f"expected a picture as JPEG, PNG or WebP, got {len(data)} bytes of something else")
+    _check_size(image.size, max_pixels)
+    return image
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise InvalidRequest(f"the picture has no pixels: {width} x {height}")
+    if max(size) > MAX_DECODED_SIDE:
+        raise InvalidRequest(f"the picture is {width} x {height}; at most {MAX_DECODED_SIDE} pixels a side are decoded")
+    if width * height > max_pixels:
+        raise InvalidRequest(f"the picture has {width} x {height} pixels; at most {max_pixels} are decoded")
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    """From IHDR, which must come first (PNG, 5.6)."""
+    if data[12:16] != b"IHDR" or len(data) < 24:
+        raise InvalidRequest("the picture is damaged and cannot be decoded: a PNG without a header")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """From the first chunk (WebP container specification, RFC 9649): libwebp takes memory for it when opening."""
+    kind, body = data[12:16], data[20:30]
+    if len(body) == 10 and kind == b"VP8X":
+        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+    if len(body) == 10 and kind == b"VP8L":
+        bits = int.from_bytes(body[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if len(body) == 10 and kind == b"VP8 ":
+        return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
+    raise InvalidRequest("the picture is damaged and cannot be decoded: a WebP without a header")
+
+
+def _pixels(image: ImageFile, color: Color) -> Array:
+    image.load()
+    turn = _TURNS.get(_orientation(image))
+    upright = image if turn is None else image.transpose(turn)
+    if upright.mode.startswith("I"):  # 16-bit gray, which Pillow would clip to 255 rather than scale
+        samples = np.asarray(upright).astype(np.uint32)
+        return recolored((samples >> 8).astype(np.uint8)[:, :, None], color)
+    pixels = np.asarray(upright.convert("RGB" if color == "rgb" else "L"))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _orientation(image: ImageFile) -> object:
+    try:
+        return image.getexif().get(_ORIENTATION_TAG)
+    except Exception:  # noqa: BLE001 (a broken EXIF block says nothing about the pixels, and raises anything)
+        return None

@@ -1,0 +1,276 @@
+"""The keys of a `model.yaml`'s fields and operations: what may be written, and the defaults of what is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from upwell.shared.yaml import resolve
+
+MAX_LABELS_BYTES = 1 << 20
+"""A larger labels file is refused."""
+MAX_SIDE = 16384
+"""The largest height or width that a picture may be resized or cropped to."""
+DEFAULT_MAX_PIXELS = 64_000_000
+"""How many pixels the pictures of one request may have together."""
+
+Datatype: TypeAlias = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+    "FP16", "BF16", "FP32", "FP64", "BYTES",
+]  # fmt: skip
+
+
+class FilePart(BaseModel):
+    """A part of a file: unknown keys are errors, and what is loaded does not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _dimension(value: int) -> int:
+    if value == 0 or value < -1:
+        raise ValueError(f"expected a positive size, or -1 for one that varies, got {value}")
+    return value
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("expected a finite number")
+    return value
+
+
+def _scale(value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"expected a positive finite number, got {value}")
+    return value
+
+
+def _labels(value: object, info: ValidationInfo) -> object:
+    """A list as it is; a text names a file with one label per line."""
+    if not isinstance(value, str):
+        return value
+    path = resolve(value, (info.context or {}).get("base_dir", Path()))
+    try:
+        if not path.is_file():
+            raise ValueError(f"no labels file {path}; expected a text file with one label per line")
+        if path.stat().st_size > MAX_LABELS_BYTES:
+            raise ValueError(f"the labels file {path} is larger than {MAX_LABELS_BYTES} bytes")
+        return path.read_text(encoding="utf-8-sig").rstrip("\r\n").split("\n")
+    except OSError as error:
+        raise ValueError(f"the labels file {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"the labels file {path} is not UTF-8 text") from None
+
+
+def _full_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
+    stripped = tuple(label.strip() for label in labels)
+    if "" in stripped:
+        raise ValueError(f"label {stripped.index('') + 1} is empty; expected one label per class")
+    return stripped
+
+
+Finite: TypeAlias = Annotated[float, AfterValidator(_finite)]
+Scale: TypeAlias = Annotated[float, AfterValidator(_scale)]
+Dimension: TypeAlias = Annotated[int, AfterValidator(_dimension)]
+Side: TypeAlias = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Labels: TypeAlias = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_labels),
+    AfterValidator(_full_labels),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+class Op(FilePart):
+    """What every step has: the value it reads, where the one last written is not meant."""
+
+    source: Name | None = Field(default=None, alias="from")
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The values it says it reads; empty for the one last written."""
+        return () if self.source is None else (self.source,)
+
+
+class NamedOp(Op):
+    """A step whose result may get a name of its own."""
+
+    target: Name | None = Field(default=None, alias="to")
+
+
+class Decode(NamedOp):
+    """Encoded pictures (or pixels) -> pixels."""
+
+    color: Literal["rgb", "gray"] = "rgb"
+    max_pixels: int = Field(default=DEFAULT_MAX_PIXELS, ge=1)
+
+
+class Resize(Op):
+    """Pictures -> pictures of one size, [height, width]."""
+
+    to: tuple[Side, Side]
+    fit: Literal["stretch", "cover", "contain"] = "stretch"
+    filter: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    fill: int = Field(default=0, ge=0, le=255)
+
+
+class Crop(Op):
+    """The middle of pictures, [height, width]."""
+
+    to: tuple[Side, Side]
+
+
+class Normalize(NamedOp):
+    """(x * scale - mean) / std as FP32; mean and std one number, or one per channel."""
+
+    scale: Scale = 1 / 255
+    mean: Finite | tuple[Finite, ...] = 0.0
+    std: Scale | tuple[Scale, ...] = 1.0
+
+
+class Layout(NamedOp):
+    """The order of a picture's dimensions."""
+
+    order: Literal["NCHW", "NHWC"]
+
+
+class Quantize(NamedOp):
+    """round(x / scale) + zero_point, clipped to the range of `dtype`."""
+
+    scale: Scale
+    zero_point: int = 0
+    dtype: Literal["UINT8", "INT8", "UINT16", "INT16"]
+
+
+class Rename(Op):
+    """Another name for a value."""
+
+    target: Name = Field(alias="to")
+
+
+class Activation(NamedOp):
+    """Softmax or sigmoid."""
+
+
+class TopK(NamedOp):
+    """The k highest scores, and their classes as another value."""
+
+    k: int = Field(ge=1)
+    classes: Name = "classes"
+
+
+class Dequantize(NamedOp):
+    """(x - zero_point) * scale as FP32."""
+
+    scale: Scale
+    zero_point: int = 0
+
+
+class Boxes(Op):
+    """Raw boxes and scores -> detections."""
+
+    target: Name = Field(default="detections", alias="to")
+    boxes: Name | None = None
+    scores: Name | None = None
+    classes: Name | None = None
+    axes: Literal["NCA", "NAC"] = "NCA"
+    objectness: bool = False
+    format: Literal["cxcywh", "xyxy", "yxyx"]
+    normalized: bool = False
+    background: int | None = Field(default=None, ge=0)
+    min_score: Fraction = 0.25
+    iou: Fraction = 0.45
+    max: int = Field(default=100, ge=1, le=10_000)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Boxes, scores and perhaps classes, or the one raw tensor."""
+        apart = tuple(name for name in (self.boxes, self.scores, self.classes) if name is not None)
+        return apart or super().named
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Boxes:
+        if (self.boxes is None) != (self.scores is None):
+            raise ValueError("boxes and scores go together: name both, or `from` for one raw tensor")
+        if self.boxes is not None and (self.source is not None or self.objectness):
+            raise ValueError("`from` and `objectness` belong to one raw tensor; boxes and scores are named here")
+        if self.classes is not None and self.boxes is None:
+            raise ValueError("classes go with boxes and scores; name all three")
+        return self
+
+
+class LabelsOp(Op):
+    """Class numbers, or the classes of detections, -> label texts."""
+
+    target: Name = Field(default="labels", alias="to")
+    labels: Labels = ()
+
+
+def _short(key: str | None) -> Callable[[Any], Any]:
+    """Lets an op be written short: `decode: image` for its main key, and nothing for no keys at all."""
+
+    def expand(value: Any) -> Any:
+        if value is None:
+            return {}
+        return {key: value} if key is not None and isinstance(value, str) else value
+
+    return expand
+
+
+class _OneOp(FilePart):
+    """A mapping with exactly one key, the op's name."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> _OneOp:
+        if len(self.model_fields_set) != 1:
+            known = ", ".join(type(self).model_fields)
+            raise ValueError(f"expected exactly one operation, such as one of {known}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The op's name."""
+        return next(iter(self.model_fields_set))
+
+    @property
+    def op(self) -> Any:
+        """The op's keys."""
+        return getattr(self, self.name)
+
+
+class PreOp(_OneOp):
+    """One step before the model."""
+
+    decode: Annotated[Decode | None, BeforeValidator(_short("from"))] = None
+    resize: Annotated[Resize | None, BeforeValidator(_short(None))] = None
+    crop: Annotated[Crop | None, BeforeValidator(_short(None))] = None
+    normalize: Annotated[Normalize | None, BeforeValidator(_short(None))] = None
+    layout: Annotated[Layout | None, BeforeValidator(_short("order"))] = None
+    quantize: Annotated[Quantize | None, BeforeValidator(_short(None))] = None
+    rename: Annotated[Rename | None, BeforeValidator(_short(None))] = None
+
+
+class PostOp(_OneOp):
+    """One step after the model."""
+
+    softmax: Annotated[Activation | None, BeforeValidator(_short("from"))] = None
+    sigmoid: Annotated[Activation | None, BeforeValidator(_short("from"))] = None
+    top_k: Annotated[TopK | None, BeforeValidator(_short(None))] = None
+    dequantize: Annotated[Dequantize | None, BeforeValidator(_short(None))] = None
+    boxes: Annotated[Boxes | None, BeforeValidator(_short(None))] = None
+    labels: Annotated[LabelsOp | None, BeforeValidator(_short("from"))] = None
+    rename: Annotated[Rename | None, BeforeValidator(_short(None))] = None

@@ -1,0 +1,129 @@
+"""The steps before a model: what callers send -> the tensors it takes. Pure numpy, the same on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.signature.geometry import Geometry
+from upwell.shared.signature.keys import Crop, Decode, Layout, Normalize, PreOp, Quantize, Rename, Resize
+from upwell.shared.signature.pictures import crop, decode_pictures, pictures_of, resize
+from upwell.shared.signature.values import (
+    Step,
+    Value,
+    ValueType,
+    one_array,
+    rename,
+    require_floats,
+    require_numbers,
+)
+from upwell.shared.tensors import Array, numpy_dtype
+
+
+def pre_step(written: PreOp, source: str, value: ValueType) -> Step:
+    """The step that one entry of `pre` describes, reading the value `source`.
+
+    Raises `ValueError` that says what would be right where the value's type does not fit.
+    """
+    op = written.op
+    if isinstance(op, Rename):
+        return rename(source, op.target, value)
+    if isinstance(op, Decode):
+        return _decode_step(op, source, value)
+    if isinstance(op, (Resize, Crop)):
+        return _picture_step(op, source, value)
+    target = op.target or source
+    if isinstance(op, Layout):
+        return _layout_step(op, source, target, value)
+    if isinstance(op, Quantize):
+        require_floats(value, source, "normalize")
+        return one_array(source, target, value.become(op.dtype), lambda array: quantize(array, op))
+    return _normalize_step(op, source, target, value)
+
+
+def _decode_step(op: Decode, source: str, value: ValueType) -> Step:
+    pixels = value.datatype == "UINT8" and len(value.shape) == 4 and value.shape[3] in (1, 3)
+    if not pixels and not (value.datatype == "BYTES" and len(value.shape) == 1):
+        raise ValueError(f"expected encoded pictures, BYTES [rows], or pixels in {source!r}, got {value}")
+    size = value.shape[1:3] if pixels else (-1, -1)
+    kind = ValueType("UINT8", (value.shape[0], *size, 3 if op.color == "rgb" else 1), channels=3)
+    return Step(
+        (source,), {op.target or source: kind}, lambda values, _: (decode_pictures(values[0], op.color, op.max_pixels),)
+    )
+
+
+def _picture_step(op: Resize | Crop, source: str, value: ValueType) -> Step:
+    if value.datatype == "BYTES":
+        raise ValueError(f"the pictures in {source!r} are encoded; write {{decode: {source}}} before this step")
+    if value.datatype != "UINT8" or len(value.shape) != 4 or value.shape[3] not in (1, 3):
+        raise ValueError(f"expected pictures, UINT8 [rows, height, width, 1 or 3], in {source!r}, got {value}")
+    if isinstance(op, Crop) and any(0 <= old < new for old, new in zip(value.shape[1:3], op.to, strict=True)):
+        raise ValueError(f"cannot crop {list(value.shape[1:3])} to the larger {list(op.to)}")
+    kind = ValueType("UINT8", (value.shape[0], *op.to, value.shape[3]), channels=3)
+
+    def run(values: Sequence[Value], _: Geometry | None) -> tuple[Value]:
+        pictures = pictures_of(values[0])
+        return (resize(pictures, op) if isinstance(op, Resize) else crop(pictures, op),)
+
+    return Step((source,), {source: kind}, run)
+
+
+def _layout_step(op: Layout, source: str, target: str, value: ValueType) -> Step:
+    require_numbers(value, source)
+    if len(value.shape) != 4:
+        raise ValueError(f"expected rank 4 in {source!r}, got {value}")
+    wanted = 1 if op.order == "NCHW" else 3
+    if value.channels == wanted:
+        return rename(source, target, value)
+    rows, a, b, c = value.shape
+    shape = (rows, c, a, b) if wanted == 1 else (rows, b, c, a)
+    kind = replace(value, shape=shape, channels=wanted)
+    return one_array(source, target, kind, lambda array: transpose(array, op.order))
+
+
+def _normalize_step(op: Normalize, source: str, target: str, value: ValueType) -> Step:
+    require_numbers(value, source)
+    axis = len(value.shape) - 1 if value.channels is None else value.channels
+    for key, numbers in (("mean", op.mean), ("std", op.std)):
+        size = value.shape[axis] if value.shape else 1
+        if isinstance(numbers, tuple) and size >= 0 and len(numbers) != size:
+            raise ValueError(f"{key} has {len(numbers)} numbers for {size} channels")
+    return one_array(source, target, value.become("FP32"), lambda array: normalize(array, op, axis))
+
+
+def normalize(array: Array, op: Normalize, axis: int) -> Array:
+    """(x * scale - mean) / std as FP32; one mean and std per channel along `axis` where several."""
+    result = array.astype(np.float32)
+    result *= np.float32(op.scale)
+    if op.mean != 0.0:
+        result -= _along(op.mean, array.ndim, axis)
+    if op.std != 1.0:
+        result /= _along(op.std, array.ndim, axis)
+    return result
+
+
+def _along(numbers: float | tuple[float, ...], rank: int, axis: int) -> Array:
+    array = np.asarray(numbers, dtype=np.float32)
+    if array.ndim == 0:
+        return array
+    return array.reshape([-1 if index == axis else 1 for index in range(rank)])
+
+
+def quantize(array: Array, op: Quantize) -> Array:
+    """round(x / scale) + zero_point, half to even, clipped to the dtype. Raises `InvalidRequest` for NaN."""
+    dtype = numpy_dtype(op.dtype)
+    steps = np.rint(array.astype(np.float32) / np.float32(op.scale)) + np.float32(op.zero_point)
+    if np.isnan(steps).any():
+        raise InvalidRequest(f"the input holds NaN, which cannot be quantized to {op.dtype}")
+    limits = np.iinfo(dtype)
+    clipped: Array = np.clip(steps, limits.min, limits.max).astype(dtype)
+    return clipped
+
+
+def transpose(array: Array, order: Literal["NCHW", "NHWC"]) -> Array:
+    """Rank 4 from the other order to `order`, contiguous."""
+    return np.ascontiguousarray(array.transpose((0, 3, 1, 2) if order == "NCHW" else (0, 2, 3, 1)))

@@ -1,0 +1,117 @@
+"""From what callers send to a model's tensors and back, for one model on one runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import PIL
+
+from upwell.shared.errors import InvalidRequest, ModelFailed
+from upwell.shared.signature.binding import bind, chunk_of, sizes_fit
+from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.geometry import Geometry
+from upwell.shared.signature.pipeline import Pipeline
+from upwell.shared.signature.signature import Signature, own_signature
+from upwell.shared.signature.values import array_of
+from upwell.shared.tensors import Array, TensorSpec
+
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request as the model takes it. `geometry` brings boxes back to the original picture, where there is one."""
+
+    tensors: Mapping[str, Array]
+    rows: int
+    geometry: Geometry | None
+
+
+class Processor:
+    """Maps a signature to one model's own tensors; built once when the model loads, used by any thread.
+
+    Raises `ConfigError` with everything about the description that does not fit the model's tensors.
+    """
+
+    signature: Signature
+    identity: bool
+    """Neither `pre` nor `post` does anything: the tensors pass as they are."""
+
+    def __init__(
+        self,
+        description: ModelDescription | None,
+        model_inputs: Sequence[TensorSpec],
+        model_outputs: Sequence[TensorSpec],
+        runtime: str,
+    ) -> None:
+        self._inputs = tuple(model_inputs)
+        if description is None:
+            self.signature = own_signature(model_inputs, model_outputs)
+            self._pre = Pipeline((), {spec.name: spec.name for spec in model_inputs}, {})
+            self._post = Pipeline((), {spec.name: spec.name for spec in model_outputs}, {})
+        else:
+            self.signature, self._pre, self._post = bind(description, model_inputs, model_outputs, runtime)
+        self._chunk = chunk_of(model_inputs) if self.signature.has_rows else 0
+        self.identity = self._pre.does_nothing and self._post.does_nothing
+
+    def pre(self, inputs: Mapping[str, Array]) -> Prepared:
+        """The request checked and made ready for the model. Raises `InvalidRequest`."""
+        rows = self.signature.check_inputs(inputs)
+        if self.identity:
+            return Prepared(inputs, rows, None)
+        values, geometry = self._pre.run(inputs, None)
+        tensors = {name: array_of(value) for name, value in values.items()}
+        first = 1 if self.signature.has_rows else 0
+        for spec in self._inputs:
+            if not sizes_fit(tensors[spec.name].shape[first:], spec.shape[first:]):
+                shape = list(tensors[spec.name].shape)
+                raise InvalidRequest(f"the model takes {spec.name!r} as {list(spec.shape)}; this request makes {shape}")
+        return Prepared(tensors, rows, geometry)
+
+    def run_rows(self, run: Run, prepared: Prepared) -> dict[str, Array]:
+        """The model's outputs for all rows, run in chunks where its leading dimension is fixed.
+
+        The last chunk is filled up with its last row. Raises what `run` raises, and `ModelFailed` where an output
+        has not the rows it must have.
+        """
+        if self._chunk in (0, prepared.rows):
+            return dict(run(prepared.tensors))
+        parts = [self._run_chunk(run, prepared, start) for start in range(0, prepared.rows, self._chunk)]
+        return {name: _joined(name, [part[name] for part in parts]) for name in parts[0]}
+
+    def post(self, model_outputs: Mapping[str, Array], prepared: Prepared) -> dict[str, Array]:
+        """The logical outputs. Raises `ModelFailed` where the model's outputs are not what they were said to be."""
+        values, _ = self._post.run(model_outputs, prepared.geometry)
+        outputs = {name: array_of(value) for name, value in values.items()}
+        if self.signature.has_rows:
+            for name, array in outputs.items():
+                if array.ndim == 0 or array.shape[0] != prepared.rows:
+                    raise ModelFailed(f"the model gave {list(array.shape)} as {name!r} for {prepared.rows} rows")
+        return outputs
+
+    def _run_chunk(self, run: Run, prepared: Prepared, start: int) -> dict[str, Array]:
+        count = min(self._chunk, prepared.rows - start)
+        tensors = {}
+        for name, tensor in prepared.tensors.items():
+            part = tensor[start : start + count]
+            filling = [part[-1:]] * (self._chunk - count)
+            tensors[name] = np.concatenate([part, *filling]) if filling else part
+        outputs = {name: output for name, output in run(tensors).items() if name in self._post.needs}
+        for name, output in outputs.items():
+            if output.ndim == 0 or output.shape[0] != self._chunk:
+                raise ModelFailed(f"the model gave {list(output.shape)} as {name!r} for {self._chunk} rows")
+        return {name: output[:count] for name, output in outputs.items()}
+
+
+def versions() -> tuple[str, ...]:
+    """What decides whether two sides process bit for bit alike; announced in the server's metadata."""
+    return (f"upwell.pre:numpy={np.__version__}", f"upwell.pre:pillow={PIL.__version__}")
+
+
+def _joined(name: str, parts: Sequence[Array]) -> Array:
+    shapes = {part.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise ModelFailed(f"the model gave {name!r} in different shapes for different rows: {sorted(shapes)}")
+    return np.concatenate(parts)

@@ -1,0 +1,234 @@
+"""What callers of a model see: logical inputs and outputs, and the rows of a request.
+
+Rows are what routing decides about: one element of the leading dimension of every input and output. A model
+without such a dimension has no rows; its whole request counts as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest, ModelFailed, UpwellError
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
+
+InputKind = Literal["image", "tensor"]
+OutputKind = Literal["probabilities", "logits", "detections", "embedding", "tensor"]
+
+BYTES_LENGTH_BYTES = 4
+"""The length that precedes each element of a BYTES tensor in OIP's raw form."""
+
+
+@dataclass(frozen=True)
+class UplinkEncoding:
+    """How pictures that came as pixels are encoded before they go up; `quality` from 1 to 100, unused by PNG."""
+
+    encode: Literal["jpeg", "webp", "png"]
+    quality: int = 85
+
+
+@dataclass(frozen=True)
+class LogicalInput:
+    """One input as callers see it.
+
+    An `image` has the spec BYTES [-1], one encoded picture (JPEG, PNG, WebP) per row, and also takes pixels as
+    UINT8 [rows, height, width, channels] with 1 or 3 channels.
+    """
+
+    name: str
+    kind: InputKind
+    spec: TensorSpec
+    uplink: UplinkEncoding | None = None
+
+
+@dataclass(frozen=True)
+class LogicalOutput:
+    """One output as callers see it. `labels` names the classes of its last dimension, or of a detection's class."""
+
+    name: str
+    kind: OutputKind
+    spec: TensorSpec
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Check:
+    """What an array must be, in the form that is quickest to compare; None is a dimension that varies."""
+
+    name: str
+    dtype: np.dtype[Any]
+    rank: int
+    fixed: tuple[tuple[int, int], ...]
+    image: bool
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of a model. `has_rows`: the leading dimension of each is the same number of rows."""
+
+    inputs: tuple[LogicalInput, ...]
+    outputs: tuple[LogicalOutput, ...]
+    has_rows: bool
+
+    @cached_property
+    def scores(self) -> LogicalOutput | None:
+        """The first output of probabilities or logits: how hard a row was is read from it."""
+        return next((output for output in self.outputs if output.kind in ("probabilities", "logits")), None)
+
+    def check_inputs(self, inputs: Mapping[str, Array]) -> int:
+        """The number of rows, 1 where the model has none. Raises `InvalidRequest` that names what was expected."""
+        rows = -1
+        for check in self._input_checks:
+            array = inputs.get(check.name)
+            if array is None:
+                raise InvalidRequest(f"input {check.name!r} is missing; expected {_described(check)}")
+            if not _fits(array, check):
+                raise InvalidRequest(f"input {check.name!r}: expected {_described(check)}, got {_shown(array)}")
+            if self.has_rows:
+                rows = self._same_rows(array, rows, check.name)
+        if len(inputs) != len(self._input_checks):
+            unknown = sorted(set(inputs) - {check.name for check in self._input_checks})
+            known = ", ".join(check.name for check in self._input_checks)
+            raise InvalidRequest(f"unknown input {unknown[0]!r}; this model takes {known}")
+        return rows if self.has_rows else 1
+
+    def check_outputs(self, outputs: Mapping[str, Array], rows: int) -> None:
+        """Check an answer that came from elsewhere; outputs that are not in the signature are ignored.
+
+        Raises `ModelFailed` for a missing output and a wrong dtype, shape or number of rows.
+        """
+        for check in self._output_checks:
+            array = outputs.get(check.name)
+            if array is None:
+                raise ModelFailed(f"the answer lacks output {check.name!r}; expected {_described(check)}")
+            if not _fits(array, check):
+                raise ModelFailed(f"output {check.name!r}: expected {_described(check)}, got {_shown(array)}")
+            if self.has_rows and array.shape[0] != rows:
+                raise ModelFailed(f"output {check.name!r}: expected {rows} rows, got {array.shape[0]}")
+
+    def row_sizes_bytes(self, inputs: Mapping[str, Array]) -> tuple[int, ...]:
+        """The bytes that each row takes on the wire in OIP's raw form, for inputs that passed `check_inputs`."""
+        if not self.has_rows:
+            return (sum(_size_bytes(array) for array in inputs.values()),)
+        rows = next(iter(inputs.values())).shape[0]
+        sizes = [0] * rows
+        for array in inputs.values():
+            if array.dtype.hasobject:
+                sizes = [size + _size_bytes(array[row]) for row, size in enumerate(sizes)]
+            else:
+                each = array.nbytes // rows
+                sizes = [size + each for size in sizes]
+        return tuple(sizes)
+
+    def select_rows(self, inputs: Mapping[str, Array], rows: Sequence[int]) -> dict[str, Array]:
+        """The inputs of some rows, in that order. A model without rows has only row 0, the whole request."""
+        if not self.has_rows:
+            return dict(inputs)
+        indexes = np.asarray(rows, dtype=np.intp)
+        return {name: array[indexes] for name, array in inputs.items()}
+
+    def merge_rows(self, parts: Sequence[tuple[Sequence[int], Mapping[str, Array]]], rows: int) -> dict[str, Array]:
+        """Per-row answers put together: each part holds the outputs of the rows it names.
+
+        Raises `ModelFailed` where two parts differ in dtype or shape, and `ValueError` where the parts do not hold
+        each row exactly once.
+        """
+        if sorted(row for indexes, _ in parts for row in indexes) != list(range(rows)):
+            raise ValueError(f"the parts must hold each of {rows} rows exactly once")
+        if not self.has_rows or (len(parts) == 1 and list(parts[0][0]) == list(range(rows))):
+            return {output.name: parts[0][1][output.name] for output in self.outputs}
+        return {output.name: _merged(output.name, parts, rows) for output in self.outputs}
+
+    @cached_property
+    def _input_checks(self) -> tuple[_Check, ...]:
+        return tuple(_check(one.spec, self.has_rows, one.kind == "image") for one in self.inputs)
+
+    @cached_property
+    def _output_checks(self) -> tuple[_Check, ...]:
+        return tuple(_check(one.spec, self.has_rows, image=False) for one in self.outputs)
+
+    def _same_rows(self, array: Array, rows: int, name: str) -> int:
+        here: int = array.shape[0]
+        if here == 0:
+            raise InvalidRequest(f"input {name!r} has no rows; expected at least one")
+        if rows not in (-1, here):
+            raise InvalidRequest(f"input {name!r} has {here} rows, but {self.inputs[0].name!r} has {rows}")
+        return here
+
+
+def own_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
+    """The signature of a model that nothing describes: its own tensors.
+
+    It has rows where every input and output leads with a dimension that varies, or every one with 1, in which case
+    the rows are run one by one.
+    """
+    leading = {spec.shape[0] if spec.shape else 0 for spec in (*inputs, *outputs)}
+    has_rows = leading in ({-1}, {1})
+    return Signature(
+        tuple(LogicalInput(spec.name, "tensor", _row_spec(spec, has_rows)) for spec in inputs),
+        tuple(LogicalOutput(spec.name, "tensor", _row_spec(spec, has_rows)) for spec in outputs),
+        has_rows,
+    )
+
+
+def _row_spec(spec: TensorSpec, has_rows: bool) -> TensorSpec:
+    return TensorSpec(spec.name, spec.datatype, (-1, *spec.shape[1:])) if has_rows else spec
+
+
+def _check(spec: TensorSpec, has_rows: bool, image: bool) -> _Check:
+    first = 1 if has_rows else 0
+    fixed = tuple((axis, size) for axis, size in enumerate(spec.shape) if axis >= first and size >= 0)
+    return _Check(spec.name, numpy_dtype(spec.datatype), len(spec.shape), fixed, image, spec)
+
+
+def _fits(array: Any, check: _Check) -> bool:
+    if not isinstance(array, np.ndarray):
+        return False
+    shape = array.shape
+    if array.dtype == check.dtype and len(shape) == check.rank:
+        return all(shape[axis] == size for axis, size in check.fixed)
+    return check.image and array.dtype == np.uint8 and len(shape) == 4 and shape[3] in (1, 3) and 0 not in shape[1:]
+
+
+def _described(check: _Check) -> str:
+    shape = f"{check.spec.datatype} {list(check.spec.shape)}"
+    if check.image:
+        return f"one encoded picture per row as {shape}, or pixels as UINT8 [rows, height, width, 1 or 3]"
+    return f"{shape} (numpy dtype object, each element bytes)" if check.spec.datatype == "BYTES" else shape
+
+
+def _shown(array: Any) -> str:
+    if not isinstance(array, np.ndarray):
+        return f"{type(array).__name__} instead of a numpy array"
+    try:
+        datatype = oip_datatype(array.dtype) if array.dtype.isnative and array.dtype.kind not in "SU" else ""
+    except UpwellError:
+        datatype = ""
+    return f"{datatype or f'numpy dtype {array.dtype}'} {list(array.shape)}"
+
+
+def _size_bytes(value: Any) -> int:
+    """The raw size of an array, or of one element of a BYTES array."""
+    if isinstance(value, np.ndarray):
+        if not value.dtype.hasobject:
+            return value.nbytes
+        return sum(BYTES_LENGTH_BYTES + len(element) for element in value.flat)
+    return BYTES_LENGTH_BYTES + len(value)
+
+
+def _merged(name: str, parts: Sequence[tuple[Sequence[int], Mapping[str, Array]]], rows: int) -> Array:
+    first = parts[0][1][name]
+    merged = np.empty((rows, *first.shape[1:]), dtype=first.dtype)
+    for indexes, outputs in parts:
+        array = outputs[name]
+        if array.dtype != first.dtype or array.shape[1:] != first.shape[1:] or len(array) != len(indexes):
+            raise ModelFailed(
+                f"output {name!r}: rows answered as {_shown(array)} and as {_shown(first)} cannot be put together"
+            )
+        merged[np.asarray(indexes, dtype=np.intp)] = array
+    return merged

@@ -1,0 +1,104 @@
+"""What flows through pre- and post-processing: arrays and pictures, and what is known of them when a model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.signature.geometry import Geometry
+from upwell.shared.tensors import Array
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """What is known of a value before any request: its OIP datatype and shape, -1 for what varies.
+
+    `channels` is the axis of a picture's channels, None where the value is no picture. `classes` is the number of
+    classes, 0 where it is not known.
+    """
+
+    datatype: str
+    shape: tuple[int, ...]
+    channels: int | None = None
+    classes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.datatype} {list(self.shape)}"
+
+    def become(self, datatype: str, shape: tuple[int, ...] | None = None) -> ValueType:
+        """The same value with another datatype and perhaps another shape."""
+        return replace(self, datatype=datatype, shape=self.shape if shape is None else shape)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures as UINT8 [height, width, channels], one per row, of one size (an array) or of several (a list).
+
+    `max_pixels` bounds what a step may make of them.
+    """
+
+    rows: Array | list[Array]
+    geometry: Geometry
+    max_pixels: int
+
+    @property
+    def array(self) -> Array:
+        """[rows, height, width, channels]. Raises `InvalidRequest` where the pictures differ in size."""
+        if isinstance(self.rows, np.ndarray):
+            return self.rows
+        shapes = {picture.shape for picture in self.rows}
+        if len(shapes) > 1:
+            sizes = ", ".join(f"{shape[1]} x {shape[0]}" for shape in sorted(shapes)[:3])
+            raise InvalidRequest(f"the pictures of one request must have one size here, got {sizes}")
+        return np.stack(self.rows)
+
+
+Value: TypeAlias = Array | Pictures
+
+
+def array_of(value: Value) -> Array:
+    """The value as an array."""
+    return value.array if isinstance(value, Pictures) else value
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation, bound to the names of the values it reads and writes, and checked against their types.
+
+    `run` takes what is read and the geometry of the picture that the model saw (None where it saw none, and before
+    the model), and gives what is written, in the order of `writes`.
+    """
+
+    reads: tuple[str, ...]
+    writes: Mapping[str, ValueType]
+    run: Callable[[Sequence[Value], Geometry | None], tuple[Value, ...]]
+
+
+def one_array(source: str, target: str, kind: ValueType, compute: Callable[[Array], Array]) -> Step:
+    """A step that makes one array of another."""
+    return Step((source,), {target: kind}, lambda values, _: (compute(array_of(values[0])),))
+
+
+def rename(source: str, target: str, kind: ValueType) -> Step:
+    """A step that gives a value another name."""
+    return Step((source,), {target: kind}, lambda values, _: (values[0],))
+
+
+FLOATS = ("FP32", "FP16", "BF16", "FP64")
+
+
+def require_numbers(value: ValueType, name: str) -> None:
+    """Raises `ValueError` unless the value holds numbers."""
+    if value.datatype in ("BYTES", "BOOL"):
+        hint = f"; write {{decode: {name}}} before this step" if value.datatype == "BYTES" else ""
+        raise ValueError(f"expected numbers in {name!r}, got {value}{hint}")
+
+
+def require_floats(value: ValueType, name: str, step: str) -> None:
+    """Raises `ValueError` that names the missing step unless the value holds floating point numbers."""
+    if value.datatype not in FLOATS:
+        raise ValueError(f"expected floating point numbers in {name!r}, got {value}; write a {step} step before this")

@@ -1,0 +1,60 @@
+"""One model, y = 2 x with x FP32 [-1, 2], for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, save
+from safetensors.numpy import save_file
+
+from upwell.cloud.engines.base import Engine, ModelSettings
+from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.onnx import OnnxEngine
+from upwell.cloud.engines.torch import TorchEngine
+
+CLASSES = """
+import torch
+
+class Double(torch.nn.Module):
+    inputs = (("x", "FP32", (-1, 2)),)
+    outputs = (("y", "FP32", (-1, 2)),)
+
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x.mul_(self.factor)
+"""
+
+
+def _onnx(tmp_path: Path) -> Engine:
+    spec = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "xy"]
+    two = helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["y"])], "double", spec[:1], spec[1:], [two])
+    path = tmp_path / "model.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return OnnxEngine.load("double", path, ModelSettings())
+
+
+def _torch(tmp_path: Path) -> Engine:
+    path = tmp_path / "model.safetensors"
+    save_file({"factor": np.array([2.0], np.float32)}, path)
+    return TorchEngine.load("double", path, ModelSettings(engine="torch", torch_class="classes_of_engine_suite.Double"))
+
+
+def _fake(tmp_path: Path) -> Engine:
+    return FakeEngine()
+
+
+@pytest.fixture(params=[_fake, _onnx, _torch], ids=["fake", "onnx", "torch"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    (tmp_path / "classes_of_engine_suite.py").write_text(CLASSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    build: Callable[[Path], Engine] = request.param
+    engine = build(tmp_path)
+    yield engine
+    engine.close()

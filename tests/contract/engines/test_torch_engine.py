@@ -1,0 +1,205 @@
+"""What is peculiar to torch: classes named by the operator, weights from safetensors alone."""
+
+import pickle
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from upwell.cloud.engines import torch as torch_engine
+from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.torch import TorchEngine
+from upwell.shared.errors import ModelFailed
+from upwell.shared.tensors import Array
+
+MODULE = """
+import torch
+
+X = (("x", "FP32", (-1, 2)),)
+Y = (("y", "FP32", (-1, 2)),)
+
+class Scale(torch.nn.Module):
+    inputs, outputs = X, Y
+    def __init__(self, size=1, bias=False):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.zeros(size))
+        if bias:
+            self.bias = torch.nn.Parameter(torch.zeros(1))
+    def forward(self, x):
+        return x * self.factor
+
+class Two(Scale):
+    inputs = (("a", "FP32", (-1, 2)), ("b", "INT64", (-1,)))
+    outputs = (("sum", "FP32", (-1, 2)), ("count", "INT64", (-1,)))
+    def forward(self, a, b):
+        return a + b[:, None] * self.factor, b + 1
+
+class Brain(Scale):
+    inputs, outputs = (("x", "BF16", (-1, 2)),), (("y", "BF16", (-1, 2)),)
+    def forward(self, x):
+        return x * 2
+
+class Threads(Scale):
+    outputs = (("y", "INT64", (1,)),)
+    def forward(self, x):
+        return torch.tensor([torch.get_num_threads()])
+
+class WrongCount(Scale):
+    def forward(self, x):
+        return x, x
+
+class WrongType(Scale):
+    def forward(self, x):
+        return x.double()
+
+class Failing(Scale):
+    def forward(self, x):
+        raise ValueError("the first line\\nthe second line")
+
+class NeedsArgument(Scale):
+    def __init__(self, classes):
+        super().__init__()
+
+class NoSpecs(torch.nn.Module):
+    pass
+
+class Strings(Scale):
+    inputs = (("x", "BYTES", (-1,)),)
+
+class NoModule:
+    pass
+"""
+
+FACTOR = {"factor": np.array([2.0], np.float32)}
+X = np.array([[1, 2], [3, 4]], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "classes_of_torch_tests.py").write_text(MODULE)
+    (tmp_path / "broken_module_of_torch_tests.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def load(path: Path, name: str, weights: Mapping[str, Array] = FACTOR, **settings: object) -> TorchEngine:
+    save_file(dict(weights), path / "model.safetensors")
+    dotted = name if "." in name or not name else f"classes_of_torch_tests.{name}"
+    return TorchEngine.load("m", path / "model.safetensors", ModelSettings("torch", torch_class=dotted, **settings))  # type: ignore[arg-type]  # single keys of the settings
+
+
+def test_several_inputs_and_outputs_go_in_the_declared_order(tmp_path: Path) -> None:
+    outputs = load(tmp_path, "Two").run({"b": np.array([5, 6], np.int64), "a": X})
+    assert outputs["count"].tolist() == [6, 7]
+    np.testing.assert_array_equal(outputs["sum"], X + np.array([[10], [12]]))
+
+
+def test_bf16_passes(tmp_path: Path) -> None:
+    x = X.astype(ml_dtypes.bfloat16)
+    answer = load(tmp_path, "Brain").run({"x": x})["y"]
+    assert answer.dtype == x.dtype
+    np.testing.assert_array_equal(answer, x * 2)
+
+
+def test_arguments_reach_the_class(tmp_path: Path) -> None:
+    weights = {"factor": np.array([2.0, 3.0], np.float32)}
+    answer = load(tmp_path, "Scale", weights, arguments={"size": 2}).run({"x": X})["y"]
+    np.testing.assert_array_equal(answer, X * [2, 3])
+
+
+def test_threads_hold_in_whatever_thread_runs(tmp_path: Path) -> None:
+    engine = load(tmp_path, "Threads", threads=1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.set_num_threads, 2).result()
+        assert pool.submit(engine.run, {"x": X}).result()["y"].tolist() == [1]
+
+
+def test_without_a_class_the_entry_point_of_the_name_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelFailed, match=r"write `class: package\.module\.Class` under models\.m in cloud\.yaml"):
+        load(tmp_path, "")
+    entry = EntryPoint("m", "classes_of_torch_tests:Scale", torch_engine.CLASSES)
+    monkeypatch.setattr(
+        torch_engine,
+        "entry_points",
+        lambda **wanted: [entry] if wanted == {"group": entry.group, "name": entry.name} else [],
+    )
+    np.testing.assert_array_equal(load(tmp_path, "").run({"x": X})["y"], X * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "no_such_module_at_all.Net",
+            "No module named 'no_such_module_at_all'; install it or put its folder on PYTHONPATH",
+        ),
+        ("broken_module_of_torch_tests.Net", "importing broken_module_of_torch_tests failed: division by zero"),
+        ("Missing", "module classes_of_torch_tests has no Missing"),
+        ("NoModule", "not a class derived from torch.nn.Module"),
+        ("X", "not a class derived from torch.nn.Module"),
+        ("NeedsArgument", "class NeedsArgument cannot be built: .*classes"),
+        ("NoSpecs", "needs `inputs`"),
+        ("Strings", "says 'x' is BYTES; expected a numeric datatype"),
+    ],
+)
+def test_a_wrong_class_is_one_sentence(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(ModelFailed, match=says):
+        load(tmp_path, name, {} if name == "NoSpecs" else FACTOR)
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({}, "does not fit class Scale: factor is missing"),
+        ({**FACTOR, "more": FACTOR["factor"]}, "more is not in the class"),
+        ({"factor": np.ones(3, np.float32)}, r"factor has shape \[3\], the class \[1\]"),
+        ({**FACTOR, **{f"w{n}": X for n in range(9)}}, "and 4 more$"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, weights: dict[str, Array], says: str) -> None:
+    with pytest.raises(ModelFailed, match=says):
+        load(tmp_path, "Scale", weights)
+
+
+def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (tmp_path / "exploded",))  # type: ignore[return-value]  # any callable
+
+    path = tmp_path / "model.safetensors"
+    settings = ModelSettings("torch", torch_class="classes_of_torch_tests.Scale")
+    for content in (pickle.dumps(Bomb()), b"", b"\xff" * 100):
+        path.write_bytes(content)
+        with pytest.raises(ModelFailed, match="not a readable safetensors file"):
+            TorchEngine.load("m", path, settings)
+    torch.save({"factor": torch.ones(1)}, path)
+    with pytest.raises(ModelFailed, match="not a readable safetensors file"):
+        TorchEngine.load("m", path, settings)
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("WrongCount", "gave 2 outputs, its class declares 1"),
+        ("WrongType", r"output 'y' is float64 \[2, 2\], its class declares FP32 \[-1, 2\]"),
+        ("Failing", "the network failed: the first line$"),
+    ],
+)
+def test_a_network_that_does_not_do_as_it_says_fails(tmp_path: Path, name: str, says: str) -> None:
+    engine = load(tmp_path, name)
+    with pytest.raises(ModelFailed, match=says):
+        engine.run({"x": X})
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "nonsense"])
+def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> None:
+    if device.startswith("cuda") and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(ModelFailed, match=f"device '{device}' is not usable"):
+        load(tmp_path, "Scale", device=device)

@@ -1,0 +1,264 @@
+/* A software delegate: a TFLite external delegate in plain C that stands in for an accelerator in tests.
+ *
+ * It claims nodes as a vendor's delegate does, through the external delegate entry points and the partitioning of
+ * the runtime, and then runs the runtime's own kernels for them on the CPU. It is no NPU and no measure of one.
+ *
+ * Options: claim=all | comma-separated builtin operator codes; fail_prepare=1; fail_after=N (invocations that
+ * succeed before every further one fails); static_only=1 (as delegates that take no tensors of varying size);
+ * report=FILE (one line per partition: the claimed node numbers).
+ *
+ * The structs below repeat only the beginning of the runtime's, whose order is stable from TFLite 2.14 on. Tensors
+ * stay opaque: their struct has changed between releases. */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STATUS_OK = 0, STATUS_ERROR = 1 };
+enum { ALLOW_DYNAMIC_TENSORS = 1 };
+enum { BUILTIN_CODES = 512 };
+
+typedef struct {
+  int size;
+  int items[];
+} Indices;
+
+typedef struct Context Context;
+typedef struct Delegate Delegate;
+
+typedef struct {
+  Indices *inputs, *outputs, *intermediates, *temporaries;
+  void *kernel_data, *builtin_options;
+  const void *custom_options;
+  int custom_options_size;
+  Delegate *delegate;
+  bool may_have_side_effect;
+} Node;
+
+typedef struct {
+  void *(*init)(Context *, const char *, size_t);
+  void (*free)(Context *, void *);
+  int (*prepare)(Context *, Node *);
+  int (*invoke)(Context *, Node *);
+  const char *(*profiling_text)(const Context *, const Node *);
+  int32_t builtin_code;
+  const char *custom_name;
+  int version;
+  void *newer_fields[12]; /* zero; the runtime copies as much as its own struct holds */
+} Kernel;
+
+struct Context {
+  size_t tensors_size;
+  int (*get_execution_plan)(Context *, Indices **);
+  void *tensors;
+  void *implementation;
+  void *resize_tensor;
+  void (*report_error)(Context *, const char *, ...);
+  void *add_tensors;
+  int (*get_node)(Context *, int, Node **, Kernel **);
+  int (*replace_nodes)(Context *, Kernel, const Indices *, Delegate *);
+};
+
+typedef struct {
+  Delegate *delegate;
+  Indices *nodes, *inputs, *outputs;
+} Partition;
+
+struct Delegate {
+  void *data;
+  int (*prepare)(Context *, Delegate *);
+  void *copy_from_handle, *copy_to_handle, *free_handle;
+  int64_t flags;
+  void *newer_fields[8];
+};
+
+typedef struct {
+  bool claims[BUILTIN_CODES];
+  bool fail_prepare, static_only;
+  long invocations_left; /* below zero: no limit */
+  char report[1024];
+} Settings;
+
+/* One partition: copies of the claimed nodes and of their kernels. */
+typedef struct {
+  Settings *settings;
+  int count;
+  Node *nodes;
+  Kernel *kernels;
+} Claimed;
+
+static Indices *new_indices(int size) {
+  Indices *made = malloc(sizeof *made + (size_t)size * sizeof(int));
+  made->size = size;
+  return made;
+}
+
+static bool holds(const Indices *indices, int wanted) {
+  for (int i = 0; i < indices->size; i++)
+    if (indices->items[i] == wanted) return true;
+  return false;
+}
+
+static void write_report(const Settings *settings, const Indices *nodes) {
+  FILE *file = settings->report[0] ? fopen(settings->report, "a") : NULL;
+  if (!file) return;
+  for (int i = 0; i < nodes->size; i++) fprintf(file, "%s%d", i ? " " : "", nodes->items[i]);
+  fprintf(file, "\n");
+  fclose(file);
+}
+
+/* Nodes can only be looked up here and in the delegate's prepare, so they are copied. Kernels replace their list of
+ * temporaries while they prepare, so that list gets a copy of its own. */
+static void *partition_init(Context *context, const char *buffer, size_t size) {
+  (void)size;
+  const Partition *partition = (const Partition *)buffer;
+  Claimed *claimed = calloc(1, sizeof *claimed);
+  claimed->settings = partition->delegate->data;
+  claimed->nodes = calloc((size_t)partition->nodes->size, sizeof(Node));
+  claimed->kernels = calloc((size_t)partition->nodes->size, sizeof(Kernel));
+  for (int i = 0; i < partition->nodes->size; i++) {
+    Node *node;
+    Kernel *kernel;
+    if (context->get_node(context, partition->nodes->items[i], &node, &kernel) != STATUS_OK) break;
+    claimed->nodes[i] = *node;
+    memcpy(&claimed->kernels[i], kernel, offsetof(Kernel, newer_fields));
+    claimed->nodes[i].temporaries = new_indices(node->temporaries->size);
+    memcpy(claimed->nodes[i].temporaries->items, node->temporaries->items, (size_t)node->temporaries->size * sizeof(int));
+    claimed->count++;
+  }
+  write_report(claimed->settings, partition->nodes);
+  return claimed;
+}
+
+static void partition_free(Context *context, void *data) {
+  (void)context;
+  Claimed *claimed = data;
+  for (int i = 0; i < claimed->count; i++) free(claimed->nodes[i].temporaries);
+  free(claimed->nodes);
+  free(claimed->kernels);
+  free(claimed);
+}
+
+/* Tensors between claimed nodes, and the kernels' scratch, belong to no other node any more. Naming them as the
+ * partition's temporaries makes the runtime allocate them. */
+static void adopt(Indices **adopted, const Node *partition, const Indices *tensors) {
+  for (int i = 0; i < tensors->size; i++) {
+    int tensor = tensors->items[i];
+    if (tensor < 0 || holds(partition->inputs, tensor) || holds(partition->outputs, tensor)) continue;
+    Indices *grown = new_indices((*adopted)->size + 1);
+    memcpy(grown->items, (*adopted)->items, (size_t)(*adopted)->size * sizeof(int));
+    grown->items[(*adopted)->size] = tensor;
+    free(*adopted);
+    *adopted = grown;
+  }
+}
+
+static int partition_prepare(Context *context, Node *partition) {
+  Claimed *claimed = partition->kernel_data;
+  if (claimed->settings->fail_prepare) {
+    context->report_error(context, "software delegate: told to fail in prepare. ");
+    return STATUS_ERROR;
+  }
+  Indices *adopted = new_indices(0);
+  for (int i = 0; i < claimed->count; i++) {
+    Node *node = &claimed->nodes[i];
+    Kernel *kernel = &claimed->kernels[i];
+    if (kernel->prepare && kernel->prepare(context, node) != STATUS_OK) {
+      free(adopted);
+      return STATUS_ERROR;
+    }
+    adopt(&adopted, partition, node->temporaries);
+    adopt(&adopted, partition, node->outputs);
+  }
+  free(partition->temporaries);
+  partition->temporaries = adopted;
+  return STATUS_OK;
+}
+
+static int partition_invoke(Context *context, Node *partition) {
+  Claimed *claimed = partition->kernel_data;
+  long *left = &claimed->settings->invocations_left;
+  if (*left == 0) {
+    context->report_error(context, "software delegate: told to fail in invoke. ");
+    return STATUS_ERROR;
+  }
+  if (*left > 0) (*left)--;
+  for (int i = 0; i < claimed->count; i++)
+    if (claimed->kernels[i].invoke(context, &claimed->nodes[i]) != STATUS_OK) return STATUS_ERROR;
+  return STATUS_OK;
+}
+
+static int delegate_prepare(Context *context, Delegate *delegate) {
+  const Settings *settings = delegate->data;
+  Indices *plan;
+  if (context->get_execution_plan(context, &plan) != STATUS_OK) return STATUS_ERROR;
+  Indices *order = new_indices(plan->size); /* the runtime's own list changes during look-ups */
+  memcpy(order->items, plan->items, (size_t)plan->size * sizeof(int));
+  Indices *claim = new_indices(order->size);
+  claim->size = 0;
+  for (int i = 0; i < order->size; i++) {
+    Node *node;
+    Kernel *kernel;
+    if (context->get_node(context, order->items[i], &node, &kernel) != STATUS_OK) continue;
+    int32_t code = kernel->builtin_code;
+    if (code >= 0 && code < BUILTIN_CODES && settings->claims[code]) claim->items[claim->size++] = order->items[i];
+  }
+  Kernel partition = {.init = partition_init,
+                      .free = partition_free,
+                      .prepare = partition_prepare,
+                      .invoke = partition_invoke,
+                      .custom_name = "SoftwareDelegate",
+                      .version = 1};
+  int status = claim->size ? context->replace_nodes(context, partition, claim, delegate) : STATUS_OK;
+  free(claim);
+  free(order);
+  return status;
+}
+
+static bool set_option(Settings *settings, const char *key, const char *value) {
+  if (!strcmp(key, "claim")) {
+    bool all = !strcmp(value, "all");
+    for (int i = 0; i < BUILTIN_CODES; i++) settings->claims[i] = all;
+    for (const char *at = value; !all && *at; at += strcspn(at, ","), at += *at == ',') {
+      int code = atoi(at);
+      if (code >= 0 && code < BUILTIN_CODES) settings->claims[code] = true;
+    }
+  } else if (!strcmp(key, "fail_prepare")) {
+    settings->fail_prepare = atoi(value) != 0;
+  } else if (!strcmp(key, "static_only")) {
+    settings->static_only = atoi(value) != 0;
+  } else if (!strcmp(key, "fail_after")) {
+    settings->invocations_left = atol(value);
+  } else if (!strcmp(key, "report")) {
+    snprintf(settings->report, sizeof settings->report, "%s", value);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+__attribute__((visibility("default"))) Delegate *tflite_plugin_create_delegate(char **keys, char **values, size_t count,
+                                                                              void (*report)(const char *)) {
+  Settings *settings = calloc(1, sizeof *settings);
+  settings->invocations_left = -1;
+  for (size_t i = 0; i < count; i++) {
+    if (set_option(settings, keys[i], values[i])) continue;
+    if (report) report("software delegate: unknown option");
+    free(settings);
+    return NULL;
+  }
+  Delegate *delegate = calloc(1, sizeof *delegate);
+  delegate->data = settings;
+  delegate->prepare = delegate_prepare;
+  /* Without this flag the runtime drops the scratch tensors that the claimed kernels ask for. */
+  delegate->flags = settings->static_only ? 0 : ALLOW_DYNAMIC_TENSORS;
+  return delegate;
+}
+
+__attribute__((visibility("default"))) void tflite_plugin_destroy_delegate(Delegate *delegate) {
+  if (!delegate) return;
+  free(delegate->data);
+  free(delegate);
+}

@@ -1,0 +1,315 @@
+"""Queue, batches and deadlines, with the fake engine held and let go by events."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+
+from upwell.cloud.batching.batcher import Batcher, Ran
+from upwell.cloud.engines.fake import FakeEngine
+from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
+from upwell.shared.oip.dataplane import Call
+from upwell.shared.tensors import Array, TensorSpec
+
+LIMIT_S = 10.0
+Batch: TypeAlias = Mapping[str, Array]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as threads:
+        yield threads
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.let_go()
+
+
+def x(*values: float) -> dict[str, Array]:
+    return {"x": np.array([[value, value] for value in values], np.float32)}
+
+
+def firsts(batch: Batch) -> list[float]:
+    values: list[float] = batch["x"][:, 0].tolist()
+    return values
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Come back when it is true; there is no other sign of a thread having begun to wait."""
+    end_s = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < end_s, "never came true"
+        threading.Event().wait(0.0005)
+
+
+def due(in_s: float) -> Call:
+    return Call(deadline_s=time.monotonic() + in_s)
+
+
+class Busy:
+    """A batcher whose engine is held by one request, behind which others are put in order."""
+
+    def __init__(self, pool: ThreadPoolExecutor, engine: FakeEngine, max_batch: int = 1, max_queue: int = 64) -> None:
+        self.batcher = Batcher(engine, max_batch=max_batch, max_queue=max_queue)
+        self._pool = pool
+        engine.hold()
+        self.first = pool.submit(self.batcher.run, x(0), Call())
+        assert engine.started.acquire(timeout=LIMIT_S)
+
+    def queue(self, inputs: Batch, call: Call | None = None) -> Future[Ran]:
+        before = self.batcher.waiting
+        future = self._pool.submit(self.batcher.run, inputs, call or Call())
+        until(lambda: self.batcher.waiting == before + 1 or future.done())
+        return future
+
+
+def test_an_idle_engine_is_asked_at_once_in_the_caller_s_own_thread() -> None:
+    threads = []
+
+    def answer(batch: Batch) -> dict[str, Array]:
+        threads.append(threading.current_thread())
+        return {"y": batch["x"] * 2}
+
+    ran = Batcher(FakeEngine(answer), max_batch=8).run(x(1), Call())
+    assert threads == [threading.current_thread()]
+    assert ran.outputs["y"].tolist() == [[2, 2]]
+    assert ran.queue_s < 1
+    assert ran.compute_s >= 0
+
+
+def test_a_batch_forms_while_the_engine_is_busy_and_each_gets_its_rows(
+    pool: ThreadPoolExecutor, engine: FakeEngine
+) -> None:
+    busy = Busy(pool, engine, max_batch=8)
+    futures = [busy.queue(x(1)), busy.queue(x(2, 3)), busy.queue(x(4))]
+    engine.let_go()
+    answers = [future.result(LIMIT_S).outputs["y"][:, 0].tolist() for future in futures]
+    assert answers == [[2], [4, 6], [8]]
+    assert [firsts(batch) for batch in engine.batches] == [[0], [1, 2, 3, 4]]
+
+
+def test_a_batch_is_no_larger_than_the_limit(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
+    busy = Busy(pool, engine, max_batch=2)
+    futures = [busy.queue(x(value)) for value in (1, 2, 3)]
+    engine.let_go()
+    for future in futures:
+        future.result(LIMIT_S)
+    assert [firsts(batch) for batch in engine.batches] == [[0], [1, 2], [3]]
+
+
+def test_the_most_urgent_goes_first_and_equals_in_the_order_of_arrival(
+    pool: ThreadPoolExecutor, engine: FakeEngine
+) -> None:
+    busy = Busy(pool, engine)
+    same = due(5)
+    futures = [busy.queue(x(1)), busy.queue(x(2), same), busy.queue(x(3), same), busy.queue(x(4), due(4))]
+    engine.let_go()
+    for future in futures:
+        future.result(LIMIT_S)
+    assert [firsts(batch)[0] for batch in engine.batches] == [0, 4, 2, 3, 1]
+
+
+def test_no_deadline_is_not_for_ever_behind_those_with_one(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
+    busy = Busy(pool, engine)
+    patient = busy.queue(x(1))
+    later = busy.queue(x(2), due(3600))
+    engine.let_go()
+    patient.result(LIMIT_S)
+    later.result(LIMIT_S)
+    assert [firsts(batch)[0] for batch in engine.batches] == [0, 1, 2]
+
+
+def test_instances_run_at_the_same_time(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
+    batcher = Batcher(engine, instances=2)
+    engine.hold()
+    futures = [pool.submit(batcher.run, x(value), Call()) for value in (1, 2)]
+    assert engine.started.acquire(timeout=LIMIT_S)
+    assert engine.started.acquire(timeout=LIMIT_S)
+    engine.let_go()
+    for future in futures:
+        future.result(LIMIT_S)
+
+
+def test_a_passed_deadline_costs_no_run() -> None:
+    engine = FakeEngine()
+    with pytest.raises(DeadlineExceeded, match="has passed"):
+        Batcher(engine).run(x(1), Call(deadline_s=time.monotonic() - 1))
+    assert engine.batches == []
+
+
+def test_a_deadline_that_cannot_be_met_any_more_costs_no_run() -> None:
+    now_s = [100.0]
+
+    def answer(batch: Batch) -> dict[str, Array]:
+        now_s[0] += 0.05
+        return {"y": batch["x"]}
+
+    engine = FakeEngine(answer)
+    batcher = Batcher(engine, clock=lambda: now_s[0])
+    batcher.run(x(1), Call())
+    with pytest.raises(DeadlineExceeded, match=r"20\.0 ms are left and the model takes 50\.0 ms"):
+        batcher.run(x(2), Call(deadline_s=now_s[0] + 0.02))
+    batcher.run(x(3), Call(deadline_s=now_s[0] + 0.06))
+    assert [firsts(batch) for batch in engine.batches] == [[1], [3]]
+
+
+def test_a_deadline_that_passes_in_the_queue_is_answered_then_and_never_run(
+    pool: ThreadPoolExecutor, engine: FakeEngine
+) -> None:
+    busy = Busy(pool, engine)
+    future = busy.queue(x(1), due(0.05))
+    with pytest.raises(DeadlineExceeded, match="before the model had an answer"):
+        future.result(LIMIT_S)
+    assert busy.batcher.waiting == 0
+    engine.let_go()
+    busy.first.result(LIMIT_S)
+    assert len(engine.batches) == 1
+
+
+def test_a_deadline_that_passes_while_its_batch_runs_does_not_hold_the_caller(pool: ThreadPoolExecutor) -> None:
+    gate = threading.Event()
+
+    def answer(batch: Batch) -> dict[str, Array]:
+        assert len(batch["x"]) == 1 or gate.wait(LIMIT_S)
+        return {"y": batch["x"] * 2}
+
+    engine = FakeEngine(answer)
+    busy = Busy(pool, engine, max_batch=4)
+    leader, late = busy.queue(x(1), due(0.9)), busy.queue(x(2), due(1.0))
+    engine.let_go()
+    with pytest.raises(DeadlineExceeded, match="before the model had an answer"):
+        late.result(LIMIT_S)
+    assert not leader.done()
+    gate.set()
+    assert leader.result(LIMIT_S).outputs["y"].tolist() == [[2, 2]]
+    assert [firsts(batch) for batch in engine.batches] == [[0], [1, 2]]
+
+
+def test_a_caller_that_left_is_dropped_before_it_costs_anything(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
+    busy = Busy(pool, engine)
+    gone = Call()
+    left, other = busy.queue(x(1), gone), busy.queue(x(2))
+    gone.cancelled.set()
+    engine.let_go()
+    with pytest.raises(CallerLeft):
+        left.result(LIMIT_S)
+    other.result(LIMIT_S)
+    assert [firsts(batch) for batch in engine.batches] == [[0], [2]]
+
+
+def test_a_caller_that_left_before_it_came_costs_nothing() -> None:
+    engine = FakeEngine()
+    call = Call()
+    call.cancelled.set()
+    with pytest.raises(CallerLeft):
+        Batcher(engine).run(x(1), call)
+    assert engine.batches == []
+
+
+def test_a_full_queue_refuses_and_places_of_those_who_left_are_free_again(
+    pool: ThreadPoolExecutor, engine: FakeEngine
+) -> None:
+    busy = Busy(pool, engine, max_queue=2)
+    gone = Call()
+    futures = [busy.queue(x(1), gone), busy.queue(x(2))]
+    with pytest.raises(Refused, match="queue is full"):
+        busy.batcher.run(x(3), Call())
+    gone.cancelled.set()
+    futures.append(pool.submit(busy.batcher.run, x(4), Call()))
+    with pytest.raises(CallerLeft):
+        futures[0].result(LIMIT_S)
+    engine.let_go()
+    assert [futures[place].result(LIMIT_S).outputs["y"][0, 0] for place in (1, 2)] == [4, 8]
+
+
+def test_one_bad_row_does_not_harm_its_neighbours(pool: ThreadPoolExecutor) -> None:
+    def answer(batch: Batch) -> dict[str, Array]:
+        if (batch["x"] == 13).any():
+            raise ModelFailed("thirteen")
+        return {"y": batch["x"] * 2}
+
+    engine = FakeEngine(answer)
+    busy = Busy(pool, engine, max_batch=8)
+    futures = [busy.queue(x(value)) for value in (1, 13, 3)]
+    engine.let_go()
+    assert futures[0].result(LIMIT_S).outputs["y"][0, 0] == 2
+    assert futures[2].result(LIMIT_S).outputs["y"][0, 0] == 6
+    with pytest.raises(ModelFailed, match="thirteen"):
+        futures[1].result(LIMIT_S)
+    assert [firsts(batch) for batch in engine.batches] == [[0], [1, 13, 3], [1], [13], [3]]
+
+
+def test_after_an_error_the_instance_is_free_again() -> None:
+    def answer(batch: Batch) -> dict[str, Array]:
+        if batch["x"][0, 0] == 13:
+            raise ZeroDivisionError
+        return {"y": batch["x"] * 2}
+
+    batcher = Batcher(FakeEngine(answer))
+    with pytest.raises(ZeroDivisionError):
+        batcher.run(x(13), Call())
+    assert batcher.run(x(1), Call()).outputs["y"][0, 0] == 2
+
+
+def test_a_model_whose_rows_get_mixed_up_answers_one_by_one(pool: ThreadPoolExecutor) -> None:
+    engine = FakeEngine(lambda batch: {"y": batch["x"].sum(axis=0, keepdims=True)})
+    busy = Busy(pool, engine, max_batch=8)
+    futures = [busy.queue(x(1)), busy.queue(x(2))]
+    engine.let_go()
+    assert [future.result(LIMIT_S).outputs["y"].tolist() for future in futures] == [[[1, 1]], [[2, 2]]]
+
+
+def test_different_trailing_shapes_never_share_a_batch(pool: ThreadPoolExecutor) -> None:
+    spec = (TensorSpec("x", "FP32", (-1, -1)),)
+    engine = FakeEngine(inputs=spec, outputs=(TensorSpec("y", "FP32", (-1, -1)),))
+    busy = Busy(pool, engine, max_batch=8)
+    wide = {"x": np.ones((1, 3), np.float32)}
+    futures = [busy.queue(x(1)), busy.queue(wide), busy.queue(x(2))]
+    engine.let_go()
+    assert [future.result(LIMIT_S).outputs["y"].shape for future in futures] == [(1, 2), (1, 3), (1, 2)]
+    assert [batch["x"].shape for batch in engine.batches] == [(1, 2), (2, 2), (1, 3)]
+
+
+def test_more_rows_than_a_batch_holds_run_in_pieces() -> None:
+    engine = FakeEngine()
+    ran = Batcher(engine, max_batch=2).run(x(1, 2, 3, 4, 5), Call())
+    assert ran.outputs["y"][:, 0].tolist() == [2, 4, 6, 8, 10]
+    assert [firsts(batch) for batch in engine.batches] == [[1, 2], [3, 4], [5]]
+
+
+def test_without_batches_a_request_runs_whole() -> None:
+    engine = FakeEngine()
+    Batcher(engine).run(x(1, 2, 3), Call())
+    assert [firsts(batch) for batch in engine.batches] == [[1, 2, 3]]
+
+
+def test_a_model_without_rows_never_batches(pool: ThreadPoolExecutor) -> None:
+    spec = TensorSpec("x", "FP32", (1, 2))
+    engine = FakeEngine(inputs=(spec,), outputs=(TensorSpec("y", "FP32", (1, 2)),))
+    busy = Busy(pool, engine, max_batch=8)
+    futures = [busy.queue(x(1)), busy.queue(x(2))]
+    engine.let_go()
+    for future in futures:
+        future.result(LIMIT_S)
+    assert [firsts(batch) for batch in engine.batches] == [[0], [1], [2]]
+
+
+def test_unequal_numbers_of_rows_cannot_be_batched() -> None:
+    specs = (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("z", "FP32", (-1, 2)))
+    batcher = Batcher(FakeEngine(inputs=specs), max_batch=2)
+    with pytest.raises(InvalidRequest, match="different numbers of rows"):
+        batcher.run({**x(1), "z": np.ones((2, 2), np.float32)}, Call())
+
+
+def test_many_callers_at_once_all_get_their_own_answer(pool: ThreadPoolExecutor) -> None:
+    batcher = Batcher(FakeEngine(), instances=2, max_batch=4, max_queue=1000)
+    futures = {value: pool.submit(batcher.run, x(value), Call()) for value in range(500)}
+    assert all(future.result(LIMIT_S).outputs["y"][0, 0] == 2 * value for value, future in futures.items())
+    assert batcher.waiting == 0

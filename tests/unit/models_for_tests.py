@@ -1,0 +1,122 @@
+"""Small ONNX models for tests, made in milliseconds and readable by ONNX Runtime 1.20 and later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from upwell.shared.tensors import Array
+
+OPSET = 17
+IR_VERSION = 8
+
+_ONNX_TYPES = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}
+
+Size = int | str | None
+"""A dimension: fixed, varying under a name, or varying without one."""
+
+
+def tensor(name: str, shape: Sequence[Size], datatype: str = "FP32") -> Any:
+    """The declaration of an input or output."""
+    return helper.make_tensor_value_info(name, _ONNX_TYPES[datatype], list(shape))
+
+
+def save(
+    path: Path,
+    nodes: Sequence[Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    constants: dict[str, Array] | None = None,
+    *,
+    domains: Sequence[str] = (),
+) -> Path:
+    """Write a model of these nodes; `constants` become initializers."""
+    initializers = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    graph = helper.make_graph(list(nodes), "graph", list(inputs), list(outputs), initializers)
+    opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def identity(directory: Path, datatype: str = "FP32", shape: Sequence[Size] = ("rows", 2)) -> Path:
+    """`y = x` for any datatype."""
+    node = helper.make_node("Identity", ["x"], ["y"], name="copy")
+    path = directory / f"identity_{datatype.lower()}.onnx"
+    return save(path, [node], [tensor("x", shape, datatype)], [tensor("y", shape, datatype)])
+
+
+def linear_weights(seed: int = 0, features: int = 8, classes: int = 3) -> tuple[Array, Array]:
+    """The weights [features, classes] and the bias [classes] of `linear` with the same arguments."""
+    random = np.random.default_rng(seed)
+    weights = random.standard_normal((features, classes), np.float32)
+    return weights, random.standard_normal(classes, np.float32)
+
+
+def linear(directory: Path, seed: int = 0, *, rows: int | None = None, features: int = 8, classes: int = 3) -> Path:
+    """`scores = x @ weights + bias`, x FP32 [rows, features]; `rows` None varies."""
+    weights, bias = linear_weights(seed, features, classes)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weights"], ["product"], name="matmul"),
+        helper.make_node("Add", ["product", "bias"], ["scores"], name="add"),
+    ]
+    leading: Size = "rows" if rows is None else rows
+    path = directory / f"linear_{seed}_{leading}x{features}x{classes}.onnx"
+    inputs, outputs = [tensor("x", [leading, features])], [tensor("scores", [leading, classes])]
+    return save(path, nodes, inputs, outputs, {"weights": weights, "bias": bias})
+
+
+def two_in_two_out(directory: Path) -> Path:
+    """`sum = a + b`, `product = a * b`, all FP32 [rows, 3]."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["sum"], name="add"),
+        helper.make_node("Mul", ["a", "b"], ["product"], name="mul"),
+    ]
+    inputs, outputs = (
+        [tensor(name, ["rows", 3]) for name in names] for names in (("a", "b"), ("sum", "product"))
+    )
+    return save(directory / "two_in_two_out.onnx", nodes, inputs, outputs)
+
+
+def slow(directory: Path, *, size: int = 512, layers: int = 20) -> Path:
+    """`y = x` times `layers` rotations, x FP32 [rows, size]: 2 * rows * layers * size² operations per run.
+
+    The weights are one shared orthogonal matrix, so numbers neither grow nor vanish.
+    """
+    matrix = np.linalg.qr(np.random.default_rng(0).standard_normal((size, size)))[0].astype(np.float32)
+    names = ["x", *(f"h{layer}" for layer in range(1, layers)), "y"]
+    nodes = [
+        helper.make_node("MatMul", [before, "matrix"], [after], name=f"layer_{after}")
+        for before, after in zip(names, names[1:], strict=False)
+    ]
+    path = directory / f"slow_{layers}x{size}.onnx"
+    return save(path, nodes, [tensor("x", ["rows", size])], [tensor("y", ["rows", size])], {"matrix": matrix})
+
+
+def with_ir_version(path: Path, ir_version: int) -> Path:
+    """A copy of the model beside it that claims another IR version."""
+    model = onnx.load(str(path))
+    model.ir_version = ir_version
+    copy = path.with_name(f"{path.stem}_ir{ir_version}.onnx")
+    copy.write_bytes(model.SerializeToString())
+    return copy
