@@ -45,7 +45,7 @@ class Subject:
 
 class DataplaneContract:
     @pytest.fixture
-    def subject(self) -> Iterator[Subject]:
+    def subject(self) -> Subject | Iterator[Subject]:
         raise NotImplementedError("each suite gives its own")
 
     @pytest.fixture
@@ -148,8 +148,9 @@ class DataplaneContract:
         self, server: RunningServer, client: OipClient, subject: Subject
     ) -> None:
         with grpc.insecure_channel(server.addresses[0]) as channel:
+            infer: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/ModelInfer")
             with pytest.raises(grpc.RpcError) as error:
-                channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"\x0a\x05ech", timeout=TIMEOUT_S)
+                infer(b"\x0a\x05ech", timeout=TIMEOUT_S)
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S).outputs
 

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-
 from tests.contract.dataplane import DataplaneContract, Subject
+
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.tensors import DTYPES
 
 
 class TestFakeDataplane(DataplaneContract):
     @pytest.fixture
-    def subject(self) -> Iterator[Subject]:
+    def subject(self) -> Subject:
         inputs = {name.lower(): np.ones((2, 3)).astype(dtype) for name, dtype in DTYPES.items()}
         inputs["bytes"] = np.array([[b"", b"a", b"\0"], [b"\xff" * 300, b"d", b"e"]], dtype=np.object_)
-        yield Subject(FakeDataplane(), "echo", inputs, misshapen=None)
+        return Subject(FakeDataplane(), "echo", inputs, misshapen=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -104,10 +105,8 @@ PARSERS: list[Callable[[bytes], Any]] = [
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(PARSERS), st.binary(max_size=200))
 def test_arbitrary_bytes_raise_nothing_else(parse: Callable[[bytes], Any], data: bytes) -> None:
-    try:
+    with contextlib.suppress(InvalidRequest):
         parse(data)
-    except InvalidRequest:
-        pass
 
 
 @settings(deadline=None, max_examples=300)
@@ -117,10 +116,8 @@ def test_a_damaged_request_raises_nothing_else(inputs: dict[str, Array], data: s
     for _ in range(data.draw(st.integers(1, 3))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(good[: data.draw(st.integers(0, len(good)))])
-    try:
+    with contextlib.suppress(InvalidRequest):
         converters.parse_infer_request(damaged)
-    except InvalidRequest as error:
-        assert str(error)
 
 
 SHAPE = st.lists(st.integers(-2, 3) | st.integers(-(2**63), 2**63 - 1), max_size=6)

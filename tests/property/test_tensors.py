@@ -22,8 +22,7 @@ def test_each_datatype_has_one_dtype_and_back(datatype: str) -> None:
 def test_any_dtype_is_named_or_refused(dtype: np.dtype[np.generic]) -> None:
     try:
         datatype = oip_datatype(dtype)
-    except InvalidRequest as error:
-        assert str(dtype) in str(error)
+    except InvalidRequest:
         assert dtype.newbyteorder("=") not in DTYPES.values()
         return
     if datatype == "BYTES":
@@ -35,5 +34,5 @@ def test_any_dtype_is_named_or_refused(dtype: np.dtype[np.generic]) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.text(max_size=12).filter(lambda name: name not in DTYPES))
 def test_an_unknown_datatype_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(InvalidRequest, match="unknown datatype .*; known are BOOL, UINT8"):
+    with pytest.raises(InvalidRequest, match=r"unknown datatype .*; known are BOOL, UINT8"):
         numpy_dtype(name)

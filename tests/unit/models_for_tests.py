@@ -92,9 +92,7 @@ def two_in_two_out(directory: Path) -> Path:
         helper.make_node("Add", ["a", "b"], ["sum"], name="add"),
         helper.make_node("Mul", ["a", "b"], ["product"], name="mul"),
     ]
-    inputs, outputs = (
-        [tensor(name, ["rows", 3]) for name in names] for names in (("a", "b"), ("sum", "product"))
-    )
+    inputs, outputs = ([tensor(name, ["rows", 3]) for name in names] for names in (("a", "b"), ("sum", "product")))
     return save(directory / "two_in_two_out.onnx", nodes, inputs, outputs)
 
 

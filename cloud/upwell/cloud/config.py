@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -131,10 +131,9 @@ class CloudConfig(_Section):
             values["instances"] = max(1, _cores() // values["threads"]) if values["device"] == "cpu" else 1
         return ModelSettings(**values)
 
-
-def from_flags(models: Path, listen: str, engine: str, **serve: Any) -> CloudConfig:
-    """The configuration that `upwell serve --models DIR --listen HOST:PORT` stands for. Raises `ConfigError`."""
-    raise NotImplementedError
+    def listening_on(self, listen: Sequence[str]) -> CloudConfig:
+        """The same configuration on other addresses."""
+        return self.model_copy(update={"serve": self.serve.model_copy(update={"listen": tuple(listen)})})
 
 
 def _cores() -> int:

@@ -13,7 +13,8 @@ from types import MappingProxyType, TracebackType
 import numpy as np
 
 from upwell.edge.answer import Answer
-from upwell.edge.handling import Desk, Handling
+from upwell.edge.ascent import Desk
+from upwell.edge.handling import Handling
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.served import ServedModel
 from upwell.edge.router_cell import RouterCell
@@ -90,7 +91,7 @@ class Agent:
             raise
         self.metrics.answered(model, answer)
         if answer.degraded:
-            _log.warning("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
+            _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
         return answer
 
     def model(self, name: str) -> ServedModel:

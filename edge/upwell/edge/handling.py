@@ -11,15 +11,14 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from upwell.edge.answer import Answer, Timings
-from upwell.edge.metrics import AgentMetrics
+from upwell.edge.ascent import Ascent, Desk
 from upwell.edge.models.served import ServedModel
-from upwell.edge.router_cell import RouterCell
-from upwell.edge.uplink.uplink import CloudCall, CloudMiss, CloudReply, Uplink
+from upwell.edge.uplink.uplink import CloudMiss, CloudReply
 from upwell.shared.errors import (
     CloudFailed,
     DeadlineExceeded,
@@ -31,31 +30,11 @@ from upwell.shared.errors import (
     Unavailable,
     UpwellError,
 )
-from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 from upwell.shared.routing.rules import Subject
-from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, Decision, EdgeRan, Signals
+from upwell.shared.routing.state import Decision, EdgeRan, Signals
 from upwell.shared.tensors import Array
-
-
-@dataclass(frozen=True)
-class Desk:
-    """What every request is handled with."""
-
-    router: RouterCell
-    uplink: Uplink | None
-    metrics: AgentMetrics
-
-
-@dataclass
-class _Ascent:
-    """Rows on their way up."""
-
-    rows: tuple[int, ...]
-    decision: Decision
-    call: CloudCall
-    outcome: CloudReply | CloudMiss | None = None
 
 
 class Handling:
@@ -91,7 +70,7 @@ class Handling:
             edge_ahead=model.edge.lane.ahead if model.edge else 0,
             edge_promised=model.edge.lane.promised if model.edge else 0,
         )
-        self._ascents: list[_Ascent] = []
+        self._ascents: list[Ascent] = []
         self._edge_parts: list[tuple[tuple[int, ...], Mapping[str, Array]]] = []
         self._edge_s: float | None = None
         self._obstacle: Reason | None = None
@@ -108,17 +87,14 @@ class Handling:
             return self._answer(plan, reason)
         finally:
             for ascent in self._ascents:
-                if ascent.outcome is None:
-                    self._drop(ascent)
+                ascent.drop()
 
     def _ask(self, decision: Decision) -> tuple[Plan, Reason]:
         """Send what goes up at once and run the rest on the device, then send what turned out hard."""
         self._note_obstacle(decision)
         if decision.up_rows:
             self._send(decision)
-        rest = (
-            tuple(row for row in self._all_rows if row not in decision.up_rows) if decision.up_rows else self._all_rows
-        )
+        rest = _without(self._all_rows, decision.up_rows)
         if not rest or self._edge is None:
             return decision.plan, decision.reason
         try:
@@ -139,9 +115,9 @@ class Handling:
         assert self._edge is not None and self._edge.signature.scores is not None  # noqa: S101, PT018  it ran, with scores
         scores = self._edge.signature.scores
         measured = hardness(outputs[scores.name], first.verdict.settings.measure, logits=scores.kind == "logits")
-        undecided = [(row, value) for row, value in zip(rest, measured, strict=True) if row not in first.kept_rows]
-        rows = tuple(row for row, _ in undecided)
-        values = tuple(value for _, value in undecided)
+        by_row = dict(zip(rest, measured, strict=True))
+        rows = _without(rest, first.kept_rows)
+        values = tuple(by_row[row] for row in rows)
         return self._desk.router.decide(replace(self._signals, scored_rows=rows, hardness=values))
 
     def _lift_after_edge_failure(self, error: ModelFailed, rows: tuple[int, ...]) -> tuple[Plan, Reason]:
@@ -154,12 +130,8 @@ class Handling:
         return Plan.CLOUD, Reason.EDGE_FAILED
 
     def _send(self, decision: Decision) -> None:
-        assert self._desk.uplink is not None  # noqa: S101  the router sends nothing up without a cloud
         inputs = self._select(decision.up_rows)
-        request = InferRequest(model=self._model.cloud_model, inputs=inputs, id=self._id)
-        call = self._desk.uplink.start(request, decision.verdict, decision.give_up_s)
-        self._desk.metrics.sent(self._model.name, call.sent_bytes)
-        self._ascents.append(_Ascent(decision.up_rows, decision, call))
+        self._ascents.append(Ascent(self._desk, self._model, decision, inputs, self._id))
 
     def _select(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
         if len(rows) == self._rows or self._model.edge is None:
@@ -176,70 +148,33 @@ class Handling:
 
     def _settle(self, decision: Decision) -> None:
         """Wait for the cloud, with the edge run beside it in time, until every row has an answer or none can come."""
-        answered = {row for rows, _ in self._edge_parts for row in rows}
-        stands_in = self._edge is not None and decision.verdict.settings.on_cloud_failure == "edge"
-        uncovered = [ascent for ascent in self._ascents if not answered.issuperset(ascent.rows)]
+        settings = decision.verdict.settings
+        stands_in = self._edge is not None and settings.on_cloud_failure == "edge"
         if stands_in:
-            for ascent in uncovered:
-                self._await(ascent, ascent.decision.fallback_start_s)
-            missing = tuple(row for a in uncovered if not isinstance(a.outcome, CloudReply) for row in a.rows)
-            if missing:
-                self._stand_in(missing, decision)
-        hurry = decision.verdict.settings.objective != "accuracy" and stands_in
+            self._cover(decision)
         for ascent in self._ascents:
-            if ascent.outcome is None and hurry and self._is_covered(ascent):
-                self._await(ascent, -math.inf)
+            if settings.objective == "latency" and stands_in and self._is_covered(ascent):
+                ascent.wait(-math.inf)  # the first good answer wins, and the device's is there
                 continue
-            self._await(ascent, ascent.decision.give_up_s)
-            if ascent.outcome is None:
-                self._learn_miss(ascent, ascent.call.give_up())
+            ascent.wait(ascent.decision.give_up_s)
+            ascent.give_up()
 
-    def _stand_in(self, missing: tuple[int, ...], decision: Decision) -> None:
-        """Run the device for rows that the cloud has not answered yet; its failure leaves the cloud to be waited for."""
+    def _cover(self, decision: Decision) -> None:
+        """Wait for rows that only the cloud has, and run the device for those still missing when it must start."""
+        uncovered = [ascent for ascent in self._ascents if not self._is_covered(ascent)]
+        for ascent in uncovered:
+            ascent.wait(ascent.decision.fallback_start_s)
+        missing = tuple(row for a in uncovered if not isinstance(a.outcome, CloudReply) for row in a.rows)
+        if not missing:
+            return
         try:
             self._run_edge(missing, decision.deadline_s)
         except (ModelFailed, DeadlineExceeded):
             if all(ascent.outcome is not None for ascent in self._ascents):
-                raise
+                raise  # otherwise the cloud may still answer
 
-    def _is_covered(self, ascent: _Ascent) -> bool:
+    def _is_covered(self, ascent: Ascent) -> bool:
         return {row for rows, _ in self._edge_parts for row in rows}.issuperset(ascent.rows)
-
-    def _await(self, ascent: _Ascent, until_s: float) -> None:
-        """Take the outcome of a call if it is there by `until_s`, and learn from it once."""
-        if ascent.outcome is not None:
-            return
-        outcome = ascent.call.wait(until_s)
-        if isinstance(outcome, CloudReply):
-            self._learn_reply(ascent, outcome)
-        elif outcome is not None:
-            self._learn_miss(ascent, outcome)
-
-    def _learn_reply(self, ascent: _Ascent, reply: CloudReply) -> None:
-        try:
-            self._check(reply, len(ascent.rows))
-        except ModelFailed as error:
-            self._learn_miss(ascent, ascent.call.reject(str(error)))
-            return
-        ascent.outcome = reply
-        self._desk.router.observe(
-            CloudAnswered(
-                self._model.name, len(ascent.rows), reply.sent_bytes, reply.total_s, reply.server_s, reply.is_first
-            )
-        )
-
-    def _learn_miss(self, ascent: _Ascent, miss: CloudMiss) -> None:
-        ascent.outcome = miss
-        self._desk.router.observe(CloudFailure(self._model.name, miss.reason))
-
-    def _drop(self, ascent: _Ascent) -> None:
-        ascent.call.cancel()
-        self._desk.router.observe(CloudDropped(self._model.name))
-
-    def _check(self, reply: CloudReply, rows: int) -> None:
-        """Raise `ModelFailed` unless the reply is what the signature promises, scores finite."""
-        if self._model.edge is not None:
-            self._model.edge.check_cloud(reply.response.outputs, rows)
 
     def _note_obstacle(self, decision: Decision) -> None:
         if decision.kept_rows and (self._obstacle is None or decision.degraded):
@@ -299,7 +234,7 @@ class Handling:
 
     def _timings(self, replies: Sequence[CloudReply]) -> Timings:
         slowest = max(replies, key=lambda reply: reply.total_s, default=None)
-        waited = [ascent.call.elapsed_s for ascent in self._ascents]
+        waited = [ascent.elapsed_s for ascent in self._ascents]
         return Timings(
             total_s=time.monotonic() - self._arrived_s,
             edge_s=self._edge_s,
@@ -307,6 +242,14 @@ class Handling:
             cloud_queue_s=slowest.queue_s if slowest else None,
             cloud_compute_s=slowest.compute_s if slowest else None,
         )
+
+
+def _without(rows: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
+    """`rows` less those in `taken`, in order."""
+    if not taken:
+        return rows
+    left_out = frozenset(taken)
+    return tuple(row for row in rows if row not in left_out)
 
 
 def _size_bytes(inputs: Mapping[str, Array]) -> int:

@@ -26,12 +26,18 @@ class AgentMetrics:
         labels = ("model", "route", "reason")
         self._requests = Counter("upwell_requests", "Requests answered.", labels, registry=self.registry)
         self._latency = Histogram(
-            "upwell_request_seconds", "Time to the answer.", ("model", "route"), buckets=_BUCKETS_S, registry=self.registry
-        )  # fmt: skip
-        self._degraded = Counter(
-            "upwell_degraded", "Answers of the device where the policy wanted the cloud.", ("model", "reason"),
+            "upwell_request_seconds",
+            "Time to the answer.",
+            ("model", "route"),
+            buckets=_BUCKETS_S,
             registry=self.registry,
-        )  # fmt: skip
+        )
+        self._degraded = Counter(
+            "upwell_degraded",
+            "Answers of the device where the policy wanted the cloud.",
+            ("model", "reason"),
+            registry=self.registry,
+        )
         self._failed = Counter(
             "upwell_failed", "Requests that ended in an error, by error.", ("model", "error"), registry=self.registry
         )

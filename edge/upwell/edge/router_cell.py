@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Mapping
 
+from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.router import Router
 from upwell.shared.routing.state import Decision, Outcome, RouterState, Signals
+
+_log = logging.getLogger(__name__)
 
 
 class RouterCell:
@@ -39,4 +44,18 @@ class RouterCell:
     def observe(self, outcome: Outcome) -> None:
         """Learn from an outcome."""
         with self._lock:
+            before = self._state.breakers
             self._state = self._router.observe(self._state, outcome, time.monotonic())
+            after = self._state.breakers
+        if after is not before:
+            _log_changes(before, after)
+
+
+def _log_changes(before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:
+    """Say when the cloud is given up and when it is back: once each, where every request would flood the log."""
+    for key, breaker in after.items():
+        was_open = key in before and before[key].is_open
+        if breaker.is_open and not was_open:
+            _log.warning("the cloud fails (%s): answering on the device and probing", key or "the whole service")
+        elif was_open and not breaker.is_open:
+            _log.warning("the cloud answers again (%s)", key or "the whole service")

@@ -60,7 +60,7 @@ def _resolve_field(value: object, info: ValidationInfo) -> Path:
     return resolve(value, (info.context or {}).get("base_dir", Path()))
 
 
-RelativePath: TypeAlias = Annotated[Path, BeforeValidator(_resolve_field, json_schema_input_type=str)]
+RelativePath: TypeAlias = Annotated[Path, BeforeValidator(_resolve_field)]
 """A pydantic field for a path, relative to the file that names it and absolute once loaded; it need not exist."""
 
 

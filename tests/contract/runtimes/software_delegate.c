@@ -5,7 +5,7 @@
  *
  * Options: claim=all | comma-separated builtin operator codes; fail_prepare=1; fail_after=N (invocations that
  * succeed before every further one fails); static_only=1 (as delegates that take no tensors of varying size);
- * report=FILE (one line per partition: the claimed node numbers).
+ * device=FILE (creation fails where there is no such file); report=FILE (one line per partition: the claimed nodes).
  *
  * The structs below repeat only the beginning of the runtime's, whose order is stable from TFLite 2.14 on. Tensors
  * stay opaque: their struct has changed between releases. */
@@ -217,7 +217,8 @@ static int delegate_prepare(Context *context, Delegate *delegate) {
   return status;
 }
 
-static bool set_option(Settings *settings, const char *key, const char *value) {
+/* NULL, or what is wrong with the option. */
+static const char *set_option(Settings *settings, const char *key, const char *value) {
   if (!strcmp(key, "claim")) {
     bool all = !strcmp(value, "all");
     for (int i = 0; i < BUILTIN_CODES; i++) settings->claims[i] = all;
@@ -231,12 +232,16 @@ static bool set_option(Settings *settings, const char *key, const char *value) {
     settings->static_only = atoi(value) != 0;
   } else if (!strcmp(key, "fail_after")) {
     settings->invocations_left = atol(value);
+  } else if (!strcmp(key, "device")) {
+    FILE *device = fopen(value, "r");
+    if (!device) return "software delegate: no such device";
+    fclose(device);
   } else if (!strcmp(key, "report")) {
     snprintf(settings->report, sizeof settings->report, "%s", value);
   } else {
-    return false;
+    return "software delegate: unknown option";
   }
-  return true;
+  return NULL;
 }
 
 __attribute__((visibility("default"))) Delegate *tflite_plugin_create_delegate(char **keys, char **values, size_t count,
@@ -244,8 +249,9 @@ __attribute__((visibility("default"))) Delegate *tflite_plugin_create_delegate(c
   Settings *settings = calloc(1, sizeof *settings);
   settings->invocations_left = -1;
   for (size_t i = 0; i < count; i++) {
-    if (set_option(settings, keys[i], values[i])) continue;
-    if (report) report("software delegate: unknown option");
+    const char *problem = set_option(settings, keys[i], values[i]);
+    if (!problem) continue;
+    if (report) report(problem);
     free(settings);
     return NULL;
   }

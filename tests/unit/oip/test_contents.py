@@ -42,7 +42,7 @@ def test_strided_and_transposed_arrays_are_sent_in_row_major_order() -> None:
 def test_numeric_contents_are_not_copied() -> None:
     array = np.arange(6, dtype=np.float32)
     _, sent = encode_raw("x", array)
-    assert np.shares_memory(np.frombuffer(sent, np.float32), array)
+    assert np.shares_memory(np.frombuffer(memoryview(sent), np.float32), array)
     data = array.tobytes()
     received = decode_raw("x", "FP32", (2, 3), data)
     assert np.shares_memory(received, np.frombuffer(data, np.float32))

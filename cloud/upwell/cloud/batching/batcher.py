@@ -92,6 +92,15 @@ class Batcher:
         """How many requests wait for an instance."""
         return len(self._waiting)
 
+    def check(self, call: Call) -> None:
+        """Raise what `run` would raise now anyway, before anything is spent on preparing the inputs of `call`."""
+        now_s = self._clock()
+        with self._lock:
+            error = self._hopeless(call, 1, now_s)
+            if error is not None:
+                raise error
+            self._check_room(now_s)
+
     def run(self, inputs: Mapping[str, Array], call: Call) -> Ran:
         """Run the engine on `inputs`, alone or in a batch with others.
 
@@ -117,7 +126,7 @@ class Batcher:
         group = [(array.dtype, array.shape[1:]) for array in inputs.values()] if self._max_batch > 1 else None
         entry = _Entry(inputs, call, call.deadline_s, rows, group, now_s)
         with self._lock:
-            error = self._hopeless(entry, now_s)
+            error = self._hopeless(call, rows, now_s)
             if error is not None:
                 raise error
             if self._free:
@@ -135,11 +144,14 @@ class Batcher:
             raise InvalidRequest(f"inputs have different numbers of rows: {rows}")
         return next(iter(rows.values()))
 
-    def _queue(self, entry: _Entry, now_s: float) -> None:
-        if len(self._waiting) >= self._max_queue:
+    def _check_room(self, now_s: float) -> None:
+        if self._free == 0 and len(self._waiting) >= self._max_queue:
             self._sweep(now_s)
-        if len(self._waiting) >= self._max_queue:
-            raise Refused(f"the model's queue is full ({self._max_queue} waiting); try again later")
+            if len(self._waiting) >= self._max_queue:
+                raise Refused(f"the model's queue is full ({self._max_queue} waiting); try again later")
+
+    def _queue(self, entry: _Entry, now_s: float) -> None:
+        self._check_room(now_s)
         entry.order = (min(entry.deadline_s, now_s + _PATIENCE_S), next(self._numbers))
         entry.turn = threading.Event()
         insort(self._waiting, entry, key=lambda one: one.order)
@@ -181,23 +193,23 @@ class Batcher:
         """Drop whatever nobody waits for any more, or can no longer be in time."""
         kept = []
         for entry in self._waiting:
-            entry.error = self._hopeless(entry, now_s)
+            entry.error = self._hopeless(entry.call, entry.rows, now_s)
             if entry.error is None:
                 kept.append(entry)
             else:
                 _wake([entry])
         self._waiting = kept
 
-    def _hopeless(self, entry: _Entry, now_s: float) -> UpwellError | None:
-        """Why running the entry now would be for nothing, or None where it is not."""
-        if entry.call.cancelled.is_set():
+    def _hopeless(self, call: Call, rows: int, now_s: float) -> UpwellError | None:
+        """Why a run of `rows` rows for `call` would be for nothing now, or None where it would not."""
+        if call.cancelled.is_set():
             return CallerLeft("the caller has left")
-        if entry.deadline_s == math.inf:
+        if call.deadline_s == math.inf:
             return None
-        left_s = entry.deadline_s - now_s
+        left_s = call.deadline_s - now_s
         if left_s <= 0:
             return DeadlineExceeded("the deadline has passed")
-        needed_s = self._needed_s(entry.rows, now_s)
+        needed_s = self._needed_s(rows, now_s)
         if left_s < needed_s:
             return DeadlineExceeded(f"{1e3 * left_s:.1f} ms are left and the model takes {1e3 * needed_s:.1f} ms")
         return None
@@ -218,7 +230,7 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 (one member's bad row must not be the others' error)
             log.warning("a batch of %d requests failed and is run one by one: %s", len(batch), error)
             for entry in batch:
-                entry.error = self._hopeless(entry, self._clock())
+                entry.error = self._hopeless(entry.call, entry.rows, self._clock())
                 if entry.error is None:
                     self._execute_alone(entry)
             return

@@ -58,7 +58,7 @@ class EdgeModel:
     def check_cloud(self, outputs: Mapping[str, Array], rows: int) -> None:
         """Raise `ModelFailed` unless the cloud's outputs are what the signature promises for `rows` rows.
 
-        Floats must be finite, except in outputs that `model.yaml` declares as plain tensors, where NaN may mean something.
+        Floats must be finite, except in outputs that `model.yaml` declares as plain tensors.
         """
         self.signature.check_outputs(outputs, rows)
         for output in self.signature.outputs:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
-from upwell.shared.errors import UpwellError
+from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter
 from upwell.shared.oip.security import ClientSecurity
@@ -74,26 +75,35 @@ class _Link:
 
 
 class Uplink:
-    """Sends requests to one cloud endpoint. No byte leaves before the first call that the policy allows."""
+    """Sends requests to one cloud endpoint. No byte leaves before the first call that the policy allows.
+
+    The constructor raises `ConfigError` for an endpoint or security files that are wrong.
+    """
 
     def __init__(self, endpoint: str, security: ClientSecurity, max_message_bytes: int) -> None:
         self._endpoint = endpoint
         self._security = security
         self._max_message_bytes = max_message_bytes
         self._lock = threading.Lock()
-        self._link: _Link | None = None
+        self._link: _Link | None = _Link(self._new_client())
 
     def start(self, request: InferRequest, verdict: Verdict, give_up_s: float) -> CloudCall:
         """Send a request that may take until `give_up_s` (monotonic), and return at once.
 
         This is where bytes leave: raises `EgressForbidden` if the policy's verdict on the request forbids it,
-        whatever was decided before.
+        whatever was decided before. Where the call cannot even begin (a token file that is gone, say), the
+        `CloudCall` has failed already.
         """
         if verdict.egress_rule:
             raise EgressForbidden(f"rule {verdict.egress_rule!r} denies egress")
-        link = self._take()
+        try:
+            link = self._take()
+        except ConfigError as error:
+            return CloudCall(self, None, _Stillborn(str(error)))
         try:
             pending = link.client.infer_async(request, max(0.0, give_up_s - time.monotonic()))
+        except (ConfigError, RemoteError) as error:
+            return CloudCall(self, link, _Stillborn(str(error)))
         except BaseException:
             self._give_back(link)
             raise
@@ -124,11 +134,16 @@ class Uplink:
     def _take(self) -> _Link:
         with self._lock:
             if self._link is None:
-                self._link = _Link(OipClient(self._endpoint, self._security, max_message_bytes=self._max_message_bytes))
+                self._link = _Link(self._new_client())
             self._link.users += 1
             return self._link
 
-    def _give_back(self, link: _Link) -> None:
+    def _new_client(self) -> OipClient:
+        return OipClient(self._endpoint, self._security, max_message_bytes=self._max_message_bytes)
+
+    def _give_back(self, link: _Link | None) -> None:
+        if link is None:
+            return
         with self._lock:
             link.users -= 1
             unused = link.retired and link.users == 0
@@ -136,10 +151,28 @@ class Uplink:
             link.client.close()
 
 
+class _Stillborn:
+    """Stands for a call that could not begin: what this device would prove itself with is missing or broken."""
+
+    sent_bytes = 0
+
+    def __init__(self, text: str) -> None:
+        self._error = RemoteError(RemoteErrorKind.UNAUTHENTICATED, text)
+
+    def result(self, timeout_s: float | None = None) -> NoReturn:  # noqa: ARG002  as a pending call takes it
+        raise self._error
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        callback(self)
+
+
 class CloudCall:
     """One request on its way. Used by one thread; ends with `wait` giving an outcome, or with `cancel`."""
 
-    def __init__(self, uplink: Uplink, link: _Link, pending: PendingInfer) -> None:
+    def __init__(self, uplink: Uplink, link: _Link | None, pending: PendingInfer | _Stillborn) -> None:
         self._uplink = uplink
         self._link = link
         self._pending = pending
@@ -158,7 +191,7 @@ class CloudCall:
         """Time from sending to the end of the call, whenever that was noticed; to now while it goes on."""
         return (time.monotonic() if math.isnan(self._ended_s) else self._ended_s) - self._started_s
 
-    def _note_end(self, _: PendingInfer) -> None:
+    def _note_end(self, _: object) -> None:
         self._ended_s = time.monotonic()
 
     def wait(self, until_s: float) -> CloudReply | CloudMiss | None:
@@ -195,6 +228,7 @@ class CloudCall:
             self._uplink._give_back(self._link)
 
     def _reply(self, response: InferResponse) -> CloudReply:
+        assert self._link is not None  # noqa: S101  an answer came over some link
         is_first, self._link.answered = not self._link.answered, True
         return CloudReply(
             response,
@@ -207,7 +241,7 @@ class CloudCall:
 
     def _finish(self, outcome: CloudReply | CloudMiss) -> None:
         self._outcome = outcome
-        if isinstance(outcome, CloudMiss) and outcome.reason in SUSPECT:
+        if isinstance(outcome, CloudMiss) and outcome.reason in SUSPECT and self._link is not None:
             self._uplink.retire(self._link)
         self._uplink._give_back(self._link)
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
 
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelNotFound
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
-from upwell.shared.tensors import DTYPES, TensorSpec, oip_datatype
+from upwell.shared.tensors import DTYPES, Array, TensorSpec, oip_datatype
 
 VERSION = "1"
+
+
+EXAMPLE: Mapping[str, Array] = MappingProxyType({"fp32": np.ones((2, 3), np.float32)})
+"""Inputs that `echo` takes."""
+
+_POLL_S = 0.002
 
 
 class FakeDataplane:
     """Serves one model, `echo`: each input comes back as the output of the same name.
 
     Its inputs are one per datatype, named by it in lower case (`fp32`, `bytes`, ...), each of shape [-1, -1]; any
-    one or more of them, of any shape, may be sent. `delay_s` is waited before each answer, in vain where the
-    deadline or the caller's leaving comes first; `failure` is raised instead of an answer. Both may be changed
-    between calls. `requests` holds what was asked, `calls` how.
+    one or more of them, of any shape, may be sent. An answer is given `delay_s` after the request, and not
+    while the fake is held; the deadline and the caller's leaving end the wait. `failure` is raised instead of an
+    answer. All may be changed between calls. `requests` holds what was asked, `calls` how.
     """
 
     def __init__(self, *, delay_s: float = 0.0, failure: Exception | None = None, ready: bool = True) -> None:
@@ -27,11 +37,29 @@ class FakeDataplane:
         self.is_ready = ready
         self.requests: list[InferRequest] = []
         self.calls: list[Call] = []
+        self._arrival = threading.Condition()
+        self._released = threading.Event()
+        self._released.set()
+
+    def hold(self) -> None:
+        """Answer nothing until `release`."""
+        self._released.clear()
+
+    def release(self) -> None:
+        """Answer again, what waits first of all."""
+        self._released.set()
+
+    def arrived(self, count: int, timeout_s: float) -> bool:
+        """Wait until `count` requests have come in all; whether they did within `timeout_s`."""
+        with self._arrival:
+            return self._arrival.wait_for(lambda: len(self.requests) >= count, timeout_s)
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """The inputs of the request as outputs, its parameters as parameters."""
-        self.requests.append(request)
-        self.calls.append(call)
+        with self._arrival:
+            self.requests.append(request)
+            self.calls.append(call)
+            self._arrival.notify_all()
         self._find(request.model, request.version)
         self._check_inputs(request)
         self._wait(call)
@@ -76,5 +104,8 @@ class FakeDataplane:
         until_s = time.monotonic() + self.delay_s
         if call.cancelled.wait(max(0.0, min(until_s, call.deadline_s) - time.monotonic())):
             raise CallerLeft("the caller has left")
+        while time.monotonic() < call.deadline_s and not self._released.is_set():
+            if call.cancelled.wait(_POLL_S):
+                raise CallerLeft("the caller has left")
         if time.monotonic() >= call.deadline_s:
             raise DeadlineExceeded("the deadline has passed before the answer was there")

@@ -122,5 +122,13 @@ def _call(context: grpc.ServicerContext) -> Call:
     return Call(
         deadline_s=math.inf if remaining_s is None or remaining_s > _NO_DEADLINE_S else time.monotonic() + remaining_s,
         cancelled=cancelled,
-        client=token_name() or context.peer(),
+        client=token_name() or _certificate_name(context) or context.peer(),
     )
+
+
+def _certificate_name(context: grpc.ServicerContext) -> str:
+    """The common name of the client's certificate; empty where it showed none."""
+    if context.peer_identities() is None:
+        return ""
+    names = context.auth_context().get("x509_common_name", ())
+    return next((name.decode(errors="replace") for name in names), "")

@@ -7,7 +7,9 @@ a sample either (cold start).
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -18,7 +20,11 @@ FRESH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LatencyWindow:
-    """Quantiles of the last `WINDOW` durations in seconds (empirical, nearest rank)."""
+    """Quantiles of the last `WINDOW` durations in seconds (empirical, by rank).
+
+    The 90th percentile rounds its rank down, so that one bad moment among few samples does not count; the 99th rounds
+    up and is the slowest of a full window.
+    """
 
     samples_s: tuple[float, ...] = ()
     last_at_s: float = -math.inf
@@ -32,7 +38,7 @@ class LatencyWindow:
         ordered = sorted(samples)
         last = len(ordered) - 1
         return LatencyWindow(
-            samples, now_s, ordered[last // 2], ordered[math.ceil(last * 0.9)], ordered[math.ceil(last * 0.99)]
+            samples, now_s, ordered[last // 2], ordered[math.floor(last * 0.9)], ordered[math.ceil(last * 0.99)]
         )
 
 
@@ -71,65 +77,49 @@ class RunTimes:
 class LinkEstimate:
     """Round trip and inverse bandwidth of the link, from requests that were answered.
 
-    One sample is (x = bytes up and down, y = total time − the server's own queue and compute time). The model is
-    y = rtt + x·inverse_bandwidth, fitted by least squares with weights that halve every `HALF_LIFE_S` seconds
-    (exponential forgetting: Haykin, "Adaptive Filter Theory", ch. 10), both terms clamped at zero. `spread_s` is the
-    equally forgetful mean absolute residual. Where sizes have not varied, the slope cannot be told from the offset:
-    the whole time then counts as round trip, which predicts the same size rightly. After a silence of `FRESH_S` what
-    was known counts as stale: the next sample starts afresh, so a link that came back is believed at once.
+    One sample is (x = bytes sent, y = total time − the server's own queue and compute time). The model is
+    y = rtt + x·inverse_bandwidth over the last `SAMPLES` samples, robust against up to a quarter of outliers: the slope
+    is the median of the slopes between pairs of clearly different size (Theil 1950; Sen 1968, doi 10.2307/2285891),
+    clamped at zero, the round trip the median of what remains, and `spread_s` the median absolute deviation from that.
+    Without pairs of different size the whole time counts as round trip, which predicts the same size rightly.
+    After a silence of `FRESH_S` what was known is stale: the next sample starts afresh, so a link that came back is
+    believed at once.
     """
 
-    HALF_LIFE_S: ClassVar[float] = 5.0
-    CAUTION: ClassVar[float] = 2.0
+    SAMPLES: ClassVar[int] = 24
+    ENOUGH: ClassVar[int] = 3
+    LEAST_DIFFERENCE_BYTES: ClassVar[int] = 512
 
-    weight: float = 0.0
-    sum_x: float = 0.0
-    sum_y: float = 0.0
-    sum_xx: float = 0.0
-    sum_xy: float = 0.0
+    samples: tuple[tuple[int, float], ...] = ()
+    rtt_s: float = math.nan
+    inverse_bandwidth_s_per_byte: float = 0.0
     spread_s: float = 0.0
     last_at_s: float = -math.inf
 
     def add(self, size_bytes: int, network_s: float, now_s: float) -> LinkEstimate:
         """With one more answered request of `size_bytes` bytes that spent `network_s` outside the server."""
-        if not self.is_fresh(now_s):
-            return LinkEstimate(1.0, size_bytes, network_s, size_bytes**2, size_bytes * network_s, 0.0, now_s)
-        residual_s = abs(network_s - self._line_s(size_bytes))
-        kept = 0.5 ** ((now_s - self.last_at_s) / self.HALF_LIFE_S)
-        return LinkEstimate(
-            self.weight * kept + 1.0,
-            self.sum_x * kept + size_bytes,
-            self.sum_y * kept + network_s,
-            self.sum_xx * kept + size_bytes**2,
-            self.sum_xy * kept + size_bytes * network_s,
-            self.spread_s + (residual_s - self.spread_s) / min(8.0, self.weight * kept + 1.0),
-            now_s,
-        )
+        kept = self.samples[-self.SAMPLES + 1 :] if now_s - self.last_at_s <= FRESH_S else ()
+        samples = (*kept, (size_bytes, network_s))
+        slope = _theil_sen(samples, self.LEAST_DIFFERENCE_BYTES)
+        rests = [y - slope * x for x, y in samples]
+        rtt_s = statistics.median(rests)
+        spread_s = statistics.median([abs(rest - rtt_s) for rest in rests])
+        return LinkEstimate(samples, max(0.0, rtt_s), slope, spread_s, now_s)
 
-    def is_fresh(self, now_s: float) -> bool:
-        """Whether a sample is recent enough to refuse a request on; if not, the next candidate finds out."""
-        return now_s - self.last_at_s <= FRESH_S
-
-    @property
-    def inverse_bandwidth_s_per_byte(self) -> float:
-        """Seconds per byte; 0 while sizes have not varied."""
-        if self.weight == 0.0:
-            return 0.0
-        variance = self.sum_xx - self.sum_x**2 / self.weight
-        if variance <= 1e-6 * self.sum_xx:
-            return 0.0
-        return max(0.0, (self.sum_xy - self.sum_x * self.sum_y / self.weight) / variance)
-
-    @property
-    def rtt_s(self) -> float:
-        """Seconds that a request without bytes would take; NaN before the first sample."""
-        if self.weight == 0.0:
-            return math.nan
-        return max(0.0, (self.sum_y - self.sum_x * self.inverse_bandwidth_s_per_byte) / self.weight)
+    def is_known(self, now_s: float) -> bool:
+        """Whether there are samples enough, and recent enough, to refuse a request on; else the next one finds out."""
+        return len(self.samples) >= self.ENOUGH and now_s - self.last_at_s <= FRESH_S
 
     def expect_s(self, size_bytes: int) -> float:
-        """Predicted time on the link for `size_bytes` bytes, `CAUTION` spreads above the line; NaN if unknown."""
-        return self._line_s(size_bytes) + self.CAUTION * self.spread_s
+        """Predicted time on the link for `size_bytes` bytes, one spread above the line; NaN if unknown."""
+        return self.rtt_s + size_bytes * self.inverse_bandwidth_s_per_byte + self.spread_s
 
-    def _line_s(self, size_bytes: int) -> float:
-        return self.rtt_s + size_bytes * self.inverse_bandwidth_s_per_byte
+
+def _theil_sen(samples: tuple[tuple[int, float], ...], least_difference: int) -> float:
+    """Median slope over the pairs whose sizes differ by `least_difference` or more; 0 without such pairs."""
+    slopes = [
+        (y2 - y1) / (x2 - x1)
+        for (x1, y1), (x2, y2) in itertools.combinations(samples, 2)
+        if abs(x2 - x1) >= least_difference
+    ]
+    return max(0.0, statistics.median(slopes)) if slopes else 0.0

@@ -282,10 +282,10 @@ def _ascent(
 def _predict_cloud_s(state: RouterState, signals: Signals, rows: tuple[int, ...], now_s: float) -> float:
     """Predicted time from sending to answer; NaN where nothing recent is known."""
     times = state.cloud.get(signals.subject.model)
-    window = times.expect(len(rows)) if times is not None and state.link.is_fresh(now_s) else None
+    window = times.expect(len(rows)) if times is not None and state.link.is_known(now_s) else None
     if window is None:
         return math.nan
-    return state.link.expect_s(sum(signals.row_sizes_bytes[row] for row in rows)) + window.p90_s
+    return state.link.expect_s(sum(signals.row_sizes_bytes[row] for row in rows)) + window.p50_s
 
 
 def _around_busy_edge(

@@ -31,8 +31,8 @@ class Signals:
     """One request as the router sees it.
 
     `row_sizes_bytes` are the bytes each row would cost on the wire. `arrived_s` and `caller_deadline_s` are instants
-    of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one, `edge_promised`
-    the requests that wait for the cloud and will run on the device if it fails them.
+    of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one,
+    `edge_promised` the requests that wait for the cloud and will run on the device if it fails them.
     After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
     """
 

@@ -19,7 +19,7 @@ def bind(
     """The signature, and the steps before and after the model. Raises `ConfigError` with every problem found."""
     builder = Builder(description, runtime)
     inputs = tuple(_logical_input(name, one) for name, one in description.signature.inputs.items())
-    has_rows = all(one.spec.shape[:1] in ((-1,), (1,)) for one in inputs)
+    has_rows = description.signature.rows and all(one.spec.shape[:1] in ((-1,), (1,)) for one in inputs)
     pre = _bind_inputs(builder, inputs, model_inputs, has_rows)
     picture = pre is None or any(kind.channels is not None for kind in pre.types.values())
     post = _bind_outputs(builder, description, model_inputs, model_outputs, has_rows, picture)
@@ -55,7 +55,9 @@ def _bind_inputs(
     if pipeline is None:
         return None
     if has_rows and len({spec.shape[:1] for spec in wanted}) > 1:
-        builder.problem(("signature",), f"the model's inputs do not share their rows: {_listed(wanted)}")
+        builder.problem(
+            ("signature",), f"the model's inputs do not share their rows: {_listed(wanted)}; write `rows: false`"
+        )
     for spec in wanted:
         name = pipeline.bound[spec.name]
         value = pipeline.types[name]
@@ -100,7 +102,10 @@ def _bind_outputs(
         allowed = {-1, chunk_of(model_inputs) or 1}
         for spec in model_outputs:
             if spec.name in pipeline.needs and (not spec.shape or spec.shape[0] not in allowed):
-                builder.problem(("signature", "outputs"), f"the model's output {_listed([spec])} has no rows")
+                builder.problem(
+                    ("signature", "outputs"),
+                    f"the model's output {_listed([spec])} has no rows; write `rows: false` in the signature",
+                )
     return pipeline
 
 

@@ -44,7 +44,9 @@ class Output(FilePart):
 
 
 class SignaturePart(FilePart):
-    """What callers see."""
+    """What callers see. `rows: false` says that a request is one whole, whatever its leading dimensions."""
+
+    rows: bool = True
 
     inputs: dict[Name, Annotated[ImageInput | TensorInput, Field(discriminator="kind")]] = Field(min_length=1)
     outputs: dict[Name, Output] = Field(min_length=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 from collections.abc import Mapping
 from typing import Literal
 
@@ -27,6 +28,7 @@ Color = Literal["rgb", "gray"]
 MAX_DECODED_SIDE = 65_535
 """The longest side that is decoded: JPEG's own limit. Resizing a taller picture would take memory by its height."""
 
+_MAX_SCANS = 64
 _MAX_ENCODED_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 65_535}
 
 _ORIENTATION_TAG = 0x0112
@@ -40,6 +42,10 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """EXIF orientation (CIPA DC-008, 4.6.5) -> what makes the picture upright."""
+
+# A broken EXIF block is ignored, and what it makes Pillow say is chosen by whoever sent the picture: neither the log
+# nor the list of warnings already shown may grow with it.
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 def decode(data: bytes, color: Color, max_pixels: int) -> Array:
@@ -103,6 +109,7 @@ def _opened(data: bytes, max_pixels: int) -> ImageFile:
         raise InvalidRequest(f"expected an encoded picture as bytes, got {type(data).__name__}")
     file = io.BytesIO(data)
     if data.startswith(b"\xff\xd8\xff"):
+        _check_scans(data)
         image: ImageFile = JpegImageFile(file)
     elif data.startswith(b"\x89PNG\r\n\x1a\n"):
         _check_size(_png_size(data), max_pixels)
@@ -114,6 +121,12 @@ def _opened(data: bytes, max_pixels: int) -> ImageFile:
         raise InvalidRequest(f"expected a picture as JPEG, PNG or WebP, got {len(data)} bytes of something else")
     _check_size(image.size, max_pixels)
     return image
+
+
+def _check_scans(data: bytes) -> None:
+    """Each scan of a progressive JPEG costs a pass over all pixels. The marker cannot occur inside a scan."""
+    if data.count(b"\xff\xda") > _MAX_SCANS:
+        raise InvalidRequest(f"the picture is a JPEG of more than {_MAX_SCANS} scans, which takes too long to decode")
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
@@ -149,7 +162,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 def _pixels(image: ImageFile, color: Color) -> Array:
     image.load()
-    turn = _TURNS.get(_orientation(image))
+    turn = _TURNS.get(_orientation(image) or 1)
     upright = image if turn is None else image.transpose(turn)
     if upright.mode.startswith("I"):  # 16-bit gray, which Pillow would clip to 255 rather than scale
         samples = np.asarray(upright).astype(np.uint32)
@@ -158,8 +171,9 @@ def _pixels(image: ImageFile, color: Color) -> Array:
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def _orientation(image: ImageFile) -> object:
+def _orientation(image: ImageFile) -> int | None:
     try:
-        return image.getexif().get(_ORIENTATION_TAG)
+        orientation: int | None = image.getexif().get(_ORIENTATION_TAG)
     except Exception:  # noqa: BLE001 (a broken EXIF block says nothing about the pixels, and raises anything)
         return None
+    return orientation

@@ -234,6 +234,8 @@ def _short(key: str | None) -> Callable[[Any], Any]:
 class _OneOp(FilePart):
     """A mapping with exactly one key, the op's name."""
 
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
     @model_validator(mode="after")
     def _exactly_one(self) -> _OneOp:
         if len(self.model_fields_set) != 1:
@@ -255,11 +257,13 @@ class _OneOp(FilePart):
 class PreOp(_OneOp):
     """One step before the model."""
 
-    decode: Annotated[Decode | None, BeforeValidator(_short("from"))] = None
+    decode: Annotated[Decode | None, BeforeValidator(_short("from"), json_schema_input_type=Decode | str | None)] = None
     resize: Annotated[Resize | None, BeforeValidator(_short(None))] = None
     crop: Annotated[Crop | None, BeforeValidator(_short(None))] = None
     normalize: Annotated[Normalize | None, BeforeValidator(_short(None))] = None
-    layout: Annotated[Layout | None, BeforeValidator(_short("order"))] = None
+    layout: Annotated[Layout | None, BeforeValidator(_short("order"), json_schema_input_type=Layout | str | None)] = (
+        None
+    )
     quantize: Annotated[Quantize | None, BeforeValidator(_short(None))] = None
     rename: Annotated[Rename | None, BeforeValidator(_short(None))] = None
 
@@ -267,10 +271,16 @@ class PreOp(_OneOp):
 class PostOp(_OneOp):
     """One step after the model."""
 
-    softmax: Annotated[Activation | None, BeforeValidator(_short("from"))] = None
-    sigmoid: Annotated[Activation | None, BeforeValidator(_short("from"))] = None
+    softmax: Annotated[
+        Activation | None, BeforeValidator(_short("from"), json_schema_input_type=Activation | str | None)
+    ] = None
+    sigmoid: Annotated[
+        Activation | None, BeforeValidator(_short("from"), json_schema_input_type=Activation | str | None)
+    ] = None
     top_k: Annotated[TopK | None, BeforeValidator(_short(None))] = None
     dequantize: Annotated[Dequantize | None, BeforeValidator(_short(None))] = None
     boxes: Annotated[Boxes | None, BeforeValidator(_short(None))] = None
-    labels: Annotated[LabelsOp | None, BeforeValidator(_short("from"))] = None
+    labels: Annotated[
+        LabelsOp | None, BeforeValidator(_short("from"), json_schema_input_type=LabelsOp | str | None)
+    ] = None
     rename: Annotated[Rename | None, BeforeValidator(_short(None))] = None

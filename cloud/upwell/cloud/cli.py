@@ -1,0 +1,105 @@
+"""`upwell serve`: the cloud service's command line."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.engines.loading import ExtraMissing
+from upwell.shared.errors import ConfigError
+from upwell.shared.units import parse_bytes
+from upwell.shared.yaml import load_yaml
+
+DEFAULT_LISTEN = "127.0.0.1:8001"
+
+_LISTEN = f"HOST:PORT (port 0: any free) or unix:PATH; may be repeated. Default: {DEFAULT_LISTEN}."
+
+
+class EngineName(str, Enum):
+    """The engines that ship with Upwell."""
+
+    ONNX = "onnx"
+    TORCH = "torch"
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The cloud.yaml to run.")] = None,
+    models: Annotated[Path | None, typer.Option(help="Model repository: <name>/<version>/model.onnx.")] = None,
+    listen: Annotated[list[str] | None, typer.Option(help=_LISTEN)] = None,
+    engine: Annotated[EngineName | None, typer.Option(help="What runs the models.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain of the service (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key.")] = None,
+    client_ca: Annotated[Path | None, typer.Option(help="Issuers of the certificates clients must show.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="tokens.yaml: the bearer tokens that are let in.")] = None,
+    max_message: Annotated[str | None, typer.Option(help="Largest message, such as 64MiB.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Be open to the network without protection.")] = False,
+) -> None:
+    """Run the cloud service until SIGTERM or Ctrl-C; what was accepted by then is answered first.
+
+    Either with a cloud.yaml (then only --listen may be given beside it), or with --models and the other flags.
+    """
+    flags = {
+        "models": models,
+        "engine": engine.value if engine else None,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "client_ca": client_ca,
+        "tokens": tokens,
+        "max_message": max_message,
+        "insecure": insecure or None,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    _run(_from_file(config, given, listen) if config else _from_flags(given, listen))
+
+
+def _from_file(path: Path, flags: dict[str, Any], listen: list[str] | None) -> CloudConfig:
+    if flags:
+        flag = _flag(next(iter(flags)))
+        raise ConfigError.at(None, f"{flag} cannot be given beside --config; write it into {path}")
+    config = load_yaml(path, CloudConfig)
+    return config.listening_on(listen) if listen else config
+
+
+def _from_flags(flags: dict[str, Any], listen: list[str] | None) -> CloudConfig:
+    """The configuration that the flags stand for. Raises `ConfigError`."""
+    if "models" not in flags:
+        raise ConfigError.at(None, "give --config cloud.yaml, or --models with the folder of the models")
+    tls = {key: flags[flag] for key, flag in (("cert", "tls_cert"), ("key", "tls_key")) if flag in flags}
+    if len(tls) == 1 or ("client_ca" in flags and not tls):
+        raise ConfigError.at(None, "TLS needs --tls-cert and --tls-key, and --client-ca only beside them")
+    serve: dict[str, Any] = {key: flags[key] for key in ("models", "tokens", "insecure") if key in flags}
+    serve["listen"] = listen or [DEFAULT_LISTEN]
+    if "max_message" in flags:
+        serve["max_message"] = _size(flags["max_message"])
+    if tls:
+        serve["tls"] = {**tls, "client_ca": flags.get("client_ca")}
+    defaults = {"engine": flags["engine"]} if "engine" in flags else {}
+    return CloudConfig.model_validate({"version": 1, "serve": serve, "defaults": defaults})
+
+
+def _size(text: str) -> str:
+    try:
+        if parse_bytes(text) > 0:
+            return text
+        problem = "expected more than 0"
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigError.at(None, problem, "--max-message")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _run(config: CloudConfig) -> None:
+    try:
+        from upwell.cloud.process import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("upwell"):
+            raise
+        raise ExtraMissing("upwell serve", error.name, "cloud") from None
+    run(config)

@@ -1,0 +1,86 @@
+"""`grpc.health.v1` and reflection beside the inference service, with a limit on the streams they keep open."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.reflection import ReflectionServicer
+
+from upwell.shared.oip.reflection import service_pool
+from upwell.shared.oip.servicer import SERVICE
+
+MAX_WATCHES = 16
+MAX_REFLECTIONS = 4
+MAX_STREAMS = MAX_WATCHES + MAX_REFLECTIONS
+"""Streams that may be open for as long as their client likes, and so must not use up the server's calls."""
+
+_REFLECTION_LIMIT_S = 60.0
+
+
+class Health(HealthServicer):
+    """Health of the whole ("", and the inference service by its name) and of each model by its name."""
+
+    def __init__(self, models: dict[str, bool]) -> None:
+        super().__init__()
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        for name, ready in models.items():
+            self.set(name, serving if ready else not_serving)
+        self.set(SERVICE, serving)
+        self._known = {"", SERVICE, *models}
+        self._watches = threading.Semaphore(MAX_WATCHES)
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Serve it on `server`."""
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+
+    def Watch(  # noqa: N802 (the protocol's name)
+        self, request: health_pb2.HealthCheckRequest, context: Any, send_response_callback: Any = None
+    ) -> Any:
+        """Tell the state now and whenever it changes. An unknown name is said to be so and not remembered."""
+        if not self._watches.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_WATCHES} health watches at a time")
+        if not context.add_callback(self._watches.release):
+            self._watches.release()
+        if request.service not in self._known:
+            unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            send_response_callback(health_pb2.HealthCheckResponse(status=unknown))
+            return None
+        return super().Watch(request, context, send_response_callback)
+
+
+class Reflection(ReflectionServicer):
+    """What is served here, for tools such as grpcurl. A stream lasts 60 s at most, for it holds a thread."""
+
+    def __init__(self) -> None:
+        pool = service_pool()
+        for module in (health_pb2, reflection_pb2):
+            pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+        files = (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+        names = [service.full_name for file in files for service in file.services_by_name.values()]
+        super().__init__([SERVICE, *names], pool=pool)
+        self._streams = threading.Semaphore(MAX_REFLECTIONS)
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Serve it on `server`."""
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # the stubs leave it so
+
+    def ServerReflectionInfo(  # noqa: N802 (the protocol's name)
+        self, request_iterator: Iterable[reflection_pb2.ServerReflectionRequest], context: Any
+    ) -> Iterator[reflection_pb2.ServerReflectionResponse]:
+        """Answer the questions of one stream."""
+        if not self._streams.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_REFLECTIONS} reflections at a time")
+        limit = threading.Timer(_REFLECTION_LIMIT_S, context.cancel)
+        limit.daemon = True
+        limit.start()
+        try:
+            yield from super().ServerReflectionInfo(request_iterator, context)
+        finally:
+            limit.cancel()
+            self._streams.release()

@@ -1,0 +1,55 @@
+"""The bounds check: models pass, models cut short do not, and nothing but `Broken` comes out of any bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.tflite_for_tests import identity, linear, two_in_two_out
+from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    directory: Path = tmp_path_factory.mktemp("models")
+    return [path.read_bytes() for path in (linear(directory), two_in_two_out(directory), identity(directory, "BYTES"))]
+
+
+def test_models_pass(models: list[bytes]) -> None:
+    for model in models:
+        check_flatbuffer(model)
+
+
+def test_every_cut_is_found(models: list[bytes]) -> None:
+    for model in models:
+        for length in range(len(model) - 4):  # the last bytes may be padding
+            with pytest.raises(Broken):
+                check_flatbuffer(model[:length])
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_damage_is_found_or_harmless(models: list[bytes], data: st.DataObject) -> None:
+    model = bytearray(data.draw(st.sampled_from(models)))
+    for _ in range(data.draw(st.integers(1, 8))):
+        model[data.draw(st.integers(0, len(model) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(Broken):
+        check_flatbuffer(bytes(model))
+
+
+@settings(deadline=None, max_examples=300)
+@given(rest=st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(rest: bytes) -> None:
+    with pytest.raises(Broken):
+        check_flatbuffer(rest)
+
+
+@settings(deadline=None, max_examples=300)
+@given(start=st.binary(min_size=4, max_size=4), rest=st.binary(max_size=200))
+def test_only_broken_comes_out_of_bytes_with_the_right_identifier(start: bytes, rest: bytes) -> None:
+    with contextlib.suppress(Broken):
+        check_flatbuffer(start + b"TFL3" + rest)
