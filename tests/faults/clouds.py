@@ -1,21 +1,19 @@
-"""Clouds that misbehave: a real gRPC server that answers as it is told, and raw servers that break the framing."""
+"""A cloud that misbehaves: a real gRPC server that answers as it is told."""
 
 from __future__ import annotations
 
-import socket
-import struct
 import threading
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grpc
 import numpy as np
-
 from tests.faults.oracles import cloud_scores
+
 from upwell.shared.oip import converters
-from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.tensors import Array
 
 Behaviour: TypeAlias = Callable[[InferRequest, grpc.ServicerContext], bytes]
@@ -27,7 +25,7 @@ DIGEST = "sha256:of-the-large-model"
 def true_answer(request: InferRequest) -> InferResponse:
     """What the large model says, as the service would put it."""
     scores = cloud_scores(request.inputs["image"])
-    facts = {"upwell.cloud_queue_ms": 0.0, "upwell.cloud_compute_ms": 0.1, "upwell.cloud_digest": DIGEST}
+    facts: dict[str, Parameter] = {"upwell.cloud_queue_ms": 0.0, "upwell.cloud_compute_ms": 0.1, "upwell.cloud_digest": DIGEST}
     return InferResponse(request.model, {"scores": scores}, "1", request.id, facts)
 
 
@@ -160,36 +158,9 @@ class ScriptedCloud:
         return self.behaviour(request, context)
 
 
-class _Handlers(grpc.GenericRpcHandler[bytes, bytes]):
+class _Handlers(grpc.GenericRpcHandler):
     def __init__(self, answer: Callable[[bytes, grpc.ServicerContext], bytes]) -> None:
-        self._handler = grpc.unary_unary_rpc_method_handler(answer)
+        self._handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(answer)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._handler if details.method.endswith("/ModelInfer") else None
-
-
-class RawServer:
-    """A TCP server that says its piece, made from the client's stream number, to whoever connects, and then is silent."""
-
-    def __init__(self, speech: Callable[[socket.socket], None]) -> None:
-        self._speech = speech
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def close(self) -> None:
-        """End every connection and thread."""
-        for one in (self._listener, *self._open):
-            with contextlib_suppress_os():
-                one.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
-
-    def __enter__(self) -> RawServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def slow(directory: Path, *, size: int = 512, layers: int = 20) -> Path:
     names = ["x", *(f"h{layer}" for layer in range(1, layers)), "y"]
     nodes = [
         helper.make_node("MatMul", [before, "matrix"], [after], name=f"layer_{after}")
-        for before, after in zip(names, names[1:], strict=False)
+        for before, after in itertools.pairwise(names)
     ]
     path = directory / f"slow_{layers}x{size}.onnx"
     return save(path, nodes, [tensor("x", ["rows", size])], [tensor("y", ["rows", size])], {"matrix": matrix})

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import flatbuffers
-import ml_dtypes
+import flatbuffers  # type: ignore[import-untyped]  # it has no stubs
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-
 from tests.unit.models_for_tests import linear_weights
-from upwell.shared.tensors import Array, numpy_dtype
+
+from upwell.shared.tensors import Array
 
 _TYPES = {
     "FP32": schema.TensorType.FLOAT32,

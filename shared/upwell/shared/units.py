@@ -57,15 +57,15 @@ def parse_bytes(value: object) -> int:
 def parse_share(value: object) -> float:
     """`20%` or 0.2 -> 0.2. Raises `ValueError` outside 0 to 1."""
     share = _share(value)
-    if not 0.0 <= share <= 1.0:  # also refuses NaN, of which every comparison is false
-        hint = f"; write {value}% if that is meant" if not isinstance(value, str) and 1 < share <= 100 else ""
-        raise ValueError(f"expected a share from 0% to 100% (0 to 1), got {value}{hint}")
-    return share
+    if 0 <= share <= 1:
+        return float(share)
+    hint = f"; write {value}% if that is meant" if not isinstance(value, str) and 1 < share <= 100 else ""
+    raise ValueError(f"expected a share from 0% to 100% (0 to 1), got {value}{hint}")
 
 
-def _share(value: object) -> float:
+def _share(value: object) -> int | float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value) if abs(value) <= 1 else math.copysign(min(abs(value), 1e9), value)
+        return value
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"expected a share such as 20% or 0.2, got {value!r}")

@@ -39,10 +39,10 @@ MAX_NODES = 100_000
 
 _NULL = re.compile(r"|~|null|Null|NULL")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-# Longer numbers stay text: turning thousands of digits into an int takes quadratic time.
+# Longer numbers stay text: turning thousands of digits into an int takes quadratic time, and they mean nothing here.
 _INT = re.compile(r"[-+]?[0-9]{1,40}")
 _OCTAL_OR_HEX = re.compile(r"0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,5})?")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]{1,40}|[0-9]{1,40}(\.[0-9]{0,40})?)([eE][-+]?[0-9]{1,3})?")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
@@ -217,7 +217,8 @@ def _plain_value(text: str) -> Any:
     if _OCTAL_OR_HEX.fullmatch(text):
         return int(text, 0)
     if _FLOAT.fullmatch(text):
-        return float(text)
+        number = float(text)
+        return number if math.isfinite(number) else text
     special = _SPECIAL.fullmatch(text)
     if special is None:
         return text

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from ai_edge_litert.schema_py_generated import BuiltinOperator
-
 from tests.unit.tflite_for_tests import Op, T, add, mul, save, two_in_two_out
+
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite import TfliteRuntime
 from upwell.shared.errors import ConfigError, InvalidRequest
@@ -182,7 +182,7 @@ def test_a_delegate_that_fails_while_running_costs_no_answer(load: Loader, model
 
 def test_a_bad_request_does_not_cost_the_delegate(load: Loader, model: Path) -> None:
     runtime = load(model, "prefer", claim="all")
-    with pytest.raises(InvalidRequest, match="do not fit|does not take these shapes"):
+    with pytest.raises(InvalidRequest, match="does not take these shapes"):
         runtime.run({"a": threes(2), "b": threes(3)})
     assert_works(runtime)
     assert runtime.placement.nodes_on_accelerator == 2

@@ -7,6 +7,7 @@ import logging
 import os
 import ssl
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -171,10 +172,11 @@ def test_every_method_but_the_probes_asks_for_a_token(serve: Serve, connect: Con
     client = connect(server)
     assert client.server_live(TIMEOUT_S)
     with grpc.insecure_channel(server.addresses[0]) as channel:
-        assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        health_stub: Any = health_pb2_grpc.HealthStub(channel)
+        question = health_pb2.HealthCheckRequest()
+        assert health_stub.Check(question, timeout=TIMEOUT_S).status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as refused:
-            next(watch)
+            next(health_stub.Watch(question, timeout=TIMEOUT_S))
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     for call in (
         lambda: client.ready(TIMEOUT_S),
@@ -218,7 +220,9 @@ def test_what_is_no_known_token(serve: Serve, tmp_path: Path, value: str) -> Non
     tokens = write_tokens(tmp_path / "tokens.yaml", alice="token-a")
     server = serve(security=ServerSecurity(tokens=tokens))
     with grpc.insecure_channel(server.addresses[0]) as channel:
-        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+        ready: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/inference.GRPCInferenceService/ServerReady"
+        )
         with pytest.raises(grpc.RpcError) as error:
             ready(b"", timeout=TIMEOUT_S, metadata=(("authorization", value),))
         assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED

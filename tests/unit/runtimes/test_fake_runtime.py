@@ -39,7 +39,12 @@ def test_it_takes_the_time_it_is_told_to() -> None:
 def test_it_waits_for_its_gate() -> None:
     gate, done = threading.Event(), threading.Event()
     runtime = double(gate=gate)
-    thread = threading.Thread(target=lambda: (runtime.run(X), done.set()))
+
+    def work() -> None:
+        runtime.run(X)
+        done.set()
+
+    thread = threading.Thread(target=work)
     thread.start()
     assert not done.wait(0.02)
     gate.set()

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime
 import pytest
-
 from tests.unit.models_for_tests import linear, linear_weights, slow, two_in_two_out
+
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx import OnnxRuntime
 from upwell.edge.runtimes.onnx_evidence import AssignedNode, from_profile, kernels_in_profile
@@ -68,7 +68,7 @@ def test_a_provider_that_is_not_there_is_a_reason(tmp_path: Path) -> None:
     assert "has no MIGraphXExecutionProvider" in runtime.placement.reason
     assert "CPUExecutionProvider" in runtime.placement.reason
     assert_works(runtime)
-    with pytest.raises(ConfigError, match="'migraphx' is a must and cannot be used: .*has no MIGraphX"):
+    with pytest.raises(ConfigError, match=r"'migraphx' is a must and cannot be used: .*has no MIGraphX"):
         load(linear(tmp_path), "migraphx", "must")
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-
 from tests.unit.models_for_tests import identity, linear, save, tensor, two_in_two_out, with_ir_version
+
 from upwell.edge.runtimes.onnx import OnnxRuntime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
@@ -134,7 +134,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 def test_bfloat16_passes_beside_other_numbers(tmp_path: Path) -> None:
     nodes = [helper.make_node("Identity", [a], [b]) for a, b in (("a", "c"), ("b", "d"))]
-    shape = ["n", 3]
+    shape = ("n", 3)
     path = save(
         tmp_path / "m.onnx",
         nodes,

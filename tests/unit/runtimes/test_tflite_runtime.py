@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.unit.tflite_for_tests import Op, T, add, identity, linear, save, two_in_two_out
+
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite import TfliteRuntime
 from upwell.edge.runtimes.tflite_package import find_package
@@ -167,5 +167,5 @@ def test_a_package_that_cannot_be_imported_is_not_called_missing(
     forget(monkeypatch, "ai_edge_litert")
     monkeypatch.delitem(sys.modules, "ai_edge_litert")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="ai_edge_litert is installed and cannot be imported: .*a_library_it_needs"):
+    with pytest.raises(ConfigError, match=r"ai_edge_litert is installed and cannot be imported: .*a_library_it_needs"):
         find_package("ai_edge_litert")

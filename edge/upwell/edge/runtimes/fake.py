@@ -67,7 +67,7 @@ class FakeRuntime:
         try:
             answer = self._function(inputs)
             return {spec.name: np.array(answer[spec.name]) for spec in self.outputs}
-        except Exception as error:  # noqa: BLE001 (the function stands for a model, which may fail in any way)
+        except Exception as error:  # the function stands for a model, which may fail in any way
             raise ModelFailed(f"the fake model failed: {error}") from error
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.inputs import check_file
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, judge, lost, open_without, unused
 from upwell.edge.runtimes.tflite_interpreter import INTERPRETER_ERRORS, OpenModel, ShapesRefused, one_line, open_model
@@ -34,7 +33,6 @@ class TfliteRuntime:
     name: str = "tflite"
 
     def __init__(self, path: Path, options: RuntimeOptions | None = None) -> None:
-        check_file(path)
         self._path = path
         self._options = options or RuntimeOptions()
         self._package = find_package(self._options.package)

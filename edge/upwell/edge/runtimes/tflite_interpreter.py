@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.inputs import InputCheck, blank
+from upwell.edge.runtimes.inputs import InputCheck, blank, check_file
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes
 from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
@@ -80,6 +80,7 @@ def open_model(
 
     Raises `ConfigError` where the model cannot be run, `AcceleratorNotUsable` where it cannot be with the delegate.
     """
+    check_file(path)
     if package.name == "tflite_runtime":
         _check_bounds(path)
     delegates = [] if accelerator is None else [_load_delegate(package, accelerator)]

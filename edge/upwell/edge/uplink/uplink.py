@@ -96,18 +96,19 @@ class Uplink:
         """
         if verdict.egress_rule:
             raise EgressForbidden(f"rule {verdict.egress_rule!r} denies egress")
+        started_s = time.monotonic()
         try:
             link = self._take()
         except ConfigError as error:
-            return CloudCall(self, None, _Stillborn(str(error)))
+            return CloudCall(self, None, _Stillborn(str(error)), started_s)
         try:
-            pending = link.client.infer_async(request, max(0.0, give_up_s - time.monotonic()))
+            pending = link.client.infer_async(request, max(0.0, give_up_s - started_s))
         except (ConfigError, RemoteError) as error:
-            return CloudCall(self, link, _Stillborn(str(error)))
+            return CloudCall(self, link, _Stillborn(str(error)), started_s)
         except BaseException:
             self._give_back(link)
             raise
-        return CloudCall(self, link, pending)
+        return CloudCall(self, link, pending, started_s)
 
     def metadata(self, model: str, timeout_s: float) -> ModelMetadata:
         """What the cloud says about a model. Raises `RemoteError`."""
@@ -172,11 +173,15 @@ class _Stillborn:
 class CloudCall:
     """One request on its way. Used by one thread; ends with `wait` giving an outcome, or with `cancel`."""
 
-    def __init__(self, uplink: Uplink, link: _Link | None, pending: PendingInfer | _Stillborn) -> None:
+    def __init__(
+        self, uplink: Uplink, link: _Link | None, pending: PendingInfer | _Stillborn, started_s: float
+    ) -> None:
         self._uplink = uplink
         self._link = link
         self._pending = pending
-        self._started_s = time.monotonic()
+        self._started_s = (
+            started_s  # from before the sending: on a busy machine the answer may be there before it returns
+        )
         self._ended_s = math.nan
         self._outcome: CloudReply | CloudMiss | None = None
         pending.add_done_callback(self._note_end)

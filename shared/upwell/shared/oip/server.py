@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
-import stat
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -67,9 +65,11 @@ def start_server(
     TLS or token files; nothing listens then.
     """
     addresses = [parse_address(text) for text in listen]
-    if not addresses:
-        raise ConfigError.at(None, "no address to listen on is given; expected HOST:PORT or unix:PATH")
+    if not addresses or len(set(addresses)) < len(addresses):
+        raise ConfigError.at(None, "expected one or more different addresses to listen on, each HOST:PORT or unix:PATH")
     check_exposure(listen, security)
+    for address in addresses:
+        _check_free(address)
     credentials = server_credentials(security.tls) if security.tls else None
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(security.tokens)] if security.tokens else []
     executor = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="oip")
@@ -82,12 +82,7 @@ def start_server(
     add_oip_service(server, dataplane)
     for add_service in extra:
         add_service(server)
-    try:
-        bound = tuple(_listen(server, address, credentials) for address in addresses)
-    except ConfigError:
-        server.stop(None)
-        executor.shutdown(wait=False)
-        raise
+    bound = tuple(_listen(server, address, credentials) for address in addresses)
     server.start()
     return RunningServer(bound, server, executor)
 
@@ -109,10 +104,6 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 def _listen(server: grpc.Server, address: Address, credentials: grpc.ServerCredentials | None) -> str:
     """Bind the server to one address and return it with its real port. Raises `ConfigError`."""
-    if address.socket_path is not None:
-        _clear_socket(address.socket_path)
-    elif address.port:
-        _check_free(address)
     try:
         if credentials is None:
             port = server.add_insecure_port(str(address))
@@ -124,40 +115,36 @@ def _listen(server: grpc.Server, address: Address, credentials: grpc.ServerCrede
 
 
 def _check_free(address: Address) -> None:
-    """Try the port ourselves: gRPC says only that it failed, not why."""
+    """Try the address before gRPC does, which says only that it failed, not why. Raises `ConfigError`."""
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            if os.name == "posix":
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
+        if address.socket_path is None:
+            _try_port(address.host, address.port)
+        else:
+            _try_socket(address.socket_path)
     except OSError as error:
-        raise ConfigError.at(None, f"cannot listen on {address}: {_reason(error)}") from None
+        reason = "it is in use by another program" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise ConfigError.at(None, f"cannot listen on {address}: {reason}") from None
 
 
-def _clear_socket(path: Path) -> None:
-    """Make way for a socket at `path`: one that nobody listens on is removed. Raises `ConfigError`."""
+def _try_port(host: str, port: int) -> None:
+    where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(*where[:3]) as probe:
+        if os.name == "posix":
+            # As gRPC does: a port whose last connections are still timing out is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where[4])
+
+
+def _try_socket(path: Path) -> None:
+    """Make way for a socket at `path`. One that nobody listens on is removed; gRPC would remove any."""
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
-        raise ConfigError.at(
-            None, f"cannot listen on unix:{path}: the path is longer than {_MAX_SOCKET_PATH_BYTES} bytes"
-        )
-    try:
-        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise ConfigError.at(None, f"cannot listen on unix:{path}: a file that is no socket is there")
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-            if path.exists() and probe.connect_ex(str(path)) == 0:
-                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        path.unlink(missing_ok=True)
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-            probe.bind(str(path))
-        path.unlink()
-    except OSError as error:
-        raise ConfigError.at(None, f"cannot listen on unix:{path}: {_reason(error)}") from None
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "it is in use by another program"
-    return error.strerror or str(error)
+        raise OSError(errno.ENAMETOOLONG, f"the path is longer than {_MAX_SOCKET_PATH_BYTES} bytes")
+    if path.exists() and not path.is_socket():
+        raise OSError(errno.ENOTSOCK, "a file that is no socket is there")
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(str(path))
+    path.unlink()

@@ -12,9 +12,9 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
@@ -130,5 +130,6 @@ def _certificate_name(context: grpc.ServicerContext) -> str:
     """The common name of the client's certificate; empty where it showed none."""
     if context.peer_identities() is None:
         return ""
-    names = context.auth_context().get("x509_common_name", ())
-    return next((name.decode(errors="replace") for name in names), "")
+    facts: Mapping[str, Any] = context.auth_context()
+    names: Sequence[bytes] = facts.get("x509_common_name", ())
+    return names[0].decode(errors="replace") if names else ""

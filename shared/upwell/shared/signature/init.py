@@ -32,8 +32,9 @@ def starting_description(model_inputs: Sequence[TensorSpec], model_outputs: Sequ
     rows = len(chunks) == 1 and 0 not in chunks and leads <= {-1, max(*chunks, 1)}
     if picture is None:
         rows = rows and own_signature(model_inputs, model_outputs).has_rows
-    pre = _inputs(model_inputs, picture)
-    post = _outputs(model_outputs, picture if rows else None)
+    boxes = _boxes(model_outputs) if rows and picture is not None else None
+    pre = _inputs(model_inputs, picture, "cover" if boxes is None else "contain")
+    post = _outputs(model_outputs, boxes)
     return "\n".join(_lines(pre, post, rows)) + "\n"
 
 
@@ -45,7 +46,7 @@ def _lines(pre: _Part, post: _Part, rows: bool) -> list[str]:
         *(
             []
             if rows
-            else ["  rows: false    # the model's tensors do not share a leading dimension: a request is one whole"]
+            else ["  # the tensors do not share a leading dimension: a request is one whole", "  rows: false"]
         ),
         "  inputs:",
         *(f"    {line}" for line in pre.signature),
@@ -60,73 +61,69 @@ def _phase(name: str, steps: Sequence[str]) -> list[str]:
     return [f"{name}:", *(f"  {line}" for line in steps)] if steps else [f"{name}: []"]
 
 
-def _inputs(specs: Sequence[TensorSpec], picture: TensorSpec | None) -> _Part:
+def _inputs(specs: Sequence[TensorSpec], picture: TensorSpec | None, fit: str) -> _Part:
     part = _Part()
     for spec in specs:
         if spec is picture:
             name = "image" if len(specs) == 1 else spec.name
-            part.signature.append(f"{_text(name)}: {{kind: image}}    # one JPEG, PNG or WebP per row, or pixels")
-            part.steps += _picture_steps(spec, name)
+            part.signature += ["# one JPEG, PNG or WebP per row, or pixels", f"{_text(name)}: {{kind: image}}"]
+            part.steps += _picture_steps(spec, _text(name), fit)
         else:
             shape = [size if size > 0 else -1 for size in spec.shape]
             part.signature.append(f"{_text(spec.name)}: {{kind: tensor, dtype: {spec.datatype}, shape: {shape}}}")
     return part
 
 
-def _picture_steps(spec: TensorSpec, name: str) -> list[str]:
+def _picture_steps(spec: TensorSpec, source: str, fit: str) -> list[str]:
     first = _channels(spec) == 1
-    channels = spec.shape[1 if first else 3]
     height, width = spec.shape[2:] if first else spec.shape[1:3]
-    source = _text(name)
-    steps = [f"- decode: {{from: {source}, color: {'gray' if channels == 1 else 'rgb'}}}"]
+    color = "gray" if spec.shape[1 if first else 3] == 1 else "rgb"
+    steps = [f"- decode: {{from: {source}, color: {color}}}"]
     if height > 0 and width > 0:
-        steps.append(
-            f"- resize: {{from: {source}, to: [{height}, {width}], fit: cover}}    "
-            "# cover cuts the edges; contain pads (detectors); stretch does neither"
-        )
+        steps += [
+            "# fit as in training: cover cuts the edges, contain pads, stretch does neither",
+            f"- resize: {{from: {source}, to: [{height}, {width}], fit: {fit}}}",
+        ]
     if spec.datatype in ("FP32", "INT8"):
-        steps.append(
-            f"- normalize: {{from: {source}}}    "
-            "# 0..255 -> 0..1; as in training, such as mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]"
-        )
+        steps += [
+            "# 0..255 becomes 0..1; as in training, perhaps mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]",
+            f"- normalize: {{from: {source}}}",
+        ]
     if spec.datatype == "INT8":
-        steps.append(
-            f"- quantize: {{from: {source}, scale: 0.00392157, zero_point: -128, dtype: INT8}}    "
-            "# scale and zero_point of the model's input"
-        )
-    if first:
-        steps.append(f"- layout: {{from: {source}, order: NCHW}}")
-    return steps
+        steps += [
+            "# scale and zero_point of the model's input",
+            f"- quantize: {{from: {source}, scale: 0.00392157, zero_point: -128, dtype: INT8}}",
+        ]
+    return [*steps, f"- layout: {{from: {source}, order: NCHW}}"] if first else steps
 
 
-def _outputs(specs: Sequence[TensorSpec], picture: TensorSpec | None) -> _Part:
-    boxes = _boxes(specs) if picture is not None else None
+def _outputs(specs: Sequence[TensorSpec], boxes: list[str] | None) -> _Part:
     if boxes is not None:
-        return _Part(["detections: {kind: detections}    # labels: labels.txt, one per line"], boxes)
+        return _Part(["# labels: labels.txt, one per line", "detections: {kind: detections}"], boxes)
     part = _Part()
     for spec in specs:
         name = _text(spec.name)
         if len(spec.shape) != 2 or 0 <= spec.shape[1] < 2 or spec.datatype not in (*FLOATS, "UINT8", "INT8"):
             part.signature.append(f"{name}: {{kind: tensor}}")
         elif spec.datatype in FLOATS:
-            part.signature.append(_scores(spec))
+            part.signature += _scores(spec)
         else:
             zero_point = 0 if spec.datatype == "UINT8" else -128
-            part.signature.append(f"{name}: {{kind: probabilities}}    # tensor, where these are no class scores")
-            part.steps.append(
-                f"- dequantize: {{from: {name}, scale: 0.00390625, zero_point: {zero_point}}}    "
-                "# scale and zero_point of the model's output"
-            )
+            part.signature += ["# tensor, where these are no class scores", f"{name}: {{kind: probabilities}}"]
+            part.steps += [
+                "# scale and zero_point of the model's output",
+                f"- dequantize: {{from: {name}, scale: 0.00390625, zero_point: {zero_point}}}",
+            ]
     return part
 
 
-def _scores(spec: TensorSpec) -> str:
+def _scores(spec: TensorSpec) -> list[str]:
     if re.search("prob|softmax", spec.name, re.IGNORECASE):
-        return f"{_text(spec.name)}: {{kind: probabilities}}    # logits, where a row does not sum to 1"
-    return (
-        f"{_text(spec.name)}: {{kind: logits}}    # probabilities, where a row sums to 1; embedding or tensor, "
-        "where these are no class scores"
-    )
+        return ["# logits, where a row does not sum to 1", f"{_text(spec.name)}: {{kind: probabilities}}"]
+    return [
+        "# probabilities, where a row sums to 1; embedding or tensor, where these are no class scores",
+        f"{_text(spec.name)}: {{kind: logits}}",
+    ]
 
 
 def _boxes(specs: Sequence[TensorSpec]) -> list[str] | None:
@@ -138,19 +135,20 @@ def _boxes(specs: Sequence[TensorSpec]) -> list[str] | None:
     fours = [spec for spec in specs if len(spec.shape) == 3 and spec.shape[2] == 4]
     if len(fours) != 1:
         return None
-    others = [spec for spec in specs if spec is not fours[0] and spec.shape[1:2] == fours[0].shape[1:2]]
-    if len(others) == 1 and len(others[0].shape) == 3 and fours[0].shape[1] >= _MIN_BOXES:
-        names = f"boxes: {_text(fours[0].name)}, scores: {_text(others[0].name)}, format: xyxy"
+    boxes = fours[0]
+    others = [spec for spec in specs if spec is not boxes and spec.shape[1:2] == boxes.shape[1:2]]
+    ranks = [len(spec.shape) for spec in others]
+    if ranks == [3] and boxes.shape[1] >= _MIN_BOXES:
+        names = f"boxes: {_text(boxes.name)}, scores: {_text(others[0].name)}"
         return [
-            f"- boxes: {{{names}, normalized: true}}    "
-            "# format, normalized as the model has them; background: 0, where class 0 is none"
+            "# format and normalized as the model has them; background: 0, where class 0 is none",
+            f"- boxes: {{{names}, format: xyxy, normalized: true}}",
         ]
-    flat = [spec for spec in others if len(spec.shape) == 2]
-    if len(flat) == 2 and len(others) == 2:
-        names = f"boxes: {_text(fours[0].name)}, classes: {_text(flat[0].name)}, scores: {_text(flat[1].name)}"
+    if ranks == [2, 2]:
+        names = f"boxes: {_text(boxes.name)}, classes: {_text(others[0].name)}, scores: {_text(others[1].name)}"
         return [
-            f"- boxes: {{{names}, format: yxyx, normalized: true, iou: 1.0}}    "
-            "# classes and scores may be the other way round; iou: 1.0, since the model suppresses overlaps itself"
+            "# classes and scores may be the other way round; iou: 1.0, since the model drops overlaps itself",
+            f"- boxes: {{{names}, format: yxyx, normalized: true, iou: 1.0}}",
         ]
     return None
 
@@ -162,8 +160,8 @@ def _raw_boxes(spec: TensorSpec) -> list[str] | None:
         return None
     objectness = ", objectness: true" if width == 85 else ""
     return [
-        f"- boxes: {{from: {_text(spec.name)}, axes: {axes}, format: cxcywh{objectness}}}    "
-        "# format; objectness: true, where the fifth number is one; normalized: true, where boxes are fractions"
+        "# format; objectness: true, where the fifth number is one; normalized: true, where boxes are fractions",
+        f"- boxes: {{from: {_text(spec.name)}, axes: {axes}, format: cxcywh{objectness}}}",
     ]
 
 

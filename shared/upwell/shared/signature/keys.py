@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -220,15 +219,17 @@ class LabelsOp(Op):
     labels: Labels = ()
 
 
-def _short(key: str | None) -> Callable[[Any], Any]:
-    """Lets an op be written short: `decode: image` for its main key, and nothing for no keys at all."""
+def _short(key: str, op: Any) -> BeforeValidator:
+    """Lets an op be written short: a text for its main key, and nothing for no keys at all."""
 
     def expand(value: Any) -> Any:
-        if value is None:
-            return {}
-        return {key: value} if key is not None and isinstance(value, str) else value
+        return {key: value} if isinstance(value, str) else _no_keys(value)
 
-    return expand
+    return BeforeValidator(expand, json_schema_input_type=op | str | None)
+
+
+def _no_keys(value: Any) -> Any:
+    return {} if value is None else value
 
 
 class _OneOp(FilePart):
@@ -254,33 +255,28 @@ class _OneOp(FilePart):
         return getattr(self, self.name)
 
 
+_KEYS = BeforeValidator(_no_keys)
+
+
 class PreOp(_OneOp):
     """One step before the model."""
 
-    decode: Annotated[Decode | None, BeforeValidator(_short("from"), json_schema_input_type=Decode | str | None)] = None
-    resize: Annotated[Resize | None, BeforeValidator(_short(None))] = None
-    crop: Annotated[Crop | None, BeforeValidator(_short(None))] = None
-    normalize: Annotated[Normalize | None, BeforeValidator(_short(None))] = None
-    layout: Annotated[Layout | None, BeforeValidator(_short("order"), json_schema_input_type=Layout | str | None)] = (
-        None
-    )
-    quantize: Annotated[Quantize | None, BeforeValidator(_short(None))] = None
-    rename: Annotated[Rename | None, BeforeValidator(_short(None))] = None
+    decode: Annotated[Decode | None, _short("from", Decode)] = None
+    resize: Annotated[Resize | None, _KEYS] = None
+    crop: Annotated[Crop | None, _KEYS] = None
+    normalize: Annotated[Normalize | None, _KEYS] = None
+    layout: Annotated[Layout | None, _short("order", Layout)] = None
+    quantize: Annotated[Quantize | None, _KEYS] = None
+    rename: Annotated[Rename | None, _KEYS] = None
 
 
 class PostOp(_OneOp):
     """One step after the model."""
 
-    softmax: Annotated[
-        Activation | None, BeforeValidator(_short("from"), json_schema_input_type=Activation | str | None)
-    ] = None
-    sigmoid: Annotated[
-        Activation | None, BeforeValidator(_short("from"), json_schema_input_type=Activation | str | None)
-    ] = None
-    top_k: Annotated[TopK | None, BeforeValidator(_short(None))] = None
-    dequantize: Annotated[Dequantize | None, BeforeValidator(_short(None))] = None
-    boxes: Annotated[Boxes | None, BeforeValidator(_short(None))] = None
-    labels: Annotated[
-        LabelsOp | None, BeforeValidator(_short("from"), json_schema_input_type=LabelsOp | str | None)
-    ] = None
-    rename: Annotated[Rename | None, BeforeValidator(_short(None))] = None
+    softmax: Annotated[Activation | None, _short("from", Activation)] = None
+    sigmoid: Annotated[Activation | None, _short("from", Activation)] = None
+    top_k: Annotated[TopK | None, _KEYS] = None
+    dequantize: Annotated[Dequantize | None, _KEYS] = None
+    boxes: Annotated[Boxes | None, _KEYS] = None
+    labels: Annotated[LabelsOp | None, _short("from", LabelsOp)] = None
+    rename: Annotated[Rename | None, _KEYS] = None

@@ -1,0 +1,69 @@
+"""Certificates for the tests: an authority and what it signs, fresh for each run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+@dataclass(frozen=True)
+class Pair:
+    """PEM files of a certificate and its key."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates for 127.0.0.1 and localhost; its own is at `ca`."""
+
+    def __init__(self, folder: Path, name: str = "test authority") -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _named(name)
+        usage = x509.BasicConstraints(ca=True, path_length=0)
+        self._certificate = _builder(self._name, self._name, self._key).add_extension(usage, critical=True)
+        self.ca = folder / "ca.pem"
+        self.ca.write_bytes(_pem(self._certificate.sign(self._key, hashes.SHA256())))
+
+    def sign(self, name: str) -> Pair:
+        """A new certificate whose common name is `name`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        hosts = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+        certificate = _builder(_named(name), self._name, key).add_extension(hosts, critical=False)
+        pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
+        pair.cert.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
+        pair.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return pair
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.now(timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=1))
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
