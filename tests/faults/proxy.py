@@ -341,7 +341,8 @@ def _pieces(data: bytes, bytes_per_s: float) -> list[bytes]:
 
 
 def _bound(port: int) -> socket.socket:
-    bound = socket.socket()
+    # With the protocol named, asyncio turns Nagle's algorithm off for accepted connections too.
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", port))
     return bound

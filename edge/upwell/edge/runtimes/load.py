@@ -8,7 +8,7 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 
-_BY_SUFFIX = {".onnx": "onnx", ".ort": "onnx", ".tflite": "tflite"}
+_BY_SUFFIX = {".onnx": "onnx", ".tflite": "tflite"}
 
 
 def load_runtime(path: Path, options: RuntimeOptions | None = None) -> Runtime:

@@ -12,6 +12,7 @@ from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.inputs import InputCheck, check_file
 from upwell.edge.runtimes.onnx_sessions import open_on_cpu, open_session, plain_text
 from upwell.edge.runtimes.onnx_tensors import Unsupported, caller_for, spec_of, symbols_of
+from upwell.edge.runtimes.onnx_weights import check_weights
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.placement import lost
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
@@ -21,7 +22,7 @@ from upwell.shared.tensors import Array
 class OnnxRuntime:
     """A model in ONNX Runtime. `run` may be called from many threads at a time.
 
-    Raises `ConfigError` where the file is missing or broken, where it needs what this ONNX Runtime does not have
+    Raises `ConfigError` where the file is missing or broken or its weights lie elsewhere, where it needs what this ONNX Runtime does not have
     (custom operators, a newer IR version), where it takes or gives other things than tensors, and where an
     accelerator that is a must does not take every node.
 
@@ -33,6 +34,7 @@ class OnnxRuntime:
 
     def __init__(self, path: Path, options: RuntimeOptions | None = None) -> None:
         check_file(path)
+        check_weights(path)
         self.version = f"onnxruntime {onnxruntime.__version__}"
         self.placement: Placement
         self._path = path

@@ -57,7 +57,7 @@ def open_session(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
     if placement.nodes_on_accelerator:
         return session, placement
     on_cpu, cpu_placement = open_without(path, placement, lambda: open_on_cpu(path, options))
-    return on_cpu, unused(wanted, placement.reason, cpu_placement.nodes)
+    return on_cpu, unused(wanted, placement.reason, cpu_placement.nodes or placement.nodes)
 
 
 def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
