@@ -53,7 +53,8 @@ def serving(command: Sequence[str]) -> Iterator[Callable[[bytes], bytes]]:
         assert process.stderr
         found = next(match for line in process.stderr if (match := re.search(r"serving on (\S+)", line)))
         with grpc.insecure_channel(found[1]) as channel:
-            yield channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            call: Callable[[bytes], bytes] = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")  # type: ignore[assignment]  # without serializers it is bytes to bytes
+            yield call
     finally:
         process.terminate()
         process.wait(20)
@@ -104,6 +105,5 @@ def _report(times_s: dict[str, list[float]], engine_ms: float) -> None:
         print(f"  {name:7} median {medians_ms[name]:.3f} ms, 10 % to 90 %: {low:.3f} to {high:.3f} ms")
     ratio = medians_ms["upwell"] / medians_ms["plain"]
     tenth = len(pairs) // 10
-    print(
-        f"  ratio of medians {ratio:.3f}; pair by pair {statistics.median(pairs):.3f} ({pairs[tenth]:.3f} to {pairs[-tenth]:.3f})"
-    )
+    spread = f"10 % to 90 %: {pairs[tenth]:.3f} to {pairs[-tenth]:.3f}"
+    print(f"  ratio of medians {ratio:.3f}; pair by pair {statistics.median(pairs):.3f}, {spread}")

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-import numpy as np
-
 from upwell.edge.answer import Answer
 from upwell.edge.ascent import Desk
 from upwell.edge.handling import Handling
+from upwell.edge.inputs import as_arrays
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.served import ServedModel
 from upwell.edge.router_cell import RouterCell
+from upwell.edge.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink
-from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable, UpwellError
+from upwell.shared.errors import DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.tensors import Array
 
@@ -31,9 +31,16 @@ class Agent:
     """Serves models in this process. Safe to use from many threads; close it, or use it as a context manager."""
 
     def __init__(
-        self, models: Sequence[ServedModel], uplink: Uplink | None, policy: Policy, name: str = "agent"
+        self,
+        models: Sequence[ServedModel],
+        uplink: Uplink | None,
+        policy: Policy,
+        *,
+        name: str = "agent",
+        state_dir: StateDir | None = None,
     ) -> None:
         self.name = name
+        self._state_dir = state_dir
         self.models: Mapping[str, ServedModel] = MappingProxyType({model.name: model for model in models})
         self.uplink = uplink
         self.router = RouterCell(policy)
@@ -59,14 +66,13 @@ class Agent:
     ) -> Answer:
         """Answer one request, wherever that is best.
 
-        `inputs` maps the signature's input names to arrays whose first dimension is rows; an encoded picture may be
-        given as `bytes`, pixels of one picture as uint8 [height, width, channels]. `deadline_s` is seconds from now;
-        the policy's deadline holds where it is earlier. Raises `UpwellError`s; see `upwell.shared.errors`.
+        `inputs` maps the signature's input names to arrays whose first dimension is rows; one encoded picture may be
+        given as `bytes`, pixels also as uint8 [height, width], [height, width, 1 or 3] or [rows, height, width].
+        `deadline_s` is seconds from now; the policy's deadline holds where it is earlier. Raises `UpwellError`s; see
+        `upwell.shared.errors`.
         """
-        arrays = {
-            name: value if isinstance(value, np.ndarray) else _one_picture(value) for name, value in inputs.items()
-        }
         arrived_s = time.monotonic()
+        arrays = as_arrays(inputs, self.model(model))
         return self.handle(model, arrays, arrived_s + deadline_s, tags, id, arrived_s)
 
     def handle(
@@ -115,6 +121,8 @@ class Agent:
         for model in self.models.values():
             if model.edge is not None:
                 model.edge.close()
+        if self._state_dir is not None:
+            self._state_dir.close()
 
     def __enter__(self) -> Agent:
         """The agent itself."""
@@ -125,11 +133,3 @@ class Agent:
     ) -> None:
         """Close it."""
         self.close()
-
-
-def _one_picture(value: object) -> Array:
-    if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise InvalidRequest(f"expected a numpy array or the bytes of a picture, got {type(value).__name__}")
-    picture = np.empty(1, dtype=np.object_)
-    picture[0] = bytes(value)
-    return picture

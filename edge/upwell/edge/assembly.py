@@ -13,8 +13,9 @@ from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig, EdgeSide, ModelSection
 from upwell.edge.models.served import EdgeModel, ServedModel, file_digest
 from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.state import EdgeRan
 from upwell.shared.signature.description import ModelDescription
@@ -35,13 +36,26 @@ def build_agent(path: Path) -> Agent:
     uplink = None
     if config.cloud is not None:
         uplink = Uplink(config.cloud.endpoint, config.cloud.security, config.agent.max_message)
-    agent = Agent(
-        [load_model(name, section) for name, section in config.models.items()], uplink, policy, config.agent.name
-    )
+    state_dir = StateDir(config.agent.state_dir) if config.agent.state_dir else None
+    agent = Agent(load_models(config.models), uplink, policy, name=config.agent.name, state_dir=state_dir)
     for model in agent.models.values():
         if model.edge is not None:
             warm_up(agent, model.name, model.edge)
     return agent
+
+
+def load_models(sections: Mapping[str, ModelSection]) -> list[ServedModel]:
+    """Every model of the configuration. Raises one `ConfigError` with what is wrong with any of them."""
+    models: list[ServedModel] = []
+    problems: list[Problem] = []
+    for name, section in sections.items():
+        try:
+            models.append(load_model(name, section))
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return models
 
 
 def load_model(name: str, section: ModelSection) -> ServedModel:

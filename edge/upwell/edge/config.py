@@ -62,6 +62,9 @@ class AgentSection(_Section):
     listen: list[ListenAddress] = Field(
         ["127.0.0.1:8001"], min_length=1, description="Where local callers reach it: HOST:PORT or unix:/PATH."
     )
+    state_dir: RelativePath | None = Field(
+        None, description="A folder of this agent's own, made if missing; a second agent that names it is refused."
+    )
     metrics: ListenAddress | None = Field(
         None, description="Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint."
     )

@@ -51,7 +51,8 @@ def test_numeric_contents_are_not_copied() -> None:
 
 def test_bytes_elements_have_a_four_byte_length_each() -> None:
     array = np.array([["", b"ab"], ["ü", b"\0"]], dtype=np.object_)
-    datatype, data = encode_raw("x", array)
+    datatype, raw = encode_raw("x", array)
+    data = bytes(raw)
     assert datatype == "BYTES"
     assert data == b"\0\0\0\0\2\0\0\0ab\2\0\0\0\xc3\xbc\1\0\0\0\0"
     assert decode_raw("x", "BYTES", (2, 2), data).tolist() == [[b"", b"ab"], [b"\xc3\xbc", b"\0"]]

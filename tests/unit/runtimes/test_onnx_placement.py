@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime
 import pytest
-from tests.unit.models_for_tests import linear, linear_weights, slow, two_in_two_out
+from onnx import helper
+from tests.unit.models_for_tests import linear, linear_weights, save, slow, tensor, two_in_two_out
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx import OnnxRuntime
@@ -88,8 +89,8 @@ def test_a_plugin_library_that_is_none_is_a_reason(tmp_path: Path, content: byte
 
 @with_azure
 def test_a_broken_model_is_the_models_fault_whatever_the_accelerator(tmp_path: Path) -> None:
-    path = tmp_path / "broken.onnx"
-    path.write_bytes(b"garbage" * 10)
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="vendor")
+    path = save(tmp_path / "m.onnx", [node], [tensor("x", [2])], [tensor("y", [2])], domains=["vendor"])
     with pytest.raises(ConfigError) as error:
         load(path, "azure")
     assert "cannot load the model" in str(error.value)

@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
     for path in (inside / "weights.bin", inside / "deeper" / "weights.bin", tmp_path / "secret.bin"):
         path.write_bytes(weights.tobytes())
     (inside / "link.bin").symlink_to(inside / "weights.bin")
+    (inside / "circle.bin").symlink_to(inside / "circle.bin")
     (inside / "escape.bin").symlink_to(tmp_path / "secret.bin")
     return inside
 
@@ -67,7 +68,7 @@ def test_weights_elsewhere_are_refused(folder: Path, location: str) -> None:
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("location", ["gone.bin", "*/_ORT_MEM_ADDR_/*", "weights.bin\0"])
+@pytest.mark.parametrize("location", ["", "gone.bin", "*/_ORT_MEM_ADDR_/*", "weights.bin\0", "x" * 5000])
 def test_weights_that_are_no_file_are_refused(folder: Path, location: str) -> None:
     with pytest.raises(ConfigError, match="weights in"):
         OnnxRuntime(with_weights_at(folder, location))
@@ -84,7 +85,7 @@ def test_weights_of_constants_and_inner_graphs_are_found(tmp_path: Path) -> None
     branch = helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)
     for node in (_constant("../outer.bin"), branch):
         path = save(tmp_path / "m.onnx", [node], [tensor("x", [], "BOOL")], [tensor("y", [2, 2])])
-        with pytest.raises(ConfigError, match="must lie beside the model"):
+        with pytest.raises(ConfigError, match="must be a file beside the model"):
             check_weights(path)
 
 
@@ -94,7 +95,7 @@ def test_weights_of_functions_are_found(tmp_path: Path) -> None:
     opsets = [helper.make_opsetid("", 17)]
     model.functions.append(helper.make_function("own", "Own", [], ["y"], [_constant("../function.bin")], opsets))
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ConfigError, match="must lie beside the model"):
+    with pytest.raises(ConfigError, match="must be a file beside the model"):
         check_weights(path)
 
 
@@ -106,7 +107,7 @@ def test_sparse_weights_are_found(tmp_path: Path) -> None:
     indices = numpy_helper.from_array(np.zeros(1, np.int64), "i")
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ConfigError, match="must lie beside the model"):
+    with pytest.raises(ConfigError, match="must be a file beside the model"):
         check_weights(path)
 
 

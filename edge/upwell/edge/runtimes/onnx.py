@@ -22,9 +22,10 @@ from upwell.shared.tensors import Array
 class OnnxRuntime:
     """A model in ONNX Runtime. `run` may be called from many threads at a time.
 
-    Raises `ConfigError` where the file is missing or broken or its weights lie elsewhere, where it needs what this ONNX Runtime does not have
-    (custom operators, a newer IR version), where it takes or gives other things than tensors, and where an
-    accelerator that is a must does not take every node.
+    Raises `ConfigError` where the file is missing or broken, where its weights lie elsewhere than beside it, where
+    it needs what this ONNX Runtime does not have (custom operators, a newer IR version), where it takes or gives
+    other things than tensors, and where an accelerator that is a must does not take every node. Nodes are counted
+    as the runtime places them, after it fused some.
 
     `must` is kept when the model is loaded. An accelerator that fails later never costs an answer: the model
     goes on on the CPU and `placement.reason` says so.

@@ -26,6 +26,9 @@ from upwell.shared.errors import ConfigError
 
 _CPU = "CPUExecutionProvider"
 _LOG_ERRORS = 3
+_NO_FALLBACK = {"enable_fallback": 0}
+"""Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
+
 _PLUGIN_PACKAGES = {"QNNExecutionProvider": "onnxruntime_qnn"}
 """Packages that bring a provider as a plugin and tell where it is by `get_library_path()`."""
 
@@ -64,10 +67,9 @@ def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
     """A session on the CPU. Raises `ConfigError` where the model cannot be loaded."""
     settings = _session_options(options)
     try:
-        session = onnxruntime.InferenceSession(str(path), settings, providers=[_CPU])
+        session = onnxruntime.InferenceSession(str(path), settings, providers=[_CPU], **_NO_FALLBACK)
     except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
         raise ConfigError.at(path, f"ONNX Runtime cannot load the model: {plain_text(error)}") from None
-    session.disable_fallback()
     nodes = assigned_nodes(session) if records_assignment() else ()
     return session, Placement(nodes=len(nodes))
 
@@ -107,13 +109,14 @@ def _create(path: Path, settings: Any, provider: _Provider, wanted: AcceleratorO
     try:
         if provider.devices:
             settings.add_provider_for_devices(provider.devices, wanted.option_texts())
-            session = onnxruntime.InferenceSession(str(path), settings)
+            session = onnxruntime.InferenceSession(str(path), settings, **_NO_FALLBACK)
         else:
             chain = [(provider.name, wanted.option_texts()), _CPU]
-            session = onnxruntime.InferenceSession(str(path), settings, providers=chain)
+            session = onnxruntime.InferenceSession(str(path), settings, providers=chain, **_NO_FALLBACK)
     except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
         raise AcceleratorNotUsable(f"{provider.name} refused the model: {plain_text(error)}") from None
-    session.disable_fallback()
+    if not provider.devices and provider.name not in session.get_providers():
+        raise AcceleratorNotUsable(f"{provider.name} does not start here; ONNX Runtime wrote why to standard error")
     return session
 
 

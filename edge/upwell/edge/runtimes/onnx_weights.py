@@ -44,11 +44,17 @@ def check_weights(path: Path) -> None:
         except Unreadable as error:
             raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
     for location in locations:
+        if not _is_beside(location, directory):
+            problem = f"weights in {location!r} are refused: they must be a file beside the model"
+            raise ConfigError.at(path, problem)
+
+
+def _is_beside(location: str, directory: Path) -> bool:
+    try:
         weights = (directory / location).resolve()
-        if not weights.is_relative_to(directory):
-            raise ConfigError.at(path, f"weights in {location!r} are refused: they must lie beside the model")
-        if not weights.is_file():
-            raise ConfigError.at(path, f"weights in {location!r} are missing")
+        return weights.is_relative_to(directory) and weights.is_file()
+    except (ValueError, OSError, RuntimeError):  # a zero byte, a name too long, links in a circle
+        return False
 
 
 def _locations(data: mmap.mmap, start: int, end: int, fields: Mapping[int, Fields], depth: int) -> Iterator[str]:

@@ -63,6 +63,9 @@ def resize(pictures: Pictures, op: Resize) -> Pictures:
         )
     resized, maps = [], []
     for picture in pictures.rows:
+        if picture.shape[0] * width > pictures.max_pixels:  # Pillow scales the width first, at the full height
+            tall = f"{picture.shape[1]} x {picture.shape[0]}"
+            raise InvalidRequest(f"a picture of {tall} pixels is too tall to become {width} wide")
         pixels, scale, offset = _FITS[op.fit](picture, op)
         resized.append(pixels)
         maps.append((scale, offset))

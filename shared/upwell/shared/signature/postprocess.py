@@ -58,7 +58,7 @@ def softmax(logits: Array) -> Array:
     """
     x = logits.astype(np.float32)
     top = x.max(axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # inf - inf, which the first choice of `where` replaces
+    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf, which `where` replaces, and what is far below
         weights = np.exp(np.where(x == top, np.float32(0), x - top))
     result: Array = weights / weights.sum(axis=-1, keepdims=True)
     return result

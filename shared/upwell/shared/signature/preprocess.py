@@ -116,7 +116,8 @@ def _along(numbers: float | tuple[float, ...], rank: int, axis: int) -> Array:
 def quantize(array: Array, op: Quantize) -> Array:
     """round(x / scale) + zero_point, half to even, clipped to the dtype. Raises `InvalidRequest` for NaN."""
     dtype = numpy_dtype(op.dtype)
-    steps = np.rint(array.astype(np.float32) / np.float32(op.scale)) + np.float32(op.zero_point)
+    with np.errstate(over="ignore"):  # what is too large for FP32 becomes infinite, which is clipped
+        steps = np.rint(array.astype(np.float32) / np.float32(op.scale)) + np.float32(op.zero_point)
     if np.isnan(steps).any():
         raise InvalidRequest(f"the input holds NaN, which cannot be quantized to {op.dtype}")
     limits = np.iinfo(dtype)

@@ -1,0 +1,57 @@
+"""What other thresholds would have given, from what device and cloud really answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from upwell.edge.demo.runs import Outcome, Run
+from upwell.shared.routing.hardness import RISING, hardness
+from upwell.shared.routing.policy import Settings
+from upwell.shared.tensors import Array
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Accuracy against the share of requests sent up, float64 [points] in 0..1 each, as the threshold moves.
+
+    The first point sends only the large cases up, each next one the hardest case that is left, the last one all.
+    """
+
+    shares: Array
+    accuracies: Array
+
+
+def sweep(edge: Run, cloud: Run, settings: Settings) -> Sweep:
+    """Join the answers of two runs over the same cases: the device's where a case stays, the cloud's where it goes."""
+    pairs = list(zip(edge.outcomes, cloud.outcomes, strict=True))
+    large = [pair for pair in pairs if len(pair[0].case.png) > settings.large_above_bytes]
+    small = [pair for pair in pairs if len(pair[0].case.png) <= settings.large_above_bytes]
+    small.sort(key=lambda pair: _hardness_rank(pair[0], settings))
+    start = sum(_right(high) for _, high in large) + sum(_right(low) for low, _ in small)
+    gains = np.cumsum([0, *(_right(high) - _right(low) for low, high in small)])
+    digits = sum(len(low.case.labels) for low, _ in pairs)
+    return Sweep(
+        shares=(len(large) + np.arange(len(small) + 1)) / len(pairs),
+        accuracies=(start + gains) / digits,
+    )
+
+
+def margin(outcome: Outcome, settings: Settings) -> float:
+    """The measure of the policy on the device's scores; NaN without an answer."""
+    if outcome.answer is None:
+        return float("nan")
+    return hardness(outcome.answer.outputs["scores"], settings.measure, logits=False)[0]
+
+
+def _hardness_rank(outcome: Outcome, settings: Settings) -> float:
+    """Smaller is harder."""
+    value = margin(outcome, settings)
+    if np.isnan(value):
+        return -np.inf
+    return -value if settings.measure in RISING else value
+
+
+def _right(outcome: Outcome) -> int:
+    return int(outcome.correct.sum())

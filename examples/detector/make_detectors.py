@@ -1,0 +1,174 @@
+"""Make the two detectors and the two pictures of `docs/quickstart.md`: no download and no training.
+
+A detector finds bright squares and discs on a dark background with matched filters, weights that are computed rather
+than learnt. The small one sees 64 x 64 pixels, so in a large picture full of small shapes it is lost; the large one
+sees 128 x 128. As with real models, their tensors differ in every way: size, layout, and the form of boxes and scores.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image, ImageDraw
+
+Floats = npt.NDArray[np.float32]
+
+SIDES = (6, 8, 10, 12, 14, 17, 20)
+"""Sides, in pixels of the model, of the shapes it looks for."""
+CLASSES = ("square", "disc")
+RING = 3
+"""Pixels around a shape that must be dark."""
+KERNEL = max(SIDES) + 2 * RING + 1
+STRIDE = 2
+NEIGHBOURS = 5
+"""Of the places in a square of so many, only the best is kept."""
+OPSET, IR_VERSION = 17, 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is drawn: its kind, center and side or diameter in pixels."""
+
+    kind: str
+    x: int
+    y: int
+    side: int
+
+
+SMALL = (Shape("square", 26, 28, 22), Shape("disc", 66, 34, 26), Shape("square", 48, 72, 18))
+LARGE = tuple(
+    Shape(CLASSES[(row + column) % 2], 70 + 120 * column, 70 + 120 * row, 28 + 4 * ((3 * row + column) % 5))
+    for row in range(4)
+    for column in range(4)
+)
+
+
+def filters() -> Floats:
+    """Matched filters [classes * sides, 1, KERNEL, KERNEL]: the mean within the shape minus the mean around it.
+
+    A shape that fits gives its brightness less that of the background. A square under the filter of a disc loses its
+    four corners, which are around the disc; a disc under the filter of a square leaves them dark.
+    """
+    centered = np.arange(KERNEL, dtype=np.float32) - KERNEL // 2
+    x, y = np.meshgrid(centered, centered)
+    kernels = []
+    for kind in CLASSES:
+        for side in SIDES:
+            inside = _inside(kind, side / 2, x, y)
+            around = _inside("square", side / 2 + RING, x, y) * (1 - inside)
+            kernels.append(inside / inside.sum() - around / around.sum())
+    return np.stack(kernels)[:, None].astype(np.float32)
+
+
+def _inside(kind: str, radius: float, x: Floats, y: Floats) -> Floats:
+    """How much of each pixel lies within the shape, 0 to 1."""
+    distance = np.hypot(x, y) if kind == "disc" else np.maximum(np.abs(x), np.abs(y))
+    return np.clip(radius + 0.5 - distance, 0, 1)
+
+
+def anchors(size: int) -> Floats:
+    """The box of each place and side, [sides * places, 4] as center x, center y, width, height in pixels."""
+    places = np.arange(0, size, STRIDE, dtype=np.float32) + 0.5
+    y, x = np.meshgrid(places, places, indexing="ij")
+    boxes = [np.stack([x, y, np.full_like(x, side), np.full_like(x, side)], -1).reshape(-1, 4) for side in SIDES]
+    return np.concatenate(boxes)
+
+
+def edge_detector() -> onnx.ModelProto:
+    """NCHW 64 x 64 -> one tensor [rows, 4 + classes, boxes]: center, width and height in pixels, then the scores."""
+    boxes = anchors(64)
+    nodes = [*_body("images"), helper.make_node("Concat", ["boxes", "class_scores"], ["output0"], axis=1)]
+    outputs = {"output0": ["rows", 4 + len(CLASSES), len(boxes)]}
+    return _model("edge-detector", ["rows", 3, 64, 64], nodes, outputs, boxes.T)
+
+
+def cloud_detector() -> onnx.ModelProto:
+    """NHWC 128 x 128 -> boxes [rows, boxes, 4], y1, x1, y2, x2 in fractions, and scores [rows, boxes, classes]."""
+    x, y, width, height = (column / 128 for column in anchors(128).T)
+    corners = np.stack([y - height / 2, x - width / 2, y + height / 2, x + width / 2], -1)
+    nodes = [
+        helper.make_node("Transpose", ["images"], ["nchw"], perm=[0, 3, 1, 2]),
+        *_body("nchw"),
+        helper.make_node("Transpose", ["class_scores"], ["scores"], perm=[0, 2, 1]),
+    ]
+    outputs = {"boxes": ["rows", len(corners), 4], "scores": ["rows", len(corners), len(CLASSES)]}
+    return _model("cloud-detector", ["rows", 128, 128, 3], nodes, outputs, corners)
+
+
+def _body(picture: str) -> list[onnx.NodeProto]:
+    """Make it gray, match the filters, keep the best of each neighbourhood: `class_scores` [rows, classes, boxes].
+
+    And `boxes`, which are the same for every row.
+    """
+    pad, near = KERNEL // 2, NEIGHBOURS // 2
+    node = helper.make_node
+    return [
+        node("Conv", [picture, "gray"], ["light"]),
+        node("Conv", ["light", "filters"], ["matches"], pads=[pad] * 4, strides=[STRIDE] * 2),
+        node("Clip", ["matches", "nothing"], ["positive"]),
+        node("ReduceMax", ["positive"], ["best"], axes=[1], keepdims=1),
+        node("MaxPool", ["best"], ["best_near"], kernel_shape=[NEIGHBOURS] * 2, pads=[near] * 4),
+        node("GreaterOrEqual", ["positive", "best_near"], ["is_peak"]),
+        node("Where", ["is_peak", "positive", "nothing"], ["peaks"]),
+        node("Reshape", ["peaks", "by_class"], ["class_scores"]),
+        node("Shape", [picture], ["rows"], end=1),
+        node("Concat", ["rows", "one_row"], ["all_rows"], axis=0),
+        node("Expand", ["row_boxes", "all_rows"], ["boxes"]),
+    ]
+
+
+def _model(
+    name: str, picture: list[int | str], nodes: list[onnx.NodeProto], outputs: dict[str, list[int | str]], boxes: Floats
+) -> onnx.ModelProto:
+    constants = {
+        "gray": np.full((1, 3, 1, 1), 1 / 3, dtype=np.float32),
+        "filters": filters(),
+        "nothing": np.float32(0),
+        "by_class": np.array([0, len(CLASSES), boxes.size // 4]),
+        "row_boxes": boxes[None],
+        "one_row": np.array(boxes.shape),
+    }
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, picture)],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape) for output, shape in outputs.items()],
+        [numpy_helper.from_array(np.asarray(value), constant) for constant, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def draw(side: int, shapes: Sequence[Shape], path: Path) -> None:
+    """A picture of `side` x `side` pixels: bright shapes on a dark background, and the noise of a camera."""
+    picture = Image.new("RGB", (side, side), (20, 24, 30))
+    pen = ImageDraw.Draw(picture)
+    for shape in shapes:
+        half = shape.side / 2
+        box = (shape.x - half, shape.y - half, shape.x + half - 1, shape.y + half - 1)
+        (pen.ellipse if shape.kind == "disc" else pen.rectangle)(box, fill=(235, 230, 220))
+    noise = np.random.default_rng(7).normal(0, 6, (side, side, 3))
+    noisy = np.clip(np.asarray(picture) + noise, 0, 255).astype(np.uint8)
+    Image.fromarray(noisy).save(path)
+
+
+def main(folder: Path) -> None:
+    """Write everything below `folder`."""
+    models = {"edge/model.onnx": edge_detector(), "cloud/detector-large/1/model.onnx": cloud_detector()}
+    for name, model in models.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(model, folder / name)
+    draw(96, SMALL, folder / "small.png")
+    draw(512, LARGE, folder / "large.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
