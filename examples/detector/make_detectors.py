@@ -20,12 +20,12 @@ from PIL import Image, ImageDraw
 
 Floats = npt.NDArray[np.float32]
 
-SIDES = (6, 8, 10, 12, 14, 17, 20)
+SIDES = (6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20)
 """Sides, in pixels of the model, of the shapes it looks for."""
 CLASSES = ("square", "disc")
-RING = 3
+RING = 1
 """Pixels around a shape that must be dark."""
-KERNEL = max(SIDES) + 2 * RING + 1
+KERNEL = 2 * (max(SIDES) // 2 + RING) + 1
 STRIDE = 2
 NEIGHBOURS = 5
 """Of the places in a square of so many, only the best is kept."""
@@ -42,9 +42,9 @@ class Shape:
     side: int
 
 
-SMALL = (Shape("square", 26, 28, 22), Shape("disc", 66, 34, 26), Shape("square", 48, 72, 18))
+SMALL = (Shape("square", 34, 38, 16), Shape("disc", 90, 44, 20), Shape("square", 64, 96, 14))
 LARGE = tuple(
-    Shape(CLASSES[(row + column) % 2], 70 + 120 * column, 70 + 120 * row, 28 + 4 * ((3 * row + column) % 5))
+    Shape(CLASSES[(row + column) % 2], 70 + 120 * column, 70 + 120 * row, 34 + 6 * ((3 * row + column) % 5))
     for row in range(4)
     for column in range(4)
 )
@@ -62,8 +62,10 @@ def filters() -> Floats:
     for kind in CLASSES:
         for side in SIDES:
             inside = _inside(kind, side / 2, x, y)
-            around = _inside("square", side / 2 + RING, x, y) * (1 - inside)
-            kernels.append(inside / inside.sum() - around / around.sum())
+            square, wider = _inside("square", side / 2, x, y), _inside("square", side / 2 + RING, x, y)
+            around = _mean(wider - square)
+            corners = _mean(square - inside) if kind == "disc" else around
+            kernels.append(_mean(inside) - (around + corners) / 2)
     return np.stack(kernels)[:, None].astype(np.float32)
 
 
@@ -73,9 +75,13 @@ def _inside(kind: str, radius: float, x: Floats, y: Floats) -> Floats:
     return np.clip(radius + 0.5 - distance, 0, 1)
 
 
+def _mean(weights: Floats) -> Floats:
+    return weights / weights.sum()
+
+
 def anchors(size: int) -> Floats:
     """The box of each place and side, [sides * places, 4] as center x, center y, width, height in pixels."""
-    places = np.arange(0, size, STRIDE, dtype=np.float32) + 0.5
+    places = np.arange(0, size, STRIDE, dtype=np.float32) + STRIDE / 2
     y, x = np.meshgrid(places, places, indexing="ij")
     boxes = [np.stack([x, y, np.full_like(x, side), np.full_like(x, side)], -1).reshape(-1, 4) for side in SIDES]
     return np.concatenate(boxes)
@@ -111,13 +117,14 @@ def _body(picture: str) -> list[onnx.NodeProto]:
     node = helper.make_node
     return [
         node("Conv", [picture, "gray"], ["light"]),
-        node("Conv", ["light", "filters"], ["matches"], pads=[pad] * 4, strides=[STRIDE] * 2),
+        node("Conv", ["light", "filters"], ["matches"], pads=[pad] * 4),
         node("Clip", ["matches", "nothing"], ["positive"]),
         node("ReduceMax", ["positive"], ["best"], axes=[1], keepdims=1),
         node("MaxPool", ["best"], ["best_near"], kernel_shape=[NEIGHBOURS] * 2, pads=[near] * 4),
         node("GreaterOrEqual", ["positive", "best_near"], ["is_peak"]),
         node("Where", ["is_peak", "positive", "nothing"], ["peaks"]),
-        node("Reshape", ["peaks", "by_class"], ["class_scores"]),
+        node("MaxPool", ["peaks"], ["fewer"], kernel_shape=[STRIDE] * 2, strides=[STRIDE] * 2),
+        node("Reshape", ["fewer", "by_class"], ["class_scores"]),
         node("Shape", [picture], ["rows"], end=1),
         node("Concat", ["rows", "one_row"], ["all_rows"], axis=0),
         node("Expand", ["row_boxes", "all_rows"], ["boxes"]),
@@ -166,7 +173,7 @@ def main(folder: Path) -> None:
     for name, model in models.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         onnx.save(model, folder / name)
-    draw(96, SMALL, folder / "small.png")
+    draw(128, SMALL, folder / "small.png")
     draw(512, LARGE, folder / "large.png")
 
 

@@ -25,7 +25,11 @@ DIGEST = "sha256:of-the-large-model"
 def true_answer(request: InferRequest) -> InferResponse:
     """What the large model says, as the service would put it."""
     scores = cloud_scores(request.inputs["image"])
-    facts: dict[str, Parameter] = {"upwell.cloud_queue_ms": 0.0, "upwell.cloud_compute_ms": 0.1, "upwell.cloud_digest": DIGEST}
+    facts: dict[str, Parameter] = {
+        "upwell.cloud_queue_ms": 0.0,
+        "upwell.cloud_compute_ms": 0.1,
+        "upwell.cloud_digest": DIGEST,
+    }
     return InferResponse(request.model, {"scores": scores}, "1", request.id, facts)
 
 

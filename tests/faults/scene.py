@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
 from tests.faults.proxy import Proxy
+
 from upwell.edge import Agent
 from upwell.edge.dataplane import AgentDataplane
 from upwell.shared.oip.client import OipClient
@@ -23,7 +23,7 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.server import start_server
 from upwell.shared.tensors import Array
 
-DEADLINE_S = 0.3
+DEADLINE_S = 0.2
 """The policy's deadline in these tests."""
 RECOVERY_S = 5.0
 """The cloud must be in use again this long after it came back."""
@@ -99,7 +99,9 @@ class Scene:
 def scene(folder: Path, policy: Mapping[str, Any], cloud: ScriptedCloud, **config: Any) -> Iterator[Scene]:
     """A fresh agent whose cloud is `cloud` behind a fresh proxy."""
     with Proxy(cloud.address, record=True) as proxy:
-        path = write_agent(folder, policy, config.pop("cloud_section", lambda address: address)(proxy.address), **config)
+        path = write_agent(
+            folder, policy, config.pop("cloud_section", lambda address: address)(proxy.address), **config
+        )
         with Agent.from_config(path) as agent, over_oip(agent) as remote:
             yield Scene(agent, proxy, cloud, {"in process": in_process(agent), "over OIP": remote})
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import hypothesis.extra.numpy as npst
 import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +18,12 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip import converters
 from upwell.shared.oip.contents import TYPED_FIELDS
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.wire import MIN_SPLIT_BYTES, split_raw_contents
 from upwell.shared.tensors import DTYPES, Array
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 NAMES = st.text(max_size=8)
+LARGE = np.zeros(MIN_SPLIT_BYTES, np.uint8)
 
 
 def arrays_of(datatype: str) -> st.SearchStrategy[Array]:
@@ -118,6 +122,45 @@ def test_a_damaged_request_raises_nothing_else(inputs: dict[str, Array], data: s
     damaged = bytes(good[: data.draw(st.integers(0, len(good)))])
     with contextlib.suppress(InvalidRequest):
         converters.parse_infer_request(damaged)
+
+
+@settings(deadline=None, max_examples=100)
+@given(TENSORS, st.integers(0, 9), st.data())
+def test_large_requests_come_back_whatever_their_alignment(
+    inputs: dict[str, Array], id_length: int, data: st.DataObject
+) -> None:
+    large = np.arange(MIN_SPLIT_BYTES // 8 + 1, dtype=np.float64)
+    tensors = [*inputs.items(), ("large", large)]
+    request = InferRequest("m", dict(data.draw(st.permutations(tensors))), id="i" * id_length)
+    found = converters.parse_infer_request(converters.serialize_infer_request(request))
+    assert_same(found.inputs, request.inputs)
+    assert all(array.flags.aligned for array in found.inputs.values())
+
+
+@settings(deadline=None, max_examples=300)
+@given(TENSORS, st.data())
+def test_a_large_message_taken_apart_is_read_as_protobuf_reads_it(
+    inputs: dict[str, Array], data: st.DataObject
+) -> None:
+    good = converters.serialize_infer_request(InferRequest("model", {**inputs, "large": LARGE}, id="id"))
+    spoilt = bytearray(good)
+    head = len(good) - LARGE.nbytes
+    for _ in range(data.draw(st.integers(0, 3))):
+        spoilt[data.draw(st.integers(0, head - 1))] = data.draw(st.integers(0, 255))
+    split = split_raw_contents(bytes(spoilt), pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER)
+    if split is None:
+        return
+    description, raws = split
+    try:
+        whole = pb.ModelInferRequest.FromString(bytes(spoilt))
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            pb.ModelInferRequest.FromString(description)
+        return
+    part = pb.ModelInferRequest.FromString(description)
+    assert [bytes(raw) for raw in raws] == list(whole.raw_input_contents)
+    whole.ClearField("raw_input_contents")
+    assert part == whole
 
 
 SHAPE = st.lists(st.integers(-2, 3) | st.integers(-(2**63), 2**63 - 1), max_size=6)

@@ -75,7 +75,11 @@ def _announce(console: Console, models: Sequence[ServedModel | BrokenModel], ser
                 own = model.settings
                 counts = (str(own.instances), str(own.max_batch))
                 table.add_row(
-                    model.name, model.version, f"{model.engine.version}, {own.device}", *counts, model.digest.removeprefix("sha256:")[:12]
+                    model.name,
+                    model.version,
+                    f"{model.engine.version}, {own.device}",
+                    *counts,
+                    model.digest.removeprefix("sha256:")[:12],
                 )
         console.print(table)
     count = len({model.name for model in models if isinstance(model, ServedModel)})

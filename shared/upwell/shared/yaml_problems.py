@@ -59,17 +59,19 @@ _EXPECTED: Mapping[str, str] = MappingProxyType(
 )
 """Pydantic's error type -> what was expected, with fields of the error's context."""
 
-_UNKNOWN_KEY = "unknown key"
-
 
 @dataclass(frozen=True)
 class _Found:
-    """One error: its keys, how many of them lead to the first union on the way, and what is wrong."""
+    """One error: its keys, how many of them lead to the first union on the way, and what is wrong.
+
+    `at_key`: not the value is wrong but the last key.
+    """
 
     keys: tuple[str | int, ...]
     union_at: int | None
     expected: str
     message: str
+    at_key: bool = False
 
 
 def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel], path: Path | None) -> list[Problem]:
@@ -89,7 +91,8 @@ def _found(details: ErrorDetails, model: type[BaseModel]) -> _Found:
     expected, message = _wording(details, owners)
     if details["type"] in ("union_tag_invalid", "union_tag_not_found"):
         walk.keys.extend(re.findall(r"^'(\w+)'$", details["ctx"]["discriminator"]))
-    return _Found(tuple(walk.keys), walk.union_at, expected, message)
+    at_key = details["type"] == "extra_forbidden" or details["loc"][-1:] == ("[key]",)
+    return _Found(tuple(walk.keys), walk.union_at, expected, message, at_key)
 
 
 def _wording(details: ErrorDetails, owners: Sequence[Any]) -> tuple[str, str]:
@@ -114,8 +117,8 @@ def _unknown_key(key: str, owners: Iterable[Any]) -> str:
     lowered = {name.lower(): name for name in known}
     alike = difflib.get_close_matches(key.lower(), lowered, n=1)
     if alike:
-        return f"{_UNKNOWN_KEY}; did you mean {lowered[alike[0]]!r}?"
-    return f"{_UNKNOWN_KEY}; known here: {', '.join(known) or 'none'}"
+        return f"unknown key; did you mean {lowered[alike[0]]!r}?"
+    return f"unknown key; known here: {', '.join(known) or 'none'}"
 
 
 def _without_wrong_branches(found: list[_Found]) -> list[_Found]:
@@ -144,11 +147,12 @@ def _joined(keys: tuple[str | int, ...], ones: list[_Found]) -> _Found:
 
 
 def _problem(found: _Found, tree: Tree, path: Path | None) -> Problem:
-    place, present = tree.find(found.keys)
-    line, column = place.line, place.column
-    if present and found.message.startswith(_UNKNOWN_KEY):
-        line, column = tree.find(found.keys[:-1])[0].keys[str(found.keys[-1])]
-    message = found.message or f"expected {found.expected}, got {_shown(place.value)}{_quotes(found, place.value)}"
+    place, _ = tree.find(found.keys)
+    line, column, value = place.line, place.column, place.value
+    if found.at_key:
+        value = str(found.keys[-1])
+        line, column = tree.find(found.keys[:-1])[0].keys.get(value, (line, column))
+    message = found.message or f"expected {found.expected}, got {_shown(value)}{_quotes(found, value)}"
     return Problem(path, line, column, dotted(found.keys), message)
 
 

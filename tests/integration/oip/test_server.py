@@ -194,7 +194,7 @@ def test_unreadable_messages_are_the_caller_s_fault(serve: Serve, method: str, d
         with pytest.raises(grpc.RpcError) as error:
             call(data, timeout=TIMEOUT_S)
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert f"the message of {len(data)} bytes cannot be read" in (error.value.details() or "")
+        assert "the message cannot be read" in (error.value.details() or "")
 
 
 def test_what_speaks_no_http2_is_turned_away_and_harms_nobody(serve: Serve, connect: Connect) -> None:
@@ -224,7 +224,8 @@ def test_the_caller_s_deadline_is_passed_on(serve: Serve, connect: Connect, fake
     before_s = time.monotonic()
     client.infer(REQUEST, 7.0)
     client.infer(REQUEST, math.inf)
-    assert before_s + 6.0 < fake.calls[0].deadline_s <= time.monotonic() + 7.0
+    # gRPC sends a deadline in few digits and rounds it up.
+    assert before_s + 6.5 < fake.calls[0].deadline_s < time.monotonic() + 7.5
     assert fake.calls[1].deadline_s == math.inf
     assert fake.calls[0].client.startswith("ipv4:127.0.0.1:")
 

@@ -1,7 +1,9 @@
 """Queue, batches and deadlines, with the fake engine held and let go by events."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
@@ -313,3 +315,44 @@ def test_many_callers_at_once_all_get_their_own_answer(pool: ThreadPoolExecutor)
     futures = {value: pool.submit(batcher.run, x(value), Call()) for value in range(500)}
     assert all(future.result(LIMIT_S).outputs["y"][0, 0] == 2 * value for value, future in futures.items())
     assert batcher.waiting == 0
+
+
+def test_the_tensors_of_a_request_are_freed_with_its_answer() -> None:
+    engine = FakeEngine()
+    batcher = Batcher(engine, max_batch=4)
+    inputs = x(1)
+    alive = weakref.ref(inputs["x"])
+    gc.disable()  # a reference cycle would keep them until the next collection
+    try:
+        outputs = batcher.run(inputs, Call()).outputs
+        del inputs
+        engine.batches.clear()
+        assert outputs["y"][0, 0] == 2
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_check_says_before_any_work_what_run_would_say(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
+    busy = Busy(pool, engine, max_queue=1)
+    busy.batcher.check(Call())
+    gone = Call()
+    gone.cancelled.set()
+    with pytest.raises(CallerLeft):
+        busy.batcher.check(gone)
+    with pytest.raises(DeadlineExceeded):
+        busy.batcher.check(due(-1))
+    waiting = busy.queue(x(1))
+    with pytest.raises(Refused, match="queue is full"):
+        busy.batcher.check(Call())
+    engine.let_go()
+    waiting.result(LIMIT_S)
+
+
+def test_without_a_queue_only_free_instances_take_requests(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
+    busy = Busy(pool, engine, max_queue=0)
+    with pytest.raises(Refused):
+        busy.batcher.run(x(1), Call())
+    engine.let_go()
+    busy.first.result(LIMIT_S)
+    assert busy.batcher.run(x(1), Call()).outputs["y"][0, 0] == 2

@@ -120,7 +120,7 @@ def test_requests_that_contradict_themselves(spoil: Callable[[pb.ModelInferReque
 
 @pytest.mark.parametrize("data", [b"\x0a\x05ech", b"\xff" * 20, b"\x0a\x02\xff\xfe", b"\x3a\xff\xff\xff\xff\x7f"])
 def test_unreadable_messages(data: bytes) -> None:
-    with pytest.raises(InvalidRequest, match=f"of {len(data)} bytes cannot be read as a ModelInferRequest"):
+    with pytest.raises(InvalidRequest, match="the message cannot be read as a ModelInferRequest"):
         converters.parse_infer_request(data)
     with pytest.raises(InvalidRequest, match="cannot be read as a ModelInferResponse"):
         converters.parse_infer_response(data)

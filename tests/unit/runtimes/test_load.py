@@ -15,6 +15,7 @@ from tests.unit import tflite_for_tests as tflite_models
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
+from upwell.shared.yaml import parse_yaml
 
 
 def test_the_suffix_decides(tmp_path: Path) -> None:
@@ -76,3 +77,25 @@ def test_threads_default_to_four_at_most() -> None:
 def test_accelerator_options_pass_as_text() -> None:
     options = AcceleratorOptions(provider="qnn", options={"a": 1, "b": True, "c": 0.5, "d": "x"})
     assert options.option_texts() == {"a": "1", "b": "True", "c": "0.5", "d": "x"}
+
+
+@pytest.mark.parametrize(
+    ("written", "library"),
+    [
+        ("libedgetpu.so.1", "libedgetpu.so.1"),
+        ("./libnpu.so", "/etc/upwell/libnpu.so"),
+        ("vendor/libnpu.so", "/etc/upwell/vendor/libnpu.so"),
+        ("/opt/libnpu.so", "/opt/libnpu.so"),
+    ],
+)
+def test_a_library_is_a_path_from_the_file_or_a_bare_name(written: str, library: str) -> None:
+    text = f"accelerator: {{provider: npu, library: {written}}}"
+    accelerator = parse_yaml(text, RuntimeOptions, Path("/etc/upwell/agent.yaml")).accelerator
+    assert accelerator is not None
+    assert accelerator.library == Path(library)
+
+
+@pytest.mark.parametrize("written", ["''", "7", "[a]"])
+def test_a_library_that_is_no_path_is_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="expected a path"):
+        parse_yaml(f"accelerator: {{provider: npu, library: {written}}}", RuntimeOptions)

@@ -31,7 +31,8 @@ with_azure = pytest.mark.skipif(
 
 
 def load(path: Path, provider: str, require: Require = "prefer", library: Path | None = None) -> OnnxRuntime:
-    accelerator = AcceleratorOptions(provider=provider, require=require, library=library)
+    options: dict[str, str | int | float | bool] = {"backend_type": "htp"} if provider == "qnn" else {}
+    accelerator = AcceleratorOptions(provider=provider, require=require, library=library, options=options)
     return OnnxRuntime(path, RuntimeOptions(accelerator=accelerator))
 
 
@@ -166,8 +167,18 @@ def test_a_bad_request_does_not_cost_the_accelerator(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed")
-def test_a_plugin_provider_is_used_or_says_why_not(tmp_path: Path) -> None:
-    accelerator = AcceleratorOptions(provider="qnn", options={"backend_type": "htp"})
-    runtime = OnnxRuntime(linear(tmp_path, rows=2), RuntimeOptions(accelerator=accelerator))
-    assert runtime.placement.accelerator == "qnn"
-    assert bool(runtime.placement.nodes_on_accelerator) != bool(runtime.placement.reason)
+def test_a_plugin_provider_takes_nodes_in_every_session_of_the_process(tmp_path: Path) -> None:
+    # Once registered, a plugin is listed like a built-in provider, and silently gives the CPU when named like one.
+    for _ in range(2):
+        runtime = load(linear(tmp_path, rows=2), "qnn", "must")
+        assert runtime.placement.nodes_on_accelerator == runtime.placement.nodes > 0
+        assert_works(runtime)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed")
+def test_a_plugin_provider_that_takes_some_nodes_names_the_others(tmp_path: Path) -> None:
+    nodes = [helper.make_node(*node) for node in (("Sigmoid", ["x"], ["h"], "sig"), ("Erf", ["h"], ["y"], "erf"))]
+    path = save(tmp_path / "m.onnx", nodes, [tensor("x", [2, 3])], [tensor("y", [2, 3])])
+    assert load(path, "qnn").placement == Placement("qnn", 2, 1, ("erf (Erf)",))
+    with pytest.raises(ConfigError, match=r"leaves 1 of 2 nodes on the CPU: erf \(Erf\)"):
+        load(path, "qnn", "must")

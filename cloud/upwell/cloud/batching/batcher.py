@@ -8,7 +8,7 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -36,7 +36,11 @@ class Ran:
 
 @dataclass(eq=False)
 class _Entry:
-    """One request on its way. `batch` is set in the one caller that is to run it for all of its members."""
+    """One request on its way. `leads` is set in the one caller that is to run a batch, for itself and its `mates`.
+
+    An entry never refers to itself: a cycle would keep the tensors of every request until the next
+    garbage collection.
+    """
 
     inputs: Mapping[str, Array]
     call: Call
@@ -46,7 +50,8 @@ class _Entry:
     arrived_s: float
     order: tuple[float, int] = (0.0, 0)
     turn: threading.Event | None = None
-    batch: Sequence[_Entry] = field(default_factory=tuple)
+    leads: bool = False
+    mates: Sequence[_Entry] = ()
     ran: Ran | None = None
     error: Exception | None = None
 
@@ -111,8 +116,8 @@ class Batcher:
         entry = self._enter(inputs, call)
         if entry.turn is not None:
             self._await_turn(entry, entry.turn)
-        if entry.batch:
-            self._lead(entry.batch)
+        if entry.leads:
+            self._lead(entry)
         if entry.error is not None:
             raise entry.error
         if entry.ran is None:
@@ -131,7 +136,7 @@ class Batcher:
                 raise error
             if self._free:
                 self._free -= 1
-                entry.batch = (entry,)
+                entry.leads = True
             else:
                 self._queue(entry, now_s)
         return entry
@@ -168,13 +173,13 @@ class Batcher:
                 self._waiting.remove(entry)
         raise DeadlineExceeded("the deadline passed before the model had an answer")
 
-    def _lead(self, batch: Sequence[_Entry]) -> None:
+    def _lead(self, entry: _Entry) -> None:
         """Run a batch with the instance that was handed over, then hand the instance on."""
         try:
-            self._execute(batch)
+            self._execute((entry, *entry.mates))
         finally:
             self._hand_on()
-            _wake(batch[1:])
+            _wake(entry.mates)
 
     def _hand_on(self) -> None:
         now_s = self._clock()
@@ -186,8 +191,9 @@ class Batcher:
             batch = choose(self._waiting, self._max_batch, now_s, lambda rows: self._needed_s(rows, now_s))
             taken = set(map(id, batch))
             self._waiting = [one for one in self._waiting if id(one) not in taken]
-            batch[0].batch = batch
-            _wake(batch[:1])
+            leader, *mates = batch
+            leader.leads, leader.mates = True, mates
+            _wake([leader])
 
     def _sweep(self, now_s: float) -> None:
         """Drop whatever nobody waits for any more, or can no longer be in time."""

@@ -15,7 +15,7 @@ POLICY = "policy.yaml"
 AGENT_LOG, CLOUD_LOG = "agent.log", "cloud.log"
 PLOT, REPORT = "plot.png", "report.json"
 EASY, HARD, PAGE = "pictures/easy.png", "pictures/hard.png", "pictures/page.png"
-LISTEN = "127.0.0.1:8001"
+LISTEN = "127.0.0.1:8002"
 """Where `upwell agent` would listen; the demo itself calls the agent in its own process."""
 
 _MANIFEST = ".upwell-demo.json"
@@ -57,6 +57,11 @@ class DemoFolder:
 
     def file(self, name: str) -> Path:
         """The path of one of the demo's files."""
+        return self.path / name
+
+    def log(self, name: str) -> Path:
+        """The path of one of the demo's files that others write."""
+        self._written.append(name)
         return self.path / name
 
     def write(self, name: str, data: bytes) -> None:
@@ -105,6 +110,6 @@ def _agent_yaml(sides: Mapping[str, str], endpoint: str) -> str:
     cloud = f'cloud: {{endpoint: "{endpoint}"}}\n' if endpoint else ""
     models = "".join(f"  {name}:\n    {side}\n" for name, side in sides.items())
     return (
-        f"{_HEADER}version: 1\nagent: {{name: upwell-demo, listen: [\"{LISTEN}\"]}}\n{cloud}policy: {POLICY}\n"
+        f'{_HEADER}version: 1\nagent: {{name: upwell-demo, listen: ["{LISTEN}"]}}\n{cloud}policy: {POLICY}\n'
         f"models:\n{models}"
     )

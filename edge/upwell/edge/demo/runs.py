@@ -61,6 +61,10 @@ class Run:
     outcomes: tuple[Outcome, ...]
     bytes_up: Mapping[str, int]
 
+    def of(self, model: str) -> tuple[Outcome, ...]:
+        """The outcomes of one model's cases."""
+        return tuple(one for one in self.outcomes if one.case.model == model)
+
 
 def run(agent: Agent, cases: Iterable[Case]) -> Run:
     """Send the cases one after the other, each as soon as the one before is answered."""

@@ -56,10 +56,7 @@ class OutageSummary:
 def summarize(run: Run) -> Summary:
     """The figures of a run, and those of each kind of request in it."""
     whole = _summary(run.outcomes, sum(run.bytes_up.values()))
-    kinds = {
-        model: _summary([one for one in run.outcomes if one.case.model == model], sent)
-        for model, sent in run.bytes_up.items()
-    }
+    kinds = {model: _summary(run.of(model), sent) for model, sent in run.bytes_up.items()}
     return replace(whole, kinds={model: kind for model, kind in kinds.items() if kind.requests})
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from upwell.edge.demo.runs import Outcome, Run
+from upwell.edge.demo.runs import Outcome
 from upwell.shared.routing.hardness import RISING, hardness
 from upwell.shared.routing.policy import Settings
 from upwell.shared.tensors import Array
@@ -23,12 +25,12 @@ class Sweep:
     accuracies: Array
 
 
-def sweep(edge: Run, cloud: Run, settings: Settings) -> Sweep:
-    """Join the answers of two runs over the same cases: the device's where a case stays, the cloud's where it goes."""
-    pairs = list(zip(edge.outcomes, cloud.outcomes, strict=True))
+def sweep(edge: Sequence[Outcome], cloud: Sequence[Outcome], settings: Settings) -> Sweep:
+    """Join the outcomes of two runs over the same cases: the device's where a case stays, the cloud's where it goes."""
+    pairs = list(zip(edge, cloud, strict=True))
     large = [pair for pair in pairs if len(pair[0].case.png) > settings.large_above_bytes]
     small = [pair for pair in pairs if len(pair[0].case.png) <= settings.large_above_bytes]
-    small.sort(key=lambda pair: _hardness_rank(pair[0], settings))
+    small.sort(key=lambda pair: certainty(pair[0], settings))
     start = sum(_right(high) for _, high in large) + sum(_right(low) for low, _ in small)
     gains = np.cumsum([0, *(_right(high) - _right(low) for low, high in small)])
     digits = sum(len(low.case.labels) for low, _ in pairs)
@@ -38,18 +40,13 @@ def sweep(edge: Run, cloud: Run, settings: Settings) -> Sweep:
     )
 
 
-def margin(outcome: Outcome, settings: Settings) -> float:
-    """The measure of the policy on the device's scores; NaN without an answer."""
+def certainty(outcome: Outcome, settings: Settings) -> float:
+    """How sure the device was by the policy's measure, whatever its direction: smaller is harder."""
     if outcome.answer is None:
-        return float("nan")
-    return hardness(outcome.answer.outputs["scores"], settings.measure, logits=False)[0]
-
-
-def _hardness_rank(outcome: Outcome, settings: Settings) -> float:
-    """Smaller is harder."""
-    value = margin(outcome, settings)
-    if np.isnan(value):
-        return -np.inf
+        return -math.inf
+    value = hardness(outcome.answer.outputs["scores"], settings.measure, logits=False)[0]
+    if math.isnan(value):
+        return -math.inf
     return -value if settings.measure in RISING else value
 
 

@@ -26,6 +26,7 @@ from upwell.shared.errors import ConfigError
 
 _CPU = "CPUExecutionProvider"
 _LOG_ERRORS = 3
+_TEXT_END = 150
 _NO_FALLBACK = {"enable_fallback": 0}
 """Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
 
@@ -75,10 +76,11 @@ def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
 
 
 def plain_text(error: Exception) -> str:
-    """An error of ONNX Runtime on one line, without the source locations and tags it begins with."""
+    """An error of ONNX Runtime on one line, shortened in the middle: the point is at its end, the operator before."""
     text = " ".join(str(error).split())
     _, tag, rest = text.rpartition("[ONNXRuntimeError] : ")
-    return (rest.split(" : ", 2)[-1] if tag else text)[:400]
+    plain = rest.split(" : ", 2)[-1] if tag else text
+    return plain if len(plain) <= 2 * _TEXT_END else f"{plain[:_TEXT_END]} ... {plain[-_TEXT_END:]}"
 
 
 def _session_options(options: RuntimeOptions) -> Any:
@@ -132,11 +134,12 @@ def _profiled(session: Any) -> Sequence[AssignedNode]:
 
 def _find_provider(wanted: AcceleratorOptions) -> _Provider:
     name = _full_name(wanted.provider)
-    if wanted.library is None and name in onnxruntime.get_available_providers():
+    # A plugin that has been registered is listed as available too, and asked for by name it gives the CPU.
+    if wanted.library is None and name not in _registered and name in onnxruntime.get_available_providers():
         return _Provider(name)
     if not hasattr(onnxruntime, "get_ep_devices"):
         raise AcceleratorNotUsable(f"onnxruntime {onnxruntime.__version__} has no {name} and knows no plugin providers")
-    _register(name, wanted.library or _packaged_library(name))
+    _register(name, wanted.library or _registered.get(name) or _packaged_library(name))
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
     if not devices:
         raise AcceleratorNotUsable(f"{name} is loaded and finds no device here")

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from upwell.shared.yaml import resolve
 
 MAX_DEFAULT_THREADS = 4
+
+
+def _library(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise ValueError(f"expected a path, got {value!r}")
+    if value and Path(value).name == str(value):
+        return Path(value)
+    return resolve(value, (info.context or {}).get("base_dir", Path()))
 
 
 class AcceleratorOptions(BaseModel):
@@ -28,9 +38,10 @@ class AcceleratorOptions(BaseModel):
     require: Literal["must", "prefer", "cpu"] = Field(
         "prefer", description="`must`: every node or no start; `prefer`: fall back to the CPU; `cpu`: do not use it."
     )
-    library: Path | None = Field(
+    library: Annotated[Path, BeforeValidator(_library)] | None = Field(
         None,
-        description="The provider's plugin library (ONNX Runtime) or the external delegate (TFLite; required there).",
+        description="The provider's plugin library (ONNX Runtime) or the external delegate (TFLite; required there): "
+        "a path, relative to this file, or for a delegate a bare name that the system's loader finds.",
     )
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Options of the provider or delegate, handed over as text (true as `True`)."

@@ -42,7 +42,7 @@ TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
 """Datatype -> the field of `InferTensorContents` that carries its values. FP16 and BF16 have none: raw only."""
 
 
-def count_elements(name: str, datatype: str, shape: Sequence[int]) -> int:
+def count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
     """How many elements the shape holds. Raises `InvalidRequest` for shapes that no array can have."""
     if len(shape) > MAX_DIMENSIONS:
         raise InvalidRequest(f"tensor {name!r} has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are possible")
@@ -56,8 +56,8 @@ def count_elements(name: str, datatype: str, shape: Sequence[int]) -> int:
     return elements
 
 
-def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Array:
-    """The tensor whose raw contents are `data`: a read-only view of it, copied only for BYTES.
+def decode_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
+    """The tensor whose raw contents are `data`: a read-only view of it, copied only for BYTES and where not aligned.
 
     Raises `InvalidRequest` where the size or, for BYTES and BOOL, the contents do not fit.
     """
@@ -71,10 +71,12 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes) -> A
         raise InvalidRequest(f"tensor {name!r} ({what}) takes {expected_bytes} bytes of raw contents, got {len(data)}")
     if datatype == "BOOL" and elements and np.frombuffer(data, np.uint8).max() > 1:
         raise InvalidRequest(f"tensor {name!r}: a BOOL element is a byte of 0 or 1, got another value")
-    return np.frombuffer(data, dtype).reshape(tuple(shape))
+    array = np.frombuffer(data, dtype)
+    # Runtimes take the address as it is, and not every processor reads from an odd one.
+    return (array if array.flags.aligned else array.copy()).reshape(shape)
 
 
-def _split_bytes(name: str, elements: int, data: bytes) -> list[bytes]:
+def _split_bytes(name: str, elements: int, data: bytes | memoryview) -> list[bytes]:
     """The elements of a raw BYTES tensor, which must fill `data` exactly."""
     if elements * _LENGTH.size > len(data):
         least = elements * _LENGTH.size
@@ -92,13 +94,13 @@ def _split_bytes(name: str, elements: int, data: bytes) -> list[bytes]:
                 f"expected {start + size} bytes so far, got {len(data)}"
             )
         at = start + size
-        found.append(data[start:at])
+        found.append(bytes(data[start:at]))
     if at != len(data):
         raise InvalidRequest(f"tensor {name!r}: {elements} BYTES elements take {at} bytes, got {len(data)}")
     return found
 
 
-def decode_typed(name: str, datatype: str, shape: Sequence[int], fields: Mapping[str, Sequence[Any]]) -> Array:
+def decode_typed(name: str, datatype: str, shape: tuple[int, ...], fields: Mapping[str, Sequence[Any]]) -> Array:
     """The tensor whose values are in `fields`, the lists of `InferTensorContents` that are not empty, by name.
 
     Raises `InvalidRequest` for a wrong field, a wrong count, a value out of range, or a raw-only datatype.
@@ -115,7 +117,7 @@ def decode_typed(name: str, datatype: str, shape: Sequence[int], fields: Mapping
         raise InvalidRequest(f"tensor {name!r} of shape {list(shape)} takes {elements} elements, got {len(values)}")
     if datatype == "BYTES":
         return _object_array(values, shape)
-    return _narrow(name, datatype, values).reshape(tuple(shape))
+    return _narrow(name, datatype, values).reshape(shape)
 
 
 def _narrow(name: str, datatype: str, values: Sequence[Any]) -> Array:
@@ -134,10 +136,10 @@ def _narrow(name: str, datatype: str, values: Sequence[Any]) -> Array:
     return wide.astype(dtype)
 
 
-def _object_array(elements: Sequence[bytes], shape: Sequence[int]) -> Array:
+def _object_array(elements: Sequence[bytes], shape: tuple[int, ...]) -> Array:
     array = np.empty(len(elements), dtype=np.object_)
     array[:] = elements
-    return array.reshape(tuple(shape))
+    return array.reshape(shape)
 
 
 def encode_raw(name: str, array: Array) -> tuple[str, bytes | memoryview]:

@@ -7,7 +7,7 @@ that means (a bad caller, a garbling server) is for the servicer and the client 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -15,13 +15,14 @@ from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.contents import decode_raw, decode_typed, encode_raw
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
+from upwell.shared.oip.wire import append_raw_contents, refuse_larger, split_raw_contents
 from upwell.shared.tensors import Array, TensorSpec
-
-MAX_SERIALIZED_BYTES = 2**31 - 1
-"""protobuf reads no larger message."""
 
 # Asking for these and getting a plain answer would be a wrong answer, so they are refused rather than ignored.
 _UNSUPPORTED_PARAMETERS = frozenset({"shared_memory_region", "classification"})
+
+_RAW_INPUTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_RAW_OUTPUTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 M = TypeVar("M", bound=Message)
 
@@ -38,16 +39,18 @@ class _TensorMessage(Protocol):
     def parameters(self) -> Mapping[str, pb.InferParameter]: ...
     @property
     def contents(self) -> pb.InferTensorContents: ...
+    def HasField(self, field_name: Literal["contents"]) -> bool: ...  # noqa: N802 (protobuf's name)
 
 
 def parse_infer_request(data: bytes) -> InferRequest:
     """Read a `ModelInferRequest`. Numeric arrays are read-only views. Raises `InvalidRequest`."""
-    message = _parse(pb.ModelInferRequest, data)
+    description, views = split_raw_contents(data, _RAW_INPUTS) or (data, ())
+    message = _parse(pb.ModelInferRequest, description)
     return InferRequest(
         model=message.model_name,
         version=message.model_version,
         id=message.id,
-        inputs=_read_tensors("input", message.inputs, message.raw_input_contents),
+        inputs=_read_tensors("input", message.inputs, views or message.raw_input_contents),
         outputs=_read_wanted(message.outputs),
         parameters=_read_parameters(message.parameters),
     )
@@ -59,17 +62,18 @@ def serialize_infer_request(request: InferRequest) -> bytes:
     message.outputs.extend(pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in request.outputs)
     _write_parameters(message.parameters, request.parameters)
     raws = [_write_tensor(message.inputs.add(), name, array) for name, array in request.inputs.items()]
-    return _with_raw_contents(message, pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER, raws)
+    return append_raw_contents(message.SerializeToString(), _RAW_INPUTS, raws)
 
 
 def parse_infer_response(data: bytes) -> InferResponse:
     """Read a `ModelInferResponse`, as strictly as a request. Raises `InvalidRequest`."""
-    message = _parse(pb.ModelInferResponse, data)
+    description, views = split_raw_contents(data, _RAW_OUTPUTS) or (data, ())
+    message = _parse(pb.ModelInferResponse, description)
     return InferResponse(
         model=message.model_name,
         version=message.model_version,
         id=message.id,
-        outputs=_read_tensors("output", message.outputs, message.raw_output_contents),
+        outputs=_read_tensors("output", message.outputs, views or message.raw_output_contents),
         parameters=_read_parameters(message.parameters),
     )
 
@@ -79,7 +83,7 @@ def serialize_infer_response(response: InferResponse) -> bytes:
     message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
     _write_parameters(message.parameters, response.parameters)
     raws = [_write_tensor(message.outputs.add(), name, array) for name, array in response.outputs.items()]
-    return _with_raw_contents(message, pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, raws)
+    return append_raw_contents(message.SerializeToString(), _RAW_OUTPUTS, raws)
 
 
 def _parse(kind: type[M], data: bytes) -> M:
@@ -87,10 +91,10 @@ def _parse(kind: type[M], data: bytes) -> M:
         return kind.FromString(data)
     except DecodeError:
         name = kind.DESCRIPTOR.name
-        raise InvalidRequest(f"the message of {len(data)} bytes cannot be read as a {name}") from None
+        raise InvalidRequest(f"the message cannot be read as a {name}: it is damaged or not one") from None
 
 
-def _read_tensors(kind: str, tensors: Sequence[_TensorMessage], raws: Sequence[bytes]) -> dict[str, Array]:
+def _read_tensors(kind: str, tensors: Sequence[_TensorMessage], raws: Sequence[bytes | memoryview]) -> dict[str, Array]:
     if raws and len(raws) != len(tensors):
         raise InvalidRequest(f"{len(tensors)} {kind} tensors need as many raw contents, got {len(raws)}")
     arrays: dict[str, Array] = {}
@@ -99,14 +103,19 @@ def _read_tensors(kind: str, tensors: Sequence[_TensorMessage], raws: Sequence[b
         if name in arrays:
             raise InvalidRequest(f"the {kind} {name!r} is given twice")
         _refuse_unsupported(name, tensor.parameters)
-        fields = {descriptor.name: values for descriptor, values in tensor.contents.ListFields()}
+        shape = tuple(tensor.shape)
         if not raws:
-            arrays[name] = decode_typed(name, tensor.datatype, tensor.shape, fields)
-        elif fields:
+            arrays[name] = decode_typed(name, tensor.datatype, shape, _typed_fields(tensor))
+        elif tensor.HasField("contents") and _typed_fields(tensor):
             raise InvalidRequest(f"tensor {name!r} has typed contents beside raw ones; send one or the other")
         else:
-            arrays[name] = decode_raw(name, tensor.datatype, tensor.shape, raws[index])
+            arrays[name] = decode_raw(name, tensor.datatype, shape, raws[index])
     return arrays
+
+
+def _typed_fields(tensor: _TensorMessage) -> dict[str, Sequence[Any]]:
+    """The value lists of the tensor that are not empty, by field name."""
+    return {descriptor.name: values for descriptor, values in tensor.contents.ListFields()}
 
 
 def _read_wanted(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
@@ -155,42 +164,12 @@ def _write_tensor(
     target: pb.ModelInferRequest.InferInputTensor | pb.ModelInferResponse.InferOutputTensor, name: str, array: Array
 ) -> bytes | memoryview:
     """Fill all of the tensor message but its contents, which are returned."""
-    if array.nbytes > MAX_SERIALIZED_BYTES:
-        _refuse_size(f"tensor {name!r}", array.nbytes)
+    refuse_larger(f"tensor {name!r}", array.nbytes)
     datatype, raw = encode_raw(name, array)
     target.name = name
     target.datatype = datatype
     target.shape.extend(array.shape)
     return raw
-
-
-def _with_raw_contents(message: Message, field: int, raws: Sequence[bytes | memoryview]) -> bytes:
-    """The serialized message with the raw contents as its last, repeated bytes field.
-
-    Appending them by hand is allowed by protobuf's encoding (fields may come in any order) and copies each
-    tensor once, where the generated classes copy it three times: 0.02 ms against 0.9 ms for 602 kB.
-    """
-    parts: list[bytes | memoryview] = [message.SerializeToString()]
-    for raw in raws:
-        parts += (_varint(field << 3 | 2), _varint(len(raw)), raw)
-    size_bytes = sum(len(part) for part in parts)
-    if size_bytes > MAX_SERIALIZED_BYTES:
-        _refuse_size("the message", size_bytes)
-    return b"".join(parts)
-
-
-def _refuse_size(what: str, size_bytes: int) -> NoReturn:
-    raise InvalidRequest(f"{what} would take {size_bytes} bytes; a message holds at most {MAX_SERIALIZED_BYTES}")
-
-
-def _varint(value: int) -> bytes:
-    """Base-128 encoding: seven bits a byte, lowest first, the high bit set on all but the last."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def parse_empty(data: bytes) -> None:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from upwell.shared.tensors import numpy_dtype
 from upwell.shared.yaml import resolve
 
 MAX_LABELS_BYTES = 1 << 20
@@ -153,6 +155,14 @@ class Quantize(NamedOp):
     scale: Scale
     zero_point: int = 0
     dtype: Literal["UINT8", "INT8", "UINT16", "INT16"]
+
+    @model_validator(mode="after")
+    def _zero_point_fits(self) -> Quantize:
+        limits = np.iinfo(numpy_dtype(self.dtype))
+        if not limits.min <= self.zero_point <= limits.max:
+            expected = f"a zero_point from {limits.min} to {limits.max} for {self.dtype}"
+            raise ValueError(f"expected {expected}, got {self.zero_point}")
+        return self
 
 
 class Rename(Op):

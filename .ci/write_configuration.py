@@ -1,0 +1,230 @@
+"""Write docs/configuration.md from the pydantic models of the files that people write.
+
+    python .ci/write_configuration.py [--check]
+
+With `--check` nothing is written, and the exit code is 1 where the committed file is not what the models give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from upwell.cloud.config import CloudConfig
+from upwell.edge.config import AgentConfig
+from upwell.shared.oip.tokens import TokensConfig
+from upwell.shared.routing.policy import Policy
+from upwell.shared.units import DURATION_UNITS, SIZE_UNITS, parse_bytes, parse_seconds
+
+OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+
+INTRODUCTION = """\
+# Configuration reference
+
+<!-- Written by .ci/write_configuration.py from the models that read these files; do not edit. -->
+
+Every key of the files that a person writes. [model.yaml](model-yaml.md) has a page of its own.
+
+- A duration is written with its unit (`80ms`, `1.5s`, `2m`, `1h`), and so is a size (`256KiB`, `64MiB`, `5GB`;
+  `KiB` is 1024 bytes, `kB` 1000). Zero needs no unit; any other bare number is an error.
+- A relative path is relative to the file that names it; `~` is the home folder.
+- An unknown key is an error. All errors of a file are shown at once, each with line and column.
+- Default `–`: not set.
+"""
+
+FILES: Mapping[str, tuple[type[BaseModel], str]] = {
+    "agent.yaml": (AgentConfig, "Read by `upwell agent -c agent.yaml` and by `Agent.from_config`."),
+    "policy.yaml": (
+        Policy,
+        "Named by `policy` in agent.yaml. What the keys do together: [policy.md](policy.md). Precedence is defaults, "
+        "then model, then rule, key by key: a level changes only the keys that it writes.",
+    ),
+    "cloud.yaml": (
+        CloudConfig,
+        "Read by `upwell serve -c cloud.yaml`; `upwell serve --models DIR` needs none. A model that writes no `engine` "
+        "has that of `defaults`.",
+    ),
+    "tokens.yaml": (
+        TokensConfig,
+        "Named by `tokens` in agent.yaml and in cloud.yaml. Make a token and its hash with "
+        '`TOKEN=$(openssl rand -hex 32); printf %s "$TOKEN" | sha256sum`; the caller keeps the token, this file the '
+        "hash. The file is read again when it changes.",
+    ),
+}
+
+_PLAIN = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path"}
+_QUANTITIES: Mapping[Any, tuple[str, Mapping[str, Decimal]]] = {
+    parse_seconds: ("duration", DURATION_UNITS),
+    parse_bytes: ("size", {unit: size for unit, size in SIZE_UNITS.items() if unit == "B" or unit.endswith("iB")}),
+}
+_LIMITS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+
+
+@dataclass
+class Section:
+    """One table: the part of a file at `path`, empty for the whole of it.
+
+    `selector` is the key whose value chooses between this and other sections at the same place.
+    """
+
+    file: str
+    path: str
+    model: type[BaseModel]
+    selector: str = ""
+
+    @property
+    def title(self) -> str:
+        """What its heading says."""
+        return f"`{self.path}` in {self.file}" if self.path else self.file
+
+    @property
+    def anchor(self) -> str:
+        """The link to its heading, as GitHub makes it."""
+        return "#" + re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
+
+
+@dataclass
+class File:
+    """The sections of one file, in the order of their first mention."""
+
+    name: str
+    sections: dict[type[BaseModel], Section] = field(default_factory=dict)
+
+    def link(self, model: type[BaseModel], path: str, selector: str = "") -> str:
+        """A link to the table of `model`, which is made where this is its first mention."""
+        section = self.sections.setdefault(model, Section(self.name, path, model, selector))
+        word = "section" if section.path == path else "keys as in"
+        return f"{word} [`{section.path}`]({section.anchor})"
+
+
+def reference() -> str:
+    """The whole document."""
+    parts = [INTRODUCTION]
+    for name, (model, about) in FILES.items():
+        file = File(name)
+        todo = [Section(name, "", model)]
+        while todo:
+            section = todo.pop(0)
+            known = set(file.sections)
+            heading = f"### {section.title}" if section.path else f"## {section.title}"
+            note = " ".join((section.model.__doc__ or "").split()) if section.path else about
+            parts.append("\n".join((heading, "", note, "", *_table(file, section), "")))
+            todo = [file.sections[one] for one in file.sections if one not in known] + todo
+    return "\n".join(parts)
+
+
+def _table(file: File, section: Section) -> Iterator[str]:
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, info in section.model.model_fields.items():
+        key = info.alias or name
+        path = f"{section.path}.{key}" if section.path else key
+        kind = _kind(info.annotation, info.metadata, path, file)
+        default = "selects these keys" if name == section.selector else _default(info)
+        meaning = _escaped(info.description or _about(info.annotation))
+        yield f"| `{key}` | {kind} | {default} | {meaning} |"
+
+
+def _about(annotation: Any) -> str:
+    """What a section says of itself."""
+    is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return " ".join((annotation.__doc__ or "").split()) if is_section else ""
+
+
+def _escaped(text: str) -> str:
+    """Text as Markdown: an angle bracket outside code is no tag."""
+    return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(text.split("`")))
+
+
+def _kind(annotation: Any, metadata: Sequence[Any], path: str, file: File) -> str:
+    """The type of a value in words, with its limits."""
+    quantity = _quantity(metadata)
+    words = _words(annotation, path, file) if quantity is None else quantity[0]
+    limits = [f"{sign} {getattr(one, key)}" for one in metadata for key, sign in _LIMITS if hasattr(one, key)]
+    if get_origin(annotation) in (list, tuple, dict) and any(hasattr(one, "min_length") for one in metadata):
+        limits.append("at least one")
+    return ", ".join((words, *limits))
+
+
+def _quantity(metadata: Sequence[Any]) -> tuple[str, Mapping[str, Decimal]] | None:
+    """What is written with a unit, and the units it may have; None for everything else."""
+    return next((_QUANTITIES[one.func] for one in metadata if getattr(one, "func", None) in _QUANTITIES), None)
+
+
+def _words(annotation: Any, path: str, file: File) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        metadata = [one for extra in args[1:] for one in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
+        selector = next((one.discriminator for one in args[1:] if isinstance(one, FieldInfo)), None)
+        if isinstance(selector, str):
+            return " or ".join(_variant(one, path, selector, file) for one in get_args(args[0]))
+        return _kind(args[0], metadata, path, file)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(one, path, file) for one in args if one is not types.NoneType)
+    if origin in (list, tuple):
+        return "list of " + _words(args[0], f"{path}[]", file)
+    if origin is dict:
+        return "mapping of name to " + _words(args[1], f"{path}.<name>", file)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return file.link(annotation, path)
+    return _PLAIN.get(annotation, "any value")
+
+
+def _variant(model: type[BaseModel], path: str, selector: str, file: File) -> str:
+    """A link to one of several sections, named after the value that chooses it."""
+    value = get_args(model.model_fields[selector].annotation)[0]
+    return file.link(model, f"{path} ({selector}: {value})", selector)
+
+
+def _default(info: FieldInfo) -> str:
+    """The default as it would be written."""
+    value = info.get_default(call_default_factory=True)
+    quantity = _quantity(info.metadata)
+    if value is PydanticUndefined:
+        return "**required**"
+    if value is None or value in ({}, [], (), ""):
+        return "–"
+    if isinstance(value, BaseModel):
+        return "as there"
+    if quantity is not None:
+        return f"`{_with_unit(value, quantity[1])}`"
+    return f"`{json.dumps(value)}`" if isinstance(value, (bool, list)) else f"`{value}`"
+
+
+def _with_unit(value: float, units: Mapping[str, Decimal]) -> str:
+    """The quantity in the largest unit in which it is a whole number."""
+    exact = Decimal(str(value))
+    unit = max((one for one, size in units.items() if exact % size == 0), key=lambda one: units[one])
+    return f"{exact / units[unit]:.0f}{unit}"
+
+
+def main() -> int:
+    """Write the file, or compare; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Write docs/configuration.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the file is stale")
+    text = reference()
+    if not parser.parse_args().check:
+        OUTPUT.write_text(text, encoding="utf-8")
+        return 0
+    if OUTPUT.is_file() and OUTPUT.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{OUTPUT.name} is not what the models give; run python .ci/write_configuration.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""`upwell demo`: the main job on this machine, with a report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from upwell.edge.demo.demonstration import FULL, QUICK, Report, demonstrate
+from upwell.edge.demo.folder import AGENT, HARD, LISTEN, PLOT, REPORT, DemoFolder
+from upwell.edge.demo.tables import outage_table, runs_table, show
+from upwell.shared.errors import ConfigError
+
+_CLOUD_PACKAGES = {"grpc_health": "cloud", "grpc_reflection": "cloud"}
+_ENGINE_PACKAGES = {"onnx": {"onnxruntime": "cloud"}, "torch": {"torch": "torch", "safetensors": "torch"}}
+_PLAIN_WIDTH = 110
+"""Columns where there is no terminal to ask, such as in a file."""
+
+
+class EngineName(str, Enum):
+    """What runs the cloud's models."""
+
+    ONNX = "onnx"
+    TORCH = "torch"
+
+
+class RuntimeName(str, Enum):
+    """What runs the device's models."""
+
+    ONNX = "onnx"
+    TFLITE = "tflite"
+
+
+def demo(
+    engine: Annotated[EngineName, typer.Option(help="What runs the cloud's models.")] = EngineName.ONNX,
+    runtime: Annotated[RuntimeName, typer.Option(help="What runs the device's models.")] = RuntimeName.ONNX,
+    out: Annotated[Path, typer.Option(help="Folder for everything that is written.")] = Path("demo-out"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A third of the requests.")] = False,
+) -> None:
+    """Run cloud service and agent on this machine, on real handwritten digits, then without the cloud.
+
+    Reports accuracy, latency, share sent up and reasons for the device alone, the cloud alone and both together.
+    """
+    _require(engine)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    place = DemoFolder(out)
+    with _ending_on_sigterm(), _progress(errors) as progress:
+        report = demonstrate(place, engine.value, runtime.value, QUICK if quick else FULL, progress)
+    text = _as_json(report, [*place.files, str(place.file(REPORT))])
+    place.write(REPORT, f"{text}\n".encode())
+    if not report.has_plot:
+        errors.print("no plot: matplotlib is not installed: pip install 'upwell[plot]'", markup=False)
+    if as_json:
+        typer.echo(text)
+    else:
+        _tell(report, place, engine)
+
+
+def _as_json(report: Report, files: list[str]) -> str:
+    document: dict[str, Any] = {name: asdict(run) for name, run in report.runs.items()}
+    return json.dumps({**document, "outage": asdict(report.outage), "files": files}, indent=2)
+
+
+def _tell(report: Report, place: DemoFolder, engine: EngineName) -> None:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console.print()
+    show(console, runs_table(report.runs), outage_table(report.outage))
+    # No wrapping from here on: these are lines to copy.
+    console.print(_closing(report, place, engine), markup=False, soft_wrap=True)
+
+
+def _closing(report: Report, place: DemoFolder, engine: EngineName) -> str:
+    def file(name: str) -> str:
+        return shlex.quote(str(place.file(name)))
+
+    picture = f"{PLOT} (the picture), " if report.has_plot else ""
+    torch = " --engine torch" if engine is EngineName.TORCH else ""
+    hard = f"   # {report.example.label}; the device alone reads {report.example.read_as}" if report.example else ""
+    ask = f"upwell infer digits {file(HARD)} --at {LISTEN}"
+    return f"""\
+Everything is in {place.path}: {picture}{REPORT}, {AGENT}, policy.yaml, both sides' models, logs, pictures.
+Play on, each in a terminal of its own:
+  upwell serve --models {file("cloud")} --listen {report.endpoint}{torch}
+  upwell agent -c {file(AGENT)}
+  {ask}{hard}
+Your own model: `upwell model init MODEL` describes it, and docs/quickstart.md goes on from there."""
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _require(engine: EngineName) -> None:
+    """Raise `ConfigError` that names the extra where the service could not run at all."""
+    for package, extra in (_CLOUD_PACKAGES | _ENGINE_PACKAGES[engine.value]).items():
+        if find_spec(package) is None:
+            raise ConfigError.at(
+                None,
+                f"the demo's cloud service needs {package} for engine {engine.value}: pip install 'upwell[{extra}]'",
+            )
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM leave the block as Ctrl-C does, so that the service is ended with it."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # only there may a handler be set
+        yield
+        return
+    former: Any = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)

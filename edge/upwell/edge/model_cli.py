@@ -1,0 +1,111 @@
+"""`upwell model`: describing models."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from upwell.edge.runtimes.base import Runtime
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.errors import ConfigError
+from upwell.shared.signature.init import starting_description
+from upwell.shared.tensors import TensorSpec
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def model() -> None:
+    """Describe models."""
+
+
+@app.command()
+def init(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; default model.yaml beside MODEL.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Write a starting model.yaml for MODEL: its tensors, and guesses at what they mean to check."""
+    target = out if out is not None else model.parent / "model.yaml"
+    _refuse_existing(target, force)
+    runtime = load_runtime(model, RuntimeOptions(threads=1))
+    text = starting_description(runtime.inputs, runtime.outputs)
+    quantization: dict[str, tuple[float, int]] = getattr(runtime, "quantization", {})  # TFLite models only
+    runtime.close()
+    _write(target, text)
+    if as_json:
+        typer.echo(json.dumps(_report(model, target, runtime, text, quantization)))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_table(runtime, quantization))
+    console.print(f"wrote {target}; check in it:", markup=False)
+    for line, comment in _checks(text):
+        console.print(f"  line {line}: {comment}", markup=False)
+
+
+def _refuse_existing(target: Path, force: bool) -> None:
+    if target.is_dir():
+        raise ConfigError.at(target, "this is a directory; --out names a file")
+    if target.exists() and not force:
+        raise ConfigError.at(target, "there is such a file already; --force replaces it, --out writes another")
+
+
+def _write(target: Path, text: str) -> None:
+    """Write the whole file or nothing, so that no agent ever reads half of one."""
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with unfinished.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        unfinished.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise ConfigError.at(target, f"the file cannot be written: {error.strerror}") from None
+
+
+def _checks(text: str) -> Sequence[tuple[int, str]]:
+    """The comments of a starting description that ask for a check, each with the line that it is about."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [(number + 1, line.lstrip("# ")) for number, line in enumerate(lines, 1) if number > 1 and line[:1] == "#"]
+
+
+def _report(
+    model: Path, target: Path, runtime: Runtime, text: str, quantization: dict[str, tuple[float, int]]
+) -> dict[str, Any]:
+    def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+        return [{**asdict(spec), "quantization": quantization.get(spec.name)} for spec in specs]
+
+    return {
+        "model": str(model),
+        "runtime": runtime.version,
+        "inputs": described(runtime.inputs),
+        "outputs": described(runtime.outputs),
+        "written": str(target),
+        "check": [{"line": line, "comment": comment} for line, comment in _checks(text)],
+    }
+
+
+def _table(runtime: Runtime, quantization: dict[str, tuple[float, int]]) -> Table:
+    table = Table("", "name", "datatype", "shape (-1 varies)")
+    if quantization:
+        table.add_column("scale, zero point")
+    for kind, specs in (("input", runtime.inputs), ("output", runtime.outputs)):
+        for spec in specs:
+            scale = ", ".join(f"{number:g}" for number in quantization.get(spec.name, ()))
+            cells = [spec.name, spec.datatype, str(list(spec.shape)), *([scale] if quantization else [])]
+            table.add_row(kind, *map(Text, cells))
+    return table

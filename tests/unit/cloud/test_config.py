@@ -1,0 +1,121 @@
+"""`cloud.yaml`: defaults, models over defaults, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from upwell.cloud import config as config_module
+from upwell.cloud.config import CloudConfig
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.security import ServerSecurity, TlsFiles
+from upwell.shared.yaml import load_yaml
+
+FULL = """
+version: 1
+serve:
+  listen: ["0.0.0.0:8001"]
+  models: models
+  tls: {cert: s.pem, key: s.key, client_ca: ca.pem}
+  tokens: tokens.yaml
+  max_message: 16MiB
+  drain: 5s
+defaults: {engine: onnx, device: cpu, instances: 2, threads: 1, max_batch: 1, max_queue: 64}
+models:
+  digits-large: {engine: torch, class: digits.LargeNet, max_batch: 32, arguments: {width: 3}}
+  plain: {threads: 4}
+"""
+LEAST = "version: 1\nserve: {listen: ['127.0.0.1:0'], models: /srv/models}\n"
+
+
+def load(folder: Path, text: str) -> CloudConfig:
+    (folder / "cloud.yaml").write_text(text)
+    return load_yaml(folder / "cloud.yaml", CloudConfig)
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    serve = load(tmp_path, FULL).serve
+    assert serve.models == tmp_path / "models"
+    files = TlsFiles(tmp_path / "s.pem", tmp_path / "s.key", tmp_path / "ca.pem")
+    assert serve.security == ServerSecurity(files, tmp_path / "tokens.yaml", insecure=False)
+    assert serve.max_message == 16 << 20
+    assert serve.drain == 5.0
+
+
+def test_a_model_s_keys_count_before_the_defaults(tmp_path: Path) -> None:
+    config = load(tmp_path, FULL)
+    large = config.settings("digits-large")
+    assert (large.engine, large.torch_class, large.max_batch, large.instances) == ("torch", "digits.LargeNet", 32, 2)
+    assert large.arguments == {"width": 3}
+    plain = config.settings("plain")
+    assert (plain.engine, plain.threads, plain.max_batch) == ("onnx", 4, 1)
+    assert config.settings("unnamed").threads == 1
+
+
+def test_what_is_not_written_has_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module, "_cores", lambda: 6)
+    config = load(tmp_path, LEAST)
+    assert config.serve.security == ServerSecurity()
+    assert config.serve.max_message == 64 << 20
+    assert config.serve.drain == 30.0
+    settings = config.settings("any")
+    assert (settings.engine, settings.device, settings.threads, settings.instances) == ("onnx", "cpu", 1, 6)
+    assert (settings.max_batch, settings.max_queue) == (1, 64)
+
+
+@pytest.mark.parametrize(
+    ("model", "instances"),
+    [("{threads: 4}", 1), ("{threads: 2}", 3), ("{threads: 9}", 1), ("{engine: torch, device: 'cuda:0'}", 1)],
+)
+def test_instances_share_out_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, instances: int
+) -> None:
+    monkeypatch.setattr(config_module, "_cores", lambda: 6)
+    assert load(tmp_path, f"{LEAST}models: {{m: {model}}}").settings("m").instances == instances
+
+
+def test_a_model_without_an_engine_has_the_default_one(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{LEAST}defaults: {{engine: torch}}\nmodels: {{m: {{class: a.B}}}}")
+    assert config.settings("m").torch_class == "a.B"
+    assert config.settings("n").engine == "torch"
+
+
+def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
+    config = load(tmp_path, FULL)
+    other = config.listening_on(["127.0.0.1:0"])
+    assert other.serve.listen == ("127.0.0.1:0",)
+    assert other.serve.models == config.serve.models
+    assert config.serve.listen == ("0.0.0.0:8001",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"{LEAST}models: {{m: {{class: a.B}}}}", r"cloud\.yaml:3:.*class"),
+        (f"{LEAST}models: {{m: {{engine: jax}}}}", r"cloud\.yaml:3:.*m.*'onnx'"),
+        (f"{LEAST}models: {{m: {{engine: torch, class: NoModule}}}}", "class"),
+        (f"{LEAST}models: {{m: 3}}", r"models\.m"),
+        (f"{LEAST}models: 3", "models"),
+        (f"{LEAST}defaults: 3", "defaults"),
+        (f"{LEAST}defaults: {{engine: tflite}}", r"defaults\.engine"),
+        (f"{LEAST}defaults: {{instances: 0}}", r"defaults\.instances"),
+        (f"{LEAST}defaults: {{device: '/dev/sda'}}", r"defaults\.device"),
+        (f"{LEAST}more: 1", "more"),
+        ("version: 2\nserve: {listen: ['127.0.0.1:0'], models: m}", "version"),
+        ("version: 1\nserve: {listen: [], models: m}", r"serve\.listen"),
+        ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 64}", "64MiB"),
+        ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 0}", r"serve\.max_message"),
+        ("version: 1", "serve"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(tmp_path, text)
+    assert "cloud.yaml" in str(caught.value)
+
+
+def test_every_key_is_described() -> None:
+    schema = CloudConfig.model_json_schema()
+    parts = [schema, *(part for part in schema["$defs"].values() if "properties" in part)]
+    keys = {f"{part['title']}.{key}": value for part in parts for key, value in part["properties"].items()}
+    assert len(keys) > 20
+    assert [key for key, value in keys.items() if not value.keys() & {"description", "$ref"}] == []

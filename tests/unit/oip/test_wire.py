@@ -1,0 +1,79 @@
+"""Raw contents put behind a serialized message and taken out again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip import converters
+from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.wire import MIN_SPLIT_BYTES, append_raw_contents, split_raw_contents
+
+FIELD = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+LARGE = bytes(range(256)) * (MIN_SPLIT_BYTES // 256)
+
+
+def described(*raws: bytes) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(model_name="m", id="1", raw_input_contents=raws)
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1, 127], [128, 0, 300], [2**14 - 1, 2**14, 2**21]])
+def test_appended_contents_are_what_generated_code_writes(sizes: list[int]) -> None:
+    raws = [bytes(size) for size in sizes]
+    assert append_raw_contents(described().SerializeToString(), FIELD, raws) == described(*raws).SerializeToString()
+
+
+def test_contents_are_taken_out_in_order_and_not_copied() -> None:
+    data = described(b"a", LARGE, b"").SerializeToString()
+    split = split_raw_contents(data, FIELD)
+    assert split is not None
+    description, raws = split
+    assert pb.ModelInferRequest.FromString(description) == described()
+    assert [bytes(raw) for raw in raws] == [b"a", LARGE, b""]
+    assert all(raw.obj is data for raw in raws)
+
+
+def test_contents_in_front_of_the_description_are_taken_out_too() -> None:
+    data = append_raw_contents(b"", FIELD, [LARGE]) + described().SerializeToString()
+    split = split_raw_contents(data, FIELD)
+    assert split is not None
+    assert split[0] == described().SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        described(b"small").SerializeToString(),
+        described(LARGE).SerializeToString()[:-1],
+        described(LARGE).SerializeToString() + b"\x08\x01",
+        described(LARGE).SerializeToString() + b"\x3a",
+        described(LARGE).SerializeToString() + b"\x3a\xff\xff\xff\xff\xff\x01",
+        described(LARGE, *[b""] * 300).SerializeToString(),
+        b"\x0b" + LARGE,
+        b"\xff" * MIN_SPLIT_BYTES,
+        b"\0" * MIN_SPLIT_BYTES,
+    ],
+)
+def test_anything_unusual_is_left_to_protobuf(data: bytes) -> None:
+    assert split_raw_contents(data, FIELD) is None
+
+
+def test_a_large_message_of_many_tiny_fields_is_left_alone_soon() -> None:
+    tiny = b"\x3a\0" * (8 << 20)
+    assert split_raw_contents(tiny, FIELD) is None
+    with pytest.raises(InvalidRequest, match="0 input tensors need as many raw contents, got 8388608"):
+        converters.parse_infer_request(tiny)
+
+
+def test_a_large_tensor_is_a_view_of_the_message_or_an_aligned_copy() -> None:
+    array = np.arange(MIN_SPLIT_BYTES, dtype=np.float32)
+    views = 0
+    for length in range(8):
+        data = converters.serialize_infer_request(InferRequest("m", {"x": array}, id="i" * (length + 1)))
+        found = converters.parse_infer_request(data).inputs["x"]
+        np.testing.assert_array_equal(found, array)
+        assert found.flags.aligned
+        views += np.shares_memory(found, np.frombuffer(data, np.uint8))
+    assert views == 2
