@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
+import zoneinfo
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -222,15 +224,15 @@ def test_a_rule_that_can_never_match_is_refused(match: str) -> None:
 
 
 def test_utc_needs_no_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    import zoneinfo
-
-    monkeypatch.setattr(zoneinfo, "TZPATH", ())
-    monkeypatch.setitem(__import__("sys").modules, "tzdata", None)
+    monkeypatch.setitem(sys.modules, "tzdata", None)  # the package that stands in for the system's database
+    zoneinfo.reset_tzpath(to=())
     zoneinfo.ZoneInfo.clear_cache()
     try:
+        with pytest.raises(zoneinfo.ZoneInfoNotFoundError):
+            zoneinfo.ZoneInfo("UTC")
         assert policy("timezone: UTC").timezone == "UTC"
     finally:
-        zoneinfo.ZoneInfo.clear_cache()
+        zoneinfo.reset_tzpath()
 
 
 @pytest.mark.parametrize(
