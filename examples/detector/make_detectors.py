@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw
 
 Floats = npt.NDArray[np.float32]
+Shapes = dict[str, list[int | str]]
 
 SIDES = (6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20)
 """Sides, in pixels of the model, of the shapes it looks for."""
@@ -53,8 +54,8 @@ LARGE = tuple(
 def filters() -> Floats:
     """Matched filters [classes * sides, 1, KERNEL, KERNEL]: the mean within the shape minus the mean around it.
 
-    A shape that fits gives its brightness less that of the background. A square under the filter of a disc loses its
-    four corners, which are around the disc; a disc under the filter of a square leaves them dark.
+    A shape that fits gives its brightness less that of the background. Half of what a disc's filter takes for "around"
+    are the four corners of its box, which are bright under a square.
     """
     centered = np.arange(KERNEL, dtype=np.float32) - KERNEL // 2
     x, y = np.meshgrid(centered, centered)
@@ -72,11 +73,13 @@ def filters() -> Floats:
 def _inside(kind: str, radius: float, x: Floats, y: Floats) -> Floats:
     """How much of each pixel lies within the shape, 0 to 1."""
     distance = np.hypot(x, y) if kind == "disc" else np.maximum(np.abs(x), np.abs(y))
-    return np.clip(radius + 0.5 - distance, 0, 1)
+    covered: Floats = np.clip(radius + 0.5 - distance, 0, 1)
+    return covered
 
 
 def _mean(weights: Floats) -> Floats:
-    return weights / weights.sum()
+    normalized: Floats = weights / weights.sum()
+    return normalized
 
 
 def anchors(size: int) -> Floats:
@@ -91,7 +94,7 @@ def edge_detector() -> onnx.ModelProto:
     """NCHW 64 x 64 -> one tensor [rows, 4 + classes, boxes]: center, width and height in pixels, then the scores."""
     boxes = anchors(64)
     nodes = [*_body("images"), helper.make_node("Concat", ["boxes", "class_scores"], ["output0"], axis=1)]
-    outputs = {"output0": ["rows", 4 + len(CLASSES), len(boxes)]}
+    outputs: Shapes = {"output0": ["rows", 4 + len(CLASSES), len(boxes)]}
     return _model("edge-detector", ["rows", 3, 64, 64], nodes, outputs, boxes.T)
 
 
@@ -104,7 +107,7 @@ def cloud_detector() -> onnx.ModelProto:
         *_body("nchw"),
         helper.make_node("Transpose", ["class_scores"], ["scores"], perm=[0, 2, 1]),
     ]
-    outputs = {"boxes": ["rows", len(corners), 4], "scores": ["rows", len(corners), len(CLASSES)]}
+    outputs: Shapes = {"boxes": ["rows", len(corners), 4], "scores": ["rows", len(corners), len(CLASSES)]}
     return _model("cloud-detector", ["rows", 128, 128, 3], nodes, outputs, corners)
 
 
@@ -132,15 +135,15 @@ def _body(picture: str) -> list[onnx.NodeProto]:
 
 
 def _model(
-    name: str, picture: list[int | str], nodes: list[onnx.NodeProto], outputs: dict[str, list[int | str]], boxes: Floats
+    name: str, picture: list[int | str], nodes: list[onnx.NodeProto], outputs: Shapes, boxes: Floats
 ) -> onnx.ModelProto:
     constants = {
         "gray": np.full((1, 3, 1, 1), 1 / 3, dtype=np.float32),
         "filters": filters(),
         "nothing": np.float32(0),
-        "by_class": np.array([0, len(CLASSES), boxes.size // 4]),
+        "by_class": np.array([0, len(CLASSES), boxes.size // 4], dtype=np.int64),
         "row_boxes": boxes[None],
-        "one_row": np.array(boxes.shape),
+        "one_row": np.array(boxes.shape, dtype=np.int64),
     }
     graph = helper.make_graph(
         nodes,

@@ -289,7 +289,8 @@ class _End(asyncio.Protocol):
 
     def write_eof(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # reset by its peer in the meantime
+                self._transport.write_eof()
 
     def end(self, *, resets: bool) -> None:
         if self._transport is None:

@@ -121,7 +121,7 @@ def test_where_the_policy_asks_for_an_error_it_comes_in_time(
         assert_from_cloud(it.ask(ONE))
         cloud.behaviour = behaviour
         for _ in range(FAILURES_UNTIL_OPEN + 1):
-            assert raised(lambda: it.ask(ONE), CloudFailed) <= DEADLINE_S
+            assert raised(lambda: it.ask(ONE), (CloudFailed, DeadlineExceeded)) <= DEADLINE_S
         cloud.behaviour = good
         until(lambda: succeeds(lambda: assert_from_cloud(it.ask(ONE)), CloudFailed))
 
@@ -166,7 +166,7 @@ def test_a_deadline_that_only_the_cloud_can_meet_goes_up(cloud: ScriptedCloud) -
         {"name": "warm", "match": {"tags": {"warm": "yes"}}, "route": "cloud"}]}  # fmt: skip
     with Proxy(cloud.address) as proxy, slow_agent(0.2, policy, proxy.address) as (agent, _):
         ask = in_process(agent)
-        for _ in range(3):
+        for _ in range(12):
             assert ask(ONE, tags={"warm": "yes"}).route == "cloud"
         assert ask(ONE).route == "edge"
         seen = ask(ONE, deadline_s=0.1)
@@ -205,7 +205,7 @@ def test_a_queue_at_the_device_is_refused_at_once_when_it_is_too_long() -> None:
 
 
 def test_many_that_wait_for_a_silent_cloud_fall_back_in_time_one_after_the_other(cloud: ScriptedCloud) -> None:
-    """The device answers one at a time, so those who wait for the cloud must begin to fall back in time for the last."""
+    """The device runs one at a time: those who wait for the cloud must begin to fall back in time for the last."""
     cloud.behaviour = silent
     policy = {"defaults": {"deadline": "400ms"}, "rules": DIRECT["rules"]}
     with slow_agent(0.02, policy, cloud.address) as (agent, _):

@@ -27,7 +27,7 @@ from upwell.shared.tensors import DTYPES, Array, TensorSpec
 from upwell.shared.yaml import parse_yaml
 
 FLOATS = npst.arrays(np.float32, npst.array_shapes(min_dims=1, max_dims=3, max_side=6), elements=st.floats(width=32))
-names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=8)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
 @st.composite
@@ -144,12 +144,11 @@ def test_a_damaged_picture_is_decoded_or_refused(
             broken[place % len(broken)] = value
     try:
         pixels = decode(bytes(broken), "rgb", 100_000)
-    except InvalidRequest as error:
-        assert str(error)
-    else:
-        assert pixels.dtype == np.uint8
-        assert pixels.shape[2] == 3
-        assert pixels.size <= 300_000
+    except InvalidRequest:
+        return
+    assert pixels.dtype == np.uint8
+    assert pixels.shape[2] == 3
+    assert pixels.size <= 300_000
 
 
 tensor_specs = st.builds(

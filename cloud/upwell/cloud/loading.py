@@ -10,7 +10,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings
 from upwell.cloud.engines.loading import engine_type
 from upwell.cloud.repository.repository import ModelFolder, scan
-from upwell.shared.errors import ConfigError, ModelFailed, Problem
+from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.yaml import load_yaml
@@ -70,7 +70,7 @@ def load_model(folder: ModelFolder, config: CloudConfig) -> ServedModel | Broken
     except ConfigError as error:
         log.error("model %s version %s is not served: its description is wrong\n%s", name, version, error)
         return BrokenModel(name, version, "its model.yaml is wrong; the service's log says where")
-    except ModelFailed as error:
+    except (ModelFailed, InvalidRequest) as error:  # the latter where even zeros of its own shapes do not fit
         log.error("model %s version %s is not served: %s", name, version, error)
         return BrokenModel(name, version, str(error))
     except OSError as error:

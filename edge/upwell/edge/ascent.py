@@ -37,7 +37,11 @@ class Ascent:
         self._desk = desk
         self._model = model
         request = InferRequest(model=model.cloud_model, inputs=inputs, id=request_id)
-        self._call = desk.uplink.start(request, decision.verdict, decision.give_up_s)
+        try:
+            self._call = desk.uplink.start(request, decision.verdict, decision.give_up_s)
+        except BaseException:
+            desk.router.observe(CloudDropped(model.name, decision.probes))  # a probe's slot must not stay taken
+            raise
         desk.metrics.sent(model.name, self._call.sent_bytes)
 
     @property
@@ -64,7 +68,7 @@ class Ascent:
         """Cancel a call whose answer nobody needs any more; that says nothing about the cloud."""
         if self.outcome is None:
             self._call.cancel()
-            self._desk.router.observe(CloudDropped(self._model.name))
+            self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes))
 
     def _take_reply(self, reply: CloudReply) -> None:
         try:
@@ -82,4 +86,4 @@ class Ascent:
 
     def _take_miss(self, miss: CloudMiss) -> None:
         self.outcome = miss
-        self._desk.router.observe(CloudFailure(self._model.name, miss.reason))
+        self._desk.router.observe(CloudFailure(self._model.name, miss.reason, self.decision.probes))

@@ -1,4 +1,4 @@
-"""`upwell agent` and `upwell infer`."""
+"""`upwell agent`: run the agent for local callers."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -68,7 +67,6 @@ class Handling:
             has_cloud=bool(model.cloud_model) and desk.uplink is not None,
             has_scores=model.edge is not None and model.edge.signature.scores is not None,
             edge_ahead=model.edge.lane.ahead if model.edge else 0,
-            edge_promised=model.edge.lane.promised if model.edge else 0,
         )
         self._ascents: list[Ascent] = []
         self._edge_parts: list[tuple[tuple[int, ...], Mapping[str, Array]]] = []
@@ -82,8 +80,7 @@ class Handling:
             raise _refusal(decision)
         try:
             plan, reason = self._ask(decision)
-            with self._edge.lane.promise() if self._edge and self._ascents else nullcontext():
-                self._settle(decision)
+            self._settle(decision)
             return self._answer(plan, reason)
         finally:
             for ascent in self._ascents:
@@ -162,8 +159,11 @@ class Handling:
     def _cover(self, decision: Decision) -> None:
         """Wait for rows that only the cloud has, and run the device for those still missing when it must start."""
         uncovered = [ascent for ascent in self._ascents if not self._is_covered(ascent)]
-        for ascent in uncovered:
-            ascent.wait(ascent.decision.fallback_start_s)
+        if not uncovered or self._edge is None:
+            return
+        with self._edge.lane.promise(decision.fallback_start_s, decision.give_up_s) as start_s:
+            for ascent in uncovered:
+                ascent.wait(start_s)
         missing = tuple(row for a in uncovered if not isinstance(a.outcome, CloudReply) for row in a.rows)
         if not missing:
             return
@@ -190,10 +190,8 @@ class Handling:
         for rows, _ in replies:
             for row in rows:
                 routes[row] = Route.CLOUD
-        if misses and not self._is_complete(replies):
-            raise _cloud_error(misses[0])
-        if misses and self._ascents[0].decision.verdict.settings.on_cloud_failure == "error":
-            raise CloudFailed(f"{misses[0].reason}: {misses[0].detail}")
+        if misses:
+            self._check_stand_in(misses[0], self._is_complete(replies))
         if misses:
             reason = misses[0].reason
         elif self._obstacle in DEGRADED:
@@ -213,6 +211,14 @@ class Handling:
             edge_digest=self._model.edge.digest if self._model.edge is not None and Route.EDGE in kinds else "",
             cloud_digest=str(replies[0][1].response.parameters.get("upwell.cloud_digest", "")) if replies else "",
         )
+
+    def _check_stand_in(self, miss: CloudMiss, is_complete: bool) -> None:
+        """Raise unless the edge answer stands in for the cloud's, and may."""
+        text = f"{miss.reason}: {miss.detail}"
+        if self._model.edge is not None and self._ascents[0].decision.verdict.settings.on_cloud_failure == "error":
+            raise CloudFailed(text)
+        if not is_complete:
+            raise _ERRORS.get(miss.reason, CloudFailed)(text)
 
     def _is_complete(self, replies: Sequence[tuple[tuple[int, ...], CloudReply]]) -> bool:
         parts = [rows for rows, _ in (*self._edge_parts, *replies)]
@@ -268,6 +274,7 @@ def _refusal(decision: Decision) -> UpwellError:
     return Refused(decision.refusal)
 
 
+# What a caller gets where the cloud's answer is missing and nothing stands in for it.
 _ERRORS: Mapping[Reason, type[UpwellError]] = {
     Reason.CLOUD_DEADLINE: DeadlineExceeded,
     Reason.CLOUD_UNAVAILABLE: Unavailable,
@@ -275,8 +282,3 @@ _ERRORS: Mapping[Reason, type[UpwellError]] = {
     Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
     Reason.CLOUD_MODEL_MISSING: ModelNotFound,
 }
-
-
-def _cloud_error(miss: CloudMiss) -> UpwellError:
-    """What a caller gets where the cloud's answer is missing and nothing stands in for it."""
-    return _ERRORS.get(miss.reason, CloudFailed)(f"{miss.reason}: {miss.detail}")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import sys
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -19,25 +15,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from upwell.edge.infer_inputs import read_inputs
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata
+from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.security import ClientSecurity, TlsFiles, parse_address
-from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.tensors import Array, TensorSpec, oip_datatype
+from upwell.shared.tensors import Array, oip_datatype
 from upwell.shared.units import parse_seconds
 
 _METADATA_LIMIT_S = 10.0
 _SHOWN_ROWS, _SHOWN_CLASSES, _SHOWN_VALUES = 10, 3, 8
-_PLAIN_WIDTH = 110
 _TAG_PREFIX = "upwell.tag."
-_TIMES = {
-    "upwell.edge_ms": "device",
-    "upwell.uplink_ms": "wait for the cloud",
-    "upwell.cloud_queue_ms": "its queue",
-    "upwell.cloud_compute_ms": "its model",
-}
-
 _MODEL = "The model, by the name it has there."
 _INPUT = (
     "A picture (sent as it is), a .npy, a .npz with an array for each input, or NAME=FILE for the input NAME. "
@@ -75,7 +63,7 @@ def infer(
     finally:
         client.close()
     if as_json:
-        typer.echo(json.dumps(_document(response, elapsed_s), indent=2))
+        typer.echo(json.dumps(_document(response, elapsed_s)))
     else:
         _show(response, elapsed_s)
 
@@ -105,111 +93,6 @@ def _security(at: str, token_file: Path | None, ca: Path | None, insecure: bool)
         raise ConfigError.at(None, "--insecure means no TLS and --ca needs it; give one of them")
     plain = insecure or (ca is None and parse_address(at).is_loopback)
     return ClientSecurity(None if plain else TlsFiles(ca=ca), token_file, insecure)
-
-
-@dataclass(frozen=True)
-class _Given:
-    """One thing to send: an array, or one picture, for the input `name` (empty where it is for the model to say)."""
-
-    name: str
-    path: Path
-    value: Array | bytes
-
-
-def read_inputs(texts: Sequence[str], metadata: Callable[[], ModelMetadata]) -> dict[str, Array]:
-    """The tensors that the arguments stand for, by input name; pictures of one input are its rows, as BYTES [n].
-
-    `metadata` is asked only where a file does not say which input it is for. Raises `ConfigError`.
-    """
-    given = [one for text in texts for one in _read(text)]
-    only: TensorSpec | None = None
-    if any(not one.name for one in given):
-        only = _only_input(metadata())
-    arrays: dict[str, Array] = {}
-    pictures: dict[str, list[bytes]] = {}
-    for one in given:
-        name = one.name or (only.name if only else "")
-        if isinstance(one.value, bytes):
-            if not one.name and only is not None and only.datatype != "BYTES":
-                takes = f"{only.datatype} {list(only.shape)}"
-                raise ConfigError.at(one.path, f"input {name!r} takes {takes}; expected a .npy or .npz file")
-            pictures.setdefault(name, []).append(one.value)
-        elif name in arrays:
-            raise ConfigError.at(one.path, f"input {name!r} is given twice; put its rows into one array")
-        else:
-            arrays[name] = one.value
-    for name, encoded in pictures.items():
-        if name in arrays:
-            raise ConfigError.at(None, f"input {name!r} is given both as an array and as a picture")
-        arrays[name] = np.empty(len(encoded), dtype=np.object_)
-        arrays[name][:] = encoded
-    return arrays
-
-
-def _only_input(metadata: ModelMetadata) -> TensorSpec:
-    if len(metadata.inputs) == 1:
-        return metadata.inputs[0]
-    names = ", ".join(spec.name for spec in metadata.inputs)
-    raise ConfigError.at(None, f"model {metadata.name!r} takes the inputs {names}: write NAME=FILE for each")
-
-
-def _read(text: str) -> Iterator[_Given]:
-    name, equals, file = text.partition("=")
-    if not equals or Path(text).exists():
-        name, file = "", text
-    path = Path(file)
-    data = _bytes(path)
-    try:
-        if path.suffix == ".npy":
-            yield _Given(name, path, _array(io.BytesIO(data), len(data)))
-        elif path.suffix == ".npz":
-            if name:
-                raise ConfigError.at(path, f"a .npz names its inputs itself; leave {name}= out")
-            yield from _archive(path, data)
-        else:
-            yield _Given(name, path, data)
-    except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise ConfigError.at(path, f"cannot be read as arrays of numpy: {error}") from None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(DEFAULT_MAX_MESSAGE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot be read: {error.strerror}") from None
-    if len(data) > DEFAULT_MAX_MESSAGE_BYTES:
-        raise ConfigError.at(path, f"larger than the {DEFAULT_MAX_MESSAGE_BYTES >> 20} MiB that a message may have")
-    if not data:
-        raise ConfigError.at(path, "the file is empty")
-    return data
-
-
-def _archive(path: Path, data: bytes) -> Iterator[_Given]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = archive.infolist()
-        if sum(member.file_size for member in members) > DEFAULT_MAX_MESSAGE_BYTES:
-            raise ValueError("its arrays are larger than a message may be")
-        for member in members:
-            with archive.open(member) as file:
-                yield _Given(member.filename.removesuffix(".npy"), path, _array(file, member.file_size))
-
-
-def _array(file: IO[bytes], size_bytes: int) -> Array:
-    """The array of a .npy file. Raises `ValueError`, and takes no memory for what a header only promises."""
-    form: Any = np.lib.format
-    readers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
-    version = form.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"expected version 1.0 or 2.0 of the format, got {version[0]}.{version[1]}")
-    shape, is_fortran, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never read; expected numbers or text")
-    expected_bytes = math.prod(shape) * dtype.itemsize
-    if expected_bytes != size_bytes - file.tell():
-        raise ValueError(f"its header promises {expected_bytes} bytes, the file has {size_bytes - file.tell()}")
-    flat: Array = np.frombuffer(file.read(expected_bytes), dtype)
-    return flat.reshape(shape, order="F" if is_fortran else "C").astype(dtype.newbyteorder("="), copy=False)
 
 
 def _document(response: InferResponse, elapsed_s: float) -> dict[str, Any]:
@@ -243,17 +126,15 @@ def _finite(value: Any) -> Any:
 
 
 def _show(response: InferResponse, elapsed_s: float) -> None:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = Console(highlight=False)
     facts = response.parameters
     table = Table.grid(padding=(0, 2))
     rows = {
         "model": f"{response.model}, version {response.version}" if response.version else response.model,
-        "route": facts.get("upwell.routes", facts.get("upwell.route", "")),
+        "route": f"{facts.get('upwell.route', '')} {facts.get('upwell.routes', '')}".strip(),
         "reason": facts.get("upwell.reason", ""),
-        "degraded": {True: "yes", False: "no"}.get(bool(facts["upwell.degraded"]))
-        if "upwell.degraded" in facts
-        else "",
-        "time": _times(response, elapsed_s),
+        "degraded": "" if "upwell.degraded" not in facts else "yes" if facts["upwell.degraded"] else "no",
+        "time": _times(facts, elapsed_s),
         "id": response.id,
     }
     for name, value in rows.items():
@@ -266,13 +147,18 @@ def _show(response: InferResponse, elapsed_s: float) -> None:
         console.print(_output(array))
 
 
-def _times(response: InferResponse, elapsed_s: float) -> str:
-    parts = [f"{elapsed_s * 1e3:.1f} ms"]
-    for key, name in _TIMES.items():
-        value = response.parameters.get(key)
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            parts.append(f"{name} {value:.1f} ms")
-    return ", ".join(parts)
+def _times(facts: Mapping[str, Parameter], elapsed_s: float) -> str:
+    """The caller's time, and where it went as far as the server says."""
+
+    def part(name: str, key: str, inner: str = "") -> str:
+        value = facts.get(key)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return f", {name} {value:.1f} ms{inner}" if is_number else ""
+
+    cloud = part("queue", "upwell.cloud_queue_ms") + part("model", "upwell.cloud_compute_ms")
+    inner = f" ({cloud[2:]})" if cloud else ""
+    waited = part("cloud", "upwell.uplink_ms", inner) or (f", cloud{inner}" if inner else "")
+    return f"{elapsed_s * 1e3:.1f} ms in all{part('device', 'upwell.edge_ms')}{waited}"
 
 
 def _output(array: Array) -> Table:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from upwell.shared.errors import DeadlineExceeded
@@ -23,17 +24,12 @@ class Lane:
         self._order = itertools.count()
         self._waiting: list[tuple[float, int, threading.Lock]] = []
         self._busy = False
-        self._promised = 0
+        self._promises: list[tuple[float, float]] = []  # disjoint, in order
 
     @property
     def ahead(self) -> int:
         """Runs in progress or waiting."""
         return len(self._waiting) + self._busy
-
-    @property
-    def promised(self) -> int:
-        """Requests that wait for the cloud and will run here if it fails them."""
-        return self._promised
 
     @contextmanager
     def turn(self, deadline_s: float) -> Iterator[None]:
@@ -45,15 +41,20 @@ class Lane:
             self._leave()
 
     @contextmanager
-    def promise(self) -> Iterator[None]:
-        """Count a request that may need a turn later."""
+    def promise(self, start_s: float, end_s: float) -> Iterator[float]:
+        """Keep a slot for a request that may need a turn later, and say when it must begin.
+
+        Wanted is [start_s, end_s]; where other promises lie there already, the slot moves to the latest gap before it
+        that is as long, so that all who wait for the same silent cloud can fall back in time, one after the other.
+        """
         with self._lock:
-            self._promised += 1
+            slot = _latest_gap(self._promises, start_s, end_s)
+            bisect.insort(self._promises, slot)
         try:
-            yield
+            yield slot[0]
         finally:
             with self._lock:
-                self._promised -= 1
+                self._promises.remove(slot)
 
     def _enter(self, deadline_s: float) -> None:
         with self._lock:
@@ -82,3 +83,14 @@ class Lane:
                 heapq.heappop(self._waiting)[2].release()
             else:
                 self._busy = False
+
+
+def _latest_gap(taken: Sequence[tuple[float, float]], start_s: float, end_s: float) -> tuple[float, float]:
+    """The latest interval as long as [start_s, end_s] that ends by `end_s` and overlaps none of `taken` (in order)."""
+    length_s = end_s - start_s
+    for taken_start_s, taken_end_s in reversed(taken):
+        if taken_end_s <= end_s - length_s:
+            break
+        if taken_start_s < end_s:
+            end_s = taken_start_s
+    return (end_s - length_s, end_s)

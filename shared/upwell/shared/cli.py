@@ -48,7 +48,16 @@ def main() -> None:
     try:
         build_app(sys.argv[1:])(prog_name="upwell")
     except UpwellError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {_printable(str(error))}", markup=False)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _printable(text: str) -> str:
+    """The text without control characters: a server may have written it, and a terminal would obey them."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+
+
+if __name__ == "__main__":
+    main()

@@ -82,26 +82,27 @@ def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel], path
 
 
 def _found(details: ErrorDetails, model: type[BaseModel]) -> _Found:
+    kind, parts = details["type"], details["loc"]
+    unknown = kind == "extra_forbidden"
+    bad_key = parts[-1:] == ("[key]",) and not unknown  # pydantic's mark for the key of a mapping
     walk = _Walk(model)
-    for part in details["loc"][:-1]:
-        walk.step(part)
     owners = walk.annotations
-    for part in details["loc"][-1:]:
+    for part in parts[:-1] if bad_key else parts:
+        owners = walk.annotations
         walk.step(part)
     expected, message = _wording(details, owners)
-    if details["type"] in ("union_tag_invalid", "union_tag_not_found"):
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
         walk.keys.extend(re.findall(r"^'(\w+)'$", details["ctx"]["discriminator"]))
-    at_key = details["type"] == "extra_forbidden" or details["loc"][-1:] == ("[key]",)
-    return _Found(tuple(walk.keys), walk.union_at, expected, message, at_key)
+    return _Found(tuple(walk.keys), walk.union_at, expected, message, at_key=bool(walk.keys) and (unknown or bad_key))
 
 
 def _wording(details: ErrorDetails, owners: Sequence[Any]) -> tuple[str, str]:
     """What was expected, where several such may be joined by "or"; else the whole message."""
     kind, context = details["type"], details.get("ctx", {})
+    if kind == "missing" and isinstance(details["loc"][-1], int):
+        return "", "this item is missing"
     if kind in ("missing", "union_tag_not_found"):
-        return "", "this item is missing" if isinstance(
-            details["loc"][-1], int
-        ) and kind == "missing" else "this key is missing"
+        return "", "this key is missing"
     if kind == "extra_forbidden":
         return "", _unknown_key(str(details["loc"][-1]), owners)
     if kind in ("value_error", "assertion_error"):
@@ -194,7 +195,7 @@ class _Walk:
             self.annotations = [branch for branch in branches if _has_label(branch, str(part))] or branches
             if self.union_at is None:
                 self.union_at = len(self.keys)
-        elif part != "[key]":
+        else:
             self.keys.append(part)
             self.annotations = [inner for branch in branches for inner in _inner(branch, part)]
 

@@ -17,7 +17,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
-    DocumentEndEvent,
     DocumentStartEvent,
     MappingEndEvent,
     MappingStartEvent,
@@ -25,8 +24,6 @@ from ruamel.yaml.events import (
     ScalarEvent,
     SequenceEndEvent,
     SequenceStartEvent,
-    StreamEndEvent,
-    StreamStartEvent,
 )
 from ruamel.yaml.reader import ReaderError
 
@@ -112,8 +109,6 @@ class _Builder:
                     raise self._error(event, "this file is read as YAML 1.2; remove the %YAML line")
             elif isinstance(event, NodeEvent):
                 tree = self._node(event, events, ())
-            elif not isinstance(event, (StreamStartEvent, StreamEndEvent, DocumentEndEvent)):
-                raise self._error(event, "not valid YAML")
         if tree is None or tree.value is None:
             raise ConfigError.at(self._path, "the file is empty; expected keys and values")
         return tree

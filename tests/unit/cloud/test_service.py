@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.models_for_tests import linear, two_in_two_out
 
+from tests.unit.models_for_tests import linear, two_in_two_out
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings

@@ -47,7 +47,9 @@ def signals(
     return Signals(about, tuple(sizes_bytes), at_s, **others)
 
 
-def learnt(by: Router, outcomes: Sequence[Outcome], at_s: float = NOW_S, state: RouterState | None = None) -> RouterState:
+def learnt(
+    by: Router, outcomes: Sequence[Outcome], at_s: float = NOW_S, state: RouterState | None = None
+) -> RouterState:
     """The state after these outcomes, all seen at `at_s`."""
     state = state or RouterState()
     for outcome in outcomes:

@@ -57,15 +57,6 @@ def test_a_window_remembers_when_it_was_fed() -> None:
     assert LatencyWindow().add(1.0, 7.0).last_at_s == 7.0
 
 
-def test_after_a_silence_old_durations_do_not_outvote_new_ones() -> None:
-    slow = window([0.5] * WINDOW)
-    now_s = WINDOW * STEP_S + FRESH_S + 1
-    back = slow
-    for index in range(3):
-        back = back.add(0.005, now_s + index * STEP_S)
-    assert back.p90_s == 0.005
-
-
 BUCKETS = [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1000, 1024)]
 
 

@@ -29,7 +29,11 @@ def entropy(p: Sequence[float]) -> float:
     return -sum(q * math.log(q) for q in p if q > 0) / math.log(len(p))
 
 
-FORMULAS: dict[Measure, Callable[[Sequence[float]], float]] = {"max_prob": max_prob, "margin": margin, "entropy": entropy}
+FORMULAS: dict[Measure, Callable[[Sequence[float]], float]] = {
+    "max_prob": max_prob,
+    "margin": margin,
+    "entropy": entropy,
+}
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
@@ -66,7 +70,7 @@ def test_a_measure_of_logits_is_its_formula_after_softmax(measure: Measure, row:
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_rows_are_measured_one_by_one_and_in_order(measure: Measure) -> None:
-    values = hardness(np.array([row for row in PROBABILITIES]), measure, logits=False)
+    values = hardness(np.array(PROBABILITIES), measure, logits=False)
     assert values == pytest.approx([FORMULAS[measure](row) for row in PROBABILITIES], abs=1e-12)
     assert all(type(value) is float for value in values)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.unit.routing.asking import policy
+
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy import Policy, Settings, hours_minutes
 from upwell.shared.yaml import load_yaml, parse_yaml
@@ -132,7 +132,10 @@ ERRORS = [
     ("rules: [{name: r, match: {}}]", "1:9: rules[0]: the rule does nothing; expected egress, route or set"),
     ("rules: [{name: r, match: {}, egress: allow}]", "1:38: rules[0].egress: expected 'deny', got 'allow'"),
     ("rules: [{name: r, match: {}, route: up}]", "1:37: rules[0].route: expected 'edge' or 'cloud', got 'up'"),
-    ("rules: [{name: r, match: {tag: {}}, route: edge}]", "1:27: rules[0].match.tag: unknown key; did you mean 'tags'?"),
+    (
+        "rules: [{name: r, match: {tag: {}}, route: edge}]",
+        "1:27: rules[0].match.tag: unknown key; did you mean 'tags'?",
+    ),
     ("rules: [{name: r, match: {tags: {a: 1}}, route: edge}]", "1:37: rules[0].match.tags.a: expected text or a list"),
     ("rules: [{name: r, match: {tags: {a: }}, route: edge}]", "1:36: rules[0].match.tags.a: expected text or a list"),
     ("rules: [{name: r, match: {size: {above: 1}}, route: edge}]", "1:41: rules[0].match.size.above: expected a size"),
@@ -196,11 +199,19 @@ def test_a_measure_without_its_own_threshold_is_refused_where_it_is_written(hard
     assert problems(rules) == [(5, "rules[0].set.hard")]
 
 
-def test_a_rule_that_contradicts_only_together_with_one_model_is_refused() -> None:
-    text = "models: {m: {hard: {measure: entropy, above: 0.5}}}\nrules:\n  - {name: r, match: {}, set: {hard: {below: 0.2}}}"
-    of = policy(text)  # below is written for the measure of other models and changes nothing here
+def test_a_threshold_for_the_measure_of_other_models_changes_nothing_here() -> None:
+    of = policy(
+        "models: {m: {hard: {measure: entropy, above: 0.5}}}\nrules: [{name: r, match: {}, set: {hard: {below: 0.2}}}]"
+    )
     assert of.settings("m", of.rules[0]).threshold == 0.5
-    text = "models: {m: {hard: {above: 0.5, measure: entropy}}}\nrules:\n  - {name: r, match: {}, set: {hard: {measure: max_prob}}}"
+    assert of.settings("other", of.rules[0]).threshold == 0.2
+
+
+def test_a_rule_that_contradicts_only_together_with_one_model_is_refused() -> None:
+    text = (
+        "models: {m: {hard: {above: 0.5, measure: entropy}}, n: {hard: off}}\n"
+        "rules:\n  - {name: r, match: {}, set: {hard: {measure: margin}}}"
+    )
     assert problems(text) == [(3, "rules[0].set.hard")]
 
 

@@ -103,7 +103,9 @@ def test_exif_orientation_is_applied(form: str, orientation: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL.TiffImagePlugin")
-@pytest.mark.parametrize("exif", [b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0XXXXXXXX", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff"]
+)
 def test_a_broken_exif_block_does_not_break_the_picture(exif: bytes) -> None:
     data = encoded(Image.fromarray(noise(4, 6)), "PNG", exif=exif)
     assert decode(data, "rgb", LIMIT).shape == (4, 6, 3)
@@ -188,6 +190,12 @@ def test_a_jpeg_of_endless_scans() -> None:
     scan = data[data.rindex(b"\xff\xda") : -2]
     with pytest.raises(InvalidRequest, match="more than 64 scans"):
         decode(data[:-2] + scan * 100 + data[-2:], "rgb", LIMIT)
+
+
+def test_what_follows_a_jpeg_or_lies_in_its_segments_is_no_scan() -> None:
+    """Phones append a film to a photo, and put a thumbnail into it."""
+    data = encoded(Image.fromarray(noise(8, 8)), "JPEG", comment=b"\xff\xda" * 100)
+    assert decode(data + b"\xff\xda" * 100, "rgb", LIMIT).shape == (8, 8, 3)
 
 
 def test_colors_of_pixels() -> None:

@@ -12,9 +12,9 @@ Spec = tuple[str, str, tuple[int, ...]]
 
 
 def started(inputs: list[Spec], outputs: list[Spec]) -> tuple[str, Processor]:
-    specs = [[TensorSpec(*one) for one in some] for some in (inputs, outputs)]
-    text = starting_description(*specs)
-    return text, Processor(parse_yaml(text, ModelDescription), *specs, "onnx")
+    takes, gives = ([TensorSpec(*one) for one in some] for some in (inputs, outputs))
+    text = starting_description(takes, gives)
+    return text, Processor(parse_yaml(text, ModelDescription), takes, gives, "onnx")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,8 @@ def started(inputs: list[Spec], outputs: list[Spec]) -> tuple[str, Processor]:
 )
 def test_guesses(inputs: list[Spec], outputs: list[Spec], kinds: list[str], lines: list[str]) -> None:
     text, processor = started(inputs, outputs)
-    assert [one.kind for one in (*processor.signature.inputs, *processor.signature.outputs)] == kinds
+    signature = processor.signature
+    assert [one.kind for one in signature.inputs] + [one.kind for one in signature.outputs] == kinds
     for line in lines:
         assert line in text
 

@@ -52,6 +52,10 @@ def test_softmax_of_half_floats_sums_to_one() -> None:
     assert abs(softmax(f16([[60_000, 59_000, 1]])).sum() - 1) < 1e-6
 
 
+def test_softmax_of_nothing() -> None:
+    assert softmax(np.zeros((2, 0), np.float32)).shape == (2, 0)
+
+
 def test_sigmoid() -> None:
     x = f32([-1e30, -INF, -2, 0, 2, INF, 1e30, np.nan])
     with np.errstate(over="ignore"):

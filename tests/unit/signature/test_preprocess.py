@@ -60,6 +60,16 @@ def test_quantize_rounds_half_to_even_and_clips() -> None:
     assert quantize(f64([[1e300]]), Quantize(scale=1, dtype="INT16")).tolist() == [[32767]]
 
 
+def test_normalize_refuses_another_number_of_channels() -> None:
+    with pytest.raises(InvalidRequest, match=r"expected 3 channels to normalize, got \[1, 4\]"):
+        normalize(np.zeros((1, 4), np.uint8), Normalize(mean=(1, 2, 3)), 1)
+
+
+def test_pictures_without_pixels() -> None:
+    with pytest.raises(InvalidRequest, match=r"pictures without pixels: \[1, 0, 4, 3\]"):
+        pictures_of(np.zeros((1, 0, 4, 3), np.uint8))
+
+
 def test_quantize_refuses_nan() -> None:
     with pytest.raises(InvalidRequest, match="holds NaN, which cannot be quantized to UINT8"):
         quantize(f32([np.nan]), Quantize(scale=1, dtype="UINT8"))

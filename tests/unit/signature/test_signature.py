@@ -61,6 +61,7 @@ def test_wrong_inputs(inputs: dict[str, Array], words: str) -> None:
         np.array([b"abc"]),
         np.array(["abc"]),
         np.zeros((1, 1), np.object_),
+        np.array(["text"], np.object_),
     ],
 )
 def test_what_is_no_picture(array: Array) -> None:
@@ -72,6 +73,11 @@ def test_bytes_that_numpy_would_cut_are_refused_with_a_hint() -> None:
     words = Signature((LogicalInput("t", "tensor", TensorSpec("t", "BYTES", (-1,))),), (), has_rows=True)
     with pytest.raises(InvalidRequest, match=r"numpy dtype object, each element bytes\), got numpy dtype \|S2 \[1\]"):
         words.check_inputs({"t": np.array([b"a\0b"[:2]])})
+
+
+def test_what_is_no_bytes_in_an_array_of_objects_is_named() -> None:
+    with pytest.raises(InvalidRequest, match=re.escape("got numpy objects, among them str, [2]")):
+        PICTURES.check_inputs({"image": np.array([b"a", "b"], np.object_)})
 
 
 def test_inputs_must_have_the_same_rows() -> None:

@@ -35,10 +35,10 @@ def shape_fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
 def zero_batch(specs: Sequence[TensorSpec], rows: int) -> dict[str, Array] | None:
     """Zeros to warm a model up with, or None where only real data would do.
 
-    That is so for strings, and for dimensions other than the first that vary: a length of 1 may be one
-    the model cannot run.
+    That is so for strings, and where another dimension than the rows of a matrix or larger tensor varies: a
+    length of 1 may be one the model cannot run.
     """
-    if any(spec.datatype == "BYTES" or -1 in spec.shape[1:] for spec in specs):
+    if any(spec.datatype == "BYTES" or -1 in spec.shape[1:] or spec.shape == (-1,) for spec in specs):
         return None
     return {
         spec.name: np.zeros([rows if size == -1 else size for size in spec.shape], numpy_dtype(spec.datatype))

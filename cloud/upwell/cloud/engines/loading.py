@@ -22,7 +22,7 @@ def engine_type(name: str) -> EngineType:
     """The engine's class. Raises `ExtraMissing` where its framework is not installed, `ConfigError` if unknown."""
     entries = {entry.name: entry for entry in entry_points(group="upwell.engines")}
     if name not in entries:
-        raise ConfigError.at(None, f"unknown engine {name!r}; installed are {', '.join(sorted(entries))}")
+        raise ConfigError.at(None, f"unknown engine {name!r}; installed: {', '.join(sorted(entries)) or 'none'}")
     try:
         return cast(EngineType, entries[name].load())
     except ModuleNotFoundError as error:

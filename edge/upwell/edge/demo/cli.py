@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,17 +16,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from upwell.edge.demo.demonstration import FULL, QUICK, Report, demonstrate
-from upwell.edge.demo.folder import AGENT, HARD, LISTEN, PLOT, REPORT, DemoFolder
-from upwell.edge.demo.tables import outage_table, runs_table, show
+from upwell.edge.demo.folder import AGENT, HARD, LISTEN, PLOT, POLICY, REPORT, DemoFolder
+from upwell.edge.demo.tables import outage_table, runs_table
 from upwell.shared.errors import ConfigError
 
 _CLOUD_PACKAGES = {"grpc_health": "cloud", "grpc_reflection": "cloud"}
 _ENGINE_PACKAGES = {"onnx": {"onnxruntime": "cloud"}, "torch": {"torch": "torch", "safetensors": "torch"}}
-_PLAIN_WIDTH = 110
-"""Columns where there is no terminal to ask, such as in a file."""
 
 
 class EngineName(str, Enum):
@@ -77,35 +73,35 @@ def _as_json(report: Report, files: list[str]) -> str:
 
 
 def _tell(report: Report, place: DemoFolder, engine: EngineName) -> None:
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-    console.print()
-    show(console, runs_table(report.runs), outage_table(report.outage))
-    # No wrapping from here on: these are lines to copy.
-    console.print(_closing(report, place, engine), markup=False, soft_wrap=True)
+    console = Console(highlight=False)
+    for part in (runs_table(report.runs), outage_table(report.outage)):
+        console.print()
+        console.print(part)
+    # Nothing is wrapped from here on: these are lines to copy.
+    console.print("\n" + _closing(report, place, engine), markup=False, soft_wrap=True)
 
 
 def _closing(report: Report, place: DemoFolder, engine: EngineName) -> str:
     def file(name: str) -> str:
         return shlex.quote(str(place.file(name)))
 
-    picture = f"{PLOT} (the picture), " if report.has_plot else ""
+    picture = f"{PLOT}, " if report.has_plot else ""
     torch = " --engine torch" if engine is EngineName.TORCH else ""
-    hard = f"   # {report.example.label}; the device alone reads {report.example.read_as}" if report.example else ""
-    ask = f"upwell infer digits {file(HARD)} --at {LISTEN}"
+    hard = f"   # {report.example.label}, alone read as {report.example.read_as}" if report.example else ""
     return f"""\
-Everything is in {place.path}: {picture}{REPORT}, {AGENT}, policy.yaml, both sides' models, logs, pictures.
+Everything is in {place.path}: {picture}{REPORT}, {AGENT}, {POLICY}, models, pictures, logs.
 Play on, each in a terminal of its own:
   upwell serve --models {file("cloud")} --listen {report.endpoint}{torch}
   upwell agent -c {file(AGENT)}
-  {ask}{hard}
-Your own model: `upwell model init MODEL` describes it, and docs/quickstart.md goes on from there."""
+  upwell infer digits {file(HARD)} --at {LISTEN}{hard}
+Your own model: start with `upwell model init MODEL`; docs/quickstart.md goes on."""
 
 
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
         console=console,
         transient=True,
@@ -130,9 +126,6 @@ def _ending_on_sigterm() -> Iterator[None]:
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():  # only there may a handler be set
-        yield
-        return
     former: Any = signal.signal(signal.SIGTERM, leave)
     try:
         yield

@@ -70,14 +70,9 @@ def _draw_threshold(axes: Axes, runs: Mapping[str, Summary], every: Sweep, singl
     for run, label in ((hybrid.kinds[DIGITS], "_"), (hybrid, threshold)):
         point: dict[str, Any] = {"markersize": 11, "markeredgecolor": "white", "zorder": 5, "linestyle": "none"}
         axes.plot(run.cloud_share, run.accuracy, "o", color=_HYBRID, label=label, **point)
-    _note(
-        axes,
-        f"{hybrid.accuracy:.1%} with {hybrid.cloud_share:.0%} sent up",
-        (hybrid.cloud_share, hybrid.accuracy),
-        (14, -16),
-        _HYBRID,
-        weight="bold",
-    )
+    parts = (("all", hybrid), ("single digits", hybrid.kinds[DIGITS]))
+    text = "\n".join(f"{name}: {run.accuracy:.1%} with {run.cloud_share:.0%} sent up" for name, run in parts)
+    _note(axes, text, (hybrid.cloud_share, hybrid.accuracy), (14, -46), _HYBRID, weight="bold")
     axes.set(title="What a threshold buys", xlabel="share of requests sent up", ylabel="digits read rightly")
     axes.set_xlim(0, 1)
     low = min(edge.accuracy, *singles.accuracies, *every.accuracies)

@@ -1,4 +1,4 @@
-"""The report as a person reads it."""
+"""The report as a person reads it, in 80 columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,75 +14,62 @@ from upwell.edge.demo.cases import DIGITS, PAGES
 from upwell.edge.demo.summary import OutageSummary, Summary
 
 _KINDS: Mapping[str, str] = {DIGITS: "single digits", PAGES: "pages of 60"}
-_HEADINGS = ("requests", "digits right", "p50", "p95", "sent up", "bytes up")
 
 
 def runs_table(runs: Mapping[str, Summary]) -> RenderableType:
-    """The three runs, each with its two kinds of requests, and what the figures are."""
-    table = _table((*_HEADINGS, "reasons"))
-    for name, run in runs.items():
-        table.add_row(Text(name.replace("_", " "), style="bold"), *_cells(run), _counts(run.reasons))
+    """The three runs, each with its two kinds of requests, the reasons, and what the latencies are."""
+    named = {name.replace("_", " "): run for name, run in runs.items()}
+    table = _table("requests", "digits right", "p50", "p95", "sent up", "bytes up")
+    for name, run in named.items():
+        table.add_row(Text(name, style="bold"), *_cells(run))
         for kind, part in run.kinds.items():
-            table.add_row(f"  {_KINDS[kind]}", *_cells(part), _counts(part.reasons), style="dim")
+            table.add_row(f"  {_KINDS[kind]}", *_cells(part), style="dim")
         table.add_section()
     note = (
-        f"Latency: what the caller of Agent.infer waits, one request at a time, on {os.cpu_count()} cores. The cloud\n"
+        f"Latency: what the caller of Agent.infer waits, one request at a time, on {os.cpu_count()} cores. The cloud "
         "is a process of its own on loopback, as near as can be: a real link adds its round trip to what goes up."
     )
-    return Group(Text("Handwritten digits that no model has seen", style="bold"), table, Text(note, style="dim"))
+    heading = Text("Handwritten digits that no model has seen", style="bold")
+    return Group(heading, table, _reasons(named), "", Text(note, style="dim"))
 
 
 def outage_table(outage: OutageSummary) -> RenderableType:
-    """What callers got before and after the cloud died, and the verdict in one sentence."""
-    table = _table(("requests", "answered", "degraded", "digits right", "p95", "reasons"))
-    for name, part in (("before", outage.before), ("after", outage.after)):
-        table.add_row(
-            Text(name, style="bold"),
-            str(part.requests),
-            str(part.answered),
-            str(part.degraded),
-            _percent(part.accuracy),
-            _milliseconds(part.p95_s),
-            _counts(part.reasons),
-        )
-    kept = outage.answered == outage.requests and not outage.late
-    verdict = Text.assemble(
-        (f"{outage.answered} of {outage.requests} requests answered", "bold green" if kept else "bold red"),
+    """What callers got before and after the cloud died, and the outcome in one sentence."""
+    parts = {"before": outage.before, "after": outage.after}
+    table = _table("requests", "answered", "degraded", "digits right", "p50", "p95")
+    for name, part in parts.items():
+        counts = (str(part.requests), str(part.answered), str(part.degraded))
+        times = (_milliseconds(part.p50_s), _milliseconds(part.p95_s))
+        table.add_row(Text(name, style="bold"), *counts, _percent(part.accuracy), *times)
+    all_well = outage.answered == outage.requests and not outage.late
+    outcome = Text.assemble(
+        (f"{outage.answered} of {outage.requests} requests answered", "bold green" if all_well else "bold red"),
         f", {outage.late} later than the deadline of {outage.deadline_s * 1e3:.0f} ms; the slowest took "
         f"{outage.slowest_s * 1e3:.0f} ms.",
     )
-    return Group(Text("The cloud is killed mid-run", style="bold"), table, verdict)
+    return Group(Text("The cloud is killed mid-run", style="bold"), table, _reasons(parts), "", outcome)
 
 
-def show(console: Console, *parts: RenderableType) -> None:
-    """Print the parts with a line between them."""
-    for part in parts:
-        console.print(part)
-        console.print()
-
-
-def _table(headings: tuple[str, ...]) -> Table:
+def _table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in headings:
-        is_text = heading == "reasons"
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _reasons(runs: Mapping[str, Summary]) -> Table:
+    """Which reasons the answers gave, and how often."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for name, run in runs.items():
+        table.add_row(f" {name}:", ", ".join(f"{count} {reason}" for reason, count in run.reasons.items()))
     return table
 
 
 def _cells(run: Summary) -> tuple[str, ...]:
-    return (
-        str(run.requests),
-        _percent(run.accuracy),
-        _milliseconds(run.p50_s),
-        _milliseconds(run.p95_s),
-        f"{run.cloud_share * 100:.0f} %",
-        _size(run.bytes_up),
-    )
-
-
-def _counts(reasons: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    times = (_milliseconds(run.p50_s), _milliseconds(run.p95_s))
+    return (str(run.requests), _percent(run.accuracy), *times, f"{run.cloud_share * 100:.0f} %", _size(run.bytes_up))
 
 
 def _percent(share: float) -> str:

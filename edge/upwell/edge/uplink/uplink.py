@@ -100,11 +100,11 @@ class Uplink:
         try:
             link = self._take()
         except ConfigError as error:
-            return CloudCall(self, None, _Stillborn(str(error)), started_s)
+            return CloudCall(self, None, _Stillborn(error), started_s)
         try:
             pending = link.client.infer_async(request, max(0.0, give_up_s - started_s))
         except (ConfigError, RemoteError) as error:
-            return CloudCall(self, link, _Stillborn(str(error)), started_s)
+            return CloudCall(self, link, _Stillborn(error), started_s)
         except BaseException:
             self._give_back(link)
             raise
@@ -153,12 +153,16 @@ class Uplink:
 
 
 class _Stillborn:
-    """Stands for a call that could not begin: what this device would prove itself with is missing or broken."""
+    """Stands for a call that could not begin.
+
+    A `ConfigError` there means that what this device would prove itself with is missing or broken.
+    """
 
     sent_bytes = 0
 
-    def __init__(self, text: str) -> None:
-        self._error = RemoteError(RemoteErrorKind.UNAUTHENTICATED, text)
+    def __init__(self, error: ConfigError | RemoteError) -> None:
+        is_remote = isinstance(error, RemoteError)
+        self._error = error if is_remote else RemoteError(RemoteErrorKind.UNAUTHENTICATED, str(error))
 
     def result(self, timeout_s: float | None = None) -> NoReturn:  # noqa: ARG002  as a pending call takes it
         raise self._error

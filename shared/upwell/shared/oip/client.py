@@ -99,7 +99,7 @@ class PendingInfer:
         Raises `RemoteError`, or `TimeoutError` where the wait ended first; the call goes on then.
         """
         try:
-            data: bytes = self._future.result(timeout_s)
+            data: bytes | None = self._future.result(timeout_s)
         except grpc.FutureTimeoutError:
             raise TimeoutError(f"no answer within {timeout_s} s; the call is still under way") from None
         except grpc.FutureCancelledError:
@@ -113,7 +113,7 @@ class PendingInfer:
         """Size of the serialized answer; 0 while there is none and where the call failed."""
         if not self._future.done() or self._future.code() is not grpc.StatusCode.OK:
             return 0
-        return len(self._future.result())
+        return len(self._future.result() or b"")
 
     def done(self) -> bool:
         """Whether `result` would return or raise at once."""
@@ -202,9 +202,9 @@ class OipClient:
         if link is not None:
             link.channel.close()
 
-    def _call(self, method: str, data: bytes, timeout_s: float) -> bytes:
+    def _call(self, method: str, data: bytes, timeout_s: float) -> bytes | None:
         try:
-            answer: bytes = self._method(method)(data, **self._arguments(timeout_s))
+            answer: bytes | None = self._method(method)(data, **self._arguments(timeout_s))
         except grpc.RpcError as error:
             raise _remote_error(error) from None
         except ValueError:
@@ -251,7 +251,9 @@ class _Link:
         return cls(pem, channel, {name: channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS})
 
 
-def _parsed(parse: Callable[[bytes], T], data: bytes) -> T:
+def _parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
+    if data is None:  # gRPC's answer where the status is OK and no whole message came
+        raise RemoteError(RemoteErrorKind.GARBAGE, "the server's answer holds no message")
     try:
         return parse(data)
     except InvalidRequest as error:

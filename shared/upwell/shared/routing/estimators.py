@@ -15,30 +15,50 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 WINDOW = 64
+RECENT = 8
 FRESH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyWindow:
-    """Quantiles of the last `WINDOW` durations in seconds (empirical, by rank).
+    """Quantiles of the last `WINDOW` durations in seconds (empirical, by rank), and what they are lately.
 
-    The 90th percentile rounds its rank down, so that one bad moment among few samples does not count; the 99th rounds
-    up and is the slowest of a full window.
+    `p50_s` and `p99_s` are of the whole window; the rank of the 99th rounds up, so it is the slowest of a full window.
+    `lately_s` is the 90th of the last `RECENT` durations since the last silence of `FRESH_S`, its rank rounded down so
+    that one bad moment does not count: it follows a change within a few runs, and after a silence at once. (A device
+    that refuses because it was slow gets no new samples: without that, it would refuse for ever.)
     """
 
     samples_s: tuple[float, ...] = ()
+    recent: int = 0
     last_at_s: float = -math.inf
     p50_s: float = math.nan
-    p90_s: float = math.nan
+    lately_s: float = math.nan
+    fastest_s: float = math.nan
     p99_s: float = math.nan
 
     def add(self, duration_s: float, now_s: float) -> LatencyWindow:
         """The window with one more duration, and without the oldest if it was full."""
         samples = (*self.samples_s[-WINDOW + 1 :], duration_s)
+        recent = min(RECENT, self.recent + 1) if now_s - self.last_at_s <= FRESH_S else 1
         ordered = sorted(samples)
         last = len(ordered) - 1
-        return LatencyWindow(
-            samples, now_s, ordered[last // 2], ordered[math.floor(last * 0.9)], ordered[math.ceil(last * 0.99)]
+        lately = sorted(samples[-recent:])[math.floor((recent - 1) * 0.9)]
+        p99_s = ordered[math.ceil(last * 0.99)]
+        return LatencyWindow(samples, recent, now_s, ordered[last // 2], lately, ordered[0], p99_s)
+
+    def is_known(self, now_s: float) -> bool:
+        """Whether it is recent enough to refuse a request on; if not, the next one finds out."""
+        return now_s - self.last_at_s <= FRESH_S
+
+    def scaled(self, factor: float) -> LatencyWindow:
+        """The same with every quantile `factor` times as long."""
+        return replace(
+            self,
+            p50_s=self.p50_s * factor,
+            lately_s=self.lately_s * factor,
+            fastest_s=self.fastest_s * factor,
+            p99_s=self.p99_s * factor,
         )
 
 
@@ -68,9 +88,7 @@ class RunTimes:
         if window is not None or not self.windows:
             return window
         nearest = min(self.windows, key=lambda seen: abs(math.log2(seen / bucket)))
-        factor = max(1.0, bucket / nearest)
-        seen = self.windows[nearest]
-        return replace(seen, p50_s=seen.p50_s * factor, p90_s=seen.p90_s * factor, p99_s=seen.p99_s * factor)
+        return self.windows[nearest].scaled(max(1.0, bucket / nearest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ Every measure is a function of the class probabilities p of one row, p₁ ≥ p�
   Hard when below.
 - `entropy`: −Σ pᵢ ln pᵢ / ln n, in 0..1, with 0·ln 0 = 0 (Shannon, normalized by its maximum). Hard when above.
 
-A row with a single score is read as the probability of "yes" against "no". A row with several score vectors
-(shape [rows, positions, classes]) is as hard as its hardest position. Scores that are not finite give NaN,
+A row with a single score is read as the probability (or the logit, by the sigmoid) of "yes" against "no". A row with
+several score vectors (shape [rows, positions, classes]) is as hard as its hardest position. Scores that are not finite give NaN,
 which counts as hard whatever the threshold.
 """
 
@@ -37,9 +37,11 @@ def hardness(scores: Array, measure: Measure, *, logits: bool) -> tuple[float, .
         return (math.nan,) * rows
     values = scores.reshape(-1, scores.shape[-1]).astype(np.float64)
     with np.errstate(all="ignore"):
-        probabilities = _softmax(values) if logits else values
-        if probabilities.shape[1] == 1:
-            probabilities = np.concatenate([probabilities, 1.0 - probabilities], axis=1)
+        if values.shape[1] == 1:
+            yes = 1.0 / (1.0 + np.exp(-values)) if logits else values
+            probabilities = np.concatenate([yes, 1.0 - yes], axis=1)
+        else:
+            probabilities = _softmax(values) if logits else values
         measured = _MEASURES[measure](probabilities)
     measured[~np.isfinite(values).all(axis=1)] = np.nan
     if measured.shape[0] == rows:

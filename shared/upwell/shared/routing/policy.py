@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.units import Bytes, Seconds
 
+Location: TypeAlias = tuple[str | int, ...]
 Objective: TypeAlias = Literal["accuracy", "latency"]
 
 
@@ -25,12 +27,27 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _written(value: object) -> object:
+    if value is None:
+        raise ValueError("expected a number from 0 to 1, got nothing")
+    return value
+
+
+Threshold = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_written)]
+
+
 class Hard(_Section):
     """When a case counts as hard, by the scores of the edge model."""
 
     measure: Measure = Field("margin", description="How hardness is measured: max_prob, margin or entropy.")
-    below: float | None = Field(0.35, ge=0, le=1, description="Hard when max_prob or margin is below this.")
-    above: float | None = Field(None, ge=0, le=1, description="Hard when entropy is above this.")
+    below: Threshold = Field(0.35, description="Hard when max_prob or margin is below this; max_prob has no default.")
+    above: Threshold = Field(None, description="Hard when entropy is above this.")
+
+    @model_validator(mode="after")
+    def _one_direction(self) -> Hard:
+        if {"below", "above"} <= self.model_fields_set:
+            raise ValueError("expected below (for max_prob and margin) or above (for entropy), not both")
+        return self
 
 
 class Size(_Section):
@@ -41,7 +58,8 @@ class Size(_Section):
 
 def _known_zone(name: str) -> str:
     try:
-        ZoneInfo(name)
+        if name != "UTC":  # known without a time zone database, which a small device may lack
+            ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         raise ValueError(f"unknown time zone {name!r}; expected an IANA name such as Europe/Berlin") from None
     return name
@@ -78,11 +96,14 @@ class SettingsPatch(_Section):
     )
 
 
+OneOrMore = str | Annotated[list[str], Field(min_length=1)]
+
+
 class Match(_Section):
     """What a rule applies to; every key that is written must hold, and `{}` matches every request."""
 
-    tags: dict[str, str | list[str]] = Field({}, description="Tag name to the value, or the values, that it may have.")
-    model: str | list[str] | None = Field(None, description="The model, or one of these models.")
+    tags: dict[str, OneOrMore] = Field({}, description="Tag name to the value, or the values, that it may have.")
+    model: OneOrMore | None = Field(None, description="The model, or one of these models.")
     hours: Annotated[str, AfterValidator(_hours_span)] | None = Field(
         None, description='Time of day in the policy\'s time zone, such as "22:00-06:00"; the end is not included.'
     )
@@ -117,27 +138,62 @@ class Policy(_Section):
     models: dict[str, SettingsPatch] = Field({}, description="Settings by model name.")
 
     @model_validator(mode="after")
-    def _thresholds_fit_measures(self) -> Policy:
-        names = [rule.name for rule in self.rules]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two rules are named {name!r}; expected every rule to have a name of its own")
-        for model in (None, *self.models):
-            for rule in (None, *self.rules):
-                self.settings(model, rule)
+    def _holds_together(self) -> Policy:
+        """What only the whole file shows: names used twice, and thresholds that contradict the measure they meet."""
+        errors = {**self._names_used_twice(), **self._contradictions()}
+        if errors:
+            details = [InitErrorDetails(type=_error(text), loc=loc, input=None) for loc, text in errors.items()]
+            raise ValidationError.from_exception_data("Policy", details)
         return self
 
+    def _names_used_twice(self) -> dict[Location, str]:
+        seen: set[str] = set()
+        found: dict[Location, str] = {}
+        for index, rule in enumerate(self.rules):
+            if rule.name in seen:
+                found["rules", index, "name"] = "another rule has this name; expected a name of its own"
+            seen.add(rule.name)
+        return found
+
+    def _contradictions(self) -> dict[Location, str]:
+        found: dict[Location, str] = {}
+        for model in (None, *self.models):
+            for rule in (None, *self.rules):
+                try:
+                    self.settings(model, rule)
+                except ContradictingThreshold as error:
+                    found[self._who_wrote_hard(model, rule)] = error.text
+        return found
+
+    def _who_wrote_hard(self, model: str | None, rule: Rule | None) -> Location:
+        """The last level that wrote `hard`: where the mistake is most likely to be mended."""
+        if rule is not None and rule.set is not None and "hard" in rule.set.model_fields_set:
+            return ("rules", self.rules.index(rule), "set", "hard")
+        if model is not None and model in self.models and "hard" in self.models[model].model_fields_set:
+            return ("models", model, "hard")
+        return ("defaults", "hard")
+
     def settings(self, model: str | None, rule: Rule | None) -> Settings:
-        """What holds for `model` under `rule` (either may be None). Raises ValueError where keys contradict."""
-        levels = [("defaults", self.defaults)]
-        if model is not None and model in self.models:
-            levels.append((f"models.{model}", self.models[model]))
-        if rule is not None and rule.set is not None:
-            levels.append((f"rules.{rule.name}.set", rule.set))
+        """What holds for `model` under `rule` (either may be None). Raises `ContradictingThreshold`."""
         merged: dict[str, Any] = {}
-        for _, patch in levels:
-            _merge(merged, patch)
-        return _resolve(merged, levels[-1][0])
+        _merge(merged, self.defaults)
+        if model is not None and model in self.models:
+            _merge(merged, self.models[model])
+        if rule is not None and rule.set is not None:
+            _merge(merged, rule.set)
+        return _resolve(merged)
+
+
+def _error(text: str) -> PydanticCustomError:
+    return PydanticCustomError("policy", "{text}", {"text": text})
+
+
+class ContradictingThreshold(ValueError):
+    """A measure without the threshold that it needs."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text)
 
 
 def _merge(merged: dict[str, Any], patch: BaseModel) -> None:
@@ -167,10 +223,10 @@ class Settings:
     on_cloud_failure: Literal["edge", "error"]
 
 
-def _resolve(merged: Mapping[str, Any], level: str) -> Settings:
+def _resolve(merged: Mapping[str, Any]) -> Settings:
     patch = SettingsPatch()
     large = merged.get("large", patch.large)
-    measure, threshold = _threshold(merged.get("hard", {}), level)
+    measure, threshold = _threshold(merged.get("hard", {}))
     return Settings(
         deadline_s=merged.get("deadline", patch.deadline),
         objective=merged.get("objective", patch.objective),
@@ -181,12 +237,16 @@ def _resolve(merged: Mapping[str, Any], level: str) -> Settings:
     )
 
 
-def _threshold(hard: Mapping[str, Any] | Literal["off"], level: str) -> tuple[Measure, float | None]:
+def _threshold(hard: Mapping[str, Any] | Literal["off"]) -> tuple[Measure, float | None]:
     if isinstance(hard, str):
         return "margin", None
     measure: Measure = hard.get("measure", "margin")
     key, other = ("above", "below") if measure in RISING else ("below", "above")
     threshold = hard.get(key)
-    if threshold is None and (measure != "margin" or other in hard):
-        raise ValueError(f"{level}: hard: measure {measure} needs `{key}`, such as {{measure: {measure}, {key}: 0.5}}")
-    return measure, 0.35 if threshold is None else threshold
+    if threshold is not None:
+        return measure, threshold
+    if measure == "margin" and other not in hard:
+        return measure, 0.35
+    if measure in RISING:
+        raise ContradictingThreshold("measure entropy needs `above`, such as {measure: entropy, above: 0.5}")
+    raise ContradictingThreshold("measures max_prob and margin need `below`, such as {measure: max_prob, below: 0.7}")

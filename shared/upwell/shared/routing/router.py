@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from upwell.shared.routing.breaker import Admission, Breaker
-from upwell.shared.routing.estimators import FRESH_S, RunTimes
+from upwell.shared.routing.estimators import RunTimes
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.reasons import LINK_FAILURES, Plan, Reason
@@ -85,12 +85,14 @@ class Router:
         if isinstance(outcome, CloudAnswered):
             return _with_answer(state, outcome, now_s)
         breakers = dict(state.breakers)
+        for key in outcome.probes:
+            breakers[key] = breakers[key].release_probe()
         if isinstance(outcome, CloudFailure):
             key = LINK if outcome.reason in LINK_FAILURES else model
-            breakers[key] = breakers.get(key, _CLOSED).failed(now_s)
-        for key in (LINK, model):  # a probe that failed for one breaker, or was dropped, frees the slot of the other
-            if key in breakers:
-                breakers[key] = breakers[key].release_probe()
+            breaker = breakers.get(key, _CLOSED)
+            # A straggler, sent before the breaker opened, tells nothing new: only a probe may keep it open.
+            if not breaker.is_open or key in outcome.probes:
+                breakers[key] = breaker.failed(now_s)
         return replace(state, breakers=breakers)
 
 
@@ -100,9 +102,9 @@ def _with_answer(state: RouterState, answer: CloudAnswered, now_s: float) -> Rou
         breakers = {**breakers, LINK: _CLOSED, answer.model: _CLOSED}
     if answer.is_first:
         return replace(state, breakers=breakers)
-    server_s = answer.server_s or 0.0
+    server_s = min(answer.server_s or 0.0, answer.total_s)  # a server may claim anything
     times = state.cloud.get(answer.model, RunTimes()).add(answer.rows, server_s, now_s)
-    link = state.link.add(answer.sent_bytes, max(0.0, answer.total_s - server_s), now_s)
+    link = state.link.add(answer.sent_bytes, answer.total_s - server_s, now_s)
     return replace(state, breakers=breakers, link=link, cloud={**state.cloud, answer.model: times})
 
 
@@ -118,14 +120,16 @@ class _Ascent:
 def _before_edge(state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, now_s: float) -> Decision:
     rows = tuple(range(len(signals.row_sizes_bytes)))
     wanted, reason = _candidates(signals, verdict, rows)
-    edge = _EdgeTime.of(state, signals, len(rows))
+    edge = _EdgeTime.of(state, signals, len(rows), now_s)
+    if not signals.has_edge:
+        ascent = _ascent(state, signals, verdict, horizon, edge, rows, now_s)
+        up, refusal = (rows, "") if ascent.obstacle is None else ((), _no_edge_refusal(ascent, verdict))
+        return _decision(horizon, verdict, edge, ascent, Plan.CLOUD, reason, up=up, kept=rows, refusal=refusal)
     ascent = _ascent(state, signals, verdict, horizon, edge, wanted, now_s) if wanted else _Ascent(None)
     up = wanted if ascent.obstacle is None else ()
-    if not signals.has_edge:
-        refusal = _no_edge_refusal(ascent, verdict)
-        return _decision(horizon, verdict, edge, ascent, Plan.CLOUD, reason, up=up, kept=wanted, refusal=refusal)
-    if len(up) < len(rows) and not edge.in_time(horizon, now_s):
-        return _around_busy_edge(state, signals, verdict, horizon, edge, now_s)
+    here = edge if not up else _EdgeTime.of(state, signals, len(rows) - len(up), now_s)
+    if len(up) < len(rows) and not here.in_time(horizon, now_s):
+        return _around_busy_edge(state, signals, verdict, horizon, here, now_s)
     escalate = len(wanted) < len(rows) and _may_escalate(signals, verdict)
     plan = Plan.CLOUD if len(up) == len(rows) else Plan.CASCADE if escalate or up else Plan.EDGE
     return _decision(horizon, verdict, edge, ascent, plan, reason, up=up, kept=wanted, escalate=escalate)
@@ -182,36 +186,35 @@ def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
 class _EdgeTime:
     """What the device is predicted to need for this request, behind the runs that it already owes.
 
-    `usual_s` is at the 90th percentile and decides on admission; `cautious_s`, at the 99th and behind all who may
-    fall back at the same time, decides how early a run starts that stands in for the cloud. NaN where nothing was
-    measured.
+    `usual_s` is what it took lately and decides on admission; `cautious_s`, at the 99th percentile, decides how early a
+    run starts that stands in for the cloud. NaN where nothing was measured, or there is no edge side.
     """
 
     usual_s: float
     cautious_s: float
-    measured_at_s: float
+    fastest_s: float
+    is_known: bool
 
     @classmethod
-    def of(cls, state: RouterState, signals: Signals, rows: int) -> _EdgeTime:
+    def of(cls, state: RouterState, signals: Signals, rows: int, now_s: float) -> _EdgeTime:
         times = state.edge.get(signals.subject.model)
-        window = None if times is None else times.expect(rows)
+        window = None if times is None or not signals.has_edge else times.expect(rows)
         if window is None:
             return _NO_EDGE_TIME
         queue_s = signals.edge_ahead * window.p50_s
-        promised_s = signals.edge_promised * window.p50_s
-        return cls(queue_s + window.p90_s, queue_s + promised_s + window.p99_s, window.last_at_s)
+        return cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, window.is_known(now_s))
 
     def in_time(self, horizon: _Horizon, now_s: float) -> bool:
         """Whether the device is predicted to answer by the deadline.
 
-        What was measured long ago may be one bad moment, kept for ever because nothing ran since: then it is tried.
+        What was measured a while ago may be one bad moment, kept for ever because nothing ran since: then it is tried,
+        unless not even its fastest run would have done.
         """
-        if horizon.deadline_s <= now_s:
-            return False
-        return not (now_s - self.measured_at_s <= FRESH_S and now_s + self.usual_s > horizon.deadline_s)
+        needed_s = self.usual_s if self.is_known else self.fastest_s
+        return now_s < horizon.deadline_s and not now_s + needed_s > horizon.deadline_s  # NaN: the unknown is tried
 
 
-_NO_EDGE_TIME = _EdgeTime(math.nan, math.nan, -math.inf)
+_NO_EDGE_TIME = _EdgeTime(math.nan, math.nan, math.nan, is_known=False)
 
 
 def _decision(
@@ -272,9 +275,10 @@ def _ascent(
         if admission is Admission.PROBE:
             probes = (*probes, key)
     predicted_s = _predict_cloud_s(state, signals, rows, now_s)
-    if now_s + predicted_s > horizon.give_up_s:  # false where the prediction is NaN: the unknown is tried
+    # Where the prediction is NaN the second comparison is false: the unknown is tried.
+    if now_s >= horizon.give_up_s or now_s + predicted_s > horizon.give_up_s:
         return _Ascent(Reason.CLOUD_TOO_SLOW, predicted_s=predicted_s)
-    if verdict.settings.objective == "latency" and verdict.route is None and predicted_s >= edge.usual_s:
+    if verdict.settings.objective == "latency" and predicted_s >= edge.usual_s:
         return _Ascent(Reason.CLOUD_NOT_BETTER, predicted_s=predicted_s)
     return _Ascent(None, probes, predicted_s)
 
@@ -283,18 +287,18 @@ def _predict_cloud_s(state: RouterState, signals: Signals, rows: tuple[int, ...]
     """Predicted time from sending to answer; NaN where nothing recent is known."""
     times = state.cloud.get(signals.subject.model)
     window = times.expect(len(rows)) if times is not None and state.link.is_known(now_s) else None
-    if window is None:
+    if window is None or not window.is_known(now_s):
         return math.nan
-    return state.link.expect_s(sum(signals.row_sizes_bytes[row] for row in rows)) + window.p50_s
+    return state.link.expect_s(sum(signals.row_sizes_bytes[row] for row in rows)) + window.lately_s
 
 
 def _around_busy_edge(
     state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, edge: _EdgeTime, now_s: float
 ) -> Decision:
-    """Every row up where the device is too busy and the cloud is predicted in time, else a refusal."""
+    """Every row up where the device is too busy and nothing speaks against the cloud, else a refusal."""
     rows = tuple(range(len(signals.row_sizes_bytes)))
     ascent = _ascent(state, signals, verdict, horizon, edge, rows, now_s)
-    if ascent.obstacle is None and not math.isnan(ascent.predicted_s):
+    if ascent.obstacle is None:
         return _decision(horizon, verdict, edge, ascent, Plan.CLOUD, Reason.EDGE_BUSY, up=rows)
     refusal = (
         f"no allowed route is predicted to answer in time: {(horizon.deadline_s - now_s) * 1e3:.1f} ms are left and "
@@ -305,16 +309,14 @@ def _around_busy_edge(
 
 
 def _no_edge_refusal(ascent: _Ascent, verdict: Verdict) -> str:
-    """Why a model without an edge side cannot be answered; empty where it can."""
-    if ascent.obstacle is None and verdict.route != "edge":
-        return ""
+    """Why a model without an edge side cannot be answered."""
     if ascent.obstacle is Reason.EGRESS_DENIED:
         return f"rule {verdict.egress_rule!r} denies egress and the model has no edge side"
     if verdict.route == "edge":
         return f"rule {verdict.rule!r} keeps the request on the device and the model has no edge side"
+    if ascent.obstacle is Reason.NO_CLOUD:
+        return "the model has neither an edge side nor a cloud"
     if ascent.obstacle is Reason.BREAKER_OPEN:
         return "the cloud fails repeatedly and is left alone for a moment, and the model has no edge side"
-    return (
-        f"no allowed route is predicted to answer in time: the cloud needs {ascent.predicted_s * 1e3:.1f} ms "
-        "and the model has no edge side"
-    )
+    needs = "" if math.isnan(ascent.predicted_s) else f": the cloud needs {ascent.predicted_s * 1e3:.1f} ms"
+    return f"no allowed route is predicted to answer in time{needs} and the model has no edge side"

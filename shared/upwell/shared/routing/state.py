@@ -31,8 +31,7 @@ class Signals:
     """One request as the router sees it.
 
     `row_sizes_bytes` are the bytes each row would cost on the wire. `arrived_s` and `caller_deadline_s` are instants
-    of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one,
-    `edge_promised` the requests that wait for the cloud and will run on the device if it fails them.
+    of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one.
     After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
     """
 
@@ -44,7 +43,6 @@ class Signals:
     has_cloud: bool = True
     has_scores: bool = True
     edge_ahead: int = 0
-    edge_promised: int = 0
     scored_rows: tuple[int, ...] = ()
     hardness: tuple[float, ...] | None = None
 
@@ -93,7 +91,8 @@ class EdgeRan:
 class CloudAnswered:
     """The cloud answered. `server_s` is its own queue and compute time, None where it does not say.
 
-    `is_first` marks the first answer on a new connection: its time holds the handshakes and is no sample.
+    `is_first` marks the first answer on a new connection: its time holds the handshakes and is no sample. Any answer
+    closes the breakers, so that it need not say whether it was a probe.
     """
 
     model: str
@@ -106,17 +105,19 @@ class CloudAnswered:
 
 @dataclass(frozen=True, slots=True)
 class CloudFailure:
-    """The cloud was asked and gave no usable answer in time."""
+    """The cloud was asked and gave no usable answer in time. `probes` are those of the decision that asked it."""
 
     model: str
     reason: Reason
+    probes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CloudDropped:
-    """The call was cancelled before anything could be learnt from it."""
+    """The call was cancelled before anything could be learnt from it. `probes` are those of the decision."""
 
     model: str
+    probes: tuple[str, ...] = ()
 
 
 Outcome: TypeAlias = EdgeRan | CloudAnswered | CloudFailure | CloudDropped

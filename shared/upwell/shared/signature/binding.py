@@ -21,7 +21,7 @@ def bind(
     inputs = tuple(_logical_input(name, one) for name, one in description.signature.inputs.items())
     has_rows = description.signature.rows and all(one.spec.shape[:1] in ((-1,), (1,)) for one in inputs)
     pre = _bind_inputs(builder, inputs, model_inputs, has_rows)
-    picture = pre is None or any(kind.channels is not None for kind in pre.types.values())
+    picture = pre is None or pre.makes_pictures
     post = _bind_outputs(builder, description, model_inputs, model_outputs, has_rows, picture)
     outputs = _logical_outputs(builder, description, post)
     if builder.problems or pre is None or post is None:

@@ -7,6 +7,7 @@ anything is decoded. Every failure is an `InvalidRequest`.
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 from collections.abc import Mapping
@@ -29,6 +30,9 @@ MAX_DECODED_SIDE = 65_535
 """The longest side that is decoded: JPEG's own limit. Resizing a taller picture would take memory by its height."""
 
 _MAX_SCANS = 64
+# A marker segment (ITU-T T.81, B.1.1): not a stuffed 0xFF of a scan, nor fill, nor a restart.
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 _MAX_ENCODED_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 65_535}
 
 _ORIENTATION_TAG = 0x0112
@@ -124,9 +128,15 @@ def _opened(data: bytes, max_pixels: int) -> ImageFile:
 
 
 def _check_scans(data: bytes) -> None:
-    """Each scan of a progressive JPEG costs a pass over all pixels. The marker cannot occur inside a scan."""
-    if data.count(b"\xff\xda") > _MAX_SCANS:
-        raise InvalidRequest(f"the picture is a JPEG of more than {_MAX_SCANS} scans, which takes too long to decode")
+    """Each scan of a progressive JPEG costs a pass over all pixels, and may be some bytes long."""
+    scans, position = 0, 2
+    while (marker := _MARKER.search(data, position)) is not None and marker[0] != _END_OF_IMAGE:
+        scans += marker[0] == _START_OF_SCAN
+        if scans > _MAX_SCANS:
+            raise InvalidRequest(
+                f"the picture is a JPEG of more than {_MAX_SCANS} scans, which take too long to decode"
+            )
+        position = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:

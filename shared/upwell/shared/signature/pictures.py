@@ -29,23 +29,25 @@ def decode_pictures(value: Value, color: Color, max_pixels: int) -> Pictures:
     """
     array = array_of(value)
     if array.dtype == np.uint8:
-        rows = [recolored(pixels, color) for pixels in array]
-        return Pictures(np.stack(rows), Geometry.of([(array.shape[2], array.shape[1])] * len(array)), max_pixels)
+        pictures = pictures_of(array)
+        return Pictures([recolored(pixels, color) for pixels in array], pictures.geometry, max_pixels)
     left = max_pixels
-    pictures = []
+    decoded = []
     for row, data in enumerate(array):
         try:
-            pictures.append(decode(data, color, left))
+            decoded.append(decode(data, color, left))
         except InvalidRequest as error:
             raise InvalidRequest(f"row {row}: {error}") from None
-        left -= pictures[-1].shape[0] * pictures[-1].shape[1]
-    return Pictures(pictures, Geometry.of([(one.shape[1], one.shape[0]) for one in pictures]), max_pixels)
+        left -= decoded[-1].shape[0] * decoded[-1].shape[1]
+    return Pictures(decoded, Geometry.of([(one.shape[1], one.shape[0]) for one in decoded]), max_pixels)
 
 
 def pictures_of(value: Value) -> Pictures:
-    """The value as pictures; an array is UINT8 [rows, height, width, 1 or 3]."""
+    """The value as pictures; an array is UINT8 [rows, height, width, 1 or 3]. Raises `InvalidRequest` for no pixels."""
     if isinstance(value, Pictures):
         return value
+    if value.size == 0:
+        raise InvalidRequest(f"pictures without pixels: {list(value.shape)}")
     return Pictures(value, Geometry.of([(value.shape[2], value.shape[1])] * len(value)), DEFAULT_MAX_PIXELS)
 
 

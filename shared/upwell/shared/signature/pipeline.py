@@ -36,6 +36,11 @@ class Pipeline:
         """Whether every result is the value of that name, untouched."""
         return not self.steps and all(wanted == name for wanted, name in self.bound.items())
 
+    @property
+    def makes_pictures(self) -> bool:
+        """Whether it remembers where a picture's pixels went."""
+        return any(step.makes_pictures for step in self.steps)
+
     def run(self, given: Mapping[str, Value], geometry: Geometry | None) -> tuple[dict[str, Value], Geometry | None]:
         """The results by the names wanted, and the geometry of the picture last made (`geometry` where none was)."""
         values: dict[str, Value] = dict(given)

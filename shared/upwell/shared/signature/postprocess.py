@@ -57,7 +57,7 @@ def softmax(logits: Array) -> Array:
     A row with NaN is all NaN. Where scores are +inf, those share 1; where all are -inf, every class gets the same.
     """
     x = logits.astype(np.float32)
-    top = x.max(axis=-1, keepdims=True)
+    top = x.max(axis=-1, keepdims=True, initial=-np.inf)
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf, which `where` replaces, and what is far below
         weights = np.exp(np.where(x == top, np.float32(0), x - top))
     result: Array = weights / weights.sum(axis=-1, keepdims=True)
@@ -156,7 +156,8 @@ def _split_boxes_step(op: Boxes, reads: Sequence[str], kinds: Sequence[ValueType
 
     def run(values: Sequence[Value], geometry: Geometry | None) -> tuple[Value]:
         arrays = [array_of(value) for value in values]
-        if arrays[0].shape[2] != 4 or any(array.shape[:2] != arrays[0].shape[:2] for array in arrays):
+        fits = arrays[0].shape[2] == 4 and all(array.shape[:2] == arrays[0].shape[:2] for array in arrays)
+        if not fits or arrays[1].shape[-1] == 0 < arrays[1].shape[1]:
             raise ModelFailed(f"boxes and scores do not belong together: {[list(one.shape) for one in arrays]}")
         return (detect(op, arrays[0], arrays[1], arrays[2] if rank == 2 else None, geometry),)
 

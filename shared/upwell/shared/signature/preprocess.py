@@ -51,9 +51,11 @@ def _decode_step(op: Decode, source: str, value: ValueType) -> Step:
         raise ValueError(f"expected encoded pictures, BYTES [rows], or pixels in {source!r}, got {value}")
     size = value.shape[1:3] if pixels else (-1, -1)
     kind = ValueType("UINT8", (value.shape[0], *size, 3 if op.color == "rgb" else 1), channels=3)
-    return Step(
-        (source,), {op.target or source: kind}, lambda values, _: (decode_pictures(values[0], op.color, op.max_pixels),)
-    )
+
+    def run(values: Sequence[Value], _: Geometry | None) -> tuple[Value]:
+        return (decode_pictures(values[0], op.color, op.max_pixels),)
+
+    return Step((source,), {op.target or source: kind}, run, makes_pictures=True)
 
 
 def _picture_step(op: Resize | Crop, source: str, value: ValueType) -> Step:
@@ -69,7 +71,7 @@ def _picture_step(op: Resize | Crop, source: str, value: ValueType) -> Step:
         pictures = pictures_of(values[0])
         return (resize(pictures, op) if isinstance(op, Resize) else crop(pictures, op),)
 
-    return Step((source,), {source: kind}, run)
+    return Step((source,), {source: kind}, run, makes_pictures=True)
 
 
 def _layout_step(op: Layout, source: str, target: str, value: ValueType) -> Step:
@@ -96,21 +98,26 @@ def _normalize_step(op: Normalize, source: str, target: str, value: ValueType) -
 
 
 def normalize(array: Array, op: Normalize, axis: int) -> Array:
-    """(x * scale - mean) / std as FP32; one mean and std per channel along `axis` where several."""
+    """(x * scale - mean) / std as FP32; one mean and std per channel along `axis` where several.
+
+    Raises `InvalidRequest` where there are not as many channels.
+    """
     result = array.astype(np.float32)
     result *= np.float32(op.scale)
     if op.mean != 0.0:
-        result -= _along(op.mean, array.ndim, axis)
+        result -= _along(op.mean, array.shape, axis)
     if op.std != 1.0:
-        result /= _along(op.std, array.ndim, axis)
+        result /= _along(op.std, array.shape, axis)
     return result
 
 
-def _along(numbers: float | tuple[float, ...], rank: int, axis: int) -> Array:
+def _along(numbers: float | tuple[float, ...], shape: tuple[int, ...], axis: int) -> Array:
     array = np.asarray(numbers, dtype=np.float32)
     if array.ndim == 0:
         return array
-    return array.reshape([-1 if index == axis else 1 for index in range(rank)])
+    if array.size != shape[axis]:
+        raise InvalidRequest(f"expected {array.size} channels to normalize, got {list(shape)}")
+    return array.reshape([-1 if index == axis else 1 for index in range(len(shape))])
 
 
 def quantize(array: Array, op: Quantize) -> Array:

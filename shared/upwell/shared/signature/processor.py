@@ -54,6 +54,7 @@ class Processor:
         else:
             self.signature, self._pre, self._post = bind(description, model_inputs, model_outputs, runtime)
         self._chunk = chunk_of(model_inputs) if self.signature.has_rows else 0
+        self._used = tuple(spec.name for spec in model_outputs if spec.name in self._post.needs)
         self.identity = self._pre.does_nothing and self._post.does_nothing
 
     def pre(self, inputs: Mapping[str, Array]) -> Prepared:
@@ -83,13 +84,11 @@ class Processor:
 
     def post(self, model_outputs: Mapping[str, Array], prepared: Prepared) -> dict[str, Array]:
         """The logical outputs. Raises `ModelFailed` where the model's outputs are not what they were said to be."""
-        values, _ = self._post.run(model_outputs, prepared.geometry)
-        outputs = {name: array_of(value) for name, value in values.items()}
         if self.signature.has_rows:
-            for name, array in outputs.items():
-                if array.ndim == 0 or array.shape[0] != prepared.rows:
-                    raise ModelFailed(f"the model gave {list(array.shape)} as {name!r} for {prepared.rows} rows")
-        return outputs
+            for name in self._used:
+                _check_rows(name, model_outputs[name], prepared.rows)
+        values, _ = self._post.run(model_outputs, prepared.geometry)
+        return {name: array_of(value) for name, value in values.items()}
 
     def _run_chunk(self, run: Run, prepared: Prepared, start: int) -> dict[str, Array]:
         count = min(self._chunk, prepared.rows - start)
@@ -98,16 +97,20 @@ class Processor:
             part = tensor[start : start + count]
             filling = [part[-1:]] * (self._chunk - count)
             tensors[name] = np.concatenate([part, *filling]) if filling else part
-        outputs = {name: output for name, output in run(tensors).items() if name in self._post.needs}
+        outputs = {name: output for name, output in run(tensors).items() if name in self._used}
         for name, output in outputs.items():
-            if output.ndim == 0 or output.shape[0] != self._chunk:
-                raise ModelFailed(f"the model gave {list(output.shape)} as {name!r} for {self._chunk} rows")
+            _check_rows(name, output, self._chunk)
         return {name: output[:count] for name, output in outputs.items()}
 
 
 def versions() -> tuple[str, ...]:
     """What decides whether two sides process bit for bit alike; announced in the server's metadata."""
     return (f"upwell.pre:numpy={np.__version__}", f"upwell.pre:pillow={PIL.__version__}")
+
+
+def _check_rows(name: str, output: Array, rows: int) -> None:
+    if output.shape[:1] != (rows,):
+        raise ModelFailed(f"the model gave {list(output.shape)} as {name!r} for {rows} rows")
 
 
 def _joined(name: str, parts: Sequence[Array]) -> Array:

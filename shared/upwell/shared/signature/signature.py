@@ -189,10 +189,14 @@ def _check(spec: TensorSpec, has_rows: bool, image: bool) -> _Check:
 def _fits(array: Any, check: _Check) -> bool:
     if not isinstance(array, np.ndarray):
         return False
-    shape = array.shape
-    if array.dtype == check.dtype and len(shape) == check.rank:
-        return all(shape[axis] == size for axis, size in check.fixed)
-    return check.image and array.dtype == np.uint8 and len(shape) == 4 and shape[3] in (1, 3) and 0 not in shape[1:]
+    shape, dtype = array.shape, array.dtype
+    if dtype == check.dtype and len(shape) == check.rank:
+        return all(shape[axis] == size for axis, size in check.fixed) and (not dtype.hasobject or _all_bytes(array))
+    return check.image and dtype == np.uint8 and len(shape) == 4 and shape[3] in (1, 3) and 0 not in shape[1:]
+
+
+def _all_bytes(array: Array) -> bool:
+    return all(type(element) is bytes for element in array.flat)
 
 
 def _described(check: _Check) -> str:
@@ -209,6 +213,10 @@ def _shown(array: Any) -> str:
         datatype = oip_datatype(array.dtype) if array.dtype.isnative and array.dtype.kind not in "SU" else ""
     except UpwellError:
         datatype = ""
+    if datatype == "BYTES" and not _all_bytes(array):
+        datatype = next(
+            f"numpy objects, among them {type(one).__name__}," for one in array.flat if type(one) is not bytes
+        )
     return f"{datatype or f'numpy dtype {array.dtype}'} {list(array.shape)}"
 
 

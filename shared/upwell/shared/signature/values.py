@@ -76,6 +76,7 @@ class Step:
     reads: tuple[str, ...]
     writes: Mapping[str, ValueType]
     run: Callable[[Sequence[Value], Geometry | None], tuple[Value, ...]]
+    makes_pictures: bool = False
 
 
 def one_array(source: str, target: str, kind: ValueType, compute: Callable[[Array], Array]) -> Step:

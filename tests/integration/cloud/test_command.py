@@ -1,0 +1,113 @@
+"""Wrong use of `upwell serve`: one clear sentence, the right exit code, no traceback."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cloud.serving import serve_and_fail, serving
+from upwell.shared.cli import main
+
+BLOCKED = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+sys.argv[:] = ["upwell", *{arguments!r}]
+from upwell.shared.cli import main
+main()
+"""
+
+
+def without(absent: list[str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `upwell` as if these packages were not installed."""
+    program = BLOCKED.format(absent=absent, arguments=list(map(str, arguments)))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give --config cloud.yaml, or --models"),
+        (["--models", "{missing}"], "no such folder; expected a model repository"),
+        (["--models", "{here}"], "no model here; expected <name>/<version>/model.onnx"),
+        (["--config", "{missing}"], "no such file"),
+        (["--config", "{missing}", "--models", "{here}"], "--models cannot be given beside --config"),
+        (["--config", "{missing}", "--insecure"], "--insecure cannot be given beside --config"),
+        (["--models", "{models}", "--tls-cert", "{here}"], "TLS needs --tls-cert and --tls-key"),
+        (["--models", "{models}", "--client-ca", "{here}"], "--client-ca only beside them"),
+        (["--models", "{models}", "--max-message", "64"], "--max-message: .*64MiB"),
+        (["--models", "{models}", "--max-message", "0"], "--max-message: expected more than 0"),
+        (["--models", "{models}", "--listen", "nowhere"], "'nowhere' is no address"),
+        (["--models", "{models}", "--tokens", "{missing}", "--listen", "127.0.0.1:0"], "missing"),
+    ],
+)
+def test_wrong_use_is_one_sentence(
+    tmp_path: Path,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    says: str,
+) -> None:
+    places = {"missing": tmp_path / "missing", "here": tmp_path, "models": repository}
+    monkeypatch.setattr(sys, "argv", ["upwell", "serve", *[argument.format(**places) for argument in arguments]])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(f"error: .*{says}.*\n", said.err)
+
+
+def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "cloud.yaml").write_text("version: 1\nserve: {listen: [], modles: m}\ndefaults: {threads: 0}\n")
+    code, said = serve_and_fail("-c", tmp_path / "cloud.yaml")
+    assert code == 2
+    for wrong in ("serve.listen", "modles", "defaults.threads", "cloud.yaml:2:"):
+        assert wrong in said
+
+
+@pytest.mark.parametrize("engine", ["onnx", "torch"])
+def test_without_any_good_model_it_ends_with_all_reasons(tmp_path: Path, engine: str) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "notes.txt").touch()
+    code, said = serve_and_fail("--models", tmp_path, "--engine", engine)
+    assert code == 1
+    assert "error: no model can be served: one version 1: no model." in said
+    assert "; two version 1: no model." in said
+    assert "Traceback" not in said
+
+
+def test_a_port_in_use_is_said_to_be_so(repository: Path) -> None:
+    with serving("--models", repository) as running:
+        code, said = serve_and_fail("--models", repository, "--listen", running.address)
+    assert code == 2
+    assert f"cannot listen on {running.address}: it is in use by another program" in said
+
+
+@pytest.mark.parametrize(
+    ("absent", "flags", "says"),
+    [
+        (["grpc_health"], [], "upwell serve needs grpc_health: pip install 'upwell[cloud]'"),
+        (["grpc_reflection"], [], "upwell serve needs grpc_reflection: pip install 'upwell[cloud]'"),
+        (["onnxruntime"], [], "engine onnx needs onnxruntime: pip install 'upwell[cloud]'"),
+        (["torch"], ["--engine", "torch"], "engine torch needs torch: pip install 'upwell[torch]'"),
+        (["safetensors"], ["--engine", "torch"], "engine torch needs safetensors: pip install 'upwell[torch]'"),
+    ],
+)
+def test_a_missing_extra_is_named(repository: Path, absent: list[str], flags: list[str], says: str) -> None:
+    done = without(absent, "serve", "--models", repository, "--listen", "127.0.0.1:0", *flags)
+    assert done.stderr == f"error: {says}\n"
+    assert done.returncode == 2
+
+
+def test_help_needs_no_extra() -> None:
+    done = without(["grpc_health", "grpc_reflection", "onnxruntime", "torch"], "serve", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--models" in done.stdout

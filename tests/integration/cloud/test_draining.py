@@ -1,0 +1,116 @@
+"""SIGTERM: what was accepted is answered, what comes later is refused, and then the process ends."""
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.integration.cloud.serving import Service, serving
+from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
+from upwell.shared.oip.dataplane import InferRequest
+
+LIMIT_S = 30.0
+ROWS = 400
+ROOM = 8
+
+
+def fill(client: OipClient) -> list[PendingInfer]:
+    """Requests that certainly have been accepted: all that there is room for, since one more was refused."""
+    inputs = {"x": np.ones((ROWS, 512), np.float32)}
+    while True:
+        done: queue.Queue[PendingInfer] = queue.Queue()
+        calls = [client.infer_async(InferRequest("slow", inputs, id=str(place)), LIMIT_S) for place in range(ROOM + 1)]
+        for call in calls:
+            call.add_done_callback(done.put)
+        first = done.get(timeout=LIMIT_S)
+        if is_refused(first):
+            return [call for call in calls if call is not first]
+        for call in calls:  # the first was answered before the last had come; try again
+            is_refused(call)
+
+
+def is_refused(call: PendingInfer) -> bool:
+    """Wait for the call; whether the model was too busy to take it."""
+    try:
+        call.result(LIMIT_S)
+    except RemoteError as error:
+        if error.kind is not RemoteErrorKind.RESOURCE_EXHAUSTED:
+            raise
+        return True
+    return False
+
+
+def go_on_asking(client: OipClient) -> None:
+    """Ask until it fails: a request that comes just before the draining begins is still answered."""
+    while True:
+        client.infer(InferRequest("linear", {"x": np.ones((1, 8), np.float32)}), LIMIT_S)
+
+
+def config(folder: Path, repository: Path, drain: str, max_queue: int) -> Path:
+    path = folder / "cloud.yaml"
+    path.write_text(
+        f"version: 1\nserve: {{listen: ['127.0.0.1:0'], models: {repository}, drain: {drain}}}\n"
+        f"defaults: {{instances: 1, max_queue: {max_queue}}}\n"
+    )
+    return path
+
+
+def ended(service: Service) -> int:
+    code = service.exit_code()
+    assert not any("Traceback" in line for line in service.lines), "".join(service.lines)
+    return code
+
+
+def test_what_was_accepted_is_answered_and_the_rest_is_told_to_go_elsewhere(tmp_path: Path, repository: Path) -> None:
+    with (
+        serving("-c", config(tmp_path, repository, "30s", max_queue=ROOM - 1)) as running,
+        grpc.insecure_channel(running.address) as channel,
+    ):
+        client = OipClient(running.address)
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        accepted = fill(client)
+        running.terminate()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(RemoteError) as caught:
+            go_on_asking(client)
+        assert caught.value.kind is RemoteErrorKind.UNAVAILABLE
+        answers = [call.result() for call in accepted]
+        assert len({answer.id for answer in answers}) == ROOM
+        assert all(answer.outputs["y"].shape == (ROWS, 512) for answer in answers)
+        assert ended(running) == 0
+        assert "draining\n" in running.lines
+        client.close()
+
+
+def occupy(client: OipClient) -> PendingInfer:
+    """A request that certainly runs now, with seconds of work before it; a drained call gets one more to end."""
+    small = InferRequest("slow", {"x": np.ones((1, 512), np.float32)})
+    while True:
+        call = client.infer_async(InferRequest("slow", {"x": np.ones((25_000, 512), np.float32)}), LIMIT_S)
+        while not call.done():  # done at once where it came while a small one was running
+            if is_refused(client.infer_async(small, LIMIT_S)):
+                return call
+
+
+def test_draining_ends_when_its_time_is_up(tmp_path: Path, repository: Path) -> None:
+    with serving("-c", config(tmp_path, repository, "1ms", max_queue=0)) as running:
+        client = OipClient(running.address)
+        call = occupy(client)
+        running.terminate()
+        assert ended(running) == 1
+        assert "error: some requests took longer than the drain time and are broken off\n" in running.lines
+        with pytest.raises(RemoteError):
+            call.result()
+        client.close()
+
+
+def test_an_idle_service_ends_at_once(repository: Path) -> None:
+    with serving("--models", repository) as running:
+        running.terminate()
+        assert ended(running) == 0

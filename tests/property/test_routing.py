@@ -1,0 +1,420 @@
+"""What holds of the router whatever the policy, the past and the request."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from upwell.shared.routing.breaker import Admission, Breaker
+from upwell.shared.routing.estimators import LatencyWindow, LinkEstimate, RunTimes
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Plan, Reason
+from upwell.shared.routing.router import Router
+from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.state import (
+    CloudAnswered,
+    CloudDropped,
+    CloudFailure,
+    Decision,
+    EdgeRan,
+    Outcome,
+    RouterState,
+    Signals,
+)
+
+Past: TypeAlias = list[tuple[Outcome, float]]
+
+UP = Policy.model_validate({"rules": [{"name": "up", "match": {}, "route": "cloud"}]})
+
+
+def one(model: str, at_s: float) -> Signals:
+    """A request of one small row."""
+    return Signals(Subject(model, {}, 10, 0.0), (10,), at_s)
+
+
+MODELS = ("digits", "pages", "unknown to the policy")
+TAGS = ("privacy", "camera")
+VALUES = ("", "device", "dock")
+
+durations_s = st.one_of(st.floats(0, 5), st.sampled_from([0.0, 1e-9, 0.001, 1e6]))
+waits_s = st.one_of(st.floats(0, 3), st.sampled_from([0.0, 0.5, 2.0, 60.0]))
+models = st.sampled_from(MODELS)
+sizes_bytes = st.one_of(st.integers(0, 5000), st.integers(0, 10**9))
+
+hards = st.one_of(
+    st.just("off"),
+    st.fixed_dictionaries({"measure": st.sampled_from(["margin", "max_prob"]), "below": st.floats(0, 1)}),
+    st.fixed_dictionaries({"measure": st.just("entropy"), "above": st.floats(0, 1)}),
+)
+patches = st.fixed_dictionaries(
+    {},
+    optional={
+        "deadline": st.sampled_from(["1ms", "50ms", "1s", "1h"]),
+        "objective": st.sampled_from(["accuracy", "latency"]),
+        "hard": hards,
+        "large": st.one_of(st.just("off"), st.sampled_from([0, "1kB", "1MB"]).map(lambda size: {"above": size})),
+        "on_cloud_failure": st.sampled_from(["edge", "error"]),
+    },
+)
+matches = st.fixed_dictionaries(
+    {},
+    optional={
+        "tags": st.dictionaries(st.sampled_from(TAGS), st.sampled_from(VALUES), max_size=2),
+        "model": st.lists(models, min_size=1, max_size=2),
+        "hours": st.sampled_from(["22:00-06:00", "08:00-09:00", "00:00-00:00"]),
+        "size": st.sampled_from([{"above": 0}, {"above": "1kB"}]),
+    },
+)
+bodies = st.fixed_dictionaries(
+    {},
+    optional={"egress": st.just("deny"), "route": st.sampled_from(["edge", "cloud"]), "set": patches},
+).filter(bool)
+rules = st.lists(st.tuples(matches, bodies), max_size=4).map(
+    lambda pairs: [{"name": f"rule {index}", "match": match, **body} for index, (match, body) in enumerate(pairs)]
+)
+
+
+@st.composite
+def written_policies(draw: st.DrawFn) -> dict[str, Any]:
+    """A policy as it may be written."""
+    written = {
+        "timezone": draw(st.sampled_from(["UTC", "Asia/Kolkata"])),
+        "defaults": draw(patches),
+        "rules": draw(rules),
+        "models": draw(st.dictionaries(st.sampled_from(MODELS[:2]), patches, max_size=2)),
+    }
+    try:
+        Policy.model_validate(written)
+    except ValueError:  # keys that contradict each other only together
+        assume(False)
+    return written
+
+
+policies = written_policies().map(Policy.model_validate)
+outcomes = st.one_of(
+    st.builds(EdgeRan, models, st.integers(1, 2000), durations_s),
+    st.builds(
+        CloudAnswered, models, st.integers(1, 2000), sizes_bytes, durations_s, st.none() | durations_s, st.booleans()
+    ),
+    st.builds(CloudFailure, models, st.sampled_from(sorted(CLOUD_FAILURES))),
+    st.builds(CloudDropped, models),
+)
+pasts = st.lists(st.tuples(outcomes, waits_s), max_size=40)
+subjects = st.builds(
+    Subject,
+    models,
+    st.dictionaries(st.sampled_from(TAGS), st.sampled_from(VALUES), max_size=2),
+    sizes_bytes,
+    st.floats(0, 4e9),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Signals:
+    sizes = tuple(draw(st.lists(sizes_bytes, min_size=1, max_size=6)))
+    subject = replace(draw(subjects), size_bytes=max(sizes))
+    arrived_s = draw(st.floats(-10, 400))
+    return Signals(
+        subject=subject,
+        row_sizes_bytes=sizes,
+        arrived_s=arrived_s,
+        caller_deadline_s=draw(st.one_of(st.just(math.inf), st.floats(-20, 500))),
+        has_edge=draw(st.booleans()),
+        has_cloud=draw(st.booleans()),
+        has_scores=draw(st.booleans()),
+        edge_ahead=draw(st.integers(0, 50)),
+        edge_promised=draw(st.integers(0, 50)),
+    )
+
+
+def learn(router: Router, past: Past) -> tuple[RouterState, float]:
+    """The state after the outcomes, each some time after the one before, and the time then."""
+    state, now_s = RouterState(), 0.0
+    for outcome, wait_s in past:
+        now_s += wait_s
+        state = router.observe(state, outcome, now_s)
+    return state, now_s
+
+
+@dataclass
+class Told:
+    """Both decisions on a request: before the edge run and, where it says so, after it."""
+
+    first: Decision
+    second: Decision | None = None
+    rows: tuple[int, ...] = field(default=())
+
+
+def decide(router: Router, state: RouterState, signals: Signals, now_s: float, values: list[float]) -> Told:
+    """Ask as the agent asks; `values` are the hardness of the rows."""
+    first = router.decide(state, signals, now_s)
+    rows = tuple(range(len(signals.row_sizes_bytes)))
+    if not first.escalate or first.refusal or not signals.has_edge:
+        return Told(first, None, rows)
+    scored = tuple(row for row in rows if row not in (*first.up_rows, *first.kept_rows))
+    asked = replace(signals, scored_rows=scored, hardness=tuple(values[row] for row in scored))
+    return Told(first, router.decide(state, asked, now_s), rows)
+
+
+hardness_values = st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), min_size=6, max_size=6)
+many = settings(deadline=None, max_examples=60)
+
+
+def told(decisions: Told) -> list[Decision]:
+    """The one or two decisions."""
+    return [decisions.first] if decisions.second is None else [decisions.first, decisions.second]
+
+
+def applies(match: dict[str, Any], subject: Subject, zone_minutes: int) -> bool:
+    """What DESIGN says of `match`, once more and in other words."""
+    minute = (int(subject.wall_time_s) // 60 + zone_minutes) % 1440
+    if "hours" in match:
+        start, end = (int(text[:2]) * 60 + int(text[3:]) for text in match["hours"].split("-"))
+        length = (end - start) % 1440 or 1440
+        if (minute - start) % 1440 >= length:
+            return False
+    if "size" in match and subject.size_bytes <= {0: 0, "1kB": 1000}[match["size"]["above"]]:
+        return False
+    if "model" in match and subject.model not in match["model"]:
+        return False
+    return all(subject.tags.get(name, "") == value for name, value in match.get("tags", {}).items())
+
+
+@settings(deadline=None, max_examples=120)
+@given(written_policies(), pasts, requests(), hardness_values, waits_s, st.booleans(), st.integers(0, 4))
+def test_nothing_goes_up_under_egress_deny(
+    written: dict[str, Any], past: Past, signals: Signals, values: list[float], wait_s: float, add: bool, place: int
+) -> None:
+    listed = [*written["rules"]]
+    if add:
+        listed.insert(place, {"name": "deny", "match": {}, "egress": "deny"})
+    zone_minutes = {"UTC": 0, "Asia/Kolkata": 330}[written["timezone"]]
+    denying = [
+        rule["name"] for rule in listed if "egress" in rule and applies(rule["match"], signals.subject, zone_minutes)
+    ]
+    router = Router(Policy.model_validate({**written, "rules": listed}))
+    state, now_s = learn(router, past)
+    for decision in told(decide(router, state, signals, now_s + wait_s, values)):
+        assert decision.verdict.egress_rule == (denying[0] if denying else "")
+        if denying:
+            assert (decision.up_rows, decision.probes, decision.degraded) == ((), (), False)
+
+
+@many
+@given(policies, pasts, requests(), hardness_values, waits_s)
+def test_deciding_changes_nothing_and_says_the_same_twice(
+    policy: Policy, past: Past, signals: Signals, values: list[float], wait_s: float
+) -> None:
+    router = Router(policy)
+    state, now_s = learn(router, past)
+    before = copy.deepcopy((state, signals, policy))
+    first = decide(router, state, signals, now_s + wait_s, values)
+    assert repr((state, signals, policy)) == repr(before)
+    assert repr(decide(Router(policy), *before[:2], now_s + wait_s, values)) == repr(
+        first
+    )  # NaN is not equal to itself
+
+
+@many
+@given(policies, pasts, requests(), hardness_values, waits_s)
+def test_no_row_goes_up_twice_and_none_is_lost(
+    policy: Policy, past: Past, signals: Signals, values: list[float], wait_s: float
+) -> None:
+    router = Router(policy)
+    state, now_s = learn(router, past)
+    both = decide(router, state, signals, now_s + wait_s, values)
+    named = [row for decision in told(both) for row in (*decision.up_rows, *decision.kept_rows)]
+    assert len(named) == len(set(named))
+    assert set(named) <= set(both.rows)
+    for decision in told(both):
+        assert list(decision.up_rows) == sorted(decision.up_rows)
+        assert not (decision.up_rows and decision.kept_rows)
+        if decision.refusal:
+            assert (decision.up_rows, decision.probes, decision.escalate) == ((), (), False)
+    if not signals.has_edge and not both.first.refusal:
+        assert both.first.up_rows == both.rows
+
+
+@many
+@given(policies, pasts, requests(), hardness_values, waits_s)
+def test_plan_reason_and_instants_fit_together(
+    policy: Policy, past: Past, signals: Signals, values: list[float], wait_s: float
+) -> None:
+    router = Router(policy)
+    state, now_s = learn(router, past)
+    both = decide(router, state, signals, now_s + wait_s, values)
+    for decision in told(both):
+        due_s = min(signals.caller_deadline_s, signals.arrived_s + decision.verdict.settings.deadline_s)
+        assert decision.deadline_s == due_s
+        assert decision.fallback_start_s <= decision.give_up_s < decision.deadline_s
+        assert decision.degraded == (bool(decision.kept_rows) and decision.obstacle in DEGRADED)
+        if decision.up_rows:
+            assert decision.obstacle is None
+            assert signals.has_cloud
+            assert now_s + wait_s < decision.give_up_s, "it could not be back in time"
+        if decision.kept_rows:
+            assert decision.reason is decision.obstacle
+    first = both.first
+    if signals.has_edge and not first.refusal:
+        assert (first.plan is Plan.CLOUD) == (first.up_rows == both.rows)
+        assert (first.plan is Plan.EDGE) == (not first.up_rows and not first.escalate)
+    if both.second is not None and first.verdict.settings.objective == "latency":
+        assert both.second.up_rows == ()
+
+
+@many
+@given(policies, st.lists(st.tuples(outcomes, st.floats(-5, 5)), max_size=60), requests(), hardness_values)
+def test_after_anything_that_happened_the_state_is_finite_and_a_decision_is_made(
+    policy: Policy, past: Past, signals: Signals, values: list[float]
+) -> None:
+    router = Router(policy)
+    state, now_s = learn(router, past)
+    for times in (*state.edge.values(), *state.cloud.values()):
+        for window in times.windows.values():
+            assert 0 <= window.p50_s <= window.p90_s <= window.p99_s < math.inf
+    if state.link.samples:
+        parts = (state.link.rtt_s, state.link.inverse_bandwidth_s_per_byte, state.link.spread_s)
+        assert all(0 <= part < math.inf for part in parts)
+    for at_s in (now_s, signals.arrived_s, now_s - 100, now_s + 1e6):
+        for decision in told(decide(router, state, signals, at_s, values)):
+            router.acquire(state, decision, at_s)
+
+
+@many
+@given(policies, pasts, requests(), models, st.sampled_from(sorted(CLOUD_FAILURES)), waits_s)
+def test_a_failure_never_makes_a_side_look_faster(
+    policy: Policy, past: Past, signals: Signals, model: str, reason: Reason, wait_s: float
+) -> None:
+    router = Router(policy)
+    before, now_s = learn(router, past)
+    after = router.observe(before, CloudFailure(model, reason), now_s)
+    after = router.observe(after, CloudDropped(model), now_s)
+    assert (after.link, after.edge, after.cloud) == (before.link, before.edge, before.cloud)
+    first, second = (router.decide(state, signals, now_s + wait_s) for state in (before, after))
+    assert repr(first.predicted_edge_s) == repr(second.predicted_edge_s)
+    if second.up_rows:
+        assert repr(first.predicted_cloud_s) == repr(second.predicted_cloud_s)
+
+
+@many
+@given(pasts, models, waits_s)
+def test_whatever_failed_one_answer_closes_every_breaker_on_its_way(past: Past, model: str, wait_s: float) -> None:
+    router = Router(UP)
+    state, now_s = learn(router, past)
+    now_s += wait_s
+    state = router.observe(state, CloudAnswered(model, 1, 10, 0.001, 0.0), now_s)
+    decision = router.decide(state, one(model, now_s), now_s)
+    assert decision.probes == ()
+    assert decision.reason is not Reason.BREAKER_OPEN
+
+
+@many
+@given(pasts, models)
+def test_an_open_breaker_lets_a_probe_through_within_the_longest_wait(past: Past, model: str) -> None:
+    router = Router(UP)
+    state, now_s = learn(router, past)
+    now_s += Breaker.LONGEST_WAIT_S
+    decision = router.decide(state, one(model, now_s), now_s)
+    assert decision.reason is not Reason.BREAKER_OPEN
+
+
+STEPS: list[tuple[str, Any]] = [
+    *[("send", model) for model in MODELS],
+    *[(end, index) for end in ("fail", "drop", "answer") for index in (0, 1, 2)],
+    *[("wait", seconds) for seconds in (0.1, 0.5, 1.0, 2.0)],
+]
+"""What may happen while calls are under way; an index says to which of them."""
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.sampled_from(STEPS), min_size=15, max_size=30))
+def test_two_probes_are_never_under_way_at_once(script: list[tuple[str, Any]]) -> None:
+    router, now_s = Router(UP), 0.0
+    state, _ = learn(router, [(CloudFailure(MODELS[0], Reason.CLOUD_UNAVAILABLE), 0.0)] * Breaker.FAILURES)
+    calls: list[tuple[str, tuple[str, ...]]] = [(MODELS[0], ())] * 2  # sent before the breaker opened
+    for step, value in script:
+        if step == "wait":
+            now_s += value if now_s + value < Breaker.PROBE_TIMEOUT_S else 0.0
+        elif step == "send":
+            decision = router.decide(state, one(value, now_s), now_s)
+            state, granted = router.acquire(state, decision, now_s)
+            if granted and decision.up_rows:
+                calls.append((value, decision.probes))
+        elif calls:
+            model, _ = calls.pop(value % len(calls))
+            ended: dict[str, Outcome] = {
+                "answer": CloudAnswered(model, 1, 10, 0.01, 0.0),
+                "fail": CloudFailure(model, Reason.CLOUD_UNAVAILABLE),
+                "drop": CloudDropped(model),
+            }
+            state = router.observe(state, ended[step], now_s)
+        closed = {key for key, breaker in state.breakers.items() if not breaker.is_open}
+        calls = [(model, tuple(key for key in probes if key not in closed)) for model, probes in calls]
+        under_way = [key for _, probes in calls for key in probes]
+        assert len(under_way) == len(set(under_way))
+
+
+@many
+@given(st.lists(st.tuples(sizes_bytes, durations_s, waits_s), min_size=1, max_size=60), sizes_bytes, sizes_bytes)
+def test_more_bytes_are_never_expected_sooner(
+    samples: list[tuple[int, float, float]], size_bytes: int, more_bytes: int
+) -> None:
+    estimate, now_s = LinkEstimate(), 0.0
+    for size, network_s, wait_s in samples:
+        now_s += wait_s
+        estimate = estimate.add(size, network_s, now_s)
+    assert 0 <= estimate.expect_s(size_bytes) <= estimate.expect_s(size_bytes + more_bytes) < math.inf
+
+
+@many
+@given(st.lists(durations_s, min_size=1, max_size=150))
+def test_a_window_lies_between_its_fastest_and_its_slowest(durations: list[float]) -> None:
+    window = LatencyWindow()
+    for index, duration_s in enumerate(durations):
+        window = window.add(duration_s, index * 0.01)
+    assert min(durations[-64:]) <= window.p50_s <= window.p90_s <= window.p99_s <= max(durations[-64:])
+
+
+@many
+@given(st.lists(st.tuples(st.integers(1, 5000), durations_s), min_size=1, max_size=30), st.integers(1, 5000))
+def test_more_rows_are_never_expected_sooner_than_the_nearest_that_were_seen(
+    runs: list[tuple[int, float]], rows: int
+) -> None:
+    times = RunTimes()
+    for count, duration_s in runs:
+        times = times.add(count, duration_s, 0.0)
+    found = times.expect(rows)
+    assert found is not None
+    assert found.p50_s >= min(duration_s for _, duration_s in runs)
+
+
+breaker_moves = st.lists(
+    st.tuples(st.sampled_from(["fail", "succeed", "probe", "release"]), st.floats(0, 3)), max_size=60
+)
+
+
+@many
+@given(breaker_moves)
+def test_a_breaker_is_always_in_one_of_its_three_states(moves: list[tuple[str, float]]) -> None:
+    breaker, now_s = Breaker(), 0.0
+    for move, wait_s in moves:
+        now_s += wait_s
+        admission = breaker.admit(now_s)
+        assert (admission is Admission.ALLOW) == (not breaker.is_open)
+        if move == "probe" and admission is Admission.PROBE:
+            breaker = breaker.take_probe(now_s)
+            assert breaker.admit(now_s) is Admission.REFUSE
+        elif move == "fail":
+            breaker = breaker.failed(now_s)
+        elif move == "succeed":
+            breaker = breaker.succeeded()
+            assert breaker.admit(now_s) is Admission.ALLOW
+        elif move == "release":
+            breaker = breaker.release_probe()
+        assert 0.0 <= breaker.wait_s <= Breaker.LONGEST_WAIT_S
+        assert breaker.open_until_s - now_s <= Breaker.LONGEST_WAIT_S

@@ -1,0 +1,40 @@
+"""Engines by name, and what all of them share."""
+
+import pytest
+
+from upwell.cloud.engines.checks import reason_of, zero_batch
+from upwell.cloud.engines.loading import engine_type
+from upwell.cloud.engines.onnx import OnnxEngine
+from upwell.cloud.engines.torch import TorchEngine
+from upwell.shared.errors import ConfigError
+from upwell.shared.tensors import TensorSpec
+
+
+def test_engines_come_from_their_entry_points() -> None:
+    assert [engine_type("onnx"), engine_type("torch")] == [OnnxEngine, TorchEngine]
+    with pytest.raises(ConfigError, match="unknown engine 'jax'; installed: onnx, torch"):
+        engine_type("jax")
+
+
+def test_zeros_have_the_rows_asked_for_and_fixed_shapes_as_they_are() -> None:
+    batch = zero_batch([TensorSpec("x", "UINT8", (-1, 3)), TensorSpec("limit", "FP32", (1,))], 4)
+    assert batch is not None
+    assert {name: (array.shape, array.dtype.name) for name, array in batch.items()} == {
+        "x": ((4, 3), "uint8"),
+        "limit": ((1,), "float32"),
+    }
+
+
+@pytest.mark.parametrize(
+    "spec", [TensorSpec("x", "BYTES", (-1, 1)), TensorSpec("x", "FP32", (-1, -1)), TensorSpec("x", "FP32", (-1,))]
+)
+def test_what_only_real_data_can_warm_up_is_left_alone(spec: TensorSpec) -> None:
+    assert zero_batch([spec], 1) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("first\nsecond", "first"), ("", "ValueError"), ("x" * 1000, "x" * 299 + "…"), ("  \n ", "ValueError")],
+)
+def test_a_reason_is_one_short_line(text: str, reason: str) -> None:
+    assert reason_of(ValueError(text)) == reason

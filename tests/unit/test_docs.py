@@ -1,0 +1,350 @@
+"""The documents say what is so: links, examples, tables, and the files, names and texts they mention."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from pydantic import BaseModel
+
+from upwell.cloud.config import CloudConfig
+from upwell.edge.answer import Answer, Timings
+from upwell.edge.config import AgentConfig
+from upwell.edge.metrics import AgentMetrics
+from upwell.shared.errors import Refused
+from upwell.shared.oip.tokens import TokensConfig
+from upwell.shared.routing import reasons
+from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.estimators import FRESH_S, LinkEstimate
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
+from upwell.shared.routing.router import reserve_s
+from upwell.shared.routing.state import RouterState
+from upwell.shared.signature.description import ModelDescription
+from upwell.shared.yaml import load_yaml
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
+POLICY, ARCHITECTURE, TROUBLESHOOTING = (
+    ROOT / "docs" / f"{name}.md" for name in ("policy", "architecture", "troubleshooting")
+)
+LOADERS: Mapping[str, type[BaseModel]] = MappingProxyType(
+    {
+        "agent.yaml": AgentConfig,
+        "policy.yaml": Policy,
+        "cloud.yaml": CloudConfig,
+        "tokens.yaml": TokensConfig,
+        "model.yaml": ModelDescription,
+    }
+)
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def spans(page: Path) -> list[str]:
+    """The inline code of a page."""
+    return SPAN.findall(prose(page))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def table(page: Path, header: str) -> list[list[str]]:
+    """The rows of the tables of a page whose first column is called `header`."""
+    rows: list[list[str]] = []
+    for block in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+        first, _, *others = ([cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines())
+        rows += others if first[0] == header else []
+    assert rows, f"no table of {header!r} in {page.name}"
+    return rows
+
+
+def names(page: Path, header: str) -> list[str]:
+    """The code in the first column of such a table."""
+    return [row[0].strip("`") for row in table(page, header)]
+
+
+# --- Links and examples
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        known = target.startswith("https://") or (file.exists() and (not anchor or anchor in anchors(file)))
+        broken += [] if known else [target]
+    assert broken == []
+
+
+def yaml_examples() -> Iterator[tuple[Path, str, str]]:
+    """Page, file name and text of each YAML example that says which file it is, in its info string or first line."""
+    for page in PAGES:
+        for info, text in FENCE.findall(page.read_text(encoding="utf-8")):
+            if info.startswith("yaml"):
+                named = re.match(r"yaml title=(\S+)", info) or re.match(r"# (\w+\.yaml)\n", text)
+                yield page, named[1] if named else "", text
+
+
+@pytest.mark.parametrize(("page", "name", "text"), [example for example in yaml_examples() if example[1]])
+def test_yaml_examples_load(page: Path, name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / Path(name).name
+    path.write_text(text, encoding="utf-8")
+    load_yaml(path, LOADERS[path.name])
+
+
+def test_yaml_examples_say_which_file_they_are() -> None:
+    pages_of_whole_files = {page.name for page, name, _ in yaml_examples() if name}
+    assert pages_of_whole_files >= {"README.md", "quickstart.md", "policy.md"}
+    nameless = [page.name for page, name, _ in yaml_examples() if not name and page.name in pages_of_whole_files]
+    assert nameless == []
+
+
+@every_page
+def test_commands_exist(page: Path) -> None:
+    known = {entry.name for entry in entry_points(group="upwell.commands")}
+    text = page.read_text(encoding="utf-8")
+    used = re.findall(
+        r"(?:^\$ |^|`)upwell ([a-z]+)", "\n".join(block for _, block in FENCE.findall(text)), re.MULTILINE
+    )
+    used += [span.split()[1] for span in spans(page) if re.match(r"upwell [a-z]", span)]
+    assert set(used) <= known
+
+
+# --- The reference
+
+
+def test_configuration_is_what_the_models_give() -> None:
+    script = ROOT / ".ci" / "write_configuration.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_configuration_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "docs").mkdir()
+    script = tmp_path / ".ci" / "write_configuration.py"
+    script.write_bytes((ROOT / ".ci" / script.name).read_bytes())
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "run python .ci/write_configuration.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "agent.yaml",
+        "policy.yaml",
+        "cloud.yaml",
+        pytest.param("tokens.yaml", marks=pytest.mark.xfail(reason="its keys have docstrings only", strict=True)),
+    ],
+)
+def test_every_key_is_described(file: str) -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    sections = [part for part in re.split(r"^##+ ", text, flags=re.MULTILINE) if part.splitlines()[0].endswith(file)]
+    keys = [line for section in sections for line in section.splitlines() if line.startswith("| `")]
+    assert keys
+    assert [line for line in keys if line.endswith("|  |")] == []
+
+
+# --- The tables of policy.md
+
+
+def sentences(enum: str) -> dict[str, str]:
+    """Value -> docstring of the members of an enum in routing/reasons.py."""
+    module = ast.parse(Path(reasons.__file__).read_text(encoding="utf-8"))
+    body = next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == enum)
+    found: dict[str, str] = {}
+    value = ""
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            value = str(node.value.value)
+            found[value] = ""
+        elif value and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found[value] = " ".join(str(node.value.value).split())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("enum", "header"), [(Reason, "upwell.reason"), (Plan, "upwell.plan"), (Route, "upwell.route")]
+)
+def test_codes_are_explained_as_in_the_code(enum: type[Reason | Plan | Route], header: str) -> None:
+    said = {row[0].strip("`"): row[1] for row in table(POLICY, f"`{header}`")}
+    meant = sentences(enum.__name__)
+    assert list(said) == [str(member) for member in enum] == list(meant)
+    assert {code: text for code, text in said.items() if meant[code]} == {c: text for c, text in meant.items() if text}
+
+
+def test_degraded_reasons_say_so() -> None:
+    said = {row[0].strip("`") for row in table(POLICY, "`upwell.reason`") if row[1].startswith("Degraded: ")}
+    assert said == {str(reason) for reason in DEGRADED}
+
+
+def full_answer() -> Answer:
+    """An answer to which every fact applies."""
+    timings = Timings(total_s=0.1, edge_s=0.01, uplink_s=0.05, cloud_queue_s=0.001, cloud_compute_s=0.02)
+    routes = (Route.EDGE, Route.CLOUD)
+    return Answer({}, Route.MIXED, Reason.CLOUD_ERROR, True, Plan.CASCADE, timings, "1", routes, "sha256:0", "sha256:1")
+
+
+def test_response_parameters_are_listed_with_their_types() -> None:
+    kinds = {bool: "bool", float: "double", str: "string"}
+    said = {row[0].strip("`"): row[1] for row in table(POLICY, "parameter")}
+    assert said == {name: kinds[type(value)] for name, value in full_answer().parameters().items()}
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    text = " ".join(prose(POLICY).split())
+    assert Breaker.FAILURES == LinkEstimate.ENOUGH == 3
+    assert "three failures in a row" in text
+    assert "at least three answers of the cloud" in text
+    assert f"(`breaker_open`) for {Breaker.FIRST_WAIT_S} s" in text
+    assert f"the wait doubles, up to {Breaker.LONGEST_WAIT_S:.0f} s" in text
+    assert FRESH_S == 2
+    assert "at most two seconds old" in text
+    assert [reserve_s(available_s) for available_s in (0.001, 0.1, 10)] == pytest.approx([0.002, 0.01, 0.025])
+    assert "a tenth is kept back for encoding and the way to the caller, at least 2 ms and at most 25 ms" in text
+
+
+def test_metrics_are_listed_with_their_labels() -> None:
+    metrics = AgentMetrics(lambda: RouterState(breakers={"": Breaker()}))
+    metrics.answered("digits", full_answer())
+    metrics.failed("digits", Refused("no"))
+    metrics.sent("digits", 1)
+    labels = {
+        metric.name + ("_total" if metric.type == "counter" else ""): {
+            label for sample in metric.samples for label in sample.labels if label != "le"
+        }
+        for metric in metrics.registry.collect()
+    }
+    said = {row[0].strip("`"): set(SPAN.findall(row[1])) for row in table(POLICY, "metric")}
+    assert said == labels
+
+
+# --- What is mentioned exists
+
+
+@pytest.mark.parametrize("page", [POLICY, ARCHITECTURE, TROUBLESHOOTING], ids=lambda page: page.stem)
+def test_mentioned_files_exist(page: Path) -> None:
+    paths = re.findall(r"(?:edge|cloud|shared|protos|tests|docs|examples|\.ci)/[\w./-]*\w", prose(page))
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_walk_mentions_files() -> None:
+    assert sum(span.endswith(".py") for span in spans(ARCHITECTURE)) > 20
+
+
+@cache
+def sources() -> tuple[ast.Module, ...]:
+    """Every module of the four roots, parsed."""
+    roots = ("edge", "cloud", "shared", "protos")
+    return tuple(ast.parse(path.read_text(encoding="utf-8")) for root in roots for path in ROOT.glob(f"{root}/**/*.py"))
+
+
+def members(node: ast.ClassDef) -> Iterator[str]:
+    """Names of a class: methods, fields, and what its methods set on `self`."""
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.FunctionDef, ast.ClassDef)):
+            yield inner.name
+        elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            yield inner.attr
+    for statement in node.body:
+        yield from assigned(statement)
+
+
+def assigned(node: ast.stmt) -> Iterator[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    for target in targets:
+        yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+@cache
+def symbols() -> frozenset[str]:
+    """Functions, classes and constants by name, members of classes as `Class.member` and by their own name."""
+    found: set[str] = set()
+    for module in sources():
+        for statement in module.body:
+            found.update(assigned(statement))
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef):
+                found.update(name for member in members(node) for name in (member, f"{node.name}.{member}"))
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                found.add(node.name)
+    return frozenset(found)
+
+
+@cache
+def texts() -> frozenset[str]:
+    """Every text of the code, with `…` for what is filled in."""
+    found: set[str] = set()
+    for module in sources():
+        for node in ast.walk(module):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                found.add("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return frozenset(found)
+
+
+def is_known(name: str) -> bool:
+    """Whether a name is one of the code, of a package that can be imported, of an entry-point group, or a text."""
+    if name in symbols() or name in texts() or name in entry_points().groups:
+        return True
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_names_in_the_walk_exist() -> None:
+    mentioned = [span for span in spans(ARCHITECTURE) if re.fullmatch(r"\w+(\.\w+)*", span)]
+    assert len(mentioned) > 60
+    assert sorted({name for name in mentioned if not is_known(name)}) == []
+
+
+def test_names_that_do_not_exist_are_noticed() -> None:
+    assert not is_known("Handling.gone")
+    assert not is_known("upwell.edge.gone")
+    assert is_known("Handling._settle")
+    assert is_known("Decision.give_up_s")
+
+
+# --- troubleshooting.md
+
+
+def quoted() -> list[str]:
+    """The texts of the program that the page quotes: code in the first column that is more than a word."""
+    rows = [*table(TROUBLESHOOTING, "it says"), *table(TROUBLESHOOTING, "status and text")]
+    return [span for row in rows for span in SPAN.findall(row[0])]
+
+
+def test_quoted_texts_are_those_of_the_program() -> None:
+    corpus = "\n".join(texts())
+    stale = [text for text in quoted() for part in text.split("…") if part.strip(" ;:,") not in corpus]
+    assert len(quoted()) > 20
+    assert stale == []
+
+
+def test_each_degraded_reason_has_a_remedy() -> None:
+    assert set(names(TROUBLESHOOTING, "reason")) == {str(reason) for reason in DEGRADED}
