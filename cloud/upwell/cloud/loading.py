@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from upwell.cloud.batching.batcher import Batcher, works_by_rows
+from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings
+from upwell.cloud.engines.checks import works_by_rows
 from upwell.cloud.engines.loading import engine_type
 from upwell.cloud.repository.repository import ModelFolder, scan
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem

@@ -89,7 +89,7 @@ class Agent:
         if self._closed:
             raise Unavailable("the agent is closed")
         try:
-            if arrived_s >= deadline_s:
+            if not arrived_s < deadline_s:  # so that NaN is no deadline to work for either
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
             answer = Handling(self._desk, served, inputs, deadline_s, tags, id or uuid.uuid4().hex, arrived_s).run()
         except UpwellError as error:

@@ -33,6 +33,7 @@ from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 from upwell.shared.routing.rules import Subject
 from upwell.shared.routing.state import Decision, EdgeRan, Signals
+from upwell.shared.signature.images import encode_for_uplink
 from upwell.shared.tensors import Array
 
 
@@ -57,14 +58,17 @@ class Handling:
         self._arrived_s = arrived_s
         self._rows = model.edge.signature.check_inputs(inputs) if model.edge else 1
         self._all_rows = tuple(range(self._rows))
-        sizes = model.edge.signature.row_sizes_bytes(inputs) if model.edge else (_size_bytes(inputs),)
+        has_cloud = bool(model.cloud_model) and desk.uplink is not None
+        # Pictures are encoded before anything is decided, since it is the bytes really sent that decide.
+        self._sent_inputs = encode_for_uplink(model.edge.signature, inputs) if model.edge and has_cloud else inputs
+        sizes = model.edge.signature.row_sizes_bytes(self._sent_inputs) if model.edge else (_size_bytes(inputs),)
         self._signals = Signals(
             subject=Subject(model.name, tags, max(sizes), time.time()),
             row_sizes_bytes=sizes,
             arrived_s=arrived_s,
             caller_deadline_s=deadline_s,
             has_edge=model.edge is not None,
-            has_cloud=bool(model.cloud_model) and desk.uplink is not None,
+            has_cloud=has_cloud,
             has_scores=model.edge is not None and model.edge.signature.scores is not None,
             edge_ahead=model.edge.lane.ahead if model.edge else 0,
         )
@@ -110,12 +114,13 @@ class Handling:
 
     def _second_decision(self, first: Decision, rest: tuple[int, ...], outputs: Mapping[str, Array]) -> Decision:
         assert self._edge is not None and self._edge.signature.scores is not None  # noqa: S101, PT018  it ran, with scores
-        scores = self._edge.signature.scores
-        measured = hardness(outputs[scores.name], first.verdict.settings.measure, logits=scores.kind == "logits")
+        signature, scores = self._edge.signature, self._edge.signature.scores
+        values = outputs[scores.name] if signature.has_rows else outputs[scores.name][None]
+        measured = hardness(values, first.verdict.settings.measure, logits=scores.kind == "logits")
         by_row = dict(zip(rest, measured, strict=True))
         rows = _without(rest, first.kept_rows)
-        values = tuple(by_row[row] for row in rows)
-        return self._desk.router.decide(replace(self._signals, scored_rows=rows, hardness=values))
+        asked = replace(self._signals, scored_rows=rows, hardness=tuple(by_row[row] for row in rows))
+        return self._desk.router.decide(asked)
 
     def _lift_after_edge_failure(self, error: ModelFailed, rows: tuple[int, ...]) -> tuple[Plan, Reason]:
         """The device failed: everything that it should have answered goes up, if it may."""
@@ -127,17 +132,17 @@ class Handling:
         return Plan.CLOUD, Reason.EDGE_FAILED
 
     def _send(self, decision: Decision) -> None:
-        inputs = self._select(decision.up_rows)
+        inputs = self._select(self._sent_inputs, decision.up_rows)
         self._ascents.append(Ascent(self._desk, self._model, decision, inputs, self._id))
 
-    def _select(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
+    def _select(self, inputs: Mapping[str, Array], rows: tuple[int, ...]) -> Mapping[str, Array]:
         if len(rows) == self._rows or self._model.edge is None:
-            return self._inputs
-        return self._model.edge.signature.select_rows(self._inputs, rows)
+            return inputs
+        return self._model.edge.signature.select_rows(inputs, rows)
 
     def _run_edge(self, rows: tuple[int, ...], deadline_s: float) -> Mapping[str, Array]:
         assert self._edge is not None  # noqa: S101  asked for only where there is one
-        run = self._edge.run(self._select(rows), deadline_s)
+        run = self._edge.run(self._select(self._inputs, rows), deadline_s)
         self._desk.router.observe(EdgeRan(self._model.name, len(rows), run.duration_s))
         self._edge_s = (self._edge_s or 0.0) + run.duration_s
         self._edge_parts.append((rows, run.outputs))
@@ -260,10 +265,13 @@ def _without(rows: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
 
 def _size_bytes(inputs: Mapping[str, Array]) -> int:
     """Bytes of a request to a model whose signature only the cloud knows."""
-    return sum(
-        sum(len(item) + 4 for item in array.flat) if array.dtype == np.object_ else array.nbytes
-        for array in inputs.values()
-    )
+    try:
+        return sum(
+            sum(len(item) + 4 for item in array.flat) if array.dtype == np.object_ else array.nbytes
+            for array in inputs.values()
+        )
+    except TypeError:
+        raise InvalidRequest("an array of objects holds something other than bytes") from None
 
 
 def _refusal(decision: Decision) -> UpwellError:

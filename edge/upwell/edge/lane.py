@@ -66,16 +66,23 @@ class Lane:
             ticket = (deadline_s, next(self._order), gate)
             heapq.heappush(self._waiting, ticket)
         timeout_s = min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX)
-        if gate.acquire(timeout=timeout_s):
-            return
+        try:
+            admitted = gate.acquire(timeout=timeout_s)
+        except BaseException:
+            self._withdraw(ticket)
+            raise
+        if not admitted:
+            self._withdraw(ticket)
+            raise DeadlineExceeded("the device was busy until the deadline")
+
+    def _withdraw(self, ticket: tuple[float, int, threading.Lock]) -> None:
+        """Stop waiting; a turn that came in that very moment is passed on."""
         with self._lock:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
                 heapq.heapify(self._waiting)
-                raise DeadlineExceeded("the device was busy until the deadline")
-        # The turn came in the moment between the timeout and the lock: it is ours to pass on.
+                return
         self._leave()
-        raise DeadlineExceeded("the device was busy until the deadline")
 
     def _leave(self) -> None:
         with self._lock:

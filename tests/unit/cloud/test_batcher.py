@@ -1,5 +1,6 @@
 """Queue, batches and deadlines, with the fake engine held and let go by events."""
 
+import contextlib
 import gc
 import threading
 import time
@@ -317,20 +318,43 @@ def test_many_callers_at_once_all_get_their_own_answer(pool: ThreadPoolExecutor)
     assert batcher.waiting == 0
 
 
-def test_the_tensors_of_a_request_are_freed_with_its_answer() -> None:
-    engine = FakeEngine()
-    batcher = Batcher(engine, max_batch=4)
+def fine(batch: Batch) -> dict[str, Array]:
+    return {"y": batch["x"] * 2}
+
+
+def failing(batch: Batch) -> dict[str, Array]:
+    raise ModelFailed("always")
+
+
+@pytest.mark.parametrize(("answer", "left_s"), [(fine, 5.0), (failing, 5.0), (fine, -1.0)])
+def test_the_tensors_of_a_request_are_freed_with_its_answer(
+    answer: Callable[[Batch], dict[str, Array]], left_s: float
+) -> None:
+    engine = FakeEngine(answer)
     inputs = x(1)
     alive = weakref.ref(inputs["x"])
     gc.disable()  # a reference cycle would keep them until the next collection
     try:
-        outputs = batcher.run(inputs, Call()).outputs
+        with contextlib.suppress(ModelFailed, DeadlineExceeded):
+            Batcher(engine, max_batch=4).run(inputs, due(left_s))
         del inputs
         engine.batches.clear()
-        assert outputs["y"][0, 0] == 2
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_a_long_request_that_becomes_hopeless_stops_between_its_pieces() -> None:
+    call = Call()
+
+    def leave(batch: Batch) -> dict[str, Array]:
+        call.cancelled.set()
+        return fine(batch)
+
+    engine = FakeEngine(leave)
+    with pytest.raises(CallerLeft):
+        Batcher(engine, max_batch=2).run(x(1, 2, 3, 4, 5), call)
+    assert [firsts(batch) for batch in engine.batches] == [[1, 2]]
 
 
 def test_check_says_before_any_work_what_run_would_say(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:

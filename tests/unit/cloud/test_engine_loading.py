@@ -11,7 +11,8 @@ from upwell.shared.tensors import TensorSpec
 
 
 def test_engines_come_from_their_entry_points() -> None:
-    assert [engine_type("onnx"), engine_type("torch")] == [OnnxEngine, TorchEngine]
+    found: list[object] = [engine_type("onnx"), engine_type("torch")]
+    assert found == [OnnxEngine, TorchEngine]
     with pytest.raises(ConfigError, match="unknown engine 'jax'; installed: onnx, torch"):
         engine_type("jax")
 

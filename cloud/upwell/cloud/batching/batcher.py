@@ -16,9 +16,10 @@ import numpy as np
 from upwell.cloud.batching.choosing import choose
 from upwell.cloud.batching.run_times import RunTimes
 from upwell.cloud.engines.base import Engine
+from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused, UpwellError
 from upwell.shared.oip.dataplane import Call
-from upwell.shared.tensors import Array, TensorSpec
+from upwell.shared.tensors import Array
 
 _PATIENCE_S = 10.0
 
@@ -54,6 +55,11 @@ class _Entry:
     mates: Sequence[_Entry] = ()
     ran: Ran | None = None
     error: Exception | None = None
+
+    def take_error(self) -> Exception | None:
+        """The error, of which the entry then knows no more."""
+        error, self.error = self.error, None
+        return error
 
 
 class Batcher:
@@ -101,9 +107,7 @@ class Batcher:
         """Raise what `run` would raise now anyway, before anything is spent on preparing the inputs of `call`."""
         now_s = self._clock()
         with self._lock:
-            error = self._hopeless(call, 1, now_s)
-            if error is not None:
-                raise error
+            _raise(self._hopeless(call, 1, now_s))
             self._check_room(now_s)
 
     def run(self, inputs: Mapping[str, Array], call: Call) -> Ran:
@@ -118,8 +122,7 @@ class Batcher:
             self._await_turn(entry, entry.turn)
         if entry.leads:
             self._lead(entry)
-        if entry.error is not None:
-            raise entry.error
+        _raise(entry.take_error())
         if entry.ran is None:
             raise ModelFailed("the run was broken off")
         return entry.ran
@@ -131,9 +134,7 @@ class Batcher:
         group = [(array.dtype, array.shape[1:]) for array in inputs.values()] if self._max_batch > 1 else None
         entry = _Entry(inputs, call, call.deadline_s, rows, group, now_s)
         with self._lock:
-            error = self._hopeless(call, rows, now_s)
-            if error is not None:
-                raise error
+            _raise(self._hopeless(call, rows, now_s))
             if self._free:
                 self._free -= 1
                 entry.leads = True
@@ -272,8 +273,7 @@ class Batcher:
             return self._timed(entry.inputs, entry.rows)
         pieces = []
         for start in range(0, entry.rows, step):
-            if entry.call.cancelled.is_set():
-                raise CallerLeft("the caller has left")
+            _raise(self._hopeless(entry.call, entry.rows - start, self._clock()))
             piece = {name: array[start : start + step] for name, array in entry.inputs.items()}
             pieces.append(self._timed(piece, min(step, entry.rows - start)))
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
@@ -287,10 +287,16 @@ class Batcher:
         return outputs
 
 
-def works_by_rows(engine: Engine) -> bool:
-    """Whether every input and output of the engine has a first dimension that varies."""
-    specs: Iterable[TensorSpec] = (*engine.inputs, *engine.outputs)
-    return all(spec.shape and spec.shape[0] == -1 for spec in specs)
+def _raise(error: Exception | None) -> None:
+    """Raise it, if there is one, without a name left for it in any frame of its traceback.
+
+    Such a name would be a reference cycle, which keeps the tensors of a failed request like one in `_Entry`.
+    """
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
 
 
 def _wake(entries: Iterable[_Entry]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from upwell.cloud.engines.base import Engine
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
@@ -30,6 +31,11 @@ def check_batch(batch: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None
 def shape_fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether a shape is one of those `expected` describes (-1: any size)."""
     return len(shape) == len(expected) and all(want in (-1, got) for got, want in zip(shape, expected, strict=True))
+
+
+def works_by_rows(engine: Engine) -> bool:
+    """Whether every input and output of the engine has a first dimension that varies."""
+    return all(spec.shape and spec.shape[0] == -1 for spec in (*engine.inputs, *engine.outputs))
 
 
 def zero_batch(specs: Sequence[TensorSpec], rows: int) -> dict[str, Array] | None:

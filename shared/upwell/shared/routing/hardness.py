@@ -8,8 +8,8 @@ Every measure is a function of the class probabilities p of one row, p₁ ≥ p�
 - `entropy`: −Σ pᵢ ln pᵢ / ln n, in 0..1, with 0·ln 0 = 0 (Shannon, normalized by its maximum). Hard when above.
 
 A row with a single score is read as the probability (or the logit, by the sigmoid) of "yes" against "no". A row with
-several score vectors (shape [rows, positions, classes]) is as hard as its hardest position. Scores that are not finite give NaN,
-which counts as hard whatever the threshold.
+several score vectors (shape [rows, positions, classes]) is as hard as its hardest position. Scores that are not
+finite give NaN, which counts as hard whatever the threshold.
 """
 
 from __future__ import annotations

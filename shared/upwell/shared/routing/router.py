@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from upwell.shared.routing.breaker import Admission, Breaker
+from upwell.shared.routing.edge_time import NO_EDGE_TIME, EdgeTime
 from upwell.shared.routing.estimators import RunTimes
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy import Policy
@@ -120,15 +121,15 @@ class _Ascent:
 def _before_edge(state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, now_s: float) -> Decision:
     rows = tuple(range(len(signals.row_sizes_bytes)))
     wanted, reason = _candidates(signals, verdict, rows)
-    edge = _EdgeTime.of(state, signals, len(rows), now_s)
+    edge = EdgeTime.of(state, signals, len(rows), now_s)
     if not signals.has_edge:
         ascent = _ascent(state, signals, verdict, horizon, edge, rows, now_s)
         up, refusal = (rows, "") if ascent.obstacle is None else ((), _no_edge_refusal(ascent, verdict))
         return _decision(horizon, verdict, edge, ascent, Plan.CLOUD, reason, up=up, kept=rows, refusal=refusal)
     ascent = _ascent(state, signals, verdict, horizon, edge, wanted, now_s) if wanted else _Ascent(None)
     up = wanted if ascent.obstacle is None else ()
-    here = edge if not up else _EdgeTime.of(state, signals, len(rows) - len(up), now_s)
-    if len(up) < len(rows) and not here.in_time(horizon, now_s):
+    here = edge if not up else EdgeTime.of(state, signals, len(rows) - len(up), now_s)
+    if len(up) < len(rows) and not here.in_time(horizon.deadline_s, now_s):
         return _around_busy_edge(state, signals, verdict, horizon, here, now_s)
     escalate = len(wanted) < len(rows) and _may_escalate(signals, verdict)
     plan = Plan.CLOUD if len(up) == len(rows) else Plan.CASCADE if escalate or up else Plan.EDGE
@@ -144,13 +145,13 @@ def _after_edge(state: RouterState, signals: Signals, verdict: Verdict, horizon:
         if is_hard(value, settings.measure, settings.threshold)
     )
     if not hard:
-        return _decision(horizon, verdict, _NO_EDGE_TIME, _Ascent(None), Plan.CASCADE, Reason.EASY)
+        return _decision(horizon, verdict, NO_EDGE_TIME, _Ascent(None), Plan.CASCADE, Reason.EASY)
     if settings.objective == "latency":  # the edge answer is there: no cloud can be sooner
         ascent = _Ascent(Reason.CLOUD_NOT_BETTER)
     else:
-        ascent = _ascent(state, signals, verdict, horizon, _NO_EDGE_TIME, hard, now_s)
+        ascent = _ascent(state, signals, verdict, horizon, NO_EDGE_TIME, hard, now_s)
     up = hard if ascent.obstacle is None else ()
-    return _decision(horizon, verdict, _NO_EDGE_TIME, ascent, Plan.CASCADE, Reason.HARD, up=up, kept=hard)
+    return _decision(horizon, verdict, NO_EDGE_TIME, ascent, Plan.CASCADE, Reason.HARD, up=up, kept=hard)
 
 
 def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tuple[tuple[int, ...], Reason]:
@@ -182,45 +183,10 @@ def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _EdgeTime:
-    """What the device is predicted to need for this request, behind the runs that it already owes.
-
-    `usual_s` is what it took lately and decides on admission; `cautious_s`, at the 99th percentile, decides how early a
-    run starts that stands in for the cloud. NaN where nothing was measured, or there is no edge side.
-    """
-
-    usual_s: float
-    cautious_s: float
-    fastest_s: float
-    is_known: bool
-
-    @classmethod
-    def of(cls, state: RouterState, signals: Signals, rows: int, now_s: float) -> _EdgeTime:
-        times = state.edge.get(signals.subject.model)
-        window = None if times is None or not signals.has_edge else times.expect(rows)
-        if window is None:
-            return _NO_EDGE_TIME
-        queue_s = signals.edge_ahead * window.p50_s
-        return cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, window.is_known(now_s))
-
-    def in_time(self, horizon: _Horizon, now_s: float) -> bool:
-        """Whether the device is predicted to answer by the deadline.
-
-        What was measured a while ago may be one bad moment, kept for ever because nothing ran since: then it is tried,
-        unless not even its fastest run would have done.
-        """
-        needed_s = self.usual_s if self.is_known else self.fastest_s
-        return now_s < horizon.deadline_s and not now_s + needed_s > horizon.deadline_s  # NaN: the unknown is tried
-
-
-_NO_EDGE_TIME = _EdgeTime(math.nan, math.nan, math.nan, is_known=False)
-
-
 def _decision(
     horizon: _Horizon,
     verdict: Verdict,
-    edge: _EdgeTime,
+    edge: EdgeTime,
     ascent: _Ascent,
     plan: Plan,
     reason: Reason,
@@ -255,7 +221,7 @@ def _ascent(
     signals: Signals,
     verdict: Verdict,
     horizon: _Horizon,
-    edge: _EdgeTime,
+    edge: EdgeTime,
     rows: tuple[int, ...],
     now_s: float,
 ) -> _Ascent:
@@ -293,13 +259,16 @@ def _predict_cloud_s(state: RouterState, signals: Signals, rows: tuple[int, ...]
 
 
 def _around_busy_edge(
-    state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, edge: _EdgeTime, now_s: float
+    state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, edge: EdgeTime, now_s: float
 ) -> Decision:
     """Every row up where the device is too busy and nothing speaks against the cloud, else a refusal."""
     rows = tuple(range(len(signals.row_sizes_bytes)))
     ascent = _ascent(state, signals, verdict, horizon, edge, rows, now_s)
     if ascent.obstacle is None:
-        return _decision(horizon, verdict, edge, ascent, Plan.CLOUD, Reason.EDGE_BUSY, up=rows)
+        decision = _decision(horizon, verdict, edge, ascent, Plan.CLOUD, Reason.EDGE_BUSY, up=rows)
+        return replace(
+            decision, fallback_start_s=horizon.give_up_s
+        )  # the device is asked only once the cloud has failed
     refusal = (
         f"no allowed route is predicted to answer in time: {(horizon.deadline_s - now_s) * 1e3:.1f} ms are left and "
         f"the device needs {edge.usual_s * 1e3:.1f} ms behind {signals.edge_ahead} other requests"

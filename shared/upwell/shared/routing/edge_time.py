@@ -1,0 +1,43 @@
+"""What the device is predicted to need for one request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from upwell.shared.routing.state import RouterState, Signals
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTime:
+    """What the device is predicted to need for this request, behind the runs that it already owes.
+
+    `usual_s` is what it took lately and decides on admission; `cautious_s`, at the 99th percentile, decides how early a
+    run starts that stands in for the cloud. NaN where nothing was measured, or there is no edge side.
+    """
+
+    usual_s: float
+    cautious_s: float
+    fastest_s: float
+    is_known: bool
+
+    @classmethod
+    def of(cls, state: RouterState, signals: Signals, rows: int, now_s: float) -> EdgeTime:
+        times = state.edge.get(signals.subject.model)
+        window = None if times is None or not signals.has_edge else times.expect(rows)
+        if window is None:
+            return NO_EDGE_TIME
+        queue_s = signals.edge_ahead * window.p50_s
+        return cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, window.is_known(now_s))
+
+    def in_time(self, deadline_s: float, now_s: float) -> bool:
+        """Whether the device is predicted to answer by `deadline_s`.
+
+        What was measured a while ago may be one bad moment, kept for ever because nothing ran since: then it is tried,
+        unless not even its fastest run would have done.
+        """
+        needed_s = self.usual_s if self.is_known else self.fastest_s
+        return now_s < deadline_s and not now_s + needed_s > deadline_s  # NaN: the unknown is tried
+
+
+NO_EDGE_TIME = EdgeTime(math.nan, math.nan, math.nan, is_known=False)

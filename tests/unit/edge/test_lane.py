@@ -1,0 +1,216 @@
+"""The lane: one at a time, the most urgent first, and never lost, whoever leaves it and how."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from upwell.edge.lane import Lane
+from upwell.shared.errors import DeadlineExceeded
+
+PATIENT_S = 20.0
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something that other threads bring about."""
+    limit_s = time.monotonic() + PATIENT_S
+    while not true():
+        assert time.monotonic() < limit_s, "it never came"
+
+
+@contextmanager
+def holding(lane: Lane) -> Iterator[threading.Event]:
+    """The lane held by another thread until the event is set, or the block ends."""
+    release, held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lane.turn(math.inf):
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield release
+    finally:
+        release.set()
+        thread.join()
+
+
+def assert_free(lane: Lane) -> None:
+    """Nobody holds it, nobody waits, and the next turn is to be had at once."""
+    assert lane.ahead == 0
+    with lane.turn(time.monotonic() + PATIENT_S):
+        assert lane.ahead == 1
+    assert lane.ahead == 0
+
+
+def test_a_turn_is_counted_while_it_lasts() -> None:
+    lane = Lane()
+    assert lane.ahead == 0
+    with lane.turn(math.inf):
+        assert lane.ahead == 1
+    assert_free(lane)
+
+
+def test_one_after_the_other_the_most_urgent_first_and_equals_in_order() -> None:
+    lane = Lane()
+    far_s = time.monotonic() + 1000
+    deadlines = [far_s + 3, far_s + 1, math.inf, far_s + 2, far_s + 1, math.inf]
+    order: list[int] = []
+
+    def wait_for_turn(index: int) -> None:
+        with lane.turn(deadlines[index]):
+            order.append(index)
+
+    with holding(lane) as release:
+        threads = []
+        for index in range(len(deadlines)):
+            threads.append(threading.Thread(target=wait_for_turn, args=(index,)))
+            threads[-1].start()
+            until(lambda count=index + 2: lane.ahead == count)  # type: ignore[misc]  # bound now
+        release.set()
+        for thread in threads:
+            thread.join()
+    assert order == [1, 4, 3, 0, 2, 5]
+    assert_free(lane)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 1e-9, 5.0, math.inf])
+def test_a_deadline_that_has_passed_leaves_a_busy_lane_at_once(late_s: float) -> None:
+    lane = Lane()
+    with holding(lane):
+        with pytest.raises(DeadlineExceeded, match="busy until the deadline"), lane.turn(time.monotonic() - late_s):
+            pytest.fail("the lane was held twice")
+        assert lane.ahead == 1
+    assert_free(lane)
+
+
+def test_a_deadline_that_comes_while_waiting_ends_the_wait() -> None:
+    lane = Lane()
+    with holding(lane):
+        begin_s = time.monotonic()
+        with pytest.raises(DeadlineExceeded), lane.turn(begin_s + 0.05):
+            pytest.fail("the lane was held twice")
+        assert time.monotonic() - begin_s >= 0.05
+    assert_free(lane)
+
+
+def test_who_leaves_the_queue_does_not_hold_up_those_behind() -> None:
+    lane = Lane()
+    went: list[str] = []
+
+    def patient() -> None:
+        with lane.turn(math.inf):
+            went.append("patient")
+
+    with holding(lane) as release:
+        thread = threading.Thread(target=patient)
+        thread.start()
+        until(lambda: lane.ahead == 2)
+        with pytest.raises(DeadlineExceeded), lane.turn(time.monotonic() + 0.02):
+            pass
+        release.set()
+        thread.join()
+    assert went == ["patient"]
+    assert_free(lane)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_error_inside_a_turn_gives_the_lane_back(error: type[BaseException]) -> None:
+    lane = Lane()
+    with pytest.raises(error), lane.turn(math.inf):
+        raise error
+    assert_free(lane)
+
+
+class Stopped(BaseException):
+    """As KeyboardInterrupt: raised by a signal, wherever the main thread is."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
+def test_who_is_interrupted_while_waiting_does_not_take_the_lane_along() -> None:
+    lane = Lane()
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    main = threading.main_thread().ident
+    assert main == threading.get_ident()
+
+    def interrupt() -> None:
+        until(lambda: lane.ahead == 2)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with holding(lane):
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            with pytest.raises(Stopped), lane.turn(time.monotonic() + PATIENT_S):
+                pytest.fail("the lane was held twice")
+            thread.join()
+            assert lane.ahead == 1
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert_free(lane)
+
+
+def test_under_stress_nobody_shares_the_lane_and_nobody_loses_it() -> None:
+    lane = Lane()
+    inside, counts = [0], {"ran": 0, "late": 0, "failed": 0}
+    counting = threading.Lock()
+
+    def count(what: str) -> None:
+        with counting:
+            counts[what] += 1
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(150):
+            try:
+                with lane.turn(time.monotonic() + rng.choice((-1.0, 0.0, 1e-5, 1e-4, 1e-3, 1.0, math.inf))):
+                    inside[0] += 1
+                    assert inside[0] == 1
+                    if rng.random() < 0.05:
+                        time.sleep(0)
+                    inside[0] -= 1
+                    if rng.random() < 0.3:
+                        raise ValueError
+                    count("ran")
+            except DeadlineExceeded:
+                count("late")
+            except ValueError:
+                count("failed")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(counts.values()) == 12 * 150
+    assert counts["ran"] > 0
+    assert counts["failed"] > 0
+    assert_free(lane)
+
+
+def test_a_turn_that_is_handed_on_in_the_moment_of_the_timeout_is_not_lost() -> None:
+    lane = Lane()
+    for _ in range(300):
+        with holding(lane) as release:
+            release.set()
+            try:
+                with lane.turn(time.monotonic() + 2e-5):
+                    pass
+            except DeadlineExceeded:
+                pass
+        assert lane.ahead == 0
+    assert_free(lane)

@@ -1,0 +1,112 @@
+"""The router's state under many threads, and the only lines that it logs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+
+import pytest
+
+from tests.unit.edge.agents import policy
+from upwell.edge.router_cell import RouterCell
+from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.state import LINK, CloudAnswered, CloudFailure, Decision, EdgeRan, Signals
+
+UP = "defaults: {deadline: 10s}\nrules: [{name: up, match: {}, route: cloud}]"
+
+
+def request() -> Signals:
+    """A request that arrives now."""
+    return Signals(Subject("m", {}, 10, time.time()), (10,), time.monotonic())
+
+
+def probing_cell() -> RouterCell:
+    """A cell of which the breaker lets a probe through."""
+    cell = RouterCell(policy(UP))
+    for _ in range(Breaker.FAILURES):
+        cell.observe(CloudFailure("m", Reason.CLOUD_UNAVAILABLE))
+    limit_s = time.monotonic() + 5
+    while cell.state.breakers[LINK].open_until_s > time.monotonic():
+        assert time.monotonic() < limit_s
+    return cell
+
+
+def test_of_many_that_ask_at_once_one_gets_the_probe_and_nobody_waits_for_ever() -> None:
+    cell = probing_cell()
+    start, decisions = threading.Barrier(16), list[Decision]()
+
+    def ask() -> None:
+        start.wait()
+        decisions.append(cell.decide(request()))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(decisions) == 16
+    assert sorted(decision.probes for decision in decisions) == [()] * 15 + [(LINK,)]
+    assert sum(bool(decision.up_rows) for decision in decisions) == 1
+    assert {decision.reason for decision in decisions if not decision.up_rows} == {Reason.BREAKER_OPEN}
+
+
+def test_no_outcome_is_lost_between_threads() -> None:
+    cell = RouterCell(policy(UP))
+
+    def learn(index: int) -> None:
+        for _ in range(100):
+            cell.observe(EdgeRan(f"m{index}", 1, 0.001))
+            cell.decide(request())
+
+    threads = [threading.Thread(target=learn, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert {name: len(times.windows[1].samples_s) for name, times in cell.state.edge.items()} == {
+        f"m{index}": 64 for index in range(8)
+    }
+
+
+def test_the_state_is_a_picture_that_does_not_change() -> None:
+    cell = RouterCell(policy(UP))
+    before = cell.state
+    cell.observe(EdgeRan("m", 1, 0.1))
+    assert before.edge == {}
+    assert cell.state is not before
+
+
+def test_a_decision_knows_the_clock() -> None:
+    cell = RouterCell(policy("defaults: {deadline: 10s}"))
+    begin_s = time.monotonic()
+    decision = cell.decide(request())
+    assert begin_s + 10 <= decision.deadline_s <= time.monotonic() + 10
+    assert math.isnan(decision.predicted_edge_s)
+
+
+def test_giving_up_the_cloud_and_its_return_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    cell = RouterCell(policy(UP))
+    with caplog.at_level(logging.DEBUG, "upwell"):
+        for _ in range(50):
+            cell.observe(CloudFailure("m", Reason.CLOUD_DEADLINE))
+        for _ in range(50):
+            cell.observe(CloudAnswered("m", 1, 10, 0.01, 0.0))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the cloud fails (the whole service): answering on the device and probing",
+        "the cloud answers again (the whole service)",
+    ]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_a_model_that_fails_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    cell = RouterCell(policy(UP))
+    with caplog.at_level(logging.DEBUG, "upwell"):
+        for _ in range(3):
+            cell.observe(CloudFailure("m", Reason.CLOUD_MODEL_MISSING))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the cloud fails (m): answering on the device and probing"
+    ]
