@@ -33,6 +33,7 @@ check: .venv/.dev  ## lint, types, layers, generated code
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python .ci/write_configuration.py --check
 
 check-platforms: .venv/.dev  ## resolve the extras for every supported platform and write docs/platforms.md
 	$(BIN)/python .ci/check_platforms.py

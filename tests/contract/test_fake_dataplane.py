@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.contract.dataplane import DataplaneContract, Subject
 
+from tests.contract.dataplane import DataplaneContract, Subject
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.tensors import DTYPES
 

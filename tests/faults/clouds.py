@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import grpc
 import numpy as np
-from tests.faults.oracles import cloud_scores
 
+from tests.faults.oracles import cloud_scores
 from upwell.shared.oip import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.tensors import Array

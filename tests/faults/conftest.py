@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.faults.certificates import Authority
 from tests.faults.clouds import ScriptedCloud, good
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
 from tests.faults.proxy import Proxy
-
 from upwell.edge import Agent
 from upwell.edge.dataplane import AgentDataplane
 from upwell.shared.oip.client import OipClient

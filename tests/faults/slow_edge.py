@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from tests.faults.oracles import CLOUD_MODEL
 
+from tests.faults.oracles import CLOUD_MODEL
 from upwell.edge import Agent
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime

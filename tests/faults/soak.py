@@ -4,7 +4,7 @@ A steady stream of requests (open loop: each is sent at its time, whatever becam
 whose cloud, `upwell serve` behind a proxy, is killed, frozen, slow and garbled in turn. Each fault begins once the
 cloud answers and ends after its share of the time; then the stream goes on until the cloud answers again.
 
-    python tests/faults/soak.py [--requests 1000] [--rate 20] [--deadline-ms 1000] [--plan cascade]
+    python tests/faults/soak.py [--requests 1000] [--rate 20] [--deadline-ms 1000] [--plan cascade] [--fault killed]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,12 +27,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.faults.ballast import heavy_bundle
 from tests.faults.certificates import Authority
-from tests.faults.oracles import CLOUD_MODELS, cloud_scores, edge_scores, pictures
+from tests.faults.oracles import CLOUD_MODEL, CLOUD_MODELS, cloud_scores, edge_scores, pictures
 from tests.faults.programs import Program
 from tests.faults.proxy import Proxy
 from tests.faults.scene import write_agent
-
 from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError
 from upwell.shared.oip.dataplane import InferRequest
 
@@ -205,22 +205,25 @@ def everything(folder: Path, plan: str) -> Iterator[tuple[Cloud, str]]:
     try:
         section = {"endpoint": cloud.proxy.address, "tls": {"ca": str(cloud.ca)}}
         policy = {"defaults": defaults, "rules": rules}
-        path = write_agent(folder, policy, section, agent={"listen": ["127.0.0.1:0"]})
+        models = {"digits": {"edge": {"bundle": str(heavy_bundle(folder))}, "cloud": {"model": CLOUD_MODEL}}}
+        path = write_agent(folder, policy, section, models, agent={"listen": ["127.0.0.1:0"]})
         with Program(["agent", "-c", str(path)]) as agent:
             yield cloud, agent.address()
     finally:
         cloud.close()
 
 
-def soak(requests: int, rate: float, deadline_ms: float, plan: str = "cascade") -> Report:
+def soak(
+    requests: int, rate: float, deadline_ms: float, plan: str = "cascade", faults: Sequence[str] = FAULTS
+) -> Report:
     """Run it; each fault lasts its share of the time, less what recovering may take."""
-    fault_s = max(1.5, requests / rate / len(FAULTS) - 4.0)
+    fault_s = max(1.5, requests / rate / len(faults) - 4.0)
     report = Report()
     outages: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder, everything(Path(folder), plan) as (cloud, address):
         caller = Caller(address, rate, deadline_ms / 1e3, requests)
         try:
-            for kind in FAULTS:
+            for kind in faults:
                 assert caller.wait_for_cloud(time.monotonic(), 2 * RECOVERY_S) < math.inf, "no answer from the cloud"
                 heal = cloud.fault(kind)
                 gone_s = time.monotonic()
@@ -260,8 +263,9 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=20.0, help="per second")
     parser.add_argument("--deadline-ms", type=float, default=1000.0, help="of each call to the agent")
     parser.add_argument("--plan", choices=["cascade", "direct"], default="cascade")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="only this one; may be repeated")
     given = parser.parse_args()
-    report = soak(given.requests, given.rate, given.deadline_ms, given.plan)
+    report = soak(given.requests, given.rate, given.deadline_ms, given.plan, given.fault or FAULTS)
     print(json.dumps(asdict(report), indent=2))
     shortcomings = report.shortcomings(given.deadline_ms)
     for text in shortcomings:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+
 from tests.faults.clouds import GARBAGE, Behaviour, ScriptedCloud, good, silent, status
 from tests.faults.oracles import edge_scores, picture
 from tests.faults.proxy import Proxy
@@ -27,7 +28,6 @@ from tests.faults.scene import (
     scene,
 )
 from tests.faults.slow_edge import slow_agent
-
 from upwell.edge import Agent
 from upwell.shared.errors import ModelFailed, NoAllowedRoute, Refused, UpwellError
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind

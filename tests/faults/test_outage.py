@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from tests.faults.clouds import ScriptedCloud, good, junk, silent, status
 from tests.faults.proxy import Proxy
 from tests.faults.scene import (
@@ -30,7 +31,6 @@ from tests.faults.scene import (
     until,
 )
 from tests.faults.slow_edge import slow_agent
-
 from upwell.shared.errors import (
     CloudFailed,
     DeadlineExceeded,

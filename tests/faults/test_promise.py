@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from tests.faults.clouds import GARBAGE, Behaviour, ScriptedCloud, good, silent, slow, status
 from tests.faults.raw_servers import BROKEN_FRAMING, RawServer
 from tests.faults.scene import (

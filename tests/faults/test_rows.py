@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.faults.clouds import Behaviour, ScriptedCloud, good, status
 from tests.faults.oracles import cloud_scores, edge_scores, margins, pictures
 from tests.faults.scene import DEADLINE_S, Scene, Seen, scene
-
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.tensors import Array
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from tests.faults.certificates import Authority
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.scene import CASCADE, DIRECT, ONE, Scene, assert_from_cloud, assert_from_edge, assert_recovers, scene

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.faults.certificates import Authority
 
+from tests.faults.certificates import Authority
 from upwell.edge import Agent
 from upwell.edge.dataplane import AgentDataplane
 from upwell.edge.demo.data import ASSETS, digit_png, heldout, pages

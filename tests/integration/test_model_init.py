@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from onnx import helper
 from PIL import Image
+
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
-
 from upwell.edge.runtimes.load import load_runtime
 from upwell.shared.cli import main
 from upwell.shared.signature.description import ModelDescription

@@ -128,7 +128,6 @@ def requests(draw: st.DrawFn) -> Signals:
         has_cloud=draw(st.booleans()),
         has_scores=draw(st.booleans()),
         edge_ahead=draw(st.integers(0, 50)),
-        edge_promised=draw(st.integers(0, 50)),
     )
 
 
@@ -276,7 +275,8 @@ def test_after_anything_that_happened_the_state_is_finite_and_a_decision_is_made
     state, now_s = learn(router, past)
     for times in (*state.edge.values(), *state.cloud.values()):
         for window in times.windows.values():
-            assert 0 <= window.p50_s <= window.p90_s <= window.p99_s < math.inf
+            assert 0 <= window.fastest_s <= window.p50_s <= window.p99_s < math.inf
+            assert window.fastest_s <= window.lately_s <= window.p99_s
     if state.link.samples:
         parts = (state.link.rtt_s, state.link.inverse_bandwidth_s_per_byte, state.link.spread_s)
         assert all(0 <= part < math.inf for part in parts)
@@ -346,11 +346,11 @@ def test_two_probes_are_never_under_way_at_once(script: list[tuple[str, Any]]) -
             if granted and decision.up_rows:
                 calls.append((value, decision.probes))
         elif calls:
-            model, _ = calls.pop(value % len(calls))
+            model, probes = calls.pop(value % len(calls))
             ended: dict[str, Outcome] = {
                 "answer": CloudAnswered(model, 1, 10, 0.01, 0.0),
-                "fail": CloudFailure(model, Reason.CLOUD_UNAVAILABLE),
-                "drop": CloudDropped(model),
+                "fail": CloudFailure(model, Reason.CLOUD_UNAVAILABLE, probes),
+                "drop": CloudDropped(model, probes),
             }
             state = router.observe(state, ended[step], now_s)
         closed = {key for key, breaker in state.breakers.items() if not breaker.is_open}
@@ -377,7 +377,8 @@ def test_a_window_lies_between_its_fastest_and_its_slowest(durations: list[float
     window = LatencyWindow()
     for index, duration_s in enumerate(durations):
         window = window.add(duration_s, index * 0.01)
-    assert min(durations[-64:]) <= window.p50_s <= window.p90_s <= window.p99_s <= max(durations[-64:])
+    assert min(durations[-64:]) == window.fastest_s <= window.p50_s <= window.p99_s <= max(durations[-64:])
+    assert min(durations[-8:]) <= window.lately_s <= max(durations[-8:])
 
 
 @many

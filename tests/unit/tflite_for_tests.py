@@ -10,8 +10,8 @@ from typing import Any
 import flatbuffers  # type: ignore[import-untyped]  # it has no stubs
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from tests.unit.models_for_tests import linear_weights
 
+from tests.unit.models_for_tests import linear_weights
 from upwell.shared.tensors import Array
 
 _TYPES = {

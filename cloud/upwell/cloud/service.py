@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.metadata import version as package_version
 
 from upwell.cloud.loading import BrokenModel, ServedModel
@@ -42,22 +41,11 @@ class CloudService:
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Answer one request. Raises as `Dataplane.infer`; `Unavailable` while draining."""
-        with self._accepted():
-            model = self._find(request.model, request.version)
-            _check_wanted(request, model)
-            if not model.processor.identity:
-                model.batcher.check(call)
-            prepared = model.processor.pre(request.inputs)
-            raw, queue_s, compute_s = _run(model, prepared, call)
-            outputs = model.processor.post(raw, prepared)
-            if request.outputs:
-                outputs = {name: outputs[name] for name in request.outputs}
-            facts: dict[str, Parameter] = {
-                "upwell.cloud_queue_ms": 1e3 * queue_s,
-                "upwell.cloud_compute_ms": 1e3 * compute_s,
-                "upwell.cloud_digest": model.digest,
-            }
-            return InferResponse(model.name, outputs, model.version, request.id, facts)
+        self._begin()
+        try:
+            return _answer(self._find(request.model, request.version), request, call)
+        finally:
+            self._end()
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
         """The signature of a model, and all of its versions that are ready."""
@@ -98,18 +86,17 @@ class CloudService:
         every = (model for versions in self._models.values() for model in versions.values())
         return (model for model in every if isinstance(model, ServedModel))
 
-    @contextmanager
-    def _accepted(self) -> Iterator[None]:
+    def _begin(self) -> None:
         """Count a request as under way."""
         with self._idle:
             if self._draining:
                 raise Unavailable("the service is draining and takes no more requests")
             self._under_way += 1
-        try:
-            yield
-        finally:
-            with self._idle:
-                self._under_way -= 1
+
+    def _end(self) -> None:
+        with self._idle:
+            self._under_way -= 1
+            if self._draining:
                 self._idle.notify_all()
 
     def _find(self, name: str, version: str) -> ServedModel:
@@ -124,9 +111,26 @@ class CloudService:
         return model
 
 
+def _answer(model: ServedModel, request: InferRequest, call: Call) -> InferResponse:
+    _check_wanted(request, model)
+    if not model.processor.identity:
+        model.batcher.check(call)
+    prepared = model.processor.pre(request.inputs)
+    raw, queue_s, compute_s = _run(model, prepared, call)
+    outputs = model.processor.post(raw, prepared)
+    if request.outputs:
+        outputs = {name: outputs[name] for name in request.outputs}
+    facts: dict[str, Parameter] = {
+        "upwell.cloud_queue_ms": 1e3 * queue_s,
+        "upwell.cloud_compute_ms": 1e3 * compute_s,
+        "upwell.cloud_digest": model.digest,
+    }
+    return InferResponse(model.name, outputs, model.version, request.id, facts)
+
+
 def _check_wanted(request: InferRequest, model: ServedModel) -> None:
-    known = [output.name for output in model.processor.signature.outputs]
     for name in request.outputs:
+        known = [output.name for output in model.processor.signature.outputs]
         if name not in known:
             raise InvalidRequest(f"model {model.name!r} has no output {name!r}; there is {', '.join(known)}")
 

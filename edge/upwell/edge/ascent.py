@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, Decision
 from upwell.shared.tensors import Array
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Ascent:
         self.outcome: CloudReply | CloudMiss | None = None
         self._desk = desk
         self._model = model
+        self._id = request_id
         request = InferRequest(model=model.cloud_model, inputs=inputs, id=request_id)
         try:
             self._call = desk.uplink.start(request, decision.verdict, decision.give_up_s)
@@ -86,4 +90,5 @@ class Ascent:
 
     def _take_miss(self, miss: CloudMiss) -> None:
         self.outcome = miss
+        _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, miss.reason, miss.detail)
         self._desk.router.observe(CloudFailure(self._model.name, miss.reason, self.decision.probes))

@@ -20,7 +20,7 @@ from upwell.shared.yaml import load_yaml
 
 DRAIN_S = 10.0
 SPARE_WORKERS = 4
-"""Threads beyond `max_requests`, so that health checks and refusals get through when the agent is full."""
+"""Calls beyond `max_requests` that still get a thread: health checks, and requests to be refused."""
 
 
 def agent(
@@ -36,7 +36,7 @@ def agent(
         signal.signal(number, lambda *_: stop.set())
     with build_agent(config) as running:
         server = start_server(
-            AgentDataplane(running),
+            AgentDataplane(running, settings.max_requests),
             settings.listen,
             max_workers=settings.max_requests + SPARE_WORKERS,
             max_message_bytes=settings.max_message,

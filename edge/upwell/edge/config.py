@@ -14,6 +14,9 @@ from upwell.shared.units import Bytes
 from upwell.shared.yaml import RelativePath
 
 
+DEFAULT_MAX_REQUESTS = 32
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -72,7 +75,9 @@ class AgentSection(_Section):
     tokens: RelativePath | None = Field(None, description="A tokens.yaml with the tokens that callers may use.")
     insecure: bool = Field(False, description="Allow a `listen` off loopback without authentication.")
     max_message: Bytes = Field(DEFAULT_MAX_MESSAGE_BYTES, gt=0, description="Largest message taken or sent.")
-    max_requests: int = Field(32, ge=1, description="Requests handled at once; one more is refused at once.")
+    max_requests: int = Field(
+        DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
+    )
 
     @property
     def security(self) -> ServerSecurity:

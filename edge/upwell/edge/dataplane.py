@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from importlib.metadata import version as package_version
 
 from upwell.edge.agent import Agent
+from upwell.edge.config import DEFAULT_MAX_REQUESTS
 from upwell.edge.models.served import ServedModel
 from upwell.edge.uplink.uplink import REASONS
-from upwell.shared.errors import CloudFailed, InvalidRequest, ModelNotFound
+from upwell.shared.errors import CallerLeft, CloudFailed, InvalidRequest, ModelNotFound, Refused
 from upwell.shared.oip.client import RemoteError
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.signature.processor import versions
@@ -24,12 +26,27 @@ VERSION = "1"
 class AgentDataplane:
     """Adapts an `Agent` to the `Dataplane` interface."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, max_requests: int = DEFAULT_MAX_REQUESTS) -> None:
         self._agent = agent
+        self._max_requests = max_requests
+        self._room = threading.BoundedSemaphore(max_requests)
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
-        """Answer a request; its facts are in the response's parameters (`upwell.route`, `upwell.reason`, ...)."""
+        """Answer a request; its facts are in the response's parameters (`upwell.route`, `upwell.reason`, ...).
+
+        Raises `Refused` at once where `max_requests` are being handled already.
+        """
         arrived_s = time.monotonic()
+        if call.cancelled.is_set():
+            raise CallerLeft("the caller has left")
+        if not self._room.acquire(blocking=False):
+            raise Refused(f"{self._max_requests} requests are being handled already; try again later")
+        try:
+            return self._infer(request, call, arrived_s)
+        finally:
+            self._room.release()
+
+    def _infer(self, request: InferRequest, call: Call, arrived_s: float) -> InferResponse:
         _check_version(request.model, request.version)
         model = self._agent.model(request.model)
         _check_outputs(model, request.outputs)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
-
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.runtimes.load import load_runtime

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from ai_edge_litert.schema_py_generated import BuiltinOperator
-from tests.unit.tflite_for_tests import Op, T, add, mul, save, two_in_two_out
 
+from tests.unit.tflite_for_tests import Op, T, add, mul, save, two_in_two_out
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite import TfliteRuntime
 from upwell.shared.errors import ConfigError, InvalidRequest

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.integration.oip.harness import Authority, Connect, Serve
 
+from tests.integration.oip.harness import Authority, Connect, Serve
 from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.fake import FakeDataplane

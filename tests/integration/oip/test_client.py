@@ -11,8 +11,8 @@ from concurrent import futures
 
 import grpc
 import pytest
-from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 
+from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip import converters
 from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind

@@ -11,8 +11,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from tests.integration.oip.harness import TIMEOUT_S, Serve
 
+from tests.integration.oip.harness import TIMEOUT_S, Serve
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.reflection import service_pool
 from upwell.shared.oip.servicer import METHODS, SERVICE

@@ -13,8 +13,8 @@ import grpc
 import pytest
 from cryptography import x509
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from tests.integration.oip.harness import TIMEOUT_S, Authority, Connect, Serve
 
+from tests.integration.oip.harness import TIMEOUT_S, Authority, Connect, Serve
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest

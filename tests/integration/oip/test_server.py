@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 
+from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2_grpc as pb_grpc
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError

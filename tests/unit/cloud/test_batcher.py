@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from upwell.cloud.batching.batcher import Batcher, Ran
+from upwell.cloud.batching.batcher import Batcher
+from upwell.cloud.batching.entry import Ran
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.oip.dataplane import Call

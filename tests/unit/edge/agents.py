@@ -74,7 +74,7 @@ def rows_of(*probabilities: Sequence[float]) -> dict[str, Array]:
 def sides(answer: Answer) -> str:
     """Which side answered each row, read from the outputs: `e` or `c`; `?` where a row is not in its place."""
     numbers = answer.outputs["fp64"].reshape(-1).tolist()
-    known = {place: "c" for place in range(1, len(numbers) + 1)} | {-place: "e" for place in range(1, len(numbers) + 1)}
+    known = dict.fromkeys(range(1, len(numbers) + 1), "c") | {-place: "e" for place in range(1, len(numbers) + 1)}
     return "".join(known[int(n)] if abs(n) == place else "?" for place, n in enumerate(numbers, 1))
 
 

@@ -134,7 +134,9 @@ def test_it_is_served_over_http() -> None:
 def test_a_port_that_is_taken_is_a_problem_of_the_configuration() -> None:
     server = AgentMetrics(RouterState).serve("127.0.0.1", 0)
     try:
-        with pytest.raises(ConfigError, match=r"agent\.metrics: cannot listen on 127\.0\.0\.1:\d+: Address already in use"):
+        with pytest.raises(
+            ConfigError, match=r"agent\.metrics: cannot listen on 127\.0\.0\.1:\d+: Address already in use"
+        ):
             AgentMetrics(RouterState).serve("127.0.0.1", server.server_port)
     finally:
         server.shutdown()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from upwell.shared.routing.estimators import FRESH_S, WINDOW, LatencyWindow, LinkEstimate, RunTimes
+from upwell.shared.routing.estimators import FRESH_S, RECENT, WINDOW, LatencyWindow, LinkEstimate, RunTimes
 
 STEP_S = 0.05
 
@@ -28,24 +28,42 @@ def test_quantiles_are_ranks_of_the_last_samples(count: int) -> None:
     last = durations[-WINDOW:]
     assert len(built.samples_s) == min(count, WINDOW)
     assert built.p50_s == np.quantile(last, 0.5, method="lower")
-    assert built.p90_s == np.quantile(last, 0.9, method="lower")
     assert built.p99_s == np.quantile(last, 0.99, method="higher")
+    assert min(last[-RECENT:]) <= built.lately_s <= max(last[-RECENT:])
 
 
 def test_an_empty_window_knows_nothing() -> None:
     empty = LatencyWindow()
-    assert math.isnan(empty.p50_s + empty.p90_s + empty.p99_s)
-    assert empty.last_at_s == -math.inf
+    assert math.isnan(empty.p50_s + empty.lately_s + empty.p99_s)
+    assert not empty.is_known(0.0)
 
 
 def test_equal_samples_give_that_sample() -> None:
     built = window([0.005] * 40)
-    assert (built.p50_s, built.p90_s, built.p99_s) == (0.005, 0.005, 0.005)
+    assert (built.p50_s, built.lately_s, built.p99_s) == (0.005, 0.005, 0.005)
 
 
 def test_one_bad_moment_moves_the_slowest_percentile_only() -> None:
     built = window([0.005] * 6 + [1.0])
-    assert (built.p50_s, built.p90_s, built.p99_s) == (0.005, 0.005, 1.0)
+    assert (built.p50_s, built.lately_s, built.p99_s) == (0.005, 0.005, 1.0)
+
+
+def test_a_change_is_followed_within_the_recent_samples() -> None:
+    built = window([0.005] * WINDOW + [0.5] * RECENT)
+    assert (built.p50_s, built.lately_s) == (0.005, 0.5)
+
+
+def test_after_a_silence_old_durations_do_not_outvote_new_ones() -> None:
+    slow = window([0.5] * WINDOW)
+    back = slow.add(0.005, slow.last_at_s + FRESH_S + 0.001)
+    assert (back.lately_s, back.p99_s) == (0.005, 0.5)
+    assert slow.add(0.005, slow.last_at_s + FRESH_S).lately_s == 0.5
+
+
+def test_a_window_is_known_for_a_moment() -> None:
+    built = window([0.005])
+    assert built.is_known(built.last_at_s + FRESH_S)
+    assert not built.is_known(built.last_at_s + FRESH_S + 0.001)
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
@@ -78,8 +96,8 @@ def test_more_rows_than_ever_seen_are_expected_to_take_as_much_longer_and_fewer_
     more, fewer = times.expect(16), times.expect(1)
     assert more is not None
     assert fewer is not None
-    assert (more.p50_s, more.p90_s, more.p99_s, more.last_at_s) == pytest.approx((0.16, 0.16, 0.16, 5.0))
-    assert (fewer.p50_s, fewer.p90_s, fewer.p99_s) == (0.04, 0.04, 0.04)
+    assert (more.p50_s, more.lately_s, more.p99_s, more.last_at_s) == pytest.approx((0.16, 0.16, 0.16, 5.0))
+    assert (fewer.p50_s, fewer.lately_s, fewer.p99_s) == (0.04, 0.04, 0.04)
 
 
 def test_the_nearest_size_speaks_for_one_that_was_never_seen() -> None:

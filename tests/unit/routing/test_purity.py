@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.routing.asking import NOW_S, router, signals
 
+from tests.unit.routing.asking import NOW_S, router, signals
 from upwell.shared.routing import router as routing_module
 from upwell.shared.routing.state import RouterState
 
@@ -21,7 +21,7 @@ STANDARD = {
     "__future__", "collections", "dataclasses", "datetime", "enum", "itertools", "math", "re", "statistics", "typing",
     "zoneinfo",
 }  # fmt: skip
-OTHERS = {"numpy", "pydantic", "upwell"}
+OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
 OWN = ("upwell.shared.routing", "upwell.shared.tensors", "upwell.shared.units")
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""
 

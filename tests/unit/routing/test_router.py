@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
 
+from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.routing.router import reserve_s
 from upwell.shared.routing.state import CloudFailure, Decision, EdgeRan, RouterState
@@ -203,8 +203,8 @@ def test_the_fallback_starts_early_enough_to_be_done_when_the_cloud_is_given_up(
     alone = by.decide(state, signals(), NOW_S)
     assert alone.give_up_s == pytest.approx(NOW_S + 0.975)
     assert alone.fallback_start_s == pytest.approx(NOW_S + 0.975 - 0.1)
-    crowd = by.decide(state, signals(edge_ahead=2, edge_promised=3), NOW_S)
-    assert crowd.fallback_start_s == pytest.approx(NOW_S + 0.975 - 0.1 - 5 * 0.01)
+    crowd = by.decide(state, signals(edge_ahead=2), NOW_S)
+    assert crowd.fallback_start_s == pytest.approx(NOW_S + 0.975 - 0.1 - 2 * 0.01)
 
 
 def test_a_device_that_was_never_measured_starts_its_fallback_when_the_cloud_is_given_up() -> None:

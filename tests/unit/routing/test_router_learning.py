@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
 
+from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
 from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
 from upwell.shared.routing.router import Router
@@ -155,7 +156,7 @@ def test_an_answer_to_the_probe_closes_both_breakers() -> None:
 def test_a_failed_probe_waits_twice_as_long() -> None:
     by = router(UP)
     state, _ = probing(by, failing(by), NOW_S + 0.6)
-    state = by.observe(state, CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE), NOW_S + 0.6)
+    state = by.observe(state, CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE, (LINK,)), NOW_S + 0.6)
     for at_s, reason in ((NOW_S + 1.59, Reason.BREAKER_OPEN), (NOW_S + 1.61, Reason.RULE)):
         assert by.decide(state, signals(at_s=at_s), at_s).reason is reason
 
@@ -163,14 +164,14 @@ def test_a_failed_probe_waits_twice_as_long() -> None:
 def test_a_probe_that_finds_one_model_broken_frees_the_link_for_the_others() -> None:
     by = router(UP)
     state, _ = probing(by, failing(by), NOW_S + 0.6)
-    state = by.observe(state, CloudFailure(MODEL, Reason.CLOUD_MODEL_MISSING), NOW_S + 0.6)
+    state = by.observe(state, CloudFailure(MODEL, Reason.CLOUD_MODEL_MISSING, (LINK,)), NOW_S + 0.6)
     assert by.decide(state, signals(at_s=NOW_S + 0.6, model="another"), NOW_S + 0.6).up_rows == (0,)
 
 
 def test_a_probe_whose_caller_left_frees_its_slot() -> None:
     by = router(UP)
     state, _ = probing(by, failing(by), NOW_S + 0.6)
-    state = by.observe(state, CloudDropped(MODEL), NOW_S + 0.61)
+    state = by.observe(state, CloudDropped(MODEL, (LINK,)), NOW_S + 0.61)
     assert by.decide(state, signals(at_s=NOW_S + 0.62), NOW_S + 0.62).up_rows == (0,)
 
 
@@ -245,6 +246,25 @@ def test_a_cloud_that_was_slow_for_a_moment_is_used_again_soon() -> None:
     later = world.run(10.0, hasty, 0.005, answered(0.02, 0.01))
     kept = sum(not decision.up_rows for decision in later)
     assert kept == 0, f"{kept} of {len(later)} requests that the cloud would have answered in 20 ms"
+
+
+@pytest.mark.parametrize("slow_share", [0.03, 0.05, 0.1])
+def test_a_device_with_a_few_slow_runs_refuses_no_more_than_a_few_requests(slow_share: float) -> None:
+    by = router("defaults: {deadline: 100ms}")
+    world, chance = World(by, learnt(by, [EdgeRan(MODEL, 1, 0.005)] * 64)), random.Random(0)
+    refused, asked = 0, 2000
+    for _ in range(asked):
+        edge_s = 0.15 if chance.random() < slow_share else 0.005
+        refused += bool(world.ask(requests(has_cloud=False), edge_s, answered()).refusal)
+    assert refused / asked <= slow_share
+
+
+def test_a_device_that_was_slow_at_the_start_is_not_refused_for_ever() -> None:
+    by = router("defaults: {deadline: 100ms}")
+    world = World(by, learnt(by, [EdgeRan(MODEL, 1, 0.15)] * 5))  # the warm-up, on a machine that was still booting
+    world.run(RECOVERY_S, requests(has_cloud=False), 0.005, answered())
+    later = world.run(5.0, requests(has_cloud=False), 0.005, answered())
+    assert not any(decision.refusal for decision in later)
 
 
 def test_a_device_that_is_always_too_slow_finds_out_that_the_cloud_is_not() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from tests.unit.routing.asking import policy, subject
 
+from tests.unit.routing.asking import policy, subject
 from upwell.shared.routing.rules import CompiledPolicy, Verdict
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
-
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError

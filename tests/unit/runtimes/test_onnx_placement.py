@@ -14,8 +14,8 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper
-from tests.unit.models_for_tests import linear, linear_weights, save, slow, tensor, two_in_two_out
 
+from tests.unit.models_for_tests import linear, linear_weights, save, slow, tensor, two_in_two_out
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx import OnnxRuntime
 from upwell.edge.runtimes.onnx_evidence import AssignedNode, from_profile, kernels_in_profile, records_assignment

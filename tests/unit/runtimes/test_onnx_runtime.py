@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from tests.unit.models_for_tests import identity, linear, save, tensor, two_in_two_out, with_ir_version
 
+from tests.unit.models_for_tests import identity, linear, save, tensor, two_in_two_out, with_ir_version
 from upwell.edge.runtimes.onnx import OnnxRuntime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
-from tests.unit.models_for_tests import identity, linear, linear_weights, save, slow, tensor
 
+from tests.unit.models_for_tests import identity, linear, linear_weights, save, slow, tensor
 from upwell.edge.runtimes.onnx import OnnxRuntime
 from upwell.edge.runtimes.onnx_weights import MODEL, Fields, check_weights
 from upwell.shared.errors import ConfigError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.tflite_for_tests import identity, linear, two_in_two_out
 
+from tests.unit.tflite_for_tests import identity, linear, two_in_two_out
 from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.tflite_for_tests import Op, T, add, identity, linear, save, two_in_two_out
 
+from tests.unit.tflite_for_tests import Op, T, add, identity, linear, save, two_in_two_out
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite import TfliteRuntime
 from upwell.edge.runtimes.tflite_package import find_package

@@ -7,13 +7,13 @@ import math
 import threading
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 import numpy as np
 
 from upwell.cloud.batching.choosing import choose
+from upwell.cloud.batching.entry import Entry, Ran, raise_if, wake
 from upwell.cloud.batching.run_times import RunTimes
 from upwell.cloud.engines.base import Engine
 from upwell.cloud.engines.checks import works_by_rows
@@ -24,42 +24,6 @@ from upwell.shared.tensors import Array
 _PATIENCE_S = 10.0
 
 log = logging.getLogger("upwell.cloud")
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A finished request: its outputs, how long it waited, and how long the engine worked on its batch."""
-
-    outputs: Mapping[str, Array]
-    queue_s: float
-    compute_s: float
-
-
-@dataclass(eq=False)
-class _Entry:
-    """One request on its way. `leads` is set in the one caller that is to run a batch, for itself and its `mates`.
-
-    An entry never refers to itself: a cycle would keep the tensors of every request until the next
-    garbage collection.
-    """
-
-    inputs: Mapping[str, Array]
-    call: Call
-    deadline_s: float
-    rows: int
-    group: object
-    arrived_s: float
-    order: tuple[float, int] = (0.0, 0)
-    turn: threading.Event | None = None
-    leads: bool = False
-    mates: Sequence[_Entry] = ()
-    ran: Ran | None = None
-    error: Exception | None = None
-
-    def take_error(self) -> Exception | None:
-        """The error, of which the entry then knows no more."""
-        error, self.error = self.error, None
-        return error
 
 
 class Batcher:
@@ -94,7 +58,7 @@ class Batcher:
         self._clock = clock
         self._lock = threading.Lock()
         self._free = instances
-        self._waiting: list[_Entry] = []
+        self._waiting: list[Entry] = []
         self._times = RunTimes()
         self._numbers = count()
 
@@ -107,7 +71,7 @@ class Batcher:
         """Raise what `run` would raise now anyway, before anything is spent on preparing the inputs of `call`."""
         now_s = self._clock()
         with self._lock:
-            _raise(self._hopeless(call, 1, now_s))
+            raise_if(self._hopeless(call, 1, now_s))
             self._check_room(now_s)
 
     def run(self, inputs: Mapping[str, Array], call: Call) -> Ran:
@@ -122,19 +86,19 @@ class Batcher:
             self._await_turn(entry, entry.turn)
         if entry.leads:
             self._lead(entry)
-        _raise(entry.take_error())
+        raise_if(entry.take_error())
         if entry.ran is None:
             raise ModelFailed("the run was broken off")
         return entry.ran
 
-    def _enter(self, inputs: Mapping[str, Array], call: Call) -> _Entry:
+    def _enter(self, inputs: Mapping[str, Array], call: Call) -> Entry:
         """Take a free instance, or a place in the queue."""
         now_s = self._clock()
         rows = self._rows(inputs)
         group = [(array.dtype, array.shape[1:]) for array in inputs.values()] if self._max_batch > 1 else None
-        entry = _Entry(inputs, call, call.deadline_s, rows, group, now_s)
+        entry = Entry(inputs, call, call.deadline_s, rows, group, now_s)
         with self._lock:
-            _raise(self._hopeless(call, rows, now_s))
+            raise_if(self._hopeless(call, rows, now_s))
             if self._free:
                 self._free -= 1
                 entry.leads = True
@@ -156,13 +120,13 @@ class Batcher:
             if len(self._waiting) >= self._max_queue:
                 raise Refused(f"the model's queue is full ({self._max_queue} waiting); try again later")
 
-    def _queue(self, entry: _Entry, now_s: float) -> None:
+    def _queue(self, entry: Entry, now_s: float) -> None:
         self._check_room(now_s)
         entry.order = (min(entry.deadline_s, now_s + _PATIENCE_S), next(self._numbers))
         entry.turn = threading.Event()
         insort(self._waiting, entry, key=lambda one: one.order)
 
-    def _await_turn(self, entry: _Entry, turn: threading.Event) -> None:
+    def _await_turn(self, entry: Entry, turn: threading.Event) -> None:
         """Wait until the entry is to lead a batch, is answered, or its deadline has passed."""
         left_s = entry.deadline_s - self._clock()
         if turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)):
@@ -174,13 +138,13 @@ class Batcher:
                 self._waiting.remove(entry)
         raise DeadlineExceeded("the deadline passed before the model had an answer")
 
-    def _lead(self, entry: _Entry) -> None:
+    def _lead(self, entry: Entry) -> None:
         """Run a batch with the instance that was handed over, then hand the instance on."""
         try:
             self._execute((entry, *entry.mates))
         finally:
             self._hand_on()
-            _wake(entry.mates)
+            wake(entry.mates)
 
     def _hand_on(self) -> None:
         now_s = self._clock()
@@ -194,7 +158,7 @@ class Batcher:
             self._waiting = [one for one in self._waiting if id(one) not in taken]
             leader, *mates = batch
             leader.leads, leader.mates = True, mates
-            _wake([leader])
+            wake([leader])
 
     def _sweep(self, now_s: float) -> None:
         """Drop whatever nobody waits for any more, or can no longer be in time."""
@@ -204,7 +168,7 @@ class Batcher:
             if entry.error is None:
                 kept.append(entry)
             else:
-                _wake([entry])
+                wake([entry])
         self._waiting = kept
 
     def _hopeless(self, call: Call, rows: int, now_s: float) -> UpwellError | None:
@@ -227,7 +191,7 @@ class Batcher:
             return self._times.estimate_s(rows, now_s)
         return -(-rows // self._max_batch) * self._times.estimate_s(self._max_batch, now_s)
 
-    def _execute(self, batch: Sequence[_Entry]) -> None:
+    def _execute(self, batch: Sequence[Entry]) -> None:
         if len(batch) == 1:
             self._execute_alone(batch[0])
             return
@@ -245,7 +209,7 @@ class Batcher:
         for entry, outputs in zip(batch, parts, strict=True):
             entry.ran = Ran(outputs, started_s - entry.arrived_s, compute_s)
 
-    def _execute_alone(self, entry: _Entry) -> None:
+    def _execute_alone(self, entry: Entry) -> None:
         started_s = self._clock()
         try:
             outputs = self._run_alone(entry)
@@ -254,7 +218,7 @@ class Batcher:
             return
         entry.ran = Ran(outputs, started_s - entry.arrived_s, self._clock() - started_s)
 
-    def _run_together(self, batch: Sequence[_Entry]) -> list[dict[str, Array]]:
+    def _run_together(self, batch: Sequence[Entry]) -> list[dict[str, Array]]:
         """Run the batch as one and give each entry its rows."""
         names = [spec.name for spec in self._engine.inputs]
         merged = {name: np.concatenate([entry.inputs[name] for entry in batch]) for name in names}
@@ -267,13 +231,13 @@ class Batcher:
         bounds = list(zip([0, *ends], ends, strict=False))
         return [{name: array[start:end] for name, array in outputs.items()} for start, end in bounds]
 
-    def _run_alone(self, entry: _Entry) -> Mapping[str, Array]:
+    def _run_alone(self, entry: Entry) -> Mapping[str, Array]:
         step = self._max_batch
         if step == 1 or entry.rows <= step:
             return self._timed(entry.inputs, entry.rows)
         pieces = []
         for start in range(0, entry.rows, step):
-            _raise(self._hopeless(entry.call, entry.rows - start, self._clock()))
+            raise_if(self._hopeless(entry.call, entry.rows - start, self._clock()))
             piece = {name: array[start : start + step] for name, array in entry.inputs.items()}
             pieces.append(self._timed(piece, min(step, entry.rows - start)))
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
@@ -285,21 +249,3 @@ class Batcher:
         with self._lock:
             self._times.observe(rows, ended_s - started_s, ended_s)
         return outputs
-
-
-def _raise(error: Exception | None) -> None:
-    """Raise it, if there is one, without a name left for it in any frame of its traceback.
-
-    Such a name would be a reference cycle, which keeps the tensors of a failed request like one in `_Entry`.
-    """
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error
-
-
-def _wake(entries: Iterable[_Entry]) -> None:
-    for entry in entries:
-        if entry.turn is not None:
-            entry.turn.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 
 _WINDOW = 16
@@ -31,7 +30,7 @@ class RunTimes:
         bucket = _bucket(rows)
         runs = self._runs.setdefault(bucket, deque(maxlen=_WINDOW))
         runs.append(run_s)
-        median_s = statistics.median_low(runs)
+        median_s = sorted(runs)[(len(runs) - 1) // 2]
         self._known[bucket] = (median_s, now_s + max(_FRESH_S, _FRESH_RUNS * median_s))
 
     def estimate_s(self, rows: int, now_s: float) -> float:

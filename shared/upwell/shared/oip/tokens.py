@@ -35,10 +35,12 @@ class TokenEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
-    """Who calls with it; appears in logs and metrics."""
-    sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
-    """SHA-256 of the token's UTF-8 text, 64 lower-case hexadecimal digits."""
+    name: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
+        description="Who calls with it; appears in logs."
+    )
+    sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
+        description="SHA-256 of the token's UTF-8 text, 64 lower-case hexadecimal digits."
+    )
 
 
 class TokensConfig(BaseModel):
@@ -46,8 +48,8 @@ class TokensConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Literal[1]
-    tokens: tuple[TokenEntry, ...] = Field(default=())
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    tokens: tuple[TokenEntry, ...] = Field(default=(), description="The tokens that are let in.")
 
     @field_validator("tokens")
     @classmethod

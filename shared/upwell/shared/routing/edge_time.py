@@ -23,6 +23,7 @@ class EdgeTime:
 
     @classmethod
     def of(cls, state: RouterState, signals: Signals, rows: int, now_s: float) -> EdgeTime:
+        """The times for `rows` rows of this request's model; unknown where nothing was measured."""
         times = state.edge.get(signals.subject.model)
         window = None if times is None or not signals.has_edge else times.expect(rows)
         if window is None:

@@ -62,7 +62,7 @@ class RuntimeOverride(FilePart):
 class ModelDescription(FilePart):
     """A whole `model.yaml`. Load it with `load_yaml(path, ModelDescription)`."""
 
-    version: Literal[1]
+    version: Literal[1] = 1
     signature: SignaturePart
     pre: tuple[PreOp, ...] = ()
     post: tuple[PostOp, ...] = ()

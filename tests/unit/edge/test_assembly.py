@@ -1,0 +1,126 @@
+"""From agent.yaml to an agent: what is loaded, what is refused, and that nothing stays open behind a refusal."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.models_for_tests import identity, linear, save, tensor
+from upwell.edge import Agent
+from upwell.edge.assembly import WARM_UP_RUNS
+from upwell.shared.errors import ConfigError
+from upwell.shared.routing.reasons import Reason
+
+
+def written(folder: Path, **sections: Any) -> Path:
+    """An agent.yaml in `folder`; JSON is YAML."""
+    path = folder / "agent.yaml"
+    path.write_text(json.dumps(sections))
+    return path
+
+
+def bundle(folder: Path) -> Path:
+    """A bundle with the smallest model there is."""
+    target = folder / "bundle"
+    target.mkdir()
+    identity(folder).rename(target / "model.onnx")
+    return target
+
+
+def test_a_bare_file_is_served_by_its_own_tensors(tmp_path: Path) -> None:
+    linear(tmp_path)
+    name = next(tmp_path.glob("*.onnx")).name
+    with Agent.from_config(written(tmp_path, models={"m": {"edge": {"file": name}}})) as agent:
+        answer = agent.infer("m", {"x": np.zeros((2, 8), np.float32)})
+        assert (answer.reason, answer.outputs["scores"].shape) == (Reason.NO_CLOUD, (2, 3))
+        assert answer.edge_digest.startswith("sha256:")
+
+
+def test_the_router_knows_how_long_a_run_takes_before_the_first_request(tmp_path: Path) -> None:
+    path = written(tmp_path, models={"m": {"edge": {"bundle": str(bundle(tmp_path))}}})
+    with Agent.from_config(path) as agent:
+        times = agent.router.state.edge["m"].windows[1]
+        assert len(times.samples_s) == WARM_UP_RUNS - 1
+        assert 0 < times.p50_s < 1
+
+
+def test_the_policy_beside_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("rules: [{name: stay, match: {}, route: edge}]")
+    models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
+    with Agent.from_config(written(tmp_path, policy="policy.yaml", models=models)) as agent:
+        assert agent.infer("m", {"x": np.zeros((1, 2), np.float32)}).reason is Reason.RULE
+
+
+def test_everything_that_is_wrong_with_any_model_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"\x08nonsense")
+    (tmp_path / "empty").mkdir()
+    models = {
+        "absent": {"edge": {"file": "absent.onnx"}},
+        "broken": {"edge": {"file": "broken.onnx"}},
+        "empty": {"edge": {"bundle": "empty"}},
+        "nowhere": {"edge": {"bundle": "nowhere"}},
+        "odd": {"edge": {"file": "agent.yaml"}},
+    }
+    with pytest.raises(ConfigError) as error:
+        Agent.from_config(written(tmp_path, models=models))
+    text = str(error.value)
+    for part in ("absent.onnx", "broken.onnx", "empty: bundle: no model.onnx or model.tflite in it", "nowhere: bundle: no such folder", "'.yaml'"):  # fmt: skip
+        assert part in text
+    assert "Traceback" not in text
+
+
+def test_a_model_that_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
+    from onnx import helper
+
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    shape = {"shape": np.array([7], np.int64)}
+    save(tmp_path / "m.onnx", [node], [tensor("x", ["rows", 2])], [tensor("y", [7])], shape)
+    with pytest.raises(ConfigError, match=r"^models\.m\.edge: the model fails on a run with zeros"):
+        Agent.from_config(written(tmp_path, models={"m": {"edge": {"file": "m.onnx"}}}))
+
+
+@pytest.mark.parametrize(("what", "content"), [("policy", "rules: 5"), ("models", "{")])
+def test_after_a_refusal_nothing_stays_locked_or_running(tmp_path: Path, what: str, content: str) -> None:
+    good = bundle(tmp_path)
+    (tmp_path / "policy.yaml").write_text("version: 1")
+    sections: dict[str, Any] = {
+        "agent": {"state_dir": "state"},
+        "cloud": {"endpoint": "127.0.0.1:1"},
+        "policy": "policy.yaml",
+        "models": {"m": {"edge": {"bundle": str(good)}}},
+    }
+    Agent.from_config(written(tmp_path, **sections)).close()
+    before = threading.active_count()
+    broken = {"policy": tmp_path / "policy.yaml", "models": good / "model.yaml"}[what]
+    broken.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        Agent.from_config(written(tmp_path, **sections))
+    assert broken.name in str(error.value)
+    broken.write_text("version: 1")
+    if what == "models":
+        broken.unlink()
+    Agent.from_config(written(tmp_path, **sections)).close()
+    assert threading.active_count() <= before
+
+
+def test_a_state_folder_belongs_to_one_agent(tmp_path: Path) -> None:
+    models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
+    path = written(tmp_path, agent={"state_dir": "state"}, models=models)
+    with Agent.from_config(path):
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+        with pytest.raises(ConfigError, match=r"agent\.state_dir: another agent uses it"):
+            Agent.from_config(path)
+    Agent.from_config(path).close()
+
+
+@pytest.mark.parametrize("endpoint", ["192.0.2.1:8001", "infer.example.com:8001"])
+def test_an_endpoint_off_this_machine_needs_tls(tmp_path: Path, endpoint: str) -> None:
+    models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}, "cloud": {"model": "m"}}}
+    with pytest.raises(ConfigError, match="would cross the network in clear"):
+        Agent.from_config(written(tmp_path, cloud={"endpoint": endpoint}, models=models))
+    Agent.from_config(written(tmp_path, cloud={"endpoint": endpoint, "insecure": True}, models=models)).close()

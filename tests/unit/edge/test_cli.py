@@ -1,0 +1,118 @@
+"""The `upwell` command: exit codes, one clear sentence, no traceback; and what importing the agent brings along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+
+UPWELL = Path(sys.executable).with_name("upwell")
+
+
+def upwell(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    environment = {"PATH": "/usr/bin:/bin", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+    return subprocess.run(
+        [UPWELL, *arguments], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = upwell("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"upwell {version('upwell')}\n", "")
+
+
+def test_help_names_every_command() -> None:
+    done = upwell("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for entry in entry_points(group="upwell.commands"):
+        assert entry.name in done.stdout
+
+
+WRONG = [
+    (("nope",), "nope"),
+    (("agent",), "--config"),
+    (("agent", "--config"), "--config"),
+    (("agent", "--confg", "x"), "--confg"),
+    (("agent", "-c", "/nonexistent/agent.yaml"), "error: /nonexistent/agent.yaml: no such file"),
+    (("agent", "-c", "/"), "error: /: this is a folder; expected a YAML file"),
+    (("agent", "-c", "/dev/null"), "error: /dev/null: the file is empty"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG)
+def test_wrong_use_says_what_is_wrong_and_exits_with_2(arguments: tuple[str, ...], says: str) -> None:
+    done = upwell(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_every_problem_of_a_file_is_a_line_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("agent: {listen: [nowhere]}\nmodels: {m: {}}\ntypo: 1\n")
+    done = upwell("agent", "-c", str(path))
+    assert done.returncode == 2
+    lines = done.stderr.removeprefix("error: ").splitlines()
+    assert [line.removeprefix(f"{path}:").split(" ")[0] for line in lines] == ["1:18:", "2:13:", "3:1:"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "section", ["listen: ['127.0.0.1:{port}']", "listen: ['127.0.0.1:0'], metrics: '127.0.0.1:{port}'"]
+)
+def test_an_address_that_is_taken_ends_the_agent_with_a_sentence(tmp_path: Path, section: str) -> None:
+    import socket
+
+    from tests.unit.models_for_tests import identity
+
+    model = identity(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        path = tmp_path / "agent.yaml"
+        path.write_text(f"agent: {{{section.format(port=port)}}}\nmodels: {{m: {{edge: {{file: {model.name}}}}}}}\n")
+        done = upwell("agent", "-c", str(path))
+    assert done.returncode == 2
+    assert str(port) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["--version", "agent --help", "infer --help"])
+def test_a_command_imports_no_other_and_no_runtime(arguments: str) -> None:
+    script = (
+        "import sys; from upwell.shared import cli\n"
+        f"sys.argv = ['upwell', *{arguments!r}.split()]\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print('\\n'.join(['-- modules', *sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    modules = set(done.stdout.partition("-- modules\n")[2].split())
+    assert modules
+    heavy = {
+        "torch",
+        "onnxruntime",
+        "ai_edge_litert",
+        "tflite_runtime",
+        "matplotlib",
+        "sklearn",
+        "upwell.cloud",
+        "onnx",
+    }
+    assert not modules & heavy
+
+
+def test_importing_the_agent_is_light() -> None:
+    script = "import sys, upwell.edge; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    modules = set(done.stdout.split())
+    heavy = {"torch", "onnxruntime", "onnx", "ai_edge_litert", "tflite_runtime", "matplotlib", "sklearn", "scipy"}
+    assert not modules & heavy
+    assert not {name for name in modules if name.startswith(("upwell.cloud", "typer", "rich"))}
+    assert "upwell.edge.agent" in modules

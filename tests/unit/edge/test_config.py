@@ -1,0 +1,126 @@
+"""`agent.yaml`: what it comes to, and every error at its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from upwell.edge.config import AgentConfig, ModelSection
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.security import TlsFiles
+from upwell.shared.yaml import load_yaml, parse_yaml
+
+EDGE = "models: {m: {edge: {file: m.onnx}}}"
+
+
+def config(text: str, path: Path | None = None) -> AgentConfig:
+    return parse_yaml(text, AgentConfig, path)
+
+
+def test_the_least_that_works_has_the_documented_defaults() -> None:
+    least = config(EDGE)
+    assert least.agent.name == "agent"
+    assert least.agent.listen == ["127.0.0.1:8001"]
+    assert (least.agent.metrics, least.agent.state_dir, least.agent.insecure) == (None, None, False)
+    assert (least.agent.max_message, least.agent.max_requests) == (64 << 20, 32)
+    assert (least.cloud, least.policy) == (None, None)
+    assert least.models["m"].split == "off"
+
+
+def test_relative_paths_start_at_the_file_that_names_them(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text(
+        "agent: {state_dir: state, tokens: t.yaml, tls: {cert: c.pem, key: k.pem, client_ca: ca.pem}}\n"
+        "cloud: {endpoint: 'localhost:1', tls: {ca: ca.pem}, token_file: token}\n"
+        "policy: sub/policy.yaml\n"
+        "models:\n"
+        "  a: {edge: {bundle: models/a, accelerator: {provider: vendor, library: lib/vendor.so}}}\n"
+        "  b: {edge: {file: ../b.onnx}}\n"
+        "  c: {edge: {file: /abs/c.onnx}}\n"
+    )
+    found = load_yaml(path, AgentConfig)
+    edges = {name: model.edge for name, model in found.models.items()}
+    assert edges["a"] is not None
+    assert edges["b"] is not None
+    assert edges["c"] is not None
+    assert found.cloud is not None
+    assert found.agent.state_dir == tmp_path / "state"
+    assert found.agent.security.tokens == tmp_path / "t.yaml"
+    assert found.agent.security.tls == TlsFiles(tmp_path / "c.pem", tmp_path / "k.pem", tmp_path / "ca.pem")
+    assert found.cloud.security.tls == TlsFiles(None, None, tmp_path / "ca.pem")
+    assert found.cloud.security.token_file == tmp_path / "token"
+    assert found.policy == tmp_path / "sub/policy.yaml"
+    assert edges["a"].bundle == tmp_path / "models/a"
+    assert edges["b"].file == tmp_path.parent / "b.onnx"
+    assert edges["c"].file == Path("/abs/c.onnx")
+    assert edges["a"].accelerator is not None
+    assert edges["a"].accelerator.library == tmp_path / "lib/vendor.so"
+
+
+ERRORS = [
+    ("models: {}", "1:9: models: "),
+    ("agent: {}", "1:1: models: this key is missing"),
+    ("models: {m: {}}", "1:13: models.m: expected edge, cloud or both"),
+    ("models: {m: {edge: {}}}", "1:20: models.m.edge: expected either bundle (a folder) or file (a model file)"),
+    ("models: {m: {edge: {bundle: b, file: f}}}", "1:20: models.m.edge: expected either bundle"),
+    ("models: {m: {edge: {file: f, runtime: torch}}}", "1:39: models.m.edge.runtime: expected 'onnx' or 'tflite'"),
+    ("models: {m: {edge: {file: f, thread: 1}}}", "1:30: models.m.edge.thread: unknown key; did you mean 'threads'?"),
+    ("models: {m: {edge: {file: f, threads: 0}}}", "1:39: models.m.edge.threads: expected 1 or more, got 0"),
+    ("models: {m: {edge: {file: ''}}}", "1:27: models.m.edge.file: expected a path, got ''"),
+    ("models: {m: {edge: {file: f}, split: auto}}", "1:38: models.m.split: expected 'off', got 'auto'"),
+    ("models: {m: {cloud: {model: ''}}}", "1:29: models.m.cloud.model: "),
+    ("models: {m: {cloud: {}}}", "1:21: models.m.cloud.model: this key is missing"),
+    (EDGE + "\nagent: {listen: 127.0.0.1:1}", "2:17: agent.listen: expected a list"),
+    (EDGE + "\nagent: {listen: []}", "2:17: agent.listen: "),
+    (EDGE + "\nagent: {listen: [nowhere]}", "2:18: agent.listen[0]: 'nowhere' is no address; expected HOST:PORT"),
+    (EDGE + "\nagent: {listen: ['127.0.0.1:99999']}", "2:18: agent.listen[0]: '127.0.0.1:99999' is no address"),
+    (EDGE + "\nagent: {max_message: 64}", "2:22: agent.max_message: expected a size"),
+    (EDGE + "\nagent: {max_message: 0}", "2:22: agent.max_message: expected more than 0, got 0"),
+    (EDGE + "\nagent: {max_requests: 0}", "2:23: agent.max_requests: expected 1 or more"),
+    (EDGE + "\nagent: {name: ''}", "2:15: agent.name: "),
+    (EDGE + "\nagent: {metrics: 9464}", "2:18: agent.metrics: expected text, got 9464"),
+    (EDGE + "\nagent: {metrics: 'unix:/run/metrics.sock'}", "2:18: agent.metrics: "),
+    (EDGE + "\nagent: {tls: {cert: c}}", "2:14: agent.tls.key: this key is missing"),
+    (EDGE + "\nagent: {insecure: perhaps}", "2:19: agent.insecure: expected true or false, got 'perhaps'"),
+    (EDGE + "\ncloud: {}", "2:8: cloud.endpoint: this key is missing"),
+    (EDGE + "\ncloud: {endpoint: 'http://x'}", "2:19: cloud.endpoint: 'http://x' is no address"),
+    (
+        EDGE + "\ncloud: {endpoint: 'x:1', tls: {cert: c}}",
+        "2:31: cloud.tls: cert and key go together; write both or neither",
+    ),
+    (EDGE + "\ncloud: {endpoint: 'x:1', tls: {key: c}}", "2:31: cloud.tls: cert and key go together"),
+    (EDGE + "\nversion: 2", "2:10: version: expected 1, got 2"),
+    (EDGE + "\nspool: {}", "2:1: spool: unknown key; known here: agent, cloud, models, policy, version"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), ERRORS)
+def test_an_error_says_where_and_what_would_be_right(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(text)
+    assert str(error.value).startswith(expected)
+    assert len(error.value.problems) == 1
+
+
+def test_all_errors_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        config("version: 3\nagent: {listen: [x], max_requests: none}\nmodels:\n  a: {edge: {}}\n  b: {}\n")
+    assert [(problem.line, problem.key) for problem in error.value.problems] == [
+        (1, "version"),
+        (2, "agent.listen[0]"),
+        (2, "agent.max_requests"),
+        (4, "models.a.edge"),
+        (5, "models.b"),
+    ]
+
+
+def test_every_model_that_only_a_cloud_could_serve_is_named_where_it_stands() -> None:
+    with pytest.raises(ConfigError) as error:
+        config("models:\n  a: {cloud: {model: x}}\n  b: {cloud: {model: y}}\n")
+    assert [(problem.line, problem.key) for problem in error.value.problems] == [(2, "models.a"), (3, "models.b")]
+
+
+def test_a_model_in_the_cloud_alone_needs_no_edge() -> None:
+    found = config("cloud: {endpoint: 'localhost:1'}\nmodels: {m: {cloud: {model: x}}}")
+    assert found.models["m"] == ModelSection.model_validate({"cloud": {"model": "x"}})
