@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -57,7 +59,9 @@ def test_upwell_is_a_namespace_package() -> None:
     assert upwell.__file__ is None
 
 
-@pytest.mark.parametrize("portion", ["edge/upwell/edge", "cloud/upwell/cloud", "shared/upwell/shared", "protos/upwell/rpc"])
+@pytest.mark.parametrize(
+    "portion", ["edge/upwell/edge", "cloud/upwell/cloud", "shared/upwell/shared", "protos/upwell/rpc"]
+)
 def test_every_portion_is_typed(portion: str) -> None:
     assert Path(portion, "py.typed") in FILES
 
@@ -105,6 +109,161 @@ def test_the_public_names_are_these() -> None:
     assert list(upwell.edge.Timings.__dataclass_fields__) == times
 
 
+BASE = {
+    "google", "grpc", "ml_dtypes", "numpy", "PIL", "prometheus_client", "pydantic", "pydantic_core", "rich", "ruamel",
+    "typer", "upwell",
+}  # fmt: skip
+"""What the base installation brings, as it is imported."""
+
 NEEDS_AN_EXTRA = {
-    "upwell.cloud.batching.batcher": {},
+    "upwell.cloud.engines.onnx": {"onnxruntime"},
+    "upwell.cloud.engines.torch": {"torch", "safetensors"},
+    "upwell.cloud.engines.torch_demo": {"torch"},
+    "upwell.cloud.probes": {"grpc_health", "grpc_reflection"},
+    "upwell.edge.demo.plot": {"matplotlib"},
+    "upwell.edge.runtimes.onnx": {"onnxruntime"},
+    "upwell.edge.runtimes.onnx_evidence": {"onnxruntime"},
+    "upwell.edge.runtimes.onnx_sessions": {"onnxruntime"},
+    "upwell.edge.runtimes.onnx_tensors": {"onnxruntime"},
 }
+"""The modules that name a package of an extra, and which."""
+
+ALSO_NEED_ONE = {"upwell.cloud.process"}
+"""The modules that import one of those."""
+
+
+def test_an_extra_is_imported_in_named_modules_alone() -> None:
+    found: dict[str, set[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(ast.parse((ROOT / module).read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            others = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - BASE
+            if others:
+                found.setdefault(dotted(module), set()).update(others)
+    assert found == NEEDS_AN_EXTRA
+
+
+def test_everything_else_can_be_imported_without_any_extra() -> None:
+    script = """
+import importlib, json, sys
+for name in json.loads(sys.argv[1]):
+    sys.modules[name] = None
+failed = []
+for name in json.loads(sys.argv[2]):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        failed.append(name)
+print(json.dumps(failed))
+"""
+    extras = sorted(set().union(*NEEDS_AN_EXTRA.values()) | {"ai_edge_litert", "tflite_runtime", "onnx", "scipy"})
+    modules = [dotted(module) for module in MODULES]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, json.dumps(extras), json.dumps(modules)],
+        capture_output=True, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    assert set(json.loads(done.stdout)) == {*NEEDS_AN_EXTRA, *ALSO_NEED_ONE}
+
+
+def test_every_command_and_engine_can_be_found() -> None:
+    for group, names in {
+        "console_scripts": {"upwell"},
+        "upwell.commands": {"agent", "demo", "infer", "model", "serve"},
+        "upwell.engines": {"onnx", "torch"},
+        "upwell.torch_models": {"digits-large", "pages-large"},
+    }.items():
+        ours = [entry for entry in importlib.metadata.entry_points(group=group) if entry.module.startswith("upwell.")]
+        assert {entry.name for entry in ours} == names
+        assert {entry.module for entry in ours} <= {dotted(module) for module in MODULES}
+
+
+def script(name: str) -> ModuleType:
+    """A script of .ci, imported."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look for their annotations
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module
+
+
+def test_the_platform_table_is_in_the_readme_and_asks_for_extras_that_exist() -> None:
+    platforms = script("check_platforms")
+    text = (ROOT / "README.md").read_text()
+    before, _, rest = text.partition(platforms.START)
+    table, end, _ = rest.partition(platforms.END)
+    assert before
+    assert end
+    assert text.count(platforms.START) == text.count(platforms.END) == 1
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [one.name for one in platforms.PLATFORMS]
+    extras = set(importlib.metadata.metadata("upwell").get_all("Provides-Extra") or ())
+    assert {extra for one in platforms.PLATFORMS for extra in one.extras.split(",") if extra} <= extras
+
+
+def test_a_row_of_the_platform_table_names_what_decides() -> None:
+    platforms = script("check_platforms")
+    one = platforms.Platform("Some board", "3.11", "target", "edge", "a note")
+    packages = ["numpy==1.26.4 ; python_version < '3.12'", "rich==14.0.0", "onnxruntime==1.24.0", "grpcio-x==1"]
+    assert platforms.row(one, packages) == (
+        "| Some board | 3.11 | `upwell[edge]` | numpy==1.26.4, onnxruntime==1.24.0 | a note |"
+    )
+
+
+def test_the_tested_set_pins_everything_that_is_asked_for() -> None:
+    text = (ROOT / "constraints.txt").read_text()
+    assert text.startswith(script("lock").HEADER)
+    pinned = {line.partition("==")[0].lower() for line in text.splitlines() if "==" in line}
+    wanted = {
+        re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower()
+        for requirement in importlib.metadata.requires("upwell") or ()
+    }
+    assert wanted - {"upwell"} <= pinned
+    assert not any(name.startswith(script("lock").LEFT_OUT) for name in pinned)
+
+
+HOSTS = "|".join(re.escape(".".join(parts)) for parts in (("pypi", "org"), ("pythonhosted", "org")))
+FOLDERS = "|".join("/" + name for name in ("root/", "work/", "Users/", "home/(?!u\\b)"))
+PRIVATE = re.compile(rf"{HOSTS}|https?://\S+/simple\b|(?<![\w.~}}-])(?:{FOLDERS})")
+"""Hosts of package indexes, and folders of the people who work here; /home/u is nobody's."""
+
+
+def test_no_file_names_a_package_index_or_somebodys_folder() -> None:
+    found = []
+    for file in FILES:
+        data = (ROOT / file).read_bytes()
+        if b"\0" in data:
+            continue
+        for number, line in enumerate(data.decode().splitlines(), 1):
+            if PRIVATE.search(line):
+                found.append(f"{file}:{number}: {line.strip()[:80]}")
+    assert found == []
+
+
+def test_what_counts_as_private_is_recognised() -> None:
+    for parts in (
+        ("https://py", "pi.org/x"),
+        ("see /wo", "rk/shared"),
+        ('"/ho', 'me/jane/x"'),
+        ("http://10.0.0.1/sim", "ple"),
+    ):
+        assert PRIVATE.search("".join(parts)), parts
+    for text in ("/srv/models", "a/work/b", "docs/root/", "https://example.com/simpler", "~/home/x"):
+        assert not PRIVATE.search(text), text
+
+
+@pytest.mark.parametrize("limit", [300, 500])
+def test_files_stay_short_enough_to_read(limit: int) -> None:
+    """300 lines are the norm for code, 500 for tests; generated code is what it is."""
+    code = [f for f in MODULES if "_pb2" not in f.name] if limit == 300 else []
+    tests = [f for f in FILES if f.suffix == ".py" and f.parts[0] == "tests"] if limit == 500 else []
+    lengths = {str(file): len((ROOT / file).read_text().splitlines()) for file in (*code, *tests)}
+    assert {file: length for file, length in lengths.items() if length > limit} == {}

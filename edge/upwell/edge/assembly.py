@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +34,20 @@ def build_agent(path: Path) -> Agent:
     """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
     config = load_yaml(path, AgentConfig)
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
-    uplink = None
-    if config.cloud is not None:
-        uplink = Uplink(config.cloud.endpoint, config.cloud.security, config.agent.max_message)
-    state_dir = StateDir(config.agent.state_dir) if config.agent.state_dir else None
-    agent = Agent(load_models(config.models), uplink, policy, name=config.agent.name, state_dir=state_dir)
-    for model in agent.models.values():
-        if model.edge is not None:
-            warm_up(agent, model.name, model.edge)
+    with ExitStack() as on_failure:
+        state_dir = uplink = None
+        if config.agent.state_dir is not None:
+            state_dir = StateDir(config.agent.state_dir)
+            on_failure.callback(state_dir.close)
+        if config.cloud is not None:
+            uplink = Uplink(config.cloud.endpoint, config.cloud.security, config.agent.max_message)
+            on_failure.callback(uplink.close)
+        agent = Agent(load_models(config.models), uplink, policy, name=config.agent.name, state_dir=state_dir)
+        on_failure.callback(agent.close)
+        for model in agent.models.values():
+            if model.edge is not None:
+                warm_up(agent, model.name, model.edge)
+        on_failure.pop_all()
     return agent
 
 

@@ -8,11 +8,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
+from upwell.shared.located import Location, located
 from upwell.shared.oip.security import ClientSecurity, ServerSecurity, TlsFiles, parse_address
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.units import Bytes
 from upwell.shared.yaml import RelativePath
-
 
 DEFAULT_MAX_REQUESTS = 32
 
@@ -30,6 +30,15 @@ def _address(text: str) -> str:
 
 
 ListenAddress = Annotated[str, AfterValidator(_address)]
+
+
+def _tcp_address(text: str) -> str:
+    if parse_address(_address(text)).socket_path is not None:
+        raise ValueError(f"expected HOST:PORT, got {text!r}")
+    return text
+
+
+TcpAddress = Annotated[str, AfterValidator(_tcp_address)]
 
 
 class ServerTls(_Section):
@@ -68,7 +77,7 @@ class AgentSection(_Section):
     state_dir: RelativePath | None = Field(
         None, description="A folder of this agent's own, made if missing; a second agent that names it is refused."
     )
-    metrics: ListenAddress | None = Field(
+    metrics: TcpAddress | None = Field(
         None, description="Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint."
     )
     tls: ServerTls | None = Field(None, description="TLS for `listen`.")
@@ -149,7 +158,11 @@ class AgentConfig(_Section):
 
     @model_validator(mode="after")
     def _cloud_is_there(self) -> AgentConfig:
-        for name, model in self.models.items():
-            if model.edge is None and self.cloud is None:
-                raise ValueError(f"model {name!r} has no edge side, and there is no `cloud` section to send it to")
+        alone: dict[Location, str] = {
+            ("models", name): "it has no edge side, and there is no `cloud` section to send it to"
+            for name, model in self.models.items()
+            if model.edge is None and self.cloud is None
+        }
+        if alone:
+            raise located(alone)
         return self

@@ -11,7 +11,7 @@ from upwell.edge.agent import Agent
 from upwell.edge.config import DEFAULT_MAX_REQUESTS
 from upwell.edge.models.served import ServedModel
 from upwell.edge.uplink.uplink import REASONS
-from upwell.shared.errors import CallerLeft, CloudFailed, InvalidRequest, ModelNotFound, Refused
+from upwell.shared.errors import CallerLeft, CloudFailed, InvalidRequest, ModelNotFound, Refused, Unavailable
 from upwell.shared.oip.client import RemoteError
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.signature.processor import versions
@@ -67,6 +67,8 @@ class AgentDataplane:
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
         """The signature of a model; of one that only the cloud serves, what the cloud says."""
         _check_version(model, version)
+        if self._agent.is_closed:
+            raise Unavailable("the agent is closed")
         served = self._agent.model(model)
         if served.edge is None:
             return self._cloud_metadata(served)

@@ -26,7 +26,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.callback(help="Hybrid edge-cloud inference: an answer within the deadline, with a reason.")(_options)
     entries = {entry.name: entry for entry in sorted(entry_points(group="upwell.commands"), key=lambda e: e.name)}
     asked = arguments[0] if arguments else ""
-    for name in [asked] if asked in entries else entries:
+    for name in [asked] if asked in entries else [] if asked == "--version" else entries:
         command = entries[name].load()
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
@@ -35,12 +35,18 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _options(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if show_version:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"upwell {version('upwell')}")
         raise typer.Exit
+
+
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of `upwell` itself."""
 
 
 def main() -> None:

@@ -114,7 +114,8 @@ def _wording(details: ErrorDetails, owners: Sequence[Any]) -> tuple[str, str]:
 
 
 def _unknown_key(key: str, owners: Iterable[Any]) -> str:
-    known = sorted({name for owner in owners for name in _fields(owner)} - {key})
+    branches = [branch for owner in owners for branch in _branches(owner)]
+    known = sorted({name for branch in branches for name in _fields(branch)} - {key})
     lowered = {name.lower(): name for name in known}
     alike = difflib.get_close_matches(key.lower(), lowered, n=1)
     if alike:

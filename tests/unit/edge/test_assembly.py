@@ -69,7 +69,13 @@ def test_everything_that_is_wrong_with_any_model_is_told_at_once(tmp_path: Path)
     with pytest.raises(ConfigError) as error:
         Agent.from_config(written(tmp_path, models=models))
     text = str(error.value)
-    for part in ("absent.onnx", "broken.onnx", "empty: bundle: no model.onnx or model.tflite in it", "nowhere: bundle: no such folder", "'.yaml'"):  # fmt: skip
+    for part in (
+        "absent.onnx",
+        "broken.onnx",
+        "empty: bundle: no model.onnx or model.tflite in it",
+        "nowhere: bundle: no such folder",
+        "'.yaml'",
+    ):
         assert part in text
     assert "Traceback" not in text
 

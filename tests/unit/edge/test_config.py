@@ -87,7 +87,7 @@ ERRORS = [
     (EDGE + "\ncloud: {endpoint: 'http://x'}", "2:19: cloud.endpoint: 'http://x' is no address"),
     (
         EDGE + "\ncloud: {endpoint: 'x:1', tls: {cert: c}}",
-        "2:31: cloud.tls: cert and key go together; write both or neither",
+        "2:31: cloud.tls: cert and key go together; write both",
     ),
     (EDGE + "\ncloud: {endpoint: 'x:1', tls: {key: c}}", "2:31: cloud.tls: cert and key go together"),
     (EDGE + "\nversion: 2", "2:10: version: expected 1, got 2"),

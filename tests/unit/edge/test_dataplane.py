@@ -110,9 +110,9 @@ def test_metadata_of_a_cloud_that_is_gone_is_an_error_that_says_so() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         uplink = Uplink(f"127.0.0.1:{nobody.getsockname()[1]}", ClientSecurity(), MAX_MESSAGE_BYTES)
-        with Agent([ServedModel(MODEL, None, "echo")], uplink, Policy()) as agent:
-            with pytest.raises(CloudFailed, match="^cloud_unavailable: "):
-                AgentDataplane(agent).metadata(MODEL)
+        agent = Agent([ServedModel(MODEL, None, "echo")], uplink, Policy())
+        with agent, pytest.raises(CloudFailed, match=r"^cloud_unavailable: "):
+            AgentDataplane(agent).metadata(MODEL)
 
 
 def test_a_closed_agent_asks_the_cloud_nothing() -> None:

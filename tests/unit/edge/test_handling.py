@@ -58,19 +58,11 @@ def test_the_hard_rows_alone_go_up_and_come_back_in_their_places() -> None:
         assert [str(route)[0] for route in answer.routes] == list("ececc")
 
 
-def test_a_score_that_is_not_finite_goes_up() -> None:
+def test_a_score_that_is_not_finite_goes_up_and_is_no_answer_if_it_comes_down_again() -> None:
     with scene("defaults: {deadline: 5s}") as at:
-        with pytest.raises(CloudFailed):  # the echo gives the NaN back, which is garbage, and `error` is asked for
-            Scene(_with_policy(at, "defaults: {deadline: 5s, on_cloud_failure: error}"), at.edge, at.cloud).infer(
-                rows_of((math.nan, 0.5, 0.5))
-            )
-        assert sent(at) == [[1]]
-
-
-def _with_policy(at: Scene, text: str) -> Agent:
-    from tests.unit.edge.agents import policy
-
-    return Agent(list(at.agent.models.values()), at.agent.uplink, policy(text))
+        answer = at.infer(rows_of(SURE, (math.nan, 0.5, 0.5)))
+        assert sent(at) == [[2]]
+        assert facts(answer) == (Plan.CASCADE, Route.EDGE, Reason.CLOUD_GARBAGE, True)
 
 
 def test_all_rows_hard_is_a_cloud_answer() -> None:
@@ -186,9 +178,9 @@ def test_a_cloud_that_is_late_leaves_the_edge_answer_in_time() -> None:
         assert facts(answer) == (Plan.CLOUD, Route.EDGE, Reason.CLOUD_DEADLINE, True)
 
 
-@pytest.mark.parametrize("text", ["defaults: {deadline: 5s, on_cloud_failure: error}", f"{UP}\nmodels: {{model: {{on_cloud_failure: error}}}}"])  # fmt: skip
+@pytest.mark.parametrize("text", ["defaults: {deadline: 5s}", UP])
 def test_an_error_that_the_policy_asks_for_is_given(text: str) -> None:
-    with scene(text) as at:
+    with scene(f"{text}\nmodels: {{model: {{on_cloud_failure: error}}}}") as at:
         at.cloud.failure = Refused("full")
         with pytest.raises(CloudFailed, match="cloud_exhausted"):
             at.infer(rows_of(UNSURE))

@@ -22,7 +22,7 @@ STANDARD = {
     "zoneinfo",
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
-OWN = ("upwell.shared.routing", "upwell.shared.tensors", "upwell.shared.units")
+OWN = ("upwell.shared.routing", "upwell.shared.tensors", "upwell.shared.units", "upwell.shared.located")
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""
 
 FORBIDDEN_CALLS = {"open", "print", "input", "eval", "exec", "compile", "__import__", "breakpoint"}

@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
 from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.edge_time import LONG_SILENCE_S
 from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
 from upwell.shared.routing.router import Router
 from upwell.shared.routing.state import (
@@ -262,7 +263,7 @@ def test_a_device_with_a_few_slow_runs_refuses_no_more_than_a_few_requests(slow_
 def test_a_device_that_was_slow_at_the_start_is_not_refused_for_ever() -> None:
     by = router("defaults: {deadline: 100ms}")
     world = World(by, learnt(by, [EdgeRan(MODEL, 1, 0.15)] * 5))  # the warm-up, on a machine that was still booting
-    world.run(RECOVERY_S, requests(has_cloud=False), 0.005, answered())
+    world.run(LONG_SILENCE_S + 0.1, requests(has_cloud=False), 0.005, answered())
     later = world.run(5.0, requests(has_cloud=False), 0.005, answered())
     assert not any(decision.refusal for decision in later)
 
@@ -280,7 +281,7 @@ def test_a_slow_sample_long_ago_is_tried_again() -> None:
     by = router("defaults: {deadline: 100ms}")
     state = learnt(by, [EdgeRan(MODEL, 1, 0.5)])
     assert by.decide(state, signals(has_cloud=False), NOW_S).refusal
-    assert by.decide(state, signals(has_cloud=False, at_s=NOW_S + 3), NOW_S + 3).refusal == ""
+    assert by.decide(state, signals(has_cloud=False, at_s=NOW_S + 11), NOW_S + 11).refusal == ""
 
 
 def test_callers_with_no_time_do_not_cut_the_others_off() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from upwell.shared.routing.estimators import FRESH_S
 from upwell.shared.routing.state import RouterState, Signals
+
+LONG_SILENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class EdgeTime:
     usual_s: float
     cautious_s: float
     fastest_s: float
-    is_known: bool
+    silence_s: float
 
     @classmethod
     def of(cls, state: RouterState, signals: Signals, rows: int, now_s: float) -> EdgeTime:
@@ -29,16 +32,18 @@ class EdgeTime:
         if window is None:
             return NO_EDGE_TIME
         queue_s = signals.edge_ahead * window.p50_s
-        return cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, window.is_known(now_s))
+        return cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, now_s - window.last_at_s)
 
     def in_time(self, deadline_s: float, now_s: float) -> bool:
         """Whether the device is predicted to answer by `deadline_s`.
 
-        What was measured a while ago may be one bad moment, kept for ever because nothing ran since: then it is tried,
-        unless not even its fastest run would have done.
+        What was measured a while ago may be one bad moment, kept for ever because nothing ran since. Then its fastest
+        run counts, and after `LONG_SILENCE_S` nothing does: it is tried.
         """
-        needed_s = self.usual_s if self.is_known else self.fastest_s
+        needed_s = self.usual_s if self.silence_s <= FRESH_S else self.fastest_s
+        if self.silence_s > LONG_SILENCE_S:
+            needed_s = math.nan
         return now_s < deadline_s and not now_s + needed_s > deadline_s  # NaN: the unknown is tried
 
 
-NO_EDGE_TIME = EdgeTime(math.nan, math.nan, math.nan, is_known=False)
+NO_EDGE_TIME = EdgeTime(math.nan, math.nan, math.nan, math.inf)

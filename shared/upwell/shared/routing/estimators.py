@@ -24,9 +24,9 @@ class LatencyWindow:
     """Quantiles of the last `WINDOW` durations in seconds (empirical, by rank), and what they are lately.
 
     `p50_s` and `p99_s` are of the whole window; the rank of the 99th rounds up, so it is the slowest of a full window.
-    `lately_s` is the 90th of the last `RECENT` durations since the last silence of `FRESH_S`, its rank rounded down so
-    that one bad moment does not count: it follows a change within a few runs, and after a silence at once. (A device
-    that refuses because it was slow gets no new samples: without that, it would refuse for ever.)
+    `lately_s` is the median of the last `RECENT` durations since the last silence of `FRESH_S`: a few bad moments do
+    not count, a change shows within a few runs, and after a silence at once. (A device that refuses because it was slow
+    gets no new samples: without that, it would refuse for ever.)
     """
 
     samples_s: tuple[float, ...] = ()
@@ -43,7 +43,7 @@ class LatencyWindow:
         recent = min(RECENT, self.recent + 1) if now_s - self.last_at_s <= FRESH_S else 1
         ordered = sorted(samples)
         last = len(ordered) - 1
-        lately = sorted(samples[-recent:])[math.floor((recent - 1) * 0.9)]
+        lately = sorted(samples[-recent:])[(recent - 1) // 2]
         p99_s = ordered[math.ceil(last * 0.99)]
         return LatencyWindow(samples, recent, now_s, ordered[last // 2], lately, ordered[0], p99_s)
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from upwell.shared.located import Location, located
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.units import Bytes, Seconds
 
-Location: TypeAlias = tuple[str | int, ...]
 Objective: TypeAlias = Literal["accuracy", "latency"]
 
 
@@ -142,8 +141,7 @@ class Policy(_Section):
         """What only the whole file shows: names used twice, and thresholds that contradict the measure they meet."""
         errors = {**self._names_used_twice(), **self._contradictions()}
         if errors:
-            details = [InitErrorDetails(type=_error(text), loc=loc, input=None) for loc, text in errors.items()]
-            raise ValidationError.from_exception_data("Policy", details)
+            raise located(errors)
         return self
 
     def _names_used_twice(self) -> dict[Location, str]:
@@ -182,10 +180,6 @@ class Policy(_Section):
         if rule is not None and rule.set is not None:
             _merge(merged, rule.set)
         return _resolve(merged)
-
-
-def _error(text: str) -> PydanticCustomError:
-    return PydanticCustomError("policy", "{text}", {"text": text})
 
 
 class ContradictingThreshold(ValueError):

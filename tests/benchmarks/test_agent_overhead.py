@@ -1,0 +1,136 @@
+"""What the agent costs on the device: a whole request beside the bare run, one decision, and the import."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.unit.models_for_tests import identity
+from upwell.edge import Agent
+from upwell.edge.runtimes.onnx import OnnxRuntime
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.reasons import Plan
+from upwell.shared.routing.router import Router
+from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.state import CloudAnswered, EdgeRan, Outcome, RouterState, Signals
+from upwell.shared.yaml import parse_yaml
+
+ROUNDS = 3000
+WARM_UP = 300
+DECISIONS = 20_000
+IMPORTS = 7
+
+RULES = """
+timezone: Europe/Berlin
+defaults: {deadline: 100ms, large: {above: 256KiB}}
+rules:
+  - {name: private, match: {tags: {privacy: device}}, egress: deny}
+  - {name: night, match: {hours: "22:00-06:00"}, set: {hard: {below: 0.2}}}
+  - {name: big, match: {size: {above: 1MiB}}, route: cloud}
+  - {name: dock, match: {tags: {camera: [dock, gate]}, model: [digits, pages]}, set: {deadline: 50ms}}
+models:
+  digits: {deadline: 50ms}
+"""
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(300)]
+
+
+def timed_us(call: Callable[[], object]) -> float:
+    begin_ns = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - begin_ns) / 1e3
+
+
+def summary(name: str, samples: list[float], unit: str) -> str:
+    """Median and spread: the 10th and the 90th percentile."""
+    tenths = statistics.quantiles(samples, n=10)
+    return f"{name}: median {statistics.median(samples):.1f} {unit} (p10 {tenths[0]:.1f}, p90 {tenths[-1]:.1f})"
+
+
+def test_a_request_on_the_edge_route_beside_the_bare_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = identity(tmp_path)
+    config = tmp_path / "agent.yaml"
+    config.write_text(f"models: {{m: {{edge: {{file: {model.name}, threads: 1}}}}}}\n")
+    inputs = {"x": np.ones((1, 2), np.float32)}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    bare = OnnxRuntime(model, RuntimeOptions(threads=1))
+    with Agent.from_config(config) as agent:
+        calls: dict[str, Callable[[], object]] = {
+            "session.run": lambda: session.run(None, inputs),
+            "OnnxRuntime.run": lambda: bare.run(inputs),
+            "Agent.infer": lambda: agent.infer("m", inputs),
+        }
+        for call in calls.values():
+            for _ in range(WARM_UP):
+                call()
+        taken = {name: list[float]() for name in calls}
+        for _ in range(ROUNDS):
+            for name, call in calls.items():
+                taken[name].append(timed_us(call))
+    bare.close()
+    added = [infer - run for infer, run in zip(taken["Agent.infer"], taken["OnnxRuntime.run"], strict=True)]
+    with capsys.disabled():
+        print(f"\none FP32 [1, 2] request, identity model, {ROUNDS} rounds in turn")
+        for name, samples in taken.items():
+            print("  " + summary(name, samples, "us"))
+        medians = {name: statistics.median(samples) for name, samples in taken.items()}
+        print("  " + summary("added by Agent.infer to OnnxRuntime.run (target 150 us)", added, "us"))
+        print(f"  ratio to OnnxRuntime.run {medians['Agent.infer'] / medians['OnnxRuntime.run']:.2f}")
+        print(f"  ratio to session.run {medians['Agent.infer'] / medians['session.run']:.2f}")
+
+
+def test_one_decision_by_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    router, bare = Router(parse_yaml(RULES, Policy)), Router(Policy())
+    past: list[Outcome] = [EdgeRan("digits", 1, 0.004), CloudAnswered("digits", 1, 4000, 0.02, 0.005)] * 64
+    state, now_s = RouterState(), 1000.0
+    for outcome in past:
+        state = router.observe(state, outcome, now_s)
+    subject = Subject("digits", {"camera": "dock"}, 4000, 1_700_000_000.0)
+    before = Signals(subject, (4000,), now_s)
+    after = Signals(subject, (4000,), now_s, scored_rows=(0,), hardness=(0.1,))
+    assert router.decide(state, before, now_s).plan is Plan.CASCADE
+    assert router.decide(state, after, now_s).up_rows == (0,)
+    calls: dict[str, Callable[[], object]] = {
+        "no rules": lambda: bare.decide(state, before, now_s),
+        "four rules, before the edge run": lambda: router.decide(state, before, now_s),
+        "four rules, a hard row after it": lambda: router.decide(state, after, now_s),
+        "observe an edge run": lambda: router.observe(state, past[0], now_s),
+        "observe an answer of the cloud": lambda: router.observe(state, past[1], now_s),
+    }
+    taken = {name: list[float]() for name in calls}
+    for _ in range(DECISIONS // len(calls)):
+        for name, call in calls.items():
+            taken[name].append(timed_us(call))
+    with capsys.disabled():
+        print("\none decision (target 20 us)")
+        first = statistics.median(taken["no rules"])
+        for name, samples in taken.items():
+            print(f"  {summary(name, samples, 'us')}, ratio {statistics.median(samples) / first:.2f}")
+
+
+def test_the_import(capsys: pytest.CaptureFixture[str]) -> None:
+    def seconds(statement: str) -> float:
+        begin_s = time.perf_counter()
+        subprocess.run([sys.executable, "-c", statement], check=True)
+        return time.perf_counter() - begin_s
+
+    taken = {statement: list[float]() for statement in ("pass", "import numpy, grpc", "import upwell.edge")}
+    for _ in range(IMPORTS):
+        for statement, samples in taken.items():
+            samples.append(seconds(statement) * 1e3)
+    with capsys.disabled():
+        print("\na new interpreter (target for the import 1000 ms)")
+        first = statistics.median(taken["pass"])
+        for statement, samples in taken.items():
+            print(f"  {summary(statement, samples, 'ms')}, above the bare {statistics.median(samples) - first:.0f} ms")
