@@ -1,4 +1,4 @@
-"""The device's digits model made to take a few milliseconds, as models worth a device's while do; it answers the same."""
+"""The device's digits model made to take a few milliseconds, as real ones do; it answers the same."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,6 +15,7 @@ from tests.faults.raw_servers import BROKEN_FRAMING, RawServer
 from tests.faults.scene import (
     CASCADE,
     DIRECT,
+    LARGE,
     ONE,
     PLANS,
     Scene,
@@ -58,9 +61,11 @@ LINK: dict[str, tuple[Callable[[Scene], object], tuple[str, ...]]] = {
 UNREADABLE = ("cloud_garbage", "cloud_error", "cloud_unavailable", "cloud_exhausted", "cloud_deadline")
 """Below its messages gRPC does not always tell a server that garbles from one that fails, says so or is silent."""
 
-every_plan = pytest.mark.parametrize("policy", PLANS.values(), ids=PLANS)
-before_or_beside = pytest.mark.parametrize("policy", [CASCADE, DIRECT], ids=["cascade", "direct"])
-"""The device's answer is there before the cloud is asked, or its run begins beside the call that waits."""
+
+def under_plans_in_turn(faults: Iterable[Any], *plans: str) -> list[Any]:
+    """Each fault with one of the plans: how an answer is missed and what stands in for it meet in one place."""
+    turns = zip(faults, itertools.cycle(plans or PLANS), strict=False)
+    return [pytest.param(fault, PLANS[plan], id=f"{getattr(fault, 'name', fault)}-{plan}") for fault, plan in turns]
 
 
 def breaks_and_heals(
@@ -77,10 +82,9 @@ def breaks_and_heals(
         assert_recovers(ask)
 
 
-@every_plan
-@pytest.mark.parametrize("code", STATUSES, ids=lambda code: code.name)
+@pytest.mark.parametrize(("code", "policy"), under_plans_in_turn(STATUSES))
 def test_an_error_from_the_cloud(
-    folder: Path, cloud: ScriptedCloud, policy: dict[str, object], code: grpc.StatusCode
+    folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], code: grpc.StatusCode
 ) -> None:
     with scene(folder, policy, cloud) as it:
         breaks_and_heals(
@@ -91,10 +95,9 @@ def test_an_error_from_the_cloud(
         )
 
 
-@every_plan
-@pytest.mark.parametrize("kind", GARBAGE)
+@pytest.mark.parametrize(("kind", "policy"), under_plans_in_turn(GARBAGE))
 def test_an_answer_that_nobody_can_use(
-    folder: Path, cloud: ScriptedCloud, policy: dict[str, object], kind: str
+    folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], kind: str
 ) -> None:
     with scene(folder, policy, cloud) as it:
         breaks_and_heals(
@@ -105,10 +108,13 @@ def test_an_answer_that_nobody_can_use(
         )
 
 
-@before_or_beside
-@pytest.mark.parametrize("behaviour", [slow(1.0), silent], ids=["slow", "silent"])
+@pytest.mark.parametrize(
+    ("policy", "behaviour"),
+    [(CASCADE, slow(1.0)), (DIRECT, silent), (LARGE, status(grpc.StatusCode.DEADLINE_EXCEEDED))],
+    ids=["slow", "silent", "says so"],
+)
 def test_a_cloud_that_answers_late_or_never(
-    folder: Path, cloud: ScriptedCloud, policy: dict[str, object], behaviour: Behaviour
+    folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], behaviour: Behaviour
 ) -> None:
     with scene(folder, policy, cloud) as it:
         breaks_and_heals(
@@ -116,9 +122,8 @@ def test_a_cloud_that_answers_late_or_never(
         )
 
 
-@before_or_beside
-@pytest.mark.parametrize("fault", LINK)
-def test_a_broken_link(folder: Path, cloud: ScriptedCloud, policy: dict[str, object], fault: str) -> None:
+@pytest.mark.parametrize(("fault", "policy"), under_plans_in_turn(LINK, "direct", "cascade"))
+def test_a_broken_link(folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], fault: str) -> None:
     break_it, reasons = LINK[fault]
 
     def heal() -> None:
@@ -129,10 +134,9 @@ def test_a_broken_link(folder: Path, cloud: ScriptedCloud, policy: dict[str, obj
         breaks_and_heals(it, lambda: break_it(it), reasons, heal)
 
 
-@before_or_beside
-@pytest.mark.parametrize("kind", BROKEN_FRAMING)
+@pytest.mark.parametrize(("kind", "policy"), under_plans_in_turn(BROKEN_FRAMING))
 def test_a_server_that_breaks_the_framing(
-    folder: Path, cloud: ScriptedCloud, policy: dict[str, object], kind: str
+    folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], kind: str
 ) -> None:
     with scene(folder, policy, cloud) as it, RawServer(BROKEN_FRAMING[kind]) as raw:
         breaks_and_heals(

@@ -100,9 +100,9 @@ class TorchModel(_Model):
 class CloudConfig(_Section):
     """The whole file."""
 
-    version: Literal[1] = Field(description="Version of this file's form.")
-    serve: Serve
-    defaults: Defaults = Defaults()
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    serve: Serve = Field(description="The service itself.")
+    defaults: Defaults = Field(Defaults(), description="What holds for every model that does not say otherwise.")
     models: dict[str, Annotated[OnnxModel | TorchModel, Field(discriminator="engine")]] = Field(
         default_factory=dict, description="Settings of single models, by name. All models of the repository are served."
     )

@@ -85,7 +85,7 @@ def raw_call(address: str, data: bytes, method: str = "ModelInfer", timeout_s: f
     """Send these bytes as the message, as no client would. Raises `grpc.RpcError`."""
     limits = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(address, limits) as channel:
-        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        call: Any = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
         answer: bytes = call(data, timeout=timeout_s)
         return answer
 

@@ -192,6 +192,7 @@ def test_an_error_that_the_policy_asks_for_is_given(text: str) -> None:
 def test_latency_takes_the_answer_of_the_device_where_it_is_there_first() -> None:
     text = "defaults: {deadline: 400ms, objective: latency, large: {above: 1B}}"
     with scene(text) as at:
+        at.teach(edge_s=0.2)
         at.cloud.hold()
         answer = at.infer(rows_of(SURE))
         assert facts(answer) == (Plan.CLOUD, Route.EDGE, Reason.EDGE_FASTER, False)

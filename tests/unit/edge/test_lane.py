@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -214,3 +215,52 @@ def test_a_turn_that_is_handed_on_in_the_moment_of_the_timeout_is_not_lost() -> 
                 pass
         assert lane.ahead == 0
     assert_free(lane)
+
+
+def test_a_promise_gets_the_slot_it_wants_and_the_next_one_the_gap_before_it() -> None:
+    lane = Lane()
+    with lane.promise(10.0, 12.0) as first, lane.promise(10.0, 12.0) as second, lane.promise(11.0, 12.0) as third:
+        assert (first, second, third) == (10.0, 8.0, 7.0)
+        with lane.promise(20.0, 21.0) as later, lane.promise(1.0, 2.0) as sooner, lane.promise(12.0, 12.5) as after:
+            assert (later, sooner, after) == (20.0, 1.0, 12.0)
+    with lane.promise(10.0, 12.0) as again:
+        assert again == 10.0
+
+
+def test_a_promise_fills_a_gap_that_is_long_enough_and_no_shorter_one() -> None:
+    lane = Lane()
+    with lane.promise(10.0, 12.0), lane.promise(7.0, 8.5):
+        with lane.promise(10.5, 12.0) as fits:
+            assert fits == 8.5
+        with lane.promise(10.25, 12.0) as too_long:
+            assert too_long == 5.25
+
+
+def test_a_run_of_no_length_needs_no_slot() -> None:
+    lane = Lane()
+    with lane.promise(5.0, 5.0) as first, lane.promise(5.0, 5.0) as second:
+        assert (first, second) == (5.0, 5.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_promises_never_overlap_and_never_end_later_than_wanted(seed: int) -> None:
+    lane, rng = Lane(), random.Random(seed)
+    slots: list[tuple[float, float]] = []
+    with ExitStack() as stack:
+        for _ in range(40):
+            length_s, end_s = rng.choice((0.5, 1.0, 3.0)), float(rng.randrange(40))
+            start_s = stack.enter_context(lane.promise(end_s - length_s, end_s))
+            assert start_s <= end_s - length_s
+            slots.append((start_s, start_s + length_s))
+    slots.sort()
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(slots))
+    with lane.promise(0.0, 100.0) as free:
+        assert free == 0.0
+
+
+def test_a_promise_is_free_again_whatever_ends_it() -> None:
+    lane = Lane()
+    with pytest.raises(KeyboardInterrupt), lane.promise(1.0, 2.0):
+        raise KeyboardInterrupt
+    with lane.promise(1.0, 2.0) as start_s:
+        assert start_s == 1.0

@@ -20,7 +20,6 @@ def test_a_tokens_file() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tokens: []", "version"),
         ("version: 2\ntokens: []", "version"),
         ("version: 1\ntokens: [{name: a, sha256: secret}]", "sha256"),
         (f"version: 1\ntokens: [{{name: a, sha256: {HASH.upper()}}}]", "sha256"),

@@ -21,7 +21,7 @@ STANDARD = {
     "__future__", "collections", "dataclasses", "datetime", "enum", "itertools", "math", "re", "statistics", "typing",
     "zoneinfo",
 }  # fmt: skip
-OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
+OTHERS = {"numpy", "pydantic", "upwell"}
 OWN = ("upwell.shared.routing", "upwell.shared.tensors", "upwell.shared.units", "upwell.shared.located")
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""
 

@@ -191,6 +191,11 @@ def test_the_reserve_is_a_tenth_within_bounds(available_s: float, expected_s: fl
     assert reserve_s(available_s) == pytest.approx(expected_s)
 
 
+def test_the_reserve_is_taken_from_the_time_that_the_request_had() -> None:
+    for decision in (before("defaults: {deadline: 100ms}"), before(UP, caller_deadline_s=NOW_S + 0.1)):
+        assert decision.give_up_s == pytest.approx(NOW_S + 0.09)
+
+
 def test_time_that_has_passed_since_the_arrival_does_not_move_the_deadline() -> None:
     decision = router("defaults: {deadline: 500ms}").decide(EMPTY, signals(), NOW_S + 0.3)
     assert decision.deadline_s == pytest.approx(NOW_S + 0.5)
@@ -268,6 +273,37 @@ def test_hard_rows_stay_where_the_edge_run_took_all_the_time_there_was() -> None
     assert (decision.up_rows, decision.reason) == ((), Reason.CLOUD_TOO_SLOW)
 
 
+def test_what_is_predicted_to_be_back_at_the_last_moment_goes_up() -> None:
+    by = router(UP.replace("rules", "defaults: {deadline: 1s}\nrules"))
+    state = known(by, edge_s=0.01, cloud_s=0.5)
+    for left_s, up in ((0.55, (0,)), (0.5, ())):
+        assert by.decide(state, signals(caller_deadline_s=NOW_S + left_s), NOW_S).up_rows == up
+
+
+def test_a_device_as_slow_as_the_time_that_is_left_is_still_in_time() -> None:
+    by = router("defaults: {deadline: 1s}")
+    state = known(by, edge_s=0.5)
+    for left_s, refused in ((0.5, False), (0.499, True)):
+        asked = signals(has_cloud=False, caller_deadline_s=NOW_S + left_s)
+        assert bool(by.decide(state, asked, NOW_S).refusal) is refused
+
+
+# seconds since the last run, with a fastest run of 10 ms or of 500 ms and a usual one of 500 ms
+SILENCES = [(0.0, True, True), (2.0, True, True), (2.1, False, True), (10.0, False, True), (10.1, False, False)]
+
+
+@pytest.mark.parametrize(("silence_s", "refused", "refused_if_never_faster"), SILENCES)
+def test_the_longer_nothing_ran_the_less_an_old_slow_run_counts(
+    silence_s: float, refused: bool, refused_if_never_faster: bool
+) -> None:
+    by, at_s = router("defaults: {deadline: 100ms}"), NOW_S + silence_s
+    once_fast = learnt(by, [EdgeRan(MODEL, 1, 0.01), *[EdgeRan(MODEL, 1, 0.5)] * 8])
+    never_fast = known(by, edge_s=0.5)
+    asked = signals(has_cloud=False, at_s=at_s)
+    assert bool(by.decide(once_fast, asked, at_s).refusal) is refused
+    assert bool(by.decide(never_fast, asked, at_s).refusal) is refused_if_never_faster
+
+
 def test_the_unknown_is_tried() -> None:
     by = router(UP)
     assert by.decide(EMPTY, signals(), NOW_S).up_rows == (0,)
@@ -328,7 +364,29 @@ def test_one_row_stays_where_the_others_leave_and_the_device_has_time_for_it_alo
     by = router("defaults: {deadline: 100ms, large: {above: 1kB}}")
     state = learnt(by, [EdgeRan(MODEL, 1, 0.001)] * 5)
     decision = by.decide(state, signals([2000] * 999 + [10]), NOW_S)
-    assert decision.refusal == ""
+    assert (decision.plan, decision.reason, decision.refusal) == (Plan.CASCADE, Reason.LARGE, "")
+    assert decision.up_rows == tuple(range(999))
+
+
+def test_rows_that_all_leave_do_so_for_their_own_reason_however_busy_the_device_is() -> None:
+    by = router("defaults: {deadline: 100ms, large: {above: 1kB}}")
+    decision = by.decide(known(by, edge_s=5.0, cloud_s=0.02), signals([2000, 2000]), NOW_S)
+    assert (decision.plan, decision.reason, decision.up_rows) == (Plan.CLOUD, Reason.LARGE, (0, 1))
+
+
+def test_rows_that_stay_because_the_way_up_is_blocked_count_against_the_device() -> None:
+    by = router("defaults: {deadline: 100ms, large: {above: 1kB}}")
+    state = learnt(by, [CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE)] * 3, state=known(by, edge_s=0.06))
+    assert by.decide(state, signals([2000]), NOW_S).refusal == ""
+    assert by.decide(state, signals([2000, 10]), NOW_S).refusal
+
+
+def test_a_model_that_never_went_up_is_tried_over_a_link_that_is_known() -> None:
+    by = router(UP)
+    state = known(by, cloud_s=0.1, model="another")
+    decision = by.decide(state, signals(), NOW_S)
+    assert decision.up_rows == (0,)
+    assert math.isnan(decision.predicted_cloud_s)
 
 
 def test_a_request_of_ten_thousand_rows_is_decided_in_linear_time() -> None:

@@ -91,6 +91,22 @@ def test_the_failures_of_the_link_are_those_that_say_nothing_of_a_model() -> Non
     assert before_asking == {Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW}
 
 
+def test_an_answer_between_failures_starts_their_count_anew() -> None:
+    by = router()
+    failure = CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE)
+    garbage = CloudFailure(MODEL, Reason.CLOUD_GARBAGE)
+    state = learnt(by, [failure, failure, garbage, garbage, answered(), failure, failure, garbage, garbage])
+    assert not any(breaker.is_open for breaker in state.breakers.values())
+    assert learnt(by, [failure], state=state).breakers[LINK].is_open
+    assert learnt(by, [garbage], state=state).breakers[MODEL].is_open
+
+
+def test_an_answer_with_nothing_to_close_leaves_the_breakers_alone() -> None:
+    by = router()
+    state = learnt(by, [CloudFailure("another", Reason.CLOUD_GARBAGE)])
+    assert by.observe(state, answered(), NOW_S).breakers is state.breakers
+
+
 def test_a_call_that_was_dropped_is_neither_failure_nor_success() -> None:
     by = router()
     assert learnt(by, [CloudDropped(MODEL)] * 10) == RouterState()

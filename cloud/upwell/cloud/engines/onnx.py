@@ -6,30 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.checks import check_batch, reason_of, zero_batch
 from upwell.shared.errors import InvalidRequest, ModelFailed
+from upwell.shared.onnx_tensors import DATATYPES, bytes_of, spec_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 
-_DATATYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}
+_EXCHANGEABLE = tuple(kind for kind, datatype in DATATYPES.items() if datatype != "BF16")
+"""BF16 has no numpy type in ONNX Runtime's `run`."""
 
 
 class OnnxEngine:
@@ -48,7 +35,8 @@ class OnnxEngine:
         self.inputs = tuple(_spec(node, "input") for node in session.get_inputs())
         self.outputs = tuple(_spec(node, "output") for node in session.get_outputs())
         self._output_names = [spec.name for spec in self.outputs]
-        self._strings = any(spec.datatype == "BYTES" for spec in (*self.inputs, *self.outputs))
+        self._texts_in = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
+        self._texts_out = [spec.name for spec in self.outputs if spec.datatype == "BYTES"]
         self._session = session
 
     @classmethod
@@ -73,16 +61,15 @@ class OnnxEngine:
         session = self._session
         if session is None:
             raise ModelFailed("the model is closed")
-        feed = {name: _to_text(name, array) for name, array in batch.items()} if self._strings else batch
+        feed = {**batch, **{name: text_of(name, batch[name]) for name in self._texts_in}}
         try:
             results = session.run(self._output_names, feed)
         except InvalidArgument as error:  # dimensions that two inputs share, which their specs cannot say
             raise InvalidRequest(f"the model refused its inputs: {reason_of(error)}") from error
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise ModelFailed(f"ONNX Runtime failed: {reason_of(error)}") from error
-        if self._strings:
-            results = [_to_bytes(result) for result in results]
-        return dict(zip(self._output_names, results, strict=True))
+        answer = dict(zip(self._output_names, results, strict=True))
+        return {**answer, **{name: bytes_of(answer[name]) for name in self._texts_out}}
 
     def warm_up(self, rows: int) -> None:
         """Run zeros once, so that the arena and the kernels are ready. See `Engine.warm_up`."""
@@ -97,30 +84,9 @@ class OnnxEngine:
 
 def _spec(node: Any, side: str) -> TensorSpec:
     """The specification of a session's input or output; a symbolic dimension varies."""
-    datatype = _DATATYPES.get(node.type)
-    if datatype is None:
+    if node.type not in _EXCHANGEABLE:
         raise ModelFailed(
             f"{side} {node.name!r} is {node.type}, which ONNX Runtime's Python API cannot exchange; "
-            f"export it as one of {', '.join(_DATATYPES)}"
+            f"export it as one of {', '.join(_EXCHANGEABLE)}"
         )
-    return TensorSpec(node.name, datatype, tuple(size if isinstance(size, int) else -1 for size in node.shape))
-
-
-def _to_text(name: str, array: Array) -> Array:
-    """BYTES as the `str` that ONNX Runtime takes."""
-    if array.dtype != object:
-        return array
-    try:
-        decoded = [element.decode() for element in array.ravel()]
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"input {name!r} holds bytes that are not UTF-8, and ONNX strings are text") from None
-    return np.array(decoded, dtype=object).reshape(array.shape)
-
-
-def _to_bytes(array: Array) -> Array:
-    """Strings of a result as BYTES."""
-    if array.dtype != object:
-        return array
-    encoded = np.empty(array.size, dtype=object)
-    encoded[:] = [element.encode() for element in array.ravel()]
-    return encoded.reshape(array.shape)
+    return spec_of(node)

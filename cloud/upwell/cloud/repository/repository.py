@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.cloud.repository.external import external_files
 from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.onnx_files import BadOnnxFile, external_weights
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -46,22 +46,17 @@ class ModelFolder:
         """`sha256:` and the hex digest of what the model is made of.
 
         That is the file, or, for an ONNX model with weights in files of their own, the digests of all of
-        them: the file's and then, by name, theirs. Raises `ModelFailed` where such a file is missing or
-        outside the version's folder, before anything has read it.
+        them: the file's and then, by location, theirs. Raises `ModelFailed` where the file is no ONNX file or such
+        a file is missing or outside the model's folder, before anything has read it.
         """
-        weights = external_files(file) if file.suffix == ".onnx" else ()
+        try:
+            weights = external_weights(file) if file.suffix == ".onnx" else ()
+        except BadOnnxFile as error:
+            raise ModelFailed(f"{self.name}/{self.version}/{file.name}: {error}") from None
         if not weights:
             return f"sha256:{_sha256(file).hex()}"
-        parts = [_sha256(file), *(_sha256(self._weights(location)) for location in weights)]
+        parts = [_sha256(file), *map(_sha256, weights)]
         return f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
-
-    def _weights(self, location: str) -> Path:
-        path = (self.path / location).resolve()
-        if Path(location).is_absolute() or not path.is_relative_to(self.path.resolve()):
-            raise ModelFailed(f"external data {location!r} of {self.name}/{self.version} lies outside its folder")
-        if not path.is_file():
-            raise ModelFailed(f"external data {location!r} of {self.name}/{self.version} is missing")
-        return path
 
     def _inside(self, path: Path) -> Path:
         if not path.resolve().is_relative_to(self.root.resolve()):

@@ -11,11 +11,12 @@ import onnxruntime
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.inputs import InputCheck, check_file
 from upwell.edge.runtimes.onnx_sessions import open_on_cpu, open_session, plain_text
-from upwell.edge.runtimes.onnx_tensors import Unsupported, caller_for, spec_of, symbols_of
-from upwell.edge.runtimes.onnx_weights import check_weights
+from upwell.edge.runtimes.onnx_tensors import caller_for, symbols_of
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.placement import lost
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
+from upwell.shared.onnx_files import BadOnnxFile, external_weights
+from upwell.shared.onnx_tensors import Unsupported, spec_of
 from upwell.shared.tensors import Array
 
 
@@ -35,7 +36,7 @@ class OnnxRuntime:
 
     def __init__(self, path: Path, options: RuntimeOptions | None = None) -> None:
         check_file(path)
-        check_weights(path)
+        _check_weights(path)
         self.version = f"onnxruntime {onnxruntime.__version__}"
         self.placement: Placement
         self._path = path
@@ -106,3 +107,10 @@ class OnnxRuntime:
                         f"inputs {first!r} and {name!r} must agree in dimension {symbol!r}, got {expected} and {size}"
                     )
         return ""
+
+
+def _check_weights(path: Path) -> None:
+    try:
+        external_weights(path)
+    except BadOnnxFile as error:
+        raise ConfigError.at(path, str(error)) from None

@@ -15,7 +15,8 @@ from typing import Any
 import onnxruntime
 
 from upwell.edge.runtimes.inputs import blank
-from upwell.edge.runtimes.onnx_tensors import caller_for, spec_of
+from upwell.edge.runtimes.onnx_tensors import caller_for
+from upwell.shared.onnx_tensors import spec_of
 
 RECORD_KEY = "session.record_ep_graph_assignment_info"
 

@@ -1,4 +1,4 @@
-"""How tensors pass between Upwell and ONNX Runtime: names, datatypes, shapes, and the kinds that need a hand.
+"""How tensors pass between Upwell and ONNX Runtime, and the kinds that need a hand.
 
 Most arrays pass as they are. Strings are UTF-8 text over there and bytes here; BF16 has no numpy type over
 there and passes as an `OrtValue`.
@@ -14,42 +14,14 @@ import ml_dtypes
 import numpy as np
 import onnxruntime
 
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.onnx_tensors import Unsupported, bytes_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 
-_DATATYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(bfloat16)": "BF16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}
 _ONNX_BFLOAT16 = 16
 _LOG_FATAL = 4
 
 Call: TypeAlias = Callable[[Any, Mapping[str, Array]], dict[str, Array]]
 """Runs a session on checked inputs and gives a fresh array for each output."""
-
-
-class Unsupported(Exception):
-    """The model takes or gives something that cannot pass; the text says what."""
-
-
-def spec_of(argument: Any) -> TensorSpec:
-    """The specification of an input or output of a session. Raises `Unsupported`."""
-    datatype = _DATATYPES.get(argument.type)
-    if datatype is None:
-        raise Unsupported(f"{argument.name!r} is {argument.type}, only tensors of plain datatypes can pass")
-    return TensorSpec(argument.name, datatype, tuple(size if isinstance(size, int) else -1 for size in argument.shape))
 
 
 def symbols_of(argument: Any) -> tuple[str, ...]:
@@ -92,21 +64,10 @@ def _with_strings(names: list[str], texts: list[str], bytes_out: list[str]) -> C
     plain = _plain(names)
 
     def call(session: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        answer = plain(session, {**inputs, **{name: _decoded(name, inputs[name]) for name in texts}})
-        return {**answer, **{name: _per_element(str.encode, answer[name]) for name in bytes_out}}
+        answer = plain(session, {**inputs, **{name: text_of(name, inputs[name]) for name in texts}})
+        return {**answer, **{name: bytes_of(answer[name]) for name in bytes_out}}
 
     return call
-
-
-def _decoded(name: str, array: Array) -> Array:
-    try:
-        return _per_element(bytes.decode, array)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"input {name!r} must hold UTF-8 text: {error.reason}") from None
-
-
-def _per_element(function: Callable[[Any], Any], array: Array) -> Array:
-    return np.fromiter(map(function, array.flat), dtype=np.object_, count=array.size).reshape(array.shape)
 
 
 def _with_bfloat16(names: list[str]) -> Call:

@@ -1,0 +1,163 @@
+"""Where an ONNX file keeps its weights: in itself, or in files that must lie in its folder or below.
+
+ONNX Runtime before 1.24 reads external weights from any path that a model names, so a model from elsewhere could
+carry any file of the machine into its outputs. This walks protobuf's wire format without the `onnx` package and
+without a copy of the weights, and checks every such path. Time grows with the file; memory does not.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from types import MappingProxyType
+
+_ENTRY = "StringStringEntryProto"
+
+MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
+    {
+        "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+        "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+        "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
+        "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+        "NodeProto": {5: "AttributeProto"},
+        "AttributeProto": {
+            5: "TensorProto",
+            6: "GraphProto",
+            10: "TensorProto",
+            11: "GraphProto",
+            22: "SparseTensorProto",
+            23: "SparseTensorProto",
+        },
+        "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
+        "TensorProto": {13: _ENTRY},
+    }
+)
+"""Every way from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
+
+_MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
+_MAX_TAG_BITS = 32
+_MAX_LOCATIONS = 10_000
+_MAX_LOCATION_BYTES = 4096
+_SHOWN_CHARACTERS = 200
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+_MEMORY_MARK = "*/"  # ONNX Runtime's `*/_ORT_MEM_ADDR_/*` and its kin are addresses in its memory, not files
+
+
+class BadOnnxFile(Exception):
+    """The file is no ONNX file, or its weights are not where they must be; the text says what, without the file."""
+
+
+def external_weights(path: Path) -> tuple[Path, ...]:
+    """The files that hold weights of the ONNX file at `path`, by their locations as `external_locations` orders them.
+
+    Each is resolved and was a file in the folder of `path` or below. Raises `BadOnnxFile` where a location is
+    absolute, has a `..`, leads out of the folder by a link or names no file, and what `external_locations` raises.
+    """
+    folder = path.parent.resolve()
+    return tuple(_confined(location, folder) for location in external_locations(path))
+
+
+def external_locations(path: Path) -> tuple[str, ...]:
+    """Every location of external data in the ONNX file at `path`, as written there, sorted and each once.
+
+    Raises `BadOnnxFile` for what is no ONNX file, nests too deeply or names paths beyond all measure, and `OSError`
+    where the file cannot be read.
+    """
+    found: set[str] = set()
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise BadOnnxFile("the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for location in _locations(data, 0, len(data), "ModelProto", 0):
+                found.add(location)
+                if len(found) > _MAX_LOCATIONS:
+                    raise BadOnnxFile(f"it names more than {_MAX_LOCATIONS} files of external weights")
+    return tuple(sorted(found))
+
+
+def _confined(location: str, folder: Path) -> Path:
+    shown = repr(location if len(location) <= _SHOWN_CHARACTERS else location[:_SHOWN_CHARACTERS] + "…")
+    written = PurePath(location)
+    if written.anchor or ".." in written.parts or location.startswith(_MEMORY_MARK):
+        raise BadOnnxFile(f"external weights {shown} are refused; expected a relative path without '..'")
+    try:
+        weights = (folder / location).resolve()
+        if not weights.is_relative_to(folder):
+            raise BadOnnxFile(f"external weights {shown} are a link that leads out of the model's folder")
+        exists = weights.is_file()
+    except (ValueError, OSError, RuntimeError):  # a zero byte, a name too long, links in a circle
+        exists = False
+    if not exists:
+        raise BadOnnxFile(f"external weights {shown} are missing; expected a file in the model's folder or below")
+    return weights
+
+
+def _locations(data: mmap.mmap, start: int, end: int, message: str, depth: int) -> Iterator[str]:
+    if depth > _MAX_DEPTH:
+        raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {_MAX_DEPTH}")
+    inner = MESSAGES[message]
+    for number, begin, stop in _length_delimited(data, start, end):
+        kind = inner.get(number)
+        if kind == _ENTRY:
+            yield from _location(data, begin, stop)
+        elif kind is not None:
+            yield from _locations(data, begin, stop, kind, depth + 1)
+
+
+def _location(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
+    """The value (field 2) of an entry whose key (field 1) is `location`; of repeated fields the last one counts."""
+    key = value = (start, start)
+    for number, begin, stop in _length_delimited(data, start, end):
+        if number == 1:
+            key = (begin, stop)
+        elif number == 2:
+            value = (begin, stop)
+    if key[1] - key[0] != len(b"location") or data[slice(*key)] != b"location":
+        return
+    if value[1] - value[0] > _MAX_LOCATION_BYTES:
+        raise BadOnnxFile(f"a path of its external weights is longer than {_MAX_LOCATION_BYTES} bytes")
+    try:
+        yield data[slice(*value)].decode()
+    except UnicodeDecodeError:
+        raise BadOnnxFile("not an ONNX file: a path of its external weights is not UTF-8") from None
+
+
+def _length_delimited(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, start and end of each length-delimited field of the message in `data[start:end]`."""
+    position = start
+    while position < end:
+        tag, position = _varint(data, position, end)
+        # C++ drops what is above 32 bits: a longer tag is an unknown field here and a weight's path over there.
+        if tag >> _MAX_TAG_BITS or not tag >> 3:
+            raise BadOnnxFile("not an ONNX file: it has a field of an impossible number")
+        wire = tag & 7
+        if wire == _LENGTH:
+            size, position = _varint(data, position, end)
+            if position + size > end:
+                raise BadOnnxFile("not an ONNX file, or cut short")
+            yield tag >> 3, position, position + size
+            position += size
+        elif wire == _VARINT:
+            _, position = _varint(data, position, end)
+        elif wire in _FIXED_BYTES:
+            position += _FIXED_BYTES[wire]
+        else:
+            raise BadOnnxFile(f"not an ONNX file: it has a field of wire type {wire}")
+    if position != end:
+        raise BadOnnxFile("not an ONNX file, or cut short")
+
+
+def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= end:
+            raise BadOnnxFile("not an ONNX file, or cut short")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise BadOnnxFile("not an ONNX file: it has a number of more than ten bytes")

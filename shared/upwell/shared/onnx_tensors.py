@@ -1,0 +1,77 @@
+"""ONNX's tensors in Upwell's terms: element types, specifications, and strings, which are text there and bytes here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.tensors import Array, TensorSpec
+
+DATATYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "tensor(bool)": "BOOL",
+        "tensor(uint8)": "UINT8",
+        "tensor(uint16)": "UINT16",
+        "tensor(uint32)": "UINT32",
+        "tensor(uint64)": "UINT64",
+        "tensor(int8)": "INT8",
+        "tensor(int16)": "INT16",
+        "tensor(int32)": "INT32",
+        "tensor(int64)": "INT64",
+        "tensor(float16)": "FP16",
+        "tensor(bfloat16)": "BF16",
+        "tensor(float)": "FP32",
+        "tensor(double)": "FP64",
+        "tensor(string)": "BYTES",
+    }
+)
+"""ONNX type, as ONNX Runtime writes it -> OIP datatype."""
+
+
+class Unsupported(Exception):
+    """The model takes or gives something that cannot pass; the text says what."""
+
+
+class Argument(Protocol):
+    """An input or output as ONNX Runtime's sessions describe it; a dimension that varies is a name or None."""
+
+    @property
+    def name(self) -> str:
+        """The argument's name."""
+
+    @property
+    def type(self) -> str:
+        """Such as `tensor(float)`."""
+
+    @property
+    def shape(self) -> Sequence[int | str | None]:
+        """Its dimensions."""
+
+
+def spec_of(argument: Argument) -> TensorSpec:
+    """The specification of an input or output. Raises `Unsupported` for what is no tensor of a plain datatype."""
+    datatype = DATATYPES.get(argument.type)
+    if datatype is None:
+        raise Unsupported(f"{argument.name!r} is {argument.type}, only tensors of plain datatypes can pass")
+    return TensorSpec(argument.name, datatype, tuple(size if isinstance(size, int) else -1 for size in argument.shape))
+
+
+def text_of(name: str, array: Array) -> Array:
+    """The BYTES input `name` as `str` elements of the same shape. Raises `InvalidRequest` for other than UTF-8."""
+    try:
+        return _per_element(bytes.decode, array)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input {name!r} must hold UTF-8 text: {error.reason}") from None
+
+
+def bytes_of(array: Array) -> Array:
+    """`str` elements as BYTES of the same shape."""
+    return _per_element(str.encode, array)
+
+
+def _per_element(function: Callable[[Any], Any], array: Array) -> Array:
+    return np.fromiter(map(function, array.flat), dtype=np.object_, count=array.size).reshape(array.shape)
