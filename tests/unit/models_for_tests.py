@@ -87,6 +87,35 @@ def linear(directory: Path, seed: int = 0, *, rows: int | None = None, features:
     return save(path, nodes, inputs, outputs, {"weights": weights, "bias": bias})
 
 
+def refer(made: Any, location: str) -> Any:
+    """Make a tensor message refer to a file instead of holding its numbers."""
+    made.ClearField("raw_data")
+    made.data_location = TensorProto.EXTERNAL
+    del made.external_data[:]
+    made.external_data.add(key="offset", value="0")
+    made.external_data.add(key="location", value=location)
+    return made
+
+
+def linear_elsewhere(directory: Path, location: str) -> Path:
+    """`linear` with its weights in the file at `location`, which is not written."""
+    path = linear(directory)
+    model = onnx.load(str(path))
+    refer(model.graph.initializer[0], location)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def branch_elsewhere(outer: str, inner: str) -> bytes:
+    """A model with a weight in the file `outer` and another, in both branches of an If, in the file `inner`."""
+    weight, constant = (numpy_helper.from_array(np.ones(4, np.float32), name) for name in ("w", "c"))
+    node = helper.make_node("Constant", [], ["c"], value=refer(constant, inner))
+    branch = helper.make_graph([node], "branch", [], [tensor("c", [4])])
+    choice = helper.make_node("If", ["choice"], ["y"], then_branch=branch, else_branch=branch)
+    graph = helper.make_graph([choice], "graph", [], [tensor("y", [4])], [refer(weight, outer)])
+    return bytes(helper.make_model(graph, ir_version=IR_VERSION).SerializeToString())
+
+
 def two_in_two_out(directory: Path) -> Path:
     """`sum = a + b`, `product = a * b`, all FP32 [rows, 3]."""
     nodes = [

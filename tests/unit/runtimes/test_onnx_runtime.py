@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.unit.models_for_tests import identity, linear, save, tensor, two_in_two_out, with_ir_version
+from tests.unit.models_for_tests import (
+    identity,
+    linear,
+    linear_elsewhere,
+    linear_weights,
+    save,
+    tensor,
+    two_in_two_out,
+    with_ir_version,
+)
 from upwell.edge.runtimes.onnx import OnnxRuntime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
@@ -145,3 +154,24 @@ def test_scalars_pass(tmp_path: Path) -> None:
     answer = runtime.run({"x": np.array(3, np.float32)})["y"]
     assert answer.shape == ()
     assert answer == 3
+
+
+@pytest.mark.parametrize("location", ["weights.bin", "deeper/weights.bin", "./weights.bin", "link.bin"])
+def test_weights_beside_the_model_are_read(tmp_path: Path, location: str) -> None:
+    weights, bias = linear_weights()
+    (tmp_path / "deeper").mkdir()
+    for path in (tmp_path / "weights.bin", tmp_path / "deeper" / "weights.bin"):
+        path.write_bytes(weights.tobytes())
+    (tmp_path / "link.bin").symlink_to(tmp_path / "weights.bin")
+    x = np.ones((1, 8), np.float32)
+    scores = OnnxRuntime(linear_elsewhere(tmp_path, location)).run({"x": x})["scores"]
+    np.testing.assert_allclose(scores, x @ weights + bias, rtol=1e-4)
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "gone.bin", "\0"])
+def test_weights_elsewhere_are_refused_before_the_runtime_reads_them(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret.bin").write_bytes(linear_weights()[0].tobytes())
+    (tmp_path / "model").mkdir()
+    path = linear_elsewhere(tmp_path / "model", location)
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}: external weights .* are (refused|missing); "):
+        OnnxRuntime(path)
