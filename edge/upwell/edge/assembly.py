@@ -12,10 +12,11 @@ import numpy as np
 
 from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig, EdgeSide, ModelSection
-from upwell.edge.models.served import EdgeModel, ServedModel, file_digest
+from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.state import EdgeRan
@@ -81,7 +82,7 @@ def load_edge(side: EdgeSide) -> EdgeModel:
         _log.warning("%s runs on the CPU: %s", path, runtime.placement.reason)
     if side.file is not None:
         _log.warning("%s is a bare file without a bundle: nothing tests or verifies it", path)
-    return EdgeModel(runtime, processor, file_digest(path), is_described=description is not None)
+    return EdgeModel(runtime, processor, model_digest(path), is_described=description is not None)
 
 
 def _files(side: EdgeSide) -> tuple[Path, Path]:

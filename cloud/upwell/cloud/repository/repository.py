@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.onnx_files import BadOnnxFile, external_weights
+from upwell.shared.onnx_files import BadOnnxFile
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,15 @@ class ModelFolder:
         return None
 
     def digest(self, file: Path) -> str:
-        """`sha256:` and the hex digest of what the model is made of.
+        """`sha256:` and the hex digest of what the model is made of (see `model_digest`).
 
-        That is the file, or, for an ONNX model with weights in files of their own, the digests of all of
-        them: the file's and then, by location, theirs. Raises `ModelFailed` where the file is no ONNX file or such
-        a file is missing or outside the model's folder, before anything has read it.
+        Raises `ModelFailed` where the file is no ONNX file, or weights of its own are missing or outside the model's
+        folder, before anything has read them.
         """
         try:
-            weights = external_weights(file) if file.suffix == ".onnx" else ()
+            return model_digest(file)
         except BadOnnxFile as error:
             raise ModelFailed(f"{self.name}/{self.version}/{file.name}: {error}") from None
-        if not weights:
-            return f"sha256:{_sha256(file).hex()}"
-        parts = [_sha256(file), *map(_sha256, weights)]
-        return f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
 
     def _inside(self, path: Path) -> Path:
         if not path.resolve().is_relative_to(self.root.resolve()):
@@ -88,11 +82,3 @@ def scan(root: Path) -> list[ModelFolder]:
 
 def _folders(parent: Path) -> Iterator[Path]:
     return (one for one in parent.iterdir() if one.is_dir() and not one.name.startswith("."))
-
-
-def _sha256(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.digest()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -79,15 +77,3 @@ class ServedModel:
     name: str
     edge: EdgeModel | None
     cloud_model: str = ""
-
-
-def file_digest(path: Path) -> str:
-    """`sha256:` and the hexadecimal digest of a file's content. Raises `ModelFailed` where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise ModelFailed(f"{path} cannot be read: {error.strerror}") from None
-    return f"sha256:{digest.hexdigest()}"

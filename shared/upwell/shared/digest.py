@@ -1,0 +1,32 @@
+"""What a model is made of, as one digest: answers, calibrations and reports name a model by it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from upwell.shared.onnx_files import external_weights
+
+_CHUNK_BYTES = 1 << 20
+
+
+def model_digest(path: Path) -> str:
+    """`sha256:` and 64 hexadecimal digits.
+
+    Of the file, or, for an ONNX model with weights in files of their own, of the digests of all of them: the file's
+    and then, by location, theirs. Raises `BadOnnxFile` where the file is no ONNX file or such a file is missing or
+    outside the model's folder, before anything has read it, and `OSError`.
+    """
+    weights = external_weights(path) if path.suffix == ".onnx" else ()
+    if not weights:
+        return f"sha256:{_sha256(path).hex()}"
+    parts = [_sha256(path), *map(_sha256, weights)]
+    return f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
+
+
+def _sha256(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
