@@ -124,7 +124,7 @@ def test_a_file_is_replaced_only_by_force(init: Init, classifier: Path) -> None:
     ("arguments", "said"),
     [
         (["missing.onnx"], "no such model file"),
-        (["broken.onnx"], "cannot be read"),
+        (["broken.onnx"], "not an ONNX file"),
         (["notes.txt"], "write `runtime: onnx` or `tflite`"),
         (["classifier.onnx", "--out", "."], "--out names a file"),
         (["classifier.onnx", "--out", "nowhere/model.yaml"], "cannot be written: No such file or directory"),

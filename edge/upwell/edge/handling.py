@@ -214,7 +214,7 @@ class Handling:
             id=self._id,
             routes=tuple(routes),
             edge_digest=self._model.edge.digest if self._model.edge is not None and Route.EDGE in kinds else "",
-            cloud_digest=str(replies[0][1].response.parameters.get("upwell.cloud_digest", "")) if replies else "",
+            cloud_digest=replies[0][1].digest if replies else "",
         )
 
     def _check_stand_in(self, miss: CloudMiss, is_complete: bool) -> None:

@@ -49,6 +49,12 @@ class CloudReply:
     is_first: bool
 
     @property
+    def digest(self) -> str:
+        """The digest of the model that answered: up there, or on the gateway where that is an agent; empty if unsaid."""
+        facts = self.response.parameters
+        return str(facts.get("upwell.cloud_digest") or facts.get("upwell.edge_digest") or "")
+
+    @property
     def server_s(self) -> float | None:
         """The server's own part of the time."""
         if self.queue_s is None or self.compute_s is None:
