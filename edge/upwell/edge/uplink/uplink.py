@@ -50,7 +50,7 @@ class CloudReply:
 
     @property
     def digest(self) -> str:
-        """The digest of the model that answered: up there, or on the gateway where that is an agent; empty if unsaid."""
+        """The digest of the model that answered, up there or on a gateway that is an agent; empty if unsaid."""
         facts = self.response.parameters
         return str(facts.get("upwell.cloud_digest") or facts.get("upwell.edge_digest") or "")
 
