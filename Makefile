@@ -35,7 +35,7 @@ check: .venv/.dev  ## lint, types, layers, generated code
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python .ci/write_configuration.py --check
 
-check-platforms: .venv/.dev  ## resolve the extras for every supported platform and write docs/platforms.md
+check-platforms: .venv/.dev  ## resolve the extras for every supported platform and write the table of README.md
 	$(BIN)/python .ci/check_platforms.py
 
 bench: .venv/.dev  ## timings beside their baselines; prints ratios, medians and spread

@@ -35,6 +35,7 @@ def build_agent(path: Path) -> Agent:
     """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
     config = load_yaml(path, AgentConfig)
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
+    _warn_of_unknown_models(policy, config)
     with ExitStack() as on_failure:
         state_dir = uplink = None
         if config.agent.state_dir is not None:
@@ -50,6 +51,15 @@ def build_agent(path: Path) -> Agent:
                 warm_up(agent, model.name, model.edge)
         on_failure.pop_all()
     return agent
+
+
+def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
+    """A policy may serve many agents, so a model that this one lacks is no error; a misspelt one is worth a line."""
+    named = set(policy.models)
+    for rule in policy.rules:
+        named.update([rule.match.model] if isinstance(rule.match.model, str) else rule.match.model or [])
+    for name in sorted(named - set(config.models)):
+        _log.warning("%s names the model %r, which this agent does not serve", config.policy, name)
 
 
 def load_models(sections: Mapping[str, ModelSection]) -> list[ServedModel]:

@@ -30,7 +30,7 @@ from upwell.shared.errors import (
     UpwellError,
 )
 from upwell.shared.routing.hardness import hardness
-from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
+from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.routing.rules import Subject
 from upwell.shared.routing.state import Decision, EdgeRan, Signals
 from upwell.shared.signature.images import encode_for_uplink
@@ -182,9 +182,10 @@ class Handling:
         return {row for rows, _ in self._edge_parts for row in rows}.issuperset(ascent.rows)
 
     def _note_obstacle(self, decision: Decision) -> None:
-        if decision.kept_rows and (self._obstacle is None or decision.degraded):
-            self._obstacle = decision.obstacle
-        if decision.degraded and decision.verdict.settings.on_cloud_failure == "error":
+        if not decision.degraded:
+            return
+        self._obstacle = decision.obstacle
+        if decision.verdict.settings.on_cloud_failure == "error":
             raise CloudFailed(f"the cloud was wanted and not asked: {decision.obstacle}")
 
     def _answer(self, plan: Plan, reason: Reason) -> Answer:
@@ -199,7 +200,7 @@ class Handling:
             self._check_stand_in(misses[0], self._is_complete(replies))
         if misses:
             reason = misses[0].reason
-        elif self._obstacle in DEGRADED:
+        elif self._obstacle is not None:
             reason = self._obstacle
         elif dropped:
             reason = Reason.EDGE_FASTER
@@ -208,7 +209,7 @@ class Handling:
             outputs=self._merged(replies),
             route=routes[0] if len(kinds) == 1 else Route.MIXED,
             reason=reason,
-            degraded=bool(misses) or self._obstacle in DEGRADED,
+            degraded=bool(misses) or self._obstacle is not None,
             plan=plan,
             timings=self._timings([reply for _, reply in replies]),
             id=self._id,

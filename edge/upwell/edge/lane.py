@@ -57,19 +57,20 @@ class Lane:
                 self._promises.remove(slot)
 
     def _enter(self, deadline_s: float) -> None:
-        with self._lock:
-            if not self._busy:
-                self._busy = True
-                return
-            gate = threading.Lock()
-            gate.acquire()
-            ticket = (deadline_s, next(self._order), gate)
-            heapq.heappush(self._waiting, ticket)
-        timeout_s = min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX)
+        ticket: tuple[float, int, threading.Lock] | None = None
+        gate = threading.Lock()
         try:
+            with self._lock:
+                if not self._busy:
+                    self._busy = True
+                    return
+                gate.acquire()
+                heapq.heappush(self._waiting, ticket := (deadline_s, next(self._order), gate))
+            timeout_s = min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX)
             admitted = gate.acquire(timeout=timeout_s)
-        except BaseException:
-            self._withdraw(ticket)
+        except BaseException:  # an interrupt of the main thread, say: the next in line must not wait for it
+            if ticket is not None:
+                self._withdraw(ticket)
             raise
         if not admitted:
             self._withdraw(ticket)

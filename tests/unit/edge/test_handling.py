@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, busy, edge_model, rows_of, scene, sides
+from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, busy, edge_model, policy, rows_of, scene, sides
 from upwell.edge import Agent, Answer
 from upwell.edge.models.served import ServedModel
 from upwell.shared.errors import (
     CloudFailed,
+    ConfigError,
     DeadlineExceeded,
     InvalidRequest,
     ModelFailed,
@@ -184,6 +185,7 @@ def test_an_error_that_the_policy_asks_for_is_given(text: str) -> None:
         at.cloud.failure = Refused("full")
         with pytest.raises(CloudFailed, match="cloud_exhausted"):
             at.infer(rows_of(UNSURE))
+        assert at.runtime.runs == (0 if text == UP else 1), "nothing stands in, so nothing runs for it"
         at.cut()
         with pytest.raises(CloudFailed, match="breaker_open"):
             at.infer(rows_of(UNSURE))
@@ -244,11 +246,28 @@ def test_a_deadline_too_short_for_the_cloud_says_so() -> None:
         assert answer.degraded
 
 
+def test_a_deadline_of_centuries_is_refused_in_the_file_or_leaves_the_cloud_its_time() -> None:
+    try:
+        policy("defaults: {deadline: 10000000h}")
+    except ConfigError:
+        return
+    with scene(UP.replace("5s", "10000000h")) as at:
+        assert at.infer(rows_of(SURE)).route is Route.CLOUD
+
+
 def test_callers_with_no_time_do_not_cut_the_others_off() -> None:
     with scene(UP) as at:
         for _ in range(5):
             at.infer(rows_of(SURE), deadline_s=0.0019)
         assert at.infer(rows_of(SURE)).route is Route.CLOUD
+
+
+@pytest.mark.parametrize(("above", "reason"), [("23B", "up"), ("24B", "no_edge")])
+def test_the_size_of_a_request_to_the_cloud_alone_is_what_its_tensors_take(above: str, reason: str) -> None:
+    text = f"defaults: {{deadline: 5s}}\nrules: [{{name: up, match: {{size: {{above: {above}}}}}, route: cloud}}]"
+    with scene(text, device=False) as at:
+        answer = at.infer({"bytes": np.array([[b"abcd", b""]], dtype=object), "fp32": np.zeros((1, 3), np.float32)})
+        assert str(answer.reason) == {"up": "rule"}.get(reason, reason)
 
 
 BAD: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -133,6 +134,16 @@ def test_an_error_inside_a_turn_gives_the_lane_back(error: type[BaseException]) 
     assert_free(lane)
 
 
+def stands_still(thread: int) -> bool:
+    """Whether a thread waits: it is at the same instruction again and again."""
+    places, pause = set(), threading.Event()
+    for _ in range(20):
+        frame = sys._current_frames()[thread]
+        places.add((frame.f_code, frame.f_lasti))
+        pause.wait(0.001)
+    return len(places) == 1
+
+
 class Stopped(BaseException):
     """As KeyboardInterrupt: raised by a signal, wherever the main thread is."""
 
@@ -148,18 +159,29 @@ def test_who_is_interrupted_while_waiting_does_not_take_the_lane_along() -> None
     assert main == threading.get_ident()
 
     def interrupt() -> None:
-        until(lambda: lane.ahead == 2)
+        until(lambda: lane.ahead == 3 and stands_still(main))
         signal.pthread_kill(main, signal.SIGUSR1)
 
+    def take_a_turn() -> None:
+        with lane.turn(time.monotonic() + PATIENT_S):
+            went.append("after all")
+
+    went: list[str] = []
     former = signal.signal(signal.SIGUSR1, stop)
     try:
-        with holding(lane):
+        with holding(lane) as release:
+            urgent = threading.Thread(target=take_a_turn)
+            urgent.start()
+            until(lambda: lane.ahead == 2)
             thread = threading.Thread(target=interrupt)
             thread.start()
-            with pytest.raises(Stopped), lane.turn(time.monotonic() + PATIENT_S):
+            with pytest.raises(Stopped), lane.turn(math.inf):
                 pytest.fail("the lane was held twice")
             thread.join()
-            assert lane.ahead == 1
+            assert (lane.ahead, went) == (2, [])
+            release.set()
+            urgent.join()
+            assert went == ["after all"]
     finally:
         signal.signal(signal.SIGUSR1, former)
     assert_free(lane)

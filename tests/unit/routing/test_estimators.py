@@ -29,7 +29,7 @@ def test_quantiles_are_ranks_of_the_last_samples(count: int) -> None:
     assert len(built.samples_s) == min(count, WINDOW)
     assert built.p50_s == np.quantile(last, 0.5, method="lower")
     assert built.p99_s == np.quantile(last, 0.99, method="higher")
-    assert min(last[-RECENT:]) <= built.lately_s <= max(last[-RECENT:])
+    assert built.lately_s == np.quantile(last[-RECENT:], 0.5, method="lower")
 
 
 def test_an_empty_window_knows_nothing() -> None:
@@ -57,6 +57,9 @@ def test_after_a_silence_old_durations_do_not_outvote_new_ones() -> None:
     slow = window([0.5] * WINDOW)
     back = slow.add(0.005, slow.last_at_s + FRESH_S + 0.001)
     assert (back.lately_s, back.p99_s) == (0.005, 0.5)
+    assert back.add(0.006, back.last_at_s).add(0.007, back.last_at_s).lately_s == 0.006
+    fast = window([0.005] * WINDOW)
+    assert fast.add(0.5, fast.last_at_s + FRESH_S + 0.001).lately_s == 0.5
     assert slow.add(0.005, slow.last_at_s + FRESH_S).lately_s == 0.5
 
 

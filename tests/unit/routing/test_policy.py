@@ -215,8 +215,9 @@ def test_a_rule_that_contradicts_only_together_with_one_model_is_refused() -> No
     assert problems(text) == [(3, "rules[0].set.hard")]
 
 
-def test_thresholds_for_both_directions_in_one_section_are_refused() -> None:
-    assert problems("defaults: {hard: {measure: margin, below: 0.2, above: 0.3}}") != []
+@pytest.mark.parametrize("measure", ["", "measure: margin, ", "measure: entropy, "])
+def test_thresholds_for_both_directions_in_one_section_are_refused(measure: str) -> None:
+    assert problems(f"defaults: {{hard: {{{measure}below: 0.2, above: 0.3}}}}") == [(1, "defaults.hard")]
 
 
 def test_a_threshold_of_nothing_is_refused() -> None:

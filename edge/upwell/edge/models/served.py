@@ -13,7 +13,9 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import ModelFailed
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import Signature
-from upwell.shared.tensors import Array
+from upwell.shared.tensors import Array, numpy_dtype
+
+_BFLOAT16 = numpy_dtype("BF16")  # of numpy's kind V, not f
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class EdgeModel:
         for output in self.signature.outputs:
             array = outputs[output.name]
             may_be_any = self.is_described and output.kind == "tensor"
-            if array.dtype.kind == "f" and not may_be_any and not np.isfinite(array).all():
+            is_float = array.dtype.kind == "f" or array.dtype == _BFLOAT16
+            if is_float and not may_be_any and not np.isfinite(array).all():
                 raise ModelFailed(f"output {output.name!r} holds values that are not finite")
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class EdgeTime:
         window = None if times is None or not signals.has_edge else times.expect(rows)
         if window is None:
             return NO_EDGE_TIME
-        queue_s = signals.edge_ahead * window.p50_s
+        queue_s = signals.edge_ahead * window.lately_s
         return cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, now_s - window.last_at_s)
 
     def in_time(self, deadline_s: float, now_s: float) -> bool:

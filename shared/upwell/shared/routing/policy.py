@@ -82,7 +82,9 @@ def hours_minutes(span: str) -> tuple[int, int]:
 class SettingsPatch(_Section):
     """The keys that defaults, a model or a rule may set; every one may be left out."""
 
-    deadline: Seconds = Field(1.0, gt=0, description="The answer is due after this time; the caller may ask for less.")
+    deadline: Seconds = Field(
+        1.0, gt=0, le=86400, description="The answer is due after this time; the caller may ask for less."
+    )
     objective: Objective = Field(
         "accuracy",
         description="accuracy: every candidate predicted in time goes up, and its answer wins until the deadline. "
