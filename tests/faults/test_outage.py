@@ -271,7 +271,7 @@ def refused_over_oip(action: Callable[[], object]) -> float:
     return time.monotonic() - started_s
 
 
-def succeeds(action: Callable[[], object], error: type[UpwellError]) -> bool:
+def succeeds(action: Callable[[], object], error: type[UpwellError] | tuple[type[UpwellError], ...]) -> bool:
     try:
         action()
     except error:

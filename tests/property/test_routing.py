@@ -170,7 +170,7 @@ def told(decisions: Told) -> list[Decision]:
 
 
 def applies(match: dict[str, Any], subject: Subject, zone_minutes: int) -> bool:
-    """What DESIGN says of `match`, once more and in other words."""
+    """What docs/policy.md says of `match`, once more and in other words."""
     minute = (int(subject.wall_time_s) // 60 + zone_minutes) % 1440
     if "hours" in match:
         start, end = (int(text[:2]) * 60 + int(text[3:]) for text in match["hours"].split("-"))

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version as package_version
 
 from upwell.cloud.loading import BrokenModel, ServedModel
+from upwell.shared.capabilities import extensions
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.signature.processor import Prepared
-from upwell.shared.signature.processor import versions as processing_versions
 from upwell.shared.tensors import Array
 
 
@@ -57,9 +57,7 @@ class CloudService:
 
     def server_metadata(self) -> ServerMetadata:
         """Who serves, and the versions that decide whether the edge processes bit for bit alike."""
-        version = package_version("upwell")
-        minor = ".".join(version.split(".")[:2])
-        return ServerMetadata("upwell-cloud", version, (f"upwell/{minor}", *processing_versions()))
+        return ServerMetadata("upwell-cloud", package_version("upwell"), extensions())
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
         """Whether the service, or that model, answers now."""

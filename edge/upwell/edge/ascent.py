@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from upwell.edge.metrics import AgentMetrics
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served import NotFinite, ServedModel
 from upwell.edge.router_cell import RouterCell
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply, Uplink
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, Decision
 from upwell.shared.tensors import Array
 
@@ -41,6 +44,7 @@ class Ascent:
         self._model = model
         self._id = request_id
         request = InferRequest(model=model.cloud_model, inputs=inputs, id=request_id)
+        self._sent_s = time.monotonic()
         try:
             self._call = desk.uplink.start(request, decision.verdict, decision.give_up_s)
         except BaseException:
@@ -78,6 +82,11 @@ class Ascent:
         try:
             if self._model.edge is not None:
                 self._model.edge.check_cloud(reply.response.outputs, len(self.rows))
+        except NotFinite as error:
+            # A request may deserve it (what is not a number goes in and comes out), so it speaks against nobody.
+            self.outcome = self._call.reject(str(error))
+            self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes))
+            return
         except ModelFailed as error:
             self._take_miss(self._call.reject(str(error)))
             return
@@ -91,4 +100,5 @@ class Ascent:
     def _take_miss(self, miss: CloudMiss) -> None:
         self.outcome = miss
         _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, miss.reason, miss.detail)
-        self._desk.router.observe(CloudFailure(self._model.name, miss.reason, self.decision.probes))
+        waited_s = self.decision.give_up_s - self._sent_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
+        self._desk.router.observe(CloudFailure(self._model.name, miss.reason, self.decision.probes, waited_s))

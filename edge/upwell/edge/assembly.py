@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -86,7 +87,8 @@ def load_edge(side: EdgeSide) -> EdgeModel:
     """The edge side of a model, from its bundle or file. Raises `ConfigError`."""
     path, described_by = _files(side)
     runtime = load_runtime(path, side)
-    description = load_yaml(described_by, ModelDescription) if described_by.is_file() else None
+    # Whatever lies there is meant as the description, also where it turns out to be a folder or a broken link.
+    description = load_yaml(described_by, ModelDescription) if os.path.lexists(described_by) else None
     processor = Processor(description, runtime.inputs, runtime.outputs, runtime.name)
     if runtime.placement.reason:
         _log.warning("%s runs on the CPU: %s", path, runtime.placement.reason)
@@ -101,11 +103,14 @@ def _files(side: EdgeSide) -> tuple[Path, Path]:
         return side.file, side.file.with_suffix(".yaml")
     assert side.bundle is not None  # noqa: S101  the configuration has one of the two
     candidates = [side.bundle / f"model.{side.runtime}"] if side.runtime else _candidates(side.bundle)
-    for path in candidates:
-        if path.is_file():
-            return path, side.bundle / "model.yaml"
     names = " or ".join(path.name for path in candidates)
-    problem = "no such folder" if not side.bundle.is_dir() else f"no {names} in it"
+    try:
+        for path in candidates:
+            if path.is_file():
+                return path, side.bundle / "model.yaml"
+        problem = "no such folder" if not side.bundle.is_dir() else f"no {names} in it"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
     raise ConfigError.at(side.bundle, f"{problem}; expected a folder with {names}", "bundle")
 
 

@@ -9,7 +9,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.located import Location, located
-from upwell.shared.oip.security import ClientSecurity, ServerSecurity, TlsFiles, parse_address
+from upwell.shared.oip.security import (
+    ClientSecurity,
+    ServerSecurity,
+    TlsFiles,
+    check_endpoint,
+    check_exposure,
+    parse_address,
+)
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.units import Bytes
 from upwell.shared.yaml import RelativePath
@@ -157,12 +164,21 @@ class AgentConfig(_Section):
     )
 
     @model_validator(mode="after")
-    def _cloud_is_there(self) -> AgentConfig:
-        alone: dict[Location, str] = {
+    def _holds_together(self) -> AgentConfig:
+        found: dict[Location, str] = {
             ("models", name): "it has no edge side, and there is no `cloud` section to send it to"
             for name, model in self.models.items()
             if model.edge is None and self.cloud is None
         }
-        if alone:
-            raise located(alone)
+        try:
+            check_exposure(self.agent.listen, self.agent.security)
+        except ConfigError as error:
+            found["agent", "listen"] = error.problems[0].message
+        try:
+            if self.cloud is not None:
+                check_endpoint(self.cloud.endpoint, self.cloud.security)
+        except ConfigError as error:
+            found["cloud", "endpoint"] = error.problems[0].message
+        if found:
+            raise located(found)
         return self

@@ -11,10 +11,10 @@ from upwell.edge.agent import Agent
 from upwell.edge.config import DEFAULT_MAX_REQUESTS
 from upwell.edge.models.served import ServedModel
 from upwell.edge.uplink.uplink import REASONS
+from upwell.shared.capabilities import extensions
 from upwell.shared.errors import CallerLeft, CloudFailed, InvalidRequest, ModelNotFound, Refused, Unavailable
 from upwell.shared.oip.client import RemoteError
-from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
-from upwell.shared.signature.processor import versions
+from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.tensors import Array
 
 TAG_PREFIX = "upwell.tag."
@@ -50,11 +50,7 @@ class AgentDataplane:
         _check_version(request.model, request.version)
         model = self._agent.model(request.model)
         _check_outputs(model, request.outputs)
-        tags = {
-            name.removeprefix(TAG_PREFIX): str(value)
-            for name, value in request.parameters.items()
-            if name.startswith(TAG_PREFIX)
-        }
+        tags = _tags(request.parameters)
         answer = self._agent.handle(request.model, request.inputs, call.deadline_s, tags, request.id, arrived_s)
         return InferResponse(
             model=request.model,
@@ -83,7 +79,7 @@ class AgentDataplane:
 
     def server_metadata(self) -> ServerMetadata:
         """Name, version and the library versions that decide whether both sides process alike."""
-        return ServerMetadata(self._agent.name, package_version("upwell"), versions())
+        return ServerMetadata(self._agent.name, package_version("upwell"), extensions())
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
         """Ready once made; a model is ready if it is served."""
@@ -98,6 +94,21 @@ class AgentDataplane:
         except RemoteError as error:
             raise CloudFailed(f"{REASONS.get(error.kind, 'cloud_error')}: {error}") from None
         return ModelMetadata(served.name, (VERSION,), found.platform, found.inputs, found.outputs)
+
+
+def _tags(parameters: Mapping[str, Parameter]) -> dict[str, str]:
+    """The request's tags. Raises `InvalidRequest` for one that is no text.
+
+    Nothing is converted: `true` written as a bool, an int or a text would not be the same to a rule that keeps
+    requests on the device.
+    """
+    tags = {}
+    for name, value in parameters.items():
+        if name.startswith(TAG_PREFIX):
+            if not isinstance(value, str):
+                raise InvalidRequest(f"parameter {name!r}: expected a string, got {value!r}")
+            tags[name.removeprefix(TAG_PREFIX)] = value
+    return tags
 
 
 def _check_version(model: str, version: str) -> None:

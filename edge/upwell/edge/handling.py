@@ -204,12 +204,15 @@ class Handling:
             reason = self._obstacle
         elif dropped:
             reason = Reason.EDGE_FASTER
+        gateway = next((reply for _, reply in replies if reply.is_degraded), None)
+        if gateway is not None and not misses:
+            reason = gateway.reason or reason
         kinds = set(routes)
         return Answer(
             outputs=self._merged(replies),
             route=routes[0] if len(kinds) == 1 else Route.MIXED,
             reason=reason,
-            degraded=bool(misses) or self._obstacle is not None,
+            degraded=bool(misses) or self._obstacle is not None or gateway is not None,
             plan=plan,
             timings=self._timings([reply for _, reply in replies]),
             id=self._id,

@@ -6,6 +6,7 @@ one that is asked for is imported, so a device without the cloud extra has a wor
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
@@ -50,9 +51,11 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 the check failed, 2 wrong use or a wrong file."""
+    """Run the command line. Exit codes: 0 done, 1 the check failed, 2 wrong use or a wrong file, 130 interrupted."""
     try:
-        build_app(sys.argv[1:])(prog_name="upwell")
+        app = build_app(sys.argv[1:])
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on an interrupt is the command's
+        app(prog_name="upwell")
     except UpwellError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {_printable(str(error))}", markup=False)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
@@ -63,7 +66,3 @@ def main() -> None:
 def _printable(text: str) -> str:
     """The text without control characters: a server may have written it, and a terminal would obey them."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
-
-
-if __name__ == "__main__":
-    main()

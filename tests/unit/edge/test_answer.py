@@ -1,4 +1,4 @@
-"""The facts of an answer, exactly as DESIGN names them."""
+"""The facts of an answer, exactly as docs/policy.md names them."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_giving_up_the_cloud_and_its_return_are_logged_once_each(caplog: pytest.
     cell = RouterCell(policy(UP))
     with caplog.at_level(logging.DEBUG, "upwell"):
         for _ in range(50):
-            cell.observe(CloudFailure("m", Reason.CLOUD_DEADLINE))
+            cell.observe(CloudFailure("m", Reason.CLOUD_UNAVAILABLE))
         for _ in range(50):
             cell.observe(CloudAnswered("m", 1, 10, 0.01, 0.0))
     assert [record.getMessage() for record in caplog.records] == [

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
 from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.edge_time import LONG_SILENCE_S
-from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
+from upwell.shared.routing.reasons import CALLERS_FAULTS, CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
 from upwell.shared.routing.router import Router
 from upwell.shared.routing.state import (
     LINK,
@@ -76,7 +76,7 @@ def test_a_failure_is_never_a_sample(reason: Reason) -> None:
     assert (after.link, after.cloud, after.edge) == (before.link, before.cloud, before.edge)
 
 
-@pytest.mark.parametrize("reason", sorted(CLOUD_FAILURES))
+@pytest.mark.parametrize("reason", sorted(CLOUD_FAILURES - CALLERS_FAULTS))
 def test_a_failure_counts_for_the_link_or_for_the_model(reason: Reason) -> None:
     state = failing(router(), 3, reason)
     key, other = (LINK, MODEL) if reason in LINK_FAILURES else (MODEL, LINK)
@@ -85,7 +85,7 @@ def test_a_failure_counts_for_the_link_or_for_the_model(reason: Reason) -> None:
 
 
 def test_the_failures_of_the_link_are_those_that_say_nothing_of_a_model() -> None:
-    of_the_link = {Reason.CLOUD_DEADLINE, Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED}
+    of_the_link = {Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED}
     assert of_the_link == LINK_FAILURES < CLOUD_FAILURES < DEGRADED
     before_asking = DEGRADED - CLOUD_FAILURES
     assert before_asking == {Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW}
@@ -291,6 +291,35 @@ def test_a_device_that_is_always_too_slow_finds_out_that_the_cloud_is_not() -> N
     later = world.run(10.0, requests(), 0.5, answered(0.02, 0.01))
     lifted = sum(bool(decision.up_rows) for decision in later)
     assert lifted > 0.9 * len(later)
+
+
+def timeouts(by: Router, state: RouterState, waited_s: float, count: int = 3) -> RouterState:
+    """After that many calls that nobody could wait longer for."""
+    failure = CloudFailure(MODEL, Reason.CLOUD_DEADLINE, waited_s=waited_s)
+    return learnt(by, [failure] * count, state=state)
+
+
+def test_callers_in_a_hurry_do_not_cut_off_those_who_can_wait() -> None:
+    by = router(UP)
+    state = timeouts(by, RouterState(), 0.004)
+    hasty, patient = (signals(caller_deadline_s=NOW_S + left_s) for left_s in (0.008, 0.3))
+    assert by.decide(state, hasty, NOW_S).reason is Reason.BREAKER_OPEN
+    decision = by.decide(state, patient, NOW_S)
+    assert (decision.up_rows, decision.probes) == ((0,), ())
+    waited_in_vain = timeouts(by, state, 0.27, count=1)
+    assert by.decide(waited_in_vain, patient, NOW_S).reason is Reason.BREAKER_OPEN
+
+
+def test_a_model_whose_cloud_is_slow_leaves_the_others_their_cloud() -> None:
+    by = router(UP)
+    state = timeouts(by, RouterState(), 0.09)
+    assert by.decide(state, signals(model="another", caller_deadline_s=NOW_S + 0.1), NOW_S).up_rows == (0,)
+
+
+def test_what_one_caller_did_wrong_is_nobody_elses_trouble() -> None:
+    by = router(UP)
+    state = learnt(by, [CloudFailure(MODEL, Reason.CLOUD_INVALID_ARGUMENT)] * 10)
+    assert by.decide(state, signals(), NOW_S).up_rows == (0,)
 
 
 def test_a_slow_sample_long_ago_is_tried_again() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from pathlib import Path
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.onnx_files import BadOnnxFile
+
+_log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -37,7 +41,7 @@ class ModelFolder:
         """The `model.yaml` beside the model's file, else the one of all its versions, else None."""
         for folder in (self.path, self.path.parent):
             path = folder / "model.yaml"
-            if path.is_file():
+            if os.path.lexists(path):
                 return self._inside(path)
         return None
 
@@ -61,23 +65,34 @@ class ModelFolder:
 def scan(root: Path) -> list[ModelFolder]:
     """Every version of every model under `root`, by name and version.
 
-    A folder whose name is no version number, hidden folders and files are left alone. Raises
-    `ConfigError` where `root` is no folder, holds no version at all, or a name cannot be a model's.
+    A model without a version, or whose folder cannot be read, is left out with a warning; hidden folders and files are
+    left alone. Raises `ConfigError` where `root` is no folder that can be read, holds no version at all, or a name
+    cannot be a model's.
     """
     if not root.is_dir():
         raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
-    found = [
-        ModelFolder(folder.name, int(version.name), version, root)
-        for folder in _folders(root)
-        for version in _folders(folder)
-        if _VERSION.fullmatch(version.name)
-    ]
+    try:
+        folders = list(_folders(root))
+    except OSError as error:
+        raise ConfigError.at(root, f"cannot be read: {error.strerror}") from None
+    found = [version for folder in folders for version in _versions(folder, root)]
     for one in found:
         if not NAME.fullmatch(one.name):
             raise ConfigError.at(one.path.parent, "a model's name is letters, digits, '.', '_' and '-', at most 100")
     if not found:
         raise ConfigError.at(root, "no model here; expected <name>/<version>/model.onnx, such as digits/1/model.onnx")
     return sorted(found, key=lambda one: (one.name, one.version))
+
+
+def _versions(folder: Path, root: Path) -> list[ModelFolder]:
+    try:
+        names = [one for one in _folders(folder) if _VERSION.fullmatch(one.name)]
+    except OSError as error:
+        _log.warning("%s is not served: its folder cannot be read: %s", folder.name, error.strerror)
+        return []
+    if not names:
+        _log.warning("%s is not served: no version in it; expected %s/1/model.onnx", folder.name, folder.name)
+    return [ModelFolder(folder.name, int(one.name), one, root) for one in names]
 
 
 def _folders(parent: Path) -> Iterator[Path]:

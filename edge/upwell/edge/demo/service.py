@@ -41,7 +41,7 @@ class CloudProcess:
 
     def __enter__(self) -> CloudProcess:
         """Start the service and wait until it serves."""
-        command = [sys.executable, "-c", "from upwell.shared.cli import main; main()", *self._arguments]
+        command = [sys.executable, "-m", "upwell.shared.entry", *self._arguments]
         self._process = subprocess.Popen(  # noqa: S603  our own command line
             command,
             stdin=subprocess.DEVNULL,

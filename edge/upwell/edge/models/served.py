@@ -18,6 +18,10 @@ from upwell.shared.tensors import Array, numpy_dtype
 _BFLOAT16 = numpy_dtype("BF16")  # of numpy's kind V, not f
 
 
+class NotFinite(ModelFailed):
+    """Scores that are no finite numbers."""
+
+
 @dataclass(frozen=True)
 class EdgeRun:
     """Outputs by logical name, and the time that pre-processing, the model and post-processing took together."""
@@ -56,7 +60,7 @@ class EdgeModel:
             return EdgeRun(outputs, time.monotonic() - started_s)
 
     def check_cloud(self, outputs: Mapping[str, Array], rows: int) -> None:
-        """Raise `ModelFailed` unless the cloud's outputs are what the signature promises for `rows` rows.
+        """Raise `ModelFailed` (`NotFinite`) unless the cloud's outputs are what the signature promises for `rows` rows.
 
         Floats must be finite, except in outputs that `model.yaml` declares as plain tensors.
         """
@@ -66,7 +70,7 @@ class EdgeModel:
             may_be_any = self.is_described and output.kind == "tensor"
             is_float = array.dtype.kind == "f" or array.dtype == _BFLOAT16
             if is_float and not may_be_any and not np.isfinite(array).all():
-                raise ModelFailed(f"output {output.name!r} holds values that are not finite")
+                raise NotFinite(f"output {output.name!r} holds values that are not finite")
 
     def close(self) -> None:
         """Free the runtime."""

@@ -55,6 +55,17 @@ class CloudReply:
         return str(facts.get("upwell.cloud_digest") or facts.get("upwell.edge_digest") or "")
 
     @property
+    def is_degraded(self) -> bool:
+        """Whether a gateway answered in the cloud's stead: an agent says so."""
+        return self.response.parameters.get("upwell.degraded") is True
+
+    @property
+    def reason(self) -> Reason | None:
+        """The reason that a gateway gives, where it is one that we know."""
+        told = self.response.parameters.get("upwell.reason")
+        return next((reason for reason in Reason if reason == told), None)
+
+    @property
     def server_s(self) -> float | None:
         """The server's own part of the time."""
         if self.queue_s is None or self.compute_s is None:
@@ -106,15 +117,15 @@ class Uplink:
         try:
             link = self._take()
         except ConfigError as error:
-            return CloudCall(self, None, _Stillborn(error), started_s)
+            return CloudCall(self, None, _Stillborn(error), request.id, started_s)
         try:
             pending = link.client.infer_async(request, max(0.0, give_up_s - started_s))
         except (ConfigError, RemoteError) as error:
-            return CloudCall(self, link, _Stillborn(error), started_s)
+            return CloudCall(self, link, _Stillborn(error), request.id, started_s)
         except BaseException:
             self._give_back(link)
             raise
-        return CloudCall(self, link, pending, started_s)
+        return CloudCall(self, link, pending, request.id, started_s)
 
     def metadata(self, model: str, timeout_s: float) -> ModelMetadata:
         """What the cloud says about a model. Raises `RemoteError`."""
@@ -184,8 +195,9 @@ class CloudCall:
     """One request on its way. Used by one thread; ends with `wait` giving an outcome, or with `cancel`."""
 
     def __init__(
-        self, uplink: Uplink, link: _Link | None, pending: PendingInfer | _Stillborn, started_s: float
+        self, uplink: Uplink, link: _Link | None, pending: PendingInfer | _Stillborn, request_id: str, started_s: float
     ) -> None:
+        self._request_id = request_id
         self._uplink = uplink
         self._link = link
         self._pending = pending
@@ -220,8 +232,15 @@ class CloudCall:
             except RemoteError as error:
                 self._finish(CloudMiss(REASONS.get(error.kind, Reason.CLOUD_ERROR), str(error)))
             else:
-                self._finish(self._reply(response))
+                self._finish(self._reply(response) if self._is_ours(response) else self._not_ours(response))
         return self._outcome
+
+    def _is_ours(self, response: InferResponse) -> bool:
+        return bool(response.outputs) and response.id in ("", self._request_id)
+
+    def _not_ours(self, response: InferResponse) -> CloudMiss:
+        detail = "the answer has no outputs" if not response.outputs else "the answer is to another request"
+        return CloudMiss(Reason.CLOUD_GARBAGE, detail)
 
     def reject(self, detail: str) -> CloudMiss:
         """Count an answer that was read but is not what the signature promises as garbage."""

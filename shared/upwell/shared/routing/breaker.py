@@ -24,26 +24,32 @@ class Breaker:
     Closed: `FAILURES` failures in a row open it. Open: requests are refused for `wait_s`, which doubles with each
     failed probe from `FIRST_WAIT_S` up to `LONGEST_WAIT_S`. Then half open: one probe at a time; its success closes
     the breaker, its failure opens it again. A probe that nobody reports on is forgotten after `PROBE_TIMEOUT_S`.
+
+    A timeout says only that the cloud takes longer than that caller could wait. So the longest such wait is kept as
+    `patience_s` (infinite for failures of other kinds), and a request that can wait `MORE_PATIENT` times as long
+    passes: callers in a hurry cut nobody off who is not.
     """
 
     FAILURES: ClassVar[int] = 3
     FIRST_WAIT_S: ClassVar[float] = 0.5
     LONGEST_WAIT_S: ClassVar[float] = 2.0
     PROBE_TIMEOUT_S: ClassVar[float] = 30.0
+    MORE_PATIENT: ClassVar[float] = 2.0
 
     failures: int = 0
     wait_s: float = 0.0
     open_until_s: float = -math.inf
     probe_since_s: float = -math.inf
+    patience_s: float = 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether it is open or half open: the last thing that was heard of the cloud is that it fails."""
         return self.wait_s > 0.0
 
-    def admit(self, now_s: float) -> Admission:
-        """Whether a request may go up now."""
-        if not self.is_open:
+    def admit(self, now_s: float, wait_s: float = 0.0) -> Admission:
+        """Whether a request that can wait `wait_s` for its answer may go up now."""
+        if not self.is_open or wait_s > self.patience_s * self.MORE_PATIENT:
             return Admission.ALLOW
         if now_s < self.open_until_s or now_s - self.probe_since_s < self.PROBE_TIMEOUT_S:
             return Admission.REFUSE
@@ -61,15 +67,20 @@ class Breaker:
         """Closed, with a clean record."""
         return _CLOSED
 
-    def failed(self, now_s: float) -> Breaker:
-        """With one more failure counted, and open if there were enough."""
+    def failed(self, now_s: float, waited_s: float = math.inf) -> Breaker:
+        """With one more failure counted, and open if there were enough; `waited_s` where it was a timeout."""
         failures = self.failures + 1
-        if self.is_open and now_s < self.open_until_s:
-            return replace(self, failures=failures)  # a straggler sent before it opened tells nothing new
+        patience_s = max(self.patience_s, waited_s)
+        if self.is_open and now_s < self.open_until_s:  # sent before it opened: it tells nothing new
+            return replace(self, failures=failures, patience_s=patience_s)
         if not self.is_open and failures < self.FAILURES:
-            return replace(self, failures=failures)
+            return replace(self, failures=failures, patience_s=patience_s)
         wait_s = min(self.LONGEST_WAIT_S, self.wait_s * 2 or self.FIRST_WAIT_S)
-        return Breaker(failures, wait_s, now_s + wait_s)
+        return Breaker(failures, wait_s, now_s + wait_s, patience_s=patience_s)
+
+    def outlasted(self, waited_s: float) -> Breaker:
+        """With the patience of a caller noted who passed an open breaker and waited in vain."""
+        return replace(self, patience_s=max(self.patience_s, waited_s))
 
 
 _CLOSED = Breaker()

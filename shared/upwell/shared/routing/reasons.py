@@ -99,5 +99,8 @@ CLOUD_FAILURES = frozenset(
 DEGRADED = CLOUD_FAILURES | {Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW}
 """The reasons under which an edge answer stands in for the cloud's."""
 
-LINK_FAILURES = frozenset({Reason.CLOUD_DEADLINE, Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED})
+LINK_FAILURES = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED})
 """Failures that speak of the link or the whole service; the others speak of one model there."""
+
+CALLERS_FAULTS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
+"""Failures that speak of the request itself: nobody else's requests suffer for them."""

@@ -14,7 +14,7 @@ from upwell.shared.routing.edge_time import NO_EDGE_TIME, EdgeTime
 from upwell.shared.routing.estimators import RunTimes
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.reasons import LINK_FAILURES, Plan, Reason
+from upwell.shared.routing.reasons import CALLERS_FAULTS, LINK_FAILURES, Plan, Reason
 from upwell.shared.routing.rules import CompiledPolicy, Verdict
 from upwell.shared.routing.state import (
     LINK,
@@ -88,12 +88,14 @@ class Router:
         breakers = dict(state.breakers)
         for key in outcome.probes:
             breakers[key] = breakers[key].release_probe()
-        if isinstance(outcome, CloudFailure):
+        if isinstance(outcome, CloudFailure) and outcome.reason not in CALLERS_FAULTS:
             key = LINK if outcome.reason in LINK_FAILURES else model
             breaker = breakers.get(key, _CLOSED)
             # A straggler, sent before the breaker opened, tells nothing new: only a probe may keep it open.
             if not breaker.is_open or key in outcome.probes:
-                breakers[key] = breaker.failed(now_s)
+                breakers[key] = breaker.failed(now_s, outcome.waited_s)
+            else:
+                breakers[key] = breaker.outlasted(outcome.waited_s)
         return replace(state, breakers=breakers)
 
 
@@ -235,7 +237,7 @@ def _ascent(
     probes: tuple[str, ...] = ()
     for key in (LINK, signals.subject.model):
         breaker = state.breakers.get(key)
-        admission = Admission.ALLOW if breaker is None else breaker.admit(now_s)
+        admission = Admission.ALLOW if breaker is None else breaker.admit(now_s, horizon.give_up_s - now_s)
         if admission is Admission.REFUSE:
             return _Ascent(Reason.BREAKER_OPEN)
         if admission is Admission.PROBE:

@@ -105,11 +105,15 @@ class CloudAnswered:
 
 @dataclass(frozen=True, slots=True)
 class CloudFailure:
-    """The cloud was asked and gave no usable answer in time. `probes` are those of the decision that asked it."""
+    """The cloud was asked and gave no usable answer in time. `probes` are those of the decision that asked it.
+
+    `waited_s` is how long the caller could wait, where the failure is a timeout.
+    """
 
     model: str
     reason: Reason
     probes: tuple[str, ...] = ()
+    waited_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
