@@ -405,16 +405,16 @@ def test_a_breaker_is_always_in_one_of_its_three_states(moves: list[tuple[str, f
     breaker, now_s = Breaker(), 0.0
     for move, wait_s in moves:
         now_s += wait_s
-        admission = breaker.admit(now_s)
+        admission = breaker.admit(now_s, 0.0)
         assert (admission is Admission.ALLOW) == (not breaker.is_open)
         if move == "probe" and admission is Admission.PROBE:
             breaker = breaker.take_probe(now_s)
-            assert breaker.admit(now_s) is Admission.REFUSE
+            assert breaker.admit(now_s, 0.0) is Admission.REFUSE
         elif move == "fail":
             breaker = breaker.failed(now_s)
         elif move == "succeed":
             breaker = breaker.succeeded()
-            assert breaker.admit(now_s) is Admission.ALLOW
+            assert breaker.admit(now_s, 0.0) is Admission.ALLOW
         elif move == "release":
             breaker = breaker.release_probe()
         assert 0.0 <= breaker.wait_s <= Breaker.LONGEST_WAIT_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,7 +43,6 @@ class Ascent:
         self._model = model
         self._id = request_id
         request = InferRequest(model=model.cloud_model, inputs=inputs, id=request_id)
-        self._sent_s = time.monotonic()
         try:
             self._call = desk.uplink.start(request, decision.verdict, decision.give_up_s)
         except BaseException:
@@ -100,5 +98,5 @@ class Ascent:
     def _take_miss(self, miss: CloudMiss) -> None:
         self.outcome = miss
         _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, miss.reason, miss.detail)
-        waited_s = self.decision.give_up_s - self._sent_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
+        waited_s = self.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
         self._desk.router.observe(CloudFailure(self._model.name, miss.reason, self.decision.probes, waited_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.digest import model_digest
-from upwell.shared.errors import ConfigError, Problem, UpwellError
+from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.state import EdgeRan
 from upwell.shared.signature.description import ModelDescription
@@ -26,8 +27,8 @@ from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 from upwell.shared.yaml import load_yaml
 
-WARM_UP_RUNS = 6
-"""The first run pays for lazy initialization and is no sample; the rest tell the router what a run takes."""
+WARM_UP_RUNS = 5
+_BLANK_PICTURE = np.zeros((1, 224, 224, 3), np.uint8)
 
 _log = logging.getLogger(__name__)
 
@@ -119,21 +120,25 @@ def _candidates(bundle: Path) -> list[Path]:
 
 
 def warm_up(agent: Agent, name: str, edge: EdgeModel) -> None:
-    """Run the bare model on zeros, and teach the router how long a run takes. Raises `ConfigError` if it cannot run."""
+    """Run the model on zeros, and teach the router how long a request takes. Raises `ConfigError` if it cannot run."""
     zeros = {spec.name: _zeros(spec) for spec in edge.runtime.inputs}
+    blank = {one.name: _BLANK_PICTURE if one.kind == "image" else _zeros(one.spec) for one in edge.signature.inputs}
     try:
-        for run in range(WARM_UP_RUNS):
-            duration_s = _timed_run(edge, zeros)
-            if run > 0:
-                agent.router.observe(EdgeRan(name, 1, duration_s))
+        edge.runtime.run(zeros)  # pays for lazy initialization, and is no sample
+        for _ in range(WARM_UP_RUNS):
+            agent.router.observe(EdgeRan(name, 1, _timed_run(edge, blank, zeros)))
     except UpwellError as error:
         raise ConfigError.at(None, f"the model fails on a run with zeros: {error}", f"models.{name}.edge") from None
 
 
-def _timed_run(edge: EdgeModel, inputs: Mapping[str, Array]) -> float:
-    started_s = time.monotonic()
-    edge.runtime.run(inputs)
-    return time.monotonic() - started_s
+def _timed_run(edge: EdgeModel, blank: Mapping[str, Array], zeros: Mapping[str, Array]) -> float:
+    """Seconds for a whole request, or for the bare model where what `model.yaml` describes takes no blank request."""
+    try:
+        return edge.run(blank, math.inf).duration_s
+    except (InvalidRequest, ModelFailed):
+        started_s = time.monotonic()
+        edge.runtime.run(zeros)
+        return time.monotonic() - started_s
 
 
 def _zeros(spec: TensorSpec) -> Array:

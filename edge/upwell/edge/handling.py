@@ -7,6 +7,7 @@ does; the loser is cancelled.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ from upwell.shared.routing.rules import Subject
 from upwell.shared.routing.state import Decision, EdgeRan, Signals
 from upwell.shared.signature.images import encode_for_uplink
 from upwell.shared.tensors import Array
+
+_log = logging.getLogger(__name__)
 
 
 class Handling:
@@ -80,6 +83,7 @@ class Handling:
     def run(self) -> Answer:
         """The answer. Raises `UpwellError` where there is none to give."""
         decision = self._desk.router.decide(self._signals)
+        _log.debug("id=%s decision: %s", self._id, decision)
         if decision.refusal:
             raise _refusal(decision)
         try:

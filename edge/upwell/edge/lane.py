@@ -44,10 +44,13 @@ class Lane:
     def promise(self, start_s: float, end_s: float) -> Iterator[float]:
         """Keep a slot for a request that may need a turn later, and say when it must begin.
 
-        Wanted is [start_s, end_s]; where other promises lie there already, the slot moves to the latest gap before it
-        that is as long, so that all who wait for the same silent cloud can fall back in time, one after the other.
+        Wanted is [start_s, end_s]; where other promises lie there already, the slot moves to the latest gap before it,
+        so that all who wait for the same silent cloud can fall back in time, one after the other. Such a slot is twice
+        as long as wanted: what runs slower than predicted would add up from slot to slot.
         """
         with self._lock:
+            if self._promises:
+                start_s -= end_s - start_s
             slot = _latest_gap(self._promises, start_s, end_s)
             bisect.insort(self._promises, slot)
         try:

@@ -242,20 +242,20 @@ def test_a_turn_that_is_handed_on_in_the_moment_of_the_timeout_is_not_lost() -> 
 def test_a_promise_gets_the_slot_it_wants_and_the_next_one_the_gap_before_it() -> None:
     lane = Lane()
     with lane.promise(10.0, 12.0) as first, lane.promise(10.0, 12.0) as second, lane.promise(11.0, 12.0) as third:
-        assert (first, second, third) == (10.0, 8.0, 7.0)
+        assert (first, second, third) == (10.0, 6.0, 4.0)
         with lane.promise(20.0, 21.0) as later, lane.promise(1.0, 2.0) as sooner, lane.promise(12.0, 12.5) as after:
-            assert (later, sooner, after) == (20.0, 1.0, 12.0)
+            assert (later, sooner, after) == (19.0, 0.0, 3.0)
     with lane.promise(10.0, 12.0) as again:
         assert again == 10.0
 
 
 def test_a_promise_fills_a_gap_that_is_long_enough_and_no_shorter_one() -> None:
     lane = Lane()
-    with lane.promise(10.0, 12.0), lane.promise(7.0, 8.5):
-        with lane.promise(10.5, 12.0) as fits:
-            assert fits == 8.5
-        with lane.promise(10.25, 12.0) as too_long:
-            assert too_long == 5.25
+    with lane.promise(10.0, 12.0), lane.promise(7.0, 8.0):  # the second gets [6, 8], twice as long as it wants
+        with lane.promise(11.0, 12.0) as fits:
+            assert fits == 8.0
+        with lane.promise(10.75, 12.0) as too_long:
+            assert too_long == 3.5
 
 
 def test_a_run_of_no_length_needs_no_slot() -> None:

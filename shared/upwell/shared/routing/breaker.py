@@ -27,7 +27,8 @@ class Breaker:
 
     A timeout says only that the cloud takes longer than that caller could wait. So the longest such wait is kept as
     `patience_s` (infinite for failures of other kinds), and a request that can wait `MORE_PATIENT` times as long
-    passes: callers in a hurry cut nobody off who is not.
+    passes. The wait of the last probe is kept as `probed_s`: a request that can wait that much longer need not sit out
+    what a hasty probe's failure added, and probes at once. So callers in a hurry cut nobody off who is not.
     """
 
     FAILURES: ClassVar[int] = 3
@@ -41,22 +42,27 @@ class Breaker:
     open_until_s: float = -math.inf
     probe_since_s: float = -math.inf
     patience_s: float = 0.0
+    probed_s: float = 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether it is open or half open: the last thing that was heard of the cloud is that it fails."""
         return self.wait_s > 0.0
 
-    def admit(self, now_s: float, wait_s: float = 0.0) -> Admission:
+    def admit(self, now_s: float, wait_s: float) -> Admission:
         """Whether a request that can wait `wait_s` for its answer may go up now."""
         if not self.is_open or wait_s > self.patience_s * self.MORE_PATIENT:
             return Admission.ALLOW
-        if now_s < self.open_until_s or now_s - self.probe_since_s < self.PROBE_TIMEOUT_S:
+        if not self.has_slot(now_s) or (now_s < self.open_until_s and wait_s <= self.probed_s * self.MORE_PATIENT):
             return Admission.REFUSE
         return Admission.PROBE
 
+    def has_slot(self, now_s: float) -> bool:
+        """Whether no probe is under way."""
+        return now_s - self.probe_since_s >= self.PROBE_TIMEOUT_S
+
     def take_probe(self, now_s: float) -> Breaker:
-        """With the probe's slot taken; ask `admit` first."""
+        """With the probe's slot taken; ask `has_slot` first."""
         return replace(self, probe_since_s=now_s)
 
     def release_probe(self) -> Breaker:
@@ -71,16 +77,16 @@ class Breaker:
         """With one more failure counted, and open if there were enough; `waited_s` where it was a timeout."""
         failures = self.failures + 1
         patience_s = max(self.patience_s, waited_s)
-        if self.is_open and now_s < self.open_until_s:  # sent before it opened: it tells nothing new
-            return replace(self, failures=failures, patience_s=patience_s)
         if not self.is_open and failures < self.FAILURES:
             return replace(self, failures=failures, patience_s=patience_s)
         wait_s = min(self.LONGEST_WAIT_S, self.wait_s * 2 or self.FIRST_WAIT_S)
-        return Breaker(failures, wait_s, now_s + wait_s, patience_s=patience_s)
+        probed_s = waited_s if self.is_open else patience_s
+        return Breaker(failures, wait_s, now_s + wait_s, patience_s=patience_s, probed_s=probed_s)
 
     def outlasted(self, waited_s: float) -> Breaker:
         """With the patience of a caller noted who passed an open breaker and waited in vain."""
-        return replace(self, patience_s=max(self.patience_s, waited_s))
+        patience_s, probed_s = max(self.patience_s, waited_s), max(self.probed_s, waited_s)
+        return replace(self, patience_s=patience_s, probed_s=probed_s)
 
 
 _CLOSED = Breaker()

@@ -71,7 +71,7 @@ class Router:
             return state, True
         breakers = dict(state.breakers)
         for key in decision.probes:
-            if breakers[key].admit(now_s) is Admission.REFUSE:
+            if not breakers[key].has_slot(now_s):
                 return state, False
             if breakers[key].is_open:
                 breakers[key] = breakers[key].take_probe(now_s)
@@ -88,6 +88,9 @@ class Router:
         breakers = dict(state.breakers)
         for key in outcome.probes:
             breakers[key] = breakers[key].release_probe()
+        if isinstance(outcome, CloudFailure) and LINK in outcome.probes and outcome.reason not in LINK_FAILURES:
+            is_late = outcome.reason is Reason.CLOUD_DEADLINE
+            breakers[LINK] = breakers[LINK].failed(now_s, outcome.waited_s) if is_late else _CLOSED  # it answered
         if isinstance(outcome, CloudFailure) and outcome.reason not in CALLERS_FAULTS:
             key = LINK if outcome.reason in LINK_FAILURES else model
             breaker = breakers.get(key, _CLOSED)

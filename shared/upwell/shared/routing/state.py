@@ -107,7 +107,7 @@ class CloudAnswered:
 class CloudFailure:
     """The cloud was asked and gave no usable answer in time. `probes` are those of the decision that asked it.
 
-    `waited_s` is how long the caller could wait, where the failure is a timeout.
+    `waited_s` is how long was waited in vain, where the failure is a timeout.
     """
 
     model: str
