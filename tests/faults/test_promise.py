@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,13 @@ UNREADABLE = ("cloud_garbage", "cloud_error", "cloud_unavailable", "cloud_exhaus
 """Below its messages gRPC does not always tell a server that garbles from one that fails, says so or is silent."""
 
 
-def under_plans_in_turn(faults: Iterable[Any], *plans: str) -> list[Any]:
-    """Each fault with one of the plans: how an answer is missed and what stands in for it meet in one place."""
-    turns = zip(faults, itertools.cycle(plans or PLANS), strict=False)
-    return [pytest.param(fault, PLANS[plan], id=f"{getattr(fault, 'name', fault)}-{plan}") for fault, plan in turns]
+def under_every_plan(faults: Iterable[Any], *plans: str) -> list[Any]:
+    """Each fault with each of the plans."""
+    return [
+        pytest.param(fault, PLANS[plan], id=f"{getattr(fault, 'name', fault)}-{plan}")
+        for fault in faults
+        for plan in (plans or PLANS)
+    ]
 
 
 def breaks_and_heals(
@@ -82,7 +84,7 @@ def breaks_and_heals(
         assert_recovers(ask)
 
 
-@pytest.mark.parametrize(("code", "policy"), under_plans_in_turn(STATUSES))
+@pytest.mark.parametrize(("code", "policy"), under_every_plan(STATUSES))
 def test_an_error_from_the_cloud(
     folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], code: grpc.StatusCode
 ) -> None:
@@ -95,7 +97,7 @@ def test_an_error_from_the_cloud(
         )
 
 
-@pytest.mark.parametrize(("kind", "policy"), under_plans_in_turn(GARBAGE))
+@pytest.mark.parametrize(("kind", "policy"), under_every_plan(GARBAGE))
 def test_an_answer_that_nobody_can_use(
     folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], kind: str
 ) -> None:
@@ -122,7 +124,7 @@ def test_a_cloud_that_answers_late_or_never(
         )
 
 
-@pytest.mark.parametrize(("fault", "policy"), under_plans_in_turn(LINK, "direct", "cascade"))
+@pytest.mark.parametrize(("fault", "policy"), under_every_plan(LINK, "direct", "cascade"))
 def test_a_broken_link(folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], fault: str) -> None:
     break_it, reasons = LINK[fault]
 
@@ -134,7 +136,7 @@ def test_a_broken_link(folder: Path, cloud: ScriptedCloud, policy: Mapping[str, 
         breaks_and_heals(it, lambda: break_it(it), reasons, heal)
 
 
-@pytest.mark.parametrize(("kind", "policy"), under_plans_in_turn(BROKEN_FRAMING))
+@pytest.mark.parametrize(("kind", "policy"), under_every_plan(BROKEN_FRAMING))
 def test_a_server_that_breaks_the_framing(
     folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], kind: str
 ) -> None:
