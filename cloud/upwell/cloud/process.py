@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
-import threading
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -38,9 +38,10 @@ def run(config: CloudConfig) -> None:
     models = _load(config, console)
     service = CloudService(models)
     health = Health({name: service.ready(name) for name in service.names})
-    stop = threading.Event()
+    # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
+    stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: stop.put(None))
     server = start_server(
         service,
         config.serve.listen,
@@ -50,7 +51,7 @@ def run(config: CloudConfig) -> None:
         extra=[health.add_to, Reflection().add_to],
     )
     _announce(console, models, server)
-    stop.wait()
+    stop.get()
     _drain(config, console, service, health, server)
 
 

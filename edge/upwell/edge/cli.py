@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import queue
 import signal
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +31,10 @@ def agent(
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = load_yaml(config, AgentConfig).agent
-    stop = threading.Event()
+    # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
+    stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: stop.put(None))
     with build_agent(config) as running:
         server = start_server(
             AgentDataplane(running, settings.max_requests),
@@ -51,7 +52,7 @@ def agent(
         console.print(
             f"serving on {', '.join(server.addresses)} ({count} model{'s' if count > 1 else ''})", markup=False
         )
-        stop.wait()
+        stop.get()
         console.print("draining")
         server.stop(DRAIN_S)
         if metrics is not None:
