@@ -120,7 +120,9 @@ class Handling:
         assert self._edge is not None and self._edge.signature.scores is not None  # noqa: S101, PT018  it ran, with scores
         signature, scores = self._edge.signature, self._edge.signature.scores
         values = outputs[scores.name] if signature.has_rows else outputs[scores.name][None]
-        measured = hardness(values, first.verdict.settings.measure, logits=scores.kind == "logits")
+        hard = first.verdict.settings.hard
+        assert hard is not None  # noqa: S101  or nothing would escalate
+        measured = hardness(values, hard.measure, logits=scores.kind == "logits")
         by_row = dict(zip(rest, measured, strict=True))
         rows = _without(rest, first.kept_rows)
         asked = replace(self._signals, scored_rows=rows, hardness=tuple(by_row[row] for row in rows))
@@ -155,7 +157,7 @@ class Handling:
     def _settle(self, decision: Decision) -> None:
         """Wait for the cloud, with the edge run beside it in time, until every row has an answer or none can come."""
         settings = decision.verdict.settings
-        stands_in = self._edge is not None and settings.on_cloud_failure == "edge"
+        stands_in = self._edge is not None and settings.on_failure(Reason.CLOUD_DEADLINE) != "error"
         if stands_in:
             self._cover(decision)
         for ascent in self._ascents:
@@ -189,7 +191,7 @@ class Handling:
         if not decision.degraded:
             return
         self._obstacle = decision.obstacle
-        if decision.verdict.settings.on_cloud_failure == "error":
+        if decision.verdict.settings.on_failure(decision.obstacle or decision.reason) == "error":
             raise CloudFailed(f"the cloud was wanted and not asked: {decision.obstacle}")
 
     def _answer(self, plan: Plan, reason: Reason) -> Answer:
@@ -228,7 +230,10 @@ class Handling:
     def _check_stand_in(self, miss: CloudMiss, is_complete: bool) -> None:
         """Raise unless the edge answer stands in for the cloud's, and may."""
         text = f"{miss.reason}: {miss.detail}"
-        if self._model.edge is not None and self._ascents[0].decision.verdict.settings.on_cloud_failure == "error":
+        if (
+            self._model.edge is not None
+            and self._ascents[0].decision.verdict.settings.on_failure(miss.reason) == "error"
+        ):
             raise CloudFailed(text)
         if not is_complete:
             raise _ERRORS.get(miss.reason, CloudFailed)(text)

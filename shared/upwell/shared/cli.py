@@ -1,16 +1,18 @@
 """The `upwell` command: finds its subcommands by entry point and turns errors into one clear sentence.
 
-Subcommands join by the entry-point group `upwell.commands` (name -> `typer.Typer` or a function). Only the
-one that is asked for is imported, so a device without the cloud extra has a working command line.
+Subcommands join by the entry-point group `upwell.commands` (name -> `typer.Typer` or a function); a name with a dot,
+`policy.check`, is a subcommand of a subcommand. Only the one that is asked for is imported, so a device without the
+cloud extra has a working command line.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points, version
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,15 +27,33 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     """The command line for these arguments: the named subcommand alone, or all of them for `--help`."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback(help="Hybrid edge-cloud inference: an answer within the deadline, with a reason.")(_options)
-    entries = {entry.name: entry for entry in sorted(entry_points(group="upwell.commands"), key=lambda e: e.name)}
-    asked = arguments[0] if arguments else ""
-    for name in [asked] if asked in entries else [] if asked == "--version" else entries:
-        command = entries[name].load()
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name)(command)
+    entries = sorted(entry_points(group="upwell.commands"), key=lambda entry: entry.name)
+    asked = [entry for entry in entries if _is_asked(entry.name, arguments)]
+    groups: dict[str, typer.Typer] = {}
+    for entry in [] if arguments[:1] == ["--version"] else asked or entries:
+        group, _, name = entry.name.rpartition(".")
+        if group and group not in groups:
+            groups[group] = typer.Typer(no_args_is_help=True, help=_GROUPS.get(group))
+            app.add_typer(groups[group], name=group)
+        _add(groups.get(group, app), name, entry.load())
     return app
+
+
+_GROUPS: Mapping[str, str] = MappingProxyType({"policy": "Check, explain, calibrate and simulate a routing policy."})
+
+
+def _is_asked(name: str, arguments: Sequence[str]) -> bool:
+    """Whether the first arguments name this entry, or the group that it is in where they name no more than that."""
+    parts = name.split(".")
+    known = [argument for argument in arguments[: len(parts)] if not argument.startswith("-")]
+    return bool(known) and parts[: len(known)] == known
+
+
+def _add(app: typer.Typer, name: str, command: Any) -> None:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name)(command)
 
 
 def _print_version(asked: bool) -> None:

@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 import zoneinfo
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,24 @@ import pytest
 
 from tests.unit.routing.asking import policy
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.policy import Policy, Settings, hours_minutes
+from upwell.shared.routing.policy import Policy, hours_minutes
+from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
+from upwell.shared.routing.settings import Action, HardSettings, Settings
 from upwell.shared.yaml import load_yaml, parse_yaml
 
-DEFAULTS = Settings(
-    deadline_s=1.0,
-    objective="accuracy",
-    measure="margin",
-    threshold=0.35,
-    large_above_bytes=math.inf,
-    on_cloud_failure="edge",
-)
+DEFAULTS = Settings()
+
+
+def all_of(action: Action) -> dict[Reason, Action]:
+    """A failure table with one action throughout."""
+    return dict.fromkeys(CLOUD_FAILURES, action)
+
+
+def hard_of(of: Policy, model: str) -> HardSettings:
+    """What is hard for `model` under the first rule."""
+    hard = of.settings(model, of.rules[0]).hard
+    assert hard is not None
+    return hard
 
 
 def test_an_empty_policy_has_the_documented_defaults() -> None:
@@ -36,9 +43,9 @@ def test_an_empty_policy_has_the_documented_defaults() -> None:
 KEYS: dict[str, tuple[str, str, Any, Any]] = {
     "deadline_s": ("deadline: 80ms", "deadline: 2s", 0.08, 2.0),
     "objective": ("objective: latency", "objective: accuracy", "latency", "accuracy"),
-    "threshold": ("hard: {below: 0.1}", "hard: {below: 0.9}", 0.1, 0.9),
+    "hard": ("hard: {below: 0.1}", "hard: {below: 0.9}", HardSettings(threshold=0.1), HardSettings(threshold=0.9)),
     "large_above_bytes": ("large: {above: 1KiB}", "large: off", 1024, math.inf),
-    "on_cloud_failure": ("on_cloud_failure: error", "on_cloud_failure: edge", "error", "edge"),
+    "on_cloud_failure": ("on_cloud_failure: error", "on_cloud_failure: edge", all_of("error"), all_of("edge")),
 }
 
 
@@ -52,8 +59,7 @@ def test_a_key_written_at_several_levels_takes_the_last_and_changes_nothing_else
         )
         written = [text for text in levels if text is not None]
         expected = getattr(DEFAULTS, key) if not written else low if written[-1] == first else high
-        found = asdict(of.settings("digits", of.rules[0]))
-        assert found == asdict(DEFAULTS) | {key: expected}, levels
+        assert of.settings("digits", of.rules[0]) == replace(DEFAULTS, **{key: expected}), levels
 
 
 def test_each_level_holds_only_for_its_own() -> None:
@@ -90,15 +96,15 @@ def test_hard_is_merged_key_by_key_too(defaults: str, model: str, rule: str, exp
         f"defaults: {{hard: {defaults}}}\nmodels: {{m: {{hard: {model}}}}}\n"
         f"rules: [{{name: r, match: {{}}, set: {{hard: {rule}}}}}]"
     )
-    found = of.settings("m", of.rules[0])
+    found = hard_of(of, "m")
     assert (found.measure, found.threshold) == expected
 
 
 def test_off_at_any_level_means_no_case_is_hard() -> None:
     of = policy("models: {m: {hard: off}}\nrules: [{name: r, match: {}, set: {hard: off}}]")
-    assert of.settings("m", None).threshold is None
-    assert of.settings("x", of.rules[0]).threshold is None
-    assert of.settings("x", None).threshold == 0.35
+    assert of.settings("m", None).hard is None
+    assert of.settings("x", of.rules[0]).hard is None
+    assert of.settings("x", None).hard == HardSettings()
 
 
 ERRORS = [
@@ -203,8 +209,8 @@ def test_a_threshold_for_the_measure_of_other_models_changes_nothing_here() -> N
     of = policy(
         "models: {m: {hard: {measure: entropy, above: 0.5}}}\nrules: [{name: r, match: {}, set: {hard: {below: 0.2}}}]"
     )
-    assert of.settings("m", of.rules[0]).threshold == 0.5
-    assert of.settings("other", of.rules[0]).threshold == 0.2
+    assert hard_of(of, "m").threshold == 0.5
+    assert hard_of(of, "other").threshold == 0.2
 
 
 def test_a_rule_that_contradicts_only_together_with_one_model_is_refused() -> None:

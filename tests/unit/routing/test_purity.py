@@ -18,7 +18,8 @@ FOLDER = Path(routing_module.__file__).parent
 SOURCES = sorted(FOLDER.rglob("*.py"))
 
 STANDARD = {
-    "__future__", "collections", "dataclasses", "datetime", "enum", "itertools", "math", "re", "statistics", "typing",
+    "__future__", "bisect", "collections", "dataclasses", "datetime", "enum", "functools", "heapq", "itertools", "math", "re", "statistics",
+    "types", "typing",
     "zoneinfo",
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "upwell"}

@@ -31,8 +31,8 @@ RECOVERY_S = 5.0
 """After this long the router must have noticed that a side is well again."""
 
 
-def answered(total_s: float = 0.1, server_s: float | None = 0.04, **others: bool) -> CloudAnswered:
-    return CloudAnswered(MODEL, 1, 1000, total_s, server_s, **others)
+def answered(total_s: float = 0.1, server_s: float | None = 0.04, is_first: bool = False) -> CloudAnswered:
+    return CloudAnswered(MODEL, 1, 1000, total_s, server_s, is_first)
 
 
 def test_an_edge_run_is_a_sample_of_its_model_and_nothing_else() -> None:

@@ -19,7 +19,8 @@ from upwell.edge.demo.runs import Outage, Outcome, Run, run, run_through_outage
 from upwell.edge.demo.service import CloudProcess
 from upwell.edge.demo.summary import OutageSummary, Summary, summarize, summarize_outage
 from upwell.edge.demo.sweep import certainty, sweep
-from upwell.shared.routing.policy import Policy, Settings
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.settings import Settings
 from upwell.shared.yaml import load_yaml
 
 

@@ -17,7 +17,7 @@ from upwell.edge.demo.cases import DIGITS
 from upwell.edge.demo.runs import Outage, Outcome
 from upwell.edge.demo.summary import Summary
 from upwell.edge.demo.sweep import Sweep
-from upwell.shared.routing.policy import Settings
+from upwell.shared.routing.settings import HardSettings, Settings
 
 _INK, _MUTED = "#22303c", "#7b8794"
 _EDGE, _CLOUD, _HYBRID, _ALARM = "#2a78b8", "#e07b27", "#2f9e63", "#c8374a"
@@ -66,7 +66,8 @@ def _draw_threshold(axes: Axes, runs: Mapping[str, Summary], every: Sweep, singl
         _note(axes, f"{name}  {run.accuracy:.1%}", (1, run.accuracy), (0, 4), color, ha="right")
     axes.plot(singles.shares, singles.accuracies, color=_MUTED, linewidth=1.5, label="single digits alone")
     axes.plot(every.shares, every.accuracies, color=_INK, linewidth=2.2, label="all, pages always sent up")
-    threshold = f"hybrid, {settings.measure} threshold {settings.threshold:g}"
+    hard = settings.hard or HardSettings()
+    threshold = f"hybrid, {hard.measure} threshold {hard.threshold:g}"
     for run, label in ((hybrid.kinds[DIGITS], "_"), (hybrid, threshold)):
         point: dict[str, Any] = {"markersize": 11, "markeredgecolor": "white", "zorder": 5, "linestyle": "none"}
         axes.plot(run.cloud_share, run.accuracy, "o", color=_HYBRID, label=label, **point)

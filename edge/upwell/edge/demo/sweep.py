@@ -10,7 +10,7 @@ import numpy as np
 
 from upwell.edge.demo.runs import Outcome
 from upwell.shared.routing.hardness import RISING, hardness
-from upwell.shared.routing.policy import Settings
+from upwell.shared.routing.settings import HardSettings, Settings
 from upwell.shared.tensors import Array
 
 
@@ -44,10 +44,11 @@ def certainty(outcome: Outcome, settings: Settings) -> float:
     """How sure the device was by the policy's measure, whatever its direction: smaller is harder."""
     if outcome.answer is None:
         return -math.inf
-    value = hardness(outcome.answer.outputs["scores"], settings.measure, logits=False)[0]
+    hard = settings.hard or HardSettings()
+    value = hardness(outcome.answer.outputs["scores"], hard.measure, logits=False)[0]
     if math.isnan(value):
         return -math.inf
-    return -value if settings.measure in RISING else value
+    return -value if hard.measure in RISING else value
 
 
 def _right(outcome: Outcome) -> int:

@@ -21,9 +21,11 @@ import numpy as np
 
 from upwell.shared.tensors import Array
 
-Measure: TypeAlias = Literal["max_prob", "margin", "entropy"]
+Measure: TypeAlias = Literal[
+    "max_prob", "margin", "entropy", "energy", "logit_norm", "mean_score", "low_share", "count", "output", "function"
+]
 
-RISING: frozenset[str] = frozenset({"entropy"})
+RISING: frozenset[str] = frozenset({"entropy", "energy", "low_share", "count", "output", "function"})
 """Measures that grow with hardness; the others fall."""
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from upwell.shared.located import Location, located
 from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.routing.reasons import CLOUD_FAILURES
+from upwell.shared.routing.settings import HardSettings, Settings
 from upwell.shared.units import Bytes, Seconds
-
-Objective: TypeAlias = Literal["accuracy", "latency"]
 
 
 class _Section(BaseModel):
@@ -38,7 +37,9 @@ Threshold = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidato
 class Hard(_Section):
     """When a case counts as hard, by the scores of the edge model."""
 
-    measure: Measure = Field("margin", description="How hardness is measured: max_prob, margin or entropy.")
+    measure: Literal["max_prob", "margin", "entropy"] = Field(
+        "margin", description="How hardness is measured: max_prob, margin or entropy."
+    )
     below: Threshold = Field(0.35, description="Hard when max_prob or margin is below this; max_prob has no default.")
     above: Threshold = Field(None, description="Hard when entropy is above this.")
 
@@ -85,7 +86,7 @@ class SettingsPatch(_Section):
     deadline: Seconds = Field(
         1.0, gt=0, le=86400, description="The answer is due after this time; the caller may ask for less."
     )
-    objective: Objective = Field(
+    objective: Literal["accuracy", "latency"] = Field(
         "accuracy",
         description="accuracy: every candidate predicted in time goes up, and its answer wins until the deadline. "
         "latency: a candidate goes up only if that is predicted to be faster, and the first good answer wins.",
@@ -204,45 +205,29 @@ def _merge(merged: dict[str, Any], patch: BaseModel) -> None:
             merged[key] = value
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the policy comes to for one request; complete, with defaults filled in.
-
-    `threshold` is None where hard cases are no candidates; `large_above_bytes` is infinite where size is none.
-    """
-
-    deadline_s: float
-    objective: Objective
-    measure: Measure
-    threshold: float | None
-    large_above_bytes: float
-    on_cloud_failure: Literal["edge", "error"]
-
-
 def _resolve(merged: Mapping[str, Any]) -> Settings:
     patch = SettingsPatch()
     large = merged.get("large", patch.large)
-    measure, threshold = _threshold(merged.get("hard", {}))
+    action = merged.get("on_cloud_failure", patch.on_cloud_failure)
     return Settings(
         deadline_s=merged.get("deadline", patch.deadline),
         objective=merged.get("objective", patch.objective),
-        measure=measure,
-        threshold=threshold,
+        hard=_hard(merged.get("hard", {})),
         large_above_bytes=large["above"] if isinstance(large, dict) else math.inf,
-        on_cloud_failure=merged.get("on_cloud_failure", patch.on_cloud_failure),
+        on_cloud_failure=dict.fromkeys(CLOUD_FAILURES, action),
     )
 
 
-def _threshold(hard: Mapping[str, Any] | Literal["off"]) -> tuple[Measure, float | None]:
+def _hard(hard: Mapping[str, Any] | Literal["off"]) -> HardSettings | None:
     if isinstance(hard, str):
-        return "margin", None
+        return None
     measure: Measure = hard.get("measure", "margin")
     key, other = ("above", "below") if measure in RISING else ("below", "above")
     threshold = hard.get(key)
     if threshold is not None:
-        return measure, threshold
+        return HardSettings(measure, threshold)
     if measure == "margin" and other not in hard:
-        return measure, 0.35
+        return HardSettings(measure, 0.35)
     if measure in RISING:
         raise ContradictingThreshold("measure entropy needs `above`, such as {measure: entropy, above: 0.5}")
     raise ContradictingThreshold("measures max_prob and margin need `below`, such as {measure: max_prob, below: 0.7}")

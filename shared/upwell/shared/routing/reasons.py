@@ -48,18 +48,24 @@ class Reason(_Code):
     """No cloud is configured for this model."""
     NO_SCORES = "no_scores"
     """The signature names no probabilities or logits, so nobody can say whether a case is hard."""
+    UNCALIBRATED = "uncalibrated"
+    """The policy names a share or a risk and no calibration fits these models, so a plain threshold decided."""
+    RULE_ERROR = "rule_error"
+    """A rule of the policy could not be evaluated for this request, so nothing left the device."""
     ALWAYS_EDGE = "always_edge"
     """The policy has neither `hard` nor `large` for this model: nothing is ever a candidate for the cloud."""
     EGRESS_DENIED = "egress_denied"
     """A rule says `egress: deny`: nothing may leave the device."""
     CLOUD_NOT_BETTER = "cloud_not_better"
-    """Under `objective: latency` the cloud was not predicted to be faster than the device."""
+    """Under `objective: latency`, `energy` or `cost`: the cloud was not predicted to lower it."""
     EDGE_FASTER = "edge_faster"
     """Under `objective: latency` the device's answer was there before the cloud's."""
     EDGE_BUSY = "edge_busy"
     """The device could not have answered in time (too many requests wait), so the cloud did."""
     EDGE_FAILED = "edge_failed"
     """The device's runtime failed on this request, so the cloud answered."""
+    BUDGET_SPENT = "budget_spent"
+    """A budget of the policy is used up until its period ends."""
     CLOUD_TOO_SLOW = "cloud_too_slow"
     """Degraded: the cloud was wanted, but its answer was predicted to come after the deadline."""
     BREAKER_OPEN = "breaker_open"
@@ -76,6 +82,8 @@ class Reason(_Code):
     """Degraded: the cloud does not know the model."""
     CLOUD_UNAUTHENTICATED = "cloud_unauthenticated"
     """Degraded: the cloud does not accept the token or certificate."""
+    CLOUD_CERTIFICATE = "cloud_certificate"
+    """Degraded: the cloud's certificate is not valid (expired, another name, an unknown issuer)."""
     CLOUD_ERROR = "cloud_error"
     """Degraded: the cloud answered with an error of its own."""
     CLOUD_GARBAGE = "cloud_garbage"
@@ -90,6 +98,7 @@ CLOUD_FAILURES = frozenset(
         Reason.CLOUD_INVALID_ARGUMENT,
         Reason.CLOUD_MODEL_MISSING,
         Reason.CLOUD_UNAUTHENTICATED,
+        Reason.CLOUD_CERTIFICATE,
         Reason.CLOUD_ERROR,
         Reason.CLOUD_GARBAGE,
     }
@@ -99,7 +108,7 @@ CLOUD_FAILURES = frozenset(
 DEGRADED = CLOUD_FAILURES | {Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW}
 """The reasons under which an edge answer stands in for the cloud's."""
 
-LINK_FAILURES = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED})
+LINK_FAILURES = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED, Reason.CLOUD_CERTIFICATE})
 """Failures that speak of the link or the whole service; the others speak of one model there."""
 
 CALLERS_FAULTS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})

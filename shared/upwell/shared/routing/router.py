@@ -19,6 +19,7 @@ from upwell.shared.routing.rules import CompiledPolicy, Verdict
 from upwell.shared.routing.state import (
     LINK,
     CloudAnswered,
+    CloudDropped,
     CloudFailure,
     Decision,
     EdgeRan,
@@ -85,6 +86,8 @@ class Router:
             return replace(state, edge={**state.edge, model: times})
         if isinstance(outcome, CloudAnswered):
             return _with_answer(state, outcome, now_s)
+        if not isinstance(outcome, (CloudFailure, CloudDropped)):
+            return state
         breakers = dict(state.breakers)
         for key in outcome.probes:
             breakers[key] = breakers[key].release_probe()
@@ -143,11 +146,11 @@ def _before_edge(state: RouterState, signals: Signals, verdict: Verdict, horizon
 
 def _after_edge(state: RouterState, signals: Signals, verdict: Verdict, horizon: _Horizon, now_s: float) -> Decision:
     settings = verdict.settings
-    assert signals.hardness is not None and settings.threshold is not None  # noqa: S101, PT018  the caller's contract
+    assert signals.hardness is not None and settings.hard is not None  # noqa: S101, PT018  the caller's contract
     hard = tuple(
         row
         for row, value in zip(signals.scored_rows, signals.hardness, strict=True)
-        if is_hard(value, settings.measure, settings.threshold)
+        if is_hard(value, settings.hard.measure, settings.hard.threshold)
     )
     if not hard:
         return _decision(horizon, verdict, NO_EDGE_TIME, _Ascent(None), Plan.CASCADE, Reason.EASY)
@@ -173,7 +176,7 @@ def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tu
         return (), Reason.EGRESS_DENIED
     if not signals.has_cloud:
         return (), Reason.NO_CLOUD
-    if settings.threshold is None:
+    if settings.hard is None:
         return (), Reason.ALWAYS_EDGE if math.isinf(settings.large_above_bytes) else Reason.EASY
     return (), Reason.EASY if signals.has_scores else Reason.NO_SCORES
 
@@ -184,7 +187,7 @@ def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
         and signals.has_cloud
         and verdict.route is None
         and not verdict.egress_rule
-        and verdict.settings.threshold is not None
+        and verdict.settings.hard is not None
     )
 
 

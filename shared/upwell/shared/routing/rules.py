@@ -8,7 +8,8 @@ from datetime import datetime, timezone, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from upwell.shared.routing.policy import Policy, Rule, Settings, hours_minutes
+from upwell.shared.routing.policy import Policy, Rule, hours_minutes
+from upwell.shared.routing.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +17,15 @@ class Verdict:
     """What the policy says about one request, before anything is known of link or load.
 
     `rule` names the rule that set `route` or the settings, empty where none did; `egress_rule` the first rule that
-    forbids egress, empty where the request may leave the device.
+    forbids egress, empty where the request may leave the device. `failed_rule` names the first rule that could not be
+    evaluated: then nothing may leave the device, and `egress_rule` names it too.
     """
 
     settings: Settings
     route: Literal["edge", "cloud"] | None
     rule: str
     egress_rule: str
+    failed_rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.estimators import LinkEstimate, RunTimes
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.routing.rules import Subject, Verdict
+from upwell.shared.routing.settings import Limit
 
 LINK = ""
 """Key of the breaker for the link as a whole; the others are keyed by model name."""
@@ -48,6 +49,15 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """So much of a budget; `wall_time_s` (Unix time) says in which of its periods."""
+
+    limit: Limit
+    amount: float
+    wall_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What to do now. Immutable; the probe slot it may need is taken by `Router.acquire`.
 
@@ -55,6 +65,8 @@ class Decision:
     saying why. `escalate`: ask again with hardness once the edge has run the remaining rows. A decision with `refusal`
     has no route that is allowed and predicted in time. The instants: the answer is due at `deadline_s`; the cloud is
     waited for until `give_up_s`; an edge run that stands in for it starts at `fallback_start_s` at the latest.
+    A second, hedging request may be sent where `hedge_after_s` has passed since the first. `draws` are taken from
+    budgets by `Router.acquire`.
     """
 
     plan: Plan
@@ -71,6 +83,8 @@ class Decision:
     probes: tuple[str, ...] = ()
     predicted_edge_s: float = math.nan
     predicted_cloud_s: float = math.nan
+    hedge_after_s: float = math.inf
+    draws: tuple[Draw, ...] = ()
 
     @property
     def degraded(self) -> bool:
@@ -88,11 +102,35 @@ class EdgeRan:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The device scored rows: their `hardness` under the settings called `scope`, and how many of `rows` were
+    candidates for the cloud before that (large ones). What the controller of `cloud_share` learns from."""
+
+    model: str
+    scope: str
+    rows: int
+    large: int
+    hardness: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloudSent:
+    """A message of `sent_bytes` bytes began to leave for the cloud. Every call ends with exactly one of
+    `CloudAnswered`, `CloudFailure` and `CloudDropped` with the same `call` (any name that is not under way)."""
+
+    model: str
+    call: str
+    rows: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloudAnswered:
     """The cloud answered. `server_s` is its own queue and compute time, None where it does not say.
 
     `is_first` marks the first answer on a new connection: its time holds the handshakes and is no sample. Any answer
-    closes the breakers, so that it need not say whether it was a probe.
+    closes the breakers, so that it need not say whether it was a probe. `hedged` marks an answer for which two
+    requests were sent.
     """
 
     model: str
@@ -101,6 +139,9 @@ class CloudAnswered:
     total_s: float
     server_s: float | None
     is_first: bool = False
+    received_bytes: int = 0
+    call: str = ""
+    hedged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +155,7 @@ class CloudFailure:
     reason: Reason
     probes: tuple[str, ...] = ()
     waited_s: float = math.inf
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +164,24 @@ class CloudDropped:
 
     model: str
     probes: tuple[str, ...] = ()
+    call: str = ""
 
 
-Outcome: TypeAlias = EdgeRan | CloudAnswered | CloudFailure | CloudDropped
+@dataclass(frozen=True, slots=True)
+class CloudMoved:
+    """Calls go to another endpoint, or over another network, from now on: what was learnt of the link is void."""
+
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProbed:
+    """An empty call to the service took `total_s`: a sample of the round trip."""
+
+    total_s: float
+    model: str = ""
+
+
+Outcome: TypeAlias = (
+    EdgeRan | Scored | CloudSent | CloudAnswered | CloudFailure | CloudDropped | CloudMoved | LinkProbed
+)

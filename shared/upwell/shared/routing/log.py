@@ -1,0 +1,38 @@
+"""One line of a request log: what simulation replays, calibration learns from, and agents record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class LogLine(BaseModel):
+    """One request of one row as JSON. What nobody knows is null or left out; unknown keys are errors.
+
+    `t_s` is its arrival in seconds from any zero; `edge_s` and `cloud_s` are the time on the device and the cloud's own
+    (queue and compute); `hardness` maps measures to values; `logits` are the edge's, one row. `edge_correct` and
+    `cloud_correct` say whether that side's answer is right.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    t_s: Duration
+    model: str = Field(min_length=1)
+    size_bytes: Count
+    edge_s: Duration | None = None
+    hardness: Mapping[str, float] = {}
+    edge_digest: str = ""
+    edge_runtime: str = ""
+    cloud_digest: str = ""
+    logits: tuple[float, ...] | None = None
+    reply_bytes: Count = 0
+    cloud_s: Duration | None = None
+    edge_correct: bool | None = None
+    cloud_correct: bool | None = None
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
+    tags: Mapping[str, str] = {}
