@@ -18,18 +18,10 @@ import numpy as np
 from upwell.edge.answer import Answer, Timings
 from upwell.edge.ascent import Ascent, Desk
 from upwell.edge.models.served import ServedModel
+from upwell.edge.refusals import failure, refusal
+from upwell.edge.rows import RowParts, without
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
-from upwell.shared.errors import (
-    CloudFailed,
-    DeadlineExceeded,
-    InvalidRequest,
-    ModelFailed,
-    ModelNotFound,
-    NoAllowedRoute,
-    Refused,
-    Unavailable,
-    UpwellError,
-)
+from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelFailed
 from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.routing.rules import Subject
@@ -59,8 +51,7 @@ class Handling:
         self._inputs = inputs
         self._id = request_id
         self._arrived_s = arrived_s
-        self._rows = model.edge.signature.check_inputs(inputs) if model.edge else 1
-        self._all_rows = tuple(range(self._rows))
+        self._parts = RowParts(model.edge.signature.check_inputs(inputs) if model.edge else 1)
         has_cloud = bool(model.cloud_model) and desk.uplink is not None
         # Pictures are encoded before anything is decided, since it is the bytes really sent that decide.
         self._sent_inputs = encode_for_uplink(model.edge.signature, inputs) if model.edge and has_cloud else inputs
@@ -76,7 +67,6 @@ class Handling:
             edge_ahead=model.edge.lane.ahead if model.edge else 0,
         )
         self._ascents: list[Ascent] = []
-        self._edge_parts: list[tuple[tuple[int, ...], Mapping[str, Array]]] = []
         self._edge_s: float | None = None
         self._obstacle: Reason | None = None
 
@@ -85,7 +75,7 @@ class Handling:
         decision = self._desk.router.decide(self._signals)
         _log.debug("id=%s decision: %s", self._id, decision)
         if decision.refusal:
-            raise _refusal(decision)
+            raise refusal(decision)
         try:
             plan, reason = self._ask(decision)
             self._settle(decision)
@@ -99,7 +89,7 @@ class Handling:
         self._note_obstacle(decision)
         if decision.up_rows:
             self._send(decision)
-        rest = _without(self._all_rows, decision.up_rows)
+        rest = without(self._parts.all, decision.up_rows)
         if not rest or self._edge is None:
             return decision.plan, decision.reason
         try:
@@ -124,7 +114,7 @@ class Handling:
         assert hard is not None  # noqa: S101  or nothing would escalate
         measured = hardness(values, hard.measure, logits=scores.kind == "logits")
         by_row = dict(zip(rest, measured, strict=True))
-        rows = _without(rest, first.kept_rows)
+        rows = without(rest, first.kept_rows)
         asked = replace(self._signals, scored_rows=rows, hardness=tuple(by_row[row] for row in rows))
         return self._desk.router.decide(asked)
 
@@ -142,7 +132,7 @@ class Handling:
         self._ascents.append(Ascent(self._desk, self._model, decision, inputs, self._id))
 
     def _select(self, inputs: Mapping[str, Array], rows: tuple[int, ...]) -> Mapping[str, Array]:
-        if len(rows) == self._rows or self._model.edge is None:
+        if len(rows) == self._parts.rows or self._model.edge is None:
             return inputs
         return self._model.edge.signature.select_rows(inputs, rows)
 
@@ -151,7 +141,7 @@ class Handling:
         run = self._edge.run(self._select(self._inputs, rows), deadline_s)
         self._desk.router.observe(EdgeRan(self._model.name, len(rows), run.duration_s))
         self._edge_s = (self._edge_s or 0.0) + run.duration_s
-        self._edge_parts.append((rows, run.outputs))
+        self._parts.edge.append((rows, run.outputs))
         return run.outputs
 
     def _settle(self, decision: Decision) -> None:
@@ -161,7 +151,7 @@ class Handling:
         if stands_in:
             self._cover(decision)
         for ascent in self._ascents:
-            if settings.objective == "latency" and stands_in and self._is_covered(ascent):
+            if settings.objective == "latency" and stands_in and self._parts.edge_covers(ascent.rows):
                 ascent.wait(-math.inf)  # the first good answer wins, and the device's is there
                 continue
             ascent.wait(ascent.decision.give_up_s)
@@ -169,7 +159,7 @@ class Handling:
 
     def _cover(self, decision: Decision) -> None:
         """Wait for rows that only the cloud has, and run the device for those still missing when it must start."""
-        uncovered = [ascent for ascent in self._ascents if not self._is_covered(ascent)]
+        uncovered = [ascent for ascent in self._ascents if not self._parts.edge_covers(ascent.rows)]
         if not uncovered or self._edge is None:
             return
         with self._edge.lane.promise(decision.fallback_start_s, decision.give_up_s) as start_s:
@@ -184,9 +174,6 @@ class Handling:
             if all(ascent.outcome is not None for ascent in self._ascents):
                 raise  # otherwise the cloud may still answer
 
-    def _is_covered(self, ascent: Ascent) -> bool:
-        return {row for rows, _ in self._edge_parts for row in rows}.issuperset(ascent.rows)
-
     def _note_obstacle(self, decision: Decision) -> None:
         if not decision.degraded:
             return
@@ -198,12 +185,9 @@ class Handling:
         replies = [(a.rows, a.outcome) for a in self._ascents if isinstance(a.outcome, CloudReply)]
         misses = [a.outcome for a in self._ascents if isinstance(a.outcome, CloudMiss)]
         dropped = any(a.outcome is None for a in self._ascents)
-        routes = [Route.EDGE] * self._rows
-        for rows, _ in replies:
-            for row in rows:
-                routes[row] = Route.CLOUD
+        routes = self._parts.routes(replies)
         if misses:
-            self._check_stand_in(misses[0], self._is_complete(replies))
+            self._check_stand_in(misses[0], self._parts.are_complete(replies))
         if misses:
             reason = misses[0].reason
         elif self._obstacle is not None:
@@ -215,14 +199,14 @@ class Handling:
             reason = gateway.reason or reason
         kinds = set(routes)
         return Answer(
-            outputs=self._merged(replies),
+            outputs=self._parts.merged(replies, self._model.edge.signature if self._model.edge else None),
             route=routes[0] if len(kinds) == 1 else Route.MIXED,
             reason=reason,
             degraded=bool(misses) or self._obstacle is not None or gateway is not None,
             plan=plan,
             timings=self._timings([reply for _, reply in replies]),
             id=self._id,
-            routes=tuple(routes),
+            routes=routes,
             edge_digest=self._model.edge.digest if self._model.edge is not None and Route.EDGE in kinds else "",
             cloud_digest=replies[0][1].digest if replies else "",
         )
@@ -236,25 +220,7 @@ class Handling:
         ):
             raise CloudFailed(text)
         if not is_complete:
-            raise _ERRORS.get(miss.reason, CloudFailed)(text)
-
-    def _is_complete(self, replies: Sequence[tuple[tuple[int, ...], CloudReply]]) -> bool:
-        parts = [rows for rows, _ in (*self._edge_parts, *replies)]
-        return {row for rows in parts for row in rows}.issuperset(self._all_rows)
-
-    def _merged(self, replies: Sequence[tuple[tuple[int, ...], CloudReply]]) -> Mapping[str, Array]:
-        """The cloud's rows, and the edge's where the cloud has none."""
-        lifted = {row for rows, _ in replies for row in rows}
-        parts: list[tuple[Sequence[int], Mapping[str, Array]]] = [(rows, r.response.outputs) for rows, r in replies]
-        if self._model.edge is None:
-            return parts[0][1]
-        for rows, outputs in self._edge_parts:
-            kept = [index for index, row in enumerate(rows) if row not in lifted]
-            if len(kept) == self._rows:
-                return outputs
-            if kept:
-                parts.append(([rows[index] for index in kept], {name: a[kept] for name, a in outputs.items()}))
-        return self._model.edge.signature.merge_rows(parts, self._rows)
+            raise failure(miss.reason, text)
 
     def _timings(self, replies: Sequence[CloudReply]) -> Timings:
         slowest = max(replies, key=lambda reply: reply.total_s, default=None)
@@ -268,14 +234,6 @@ class Handling:
         )
 
 
-def _without(rows: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
-    """`rows` less those in `taken`, in order."""
-    if not taken:
-        return rows
-    left_out = frozenset(taken)
-    return tuple(row for row in rows if row not in left_out)
-
-
 def _size_bytes(inputs: Mapping[str, Array]) -> int:
     """Bytes of a request to a model whose signature only the cloud knows."""
     try:
@@ -285,21 +243,3 @@ def _size_bytes(inputs: Mapping[str, Array]) -> int:
         )
     except TypeError:
         raise InvalidRequest("an array of objects holds something other than bytes") from None
-
-
-def _refusal(decision: Decision) -> UpwellError:
-    if decision.obstacle in (Reason.EGRESS_DENIED, Reason.RULE, Reason.NO_CLOUD):
-        return NoAllowedRoute(decision.refusal)
-    if decision.obstacle is Reason.BREAKER_OPEN:
-        return Unavailable(decision.refusal)
-    return Refused(decision.refusal)
-
-
-# What a caller gets where the cloud's answer is missing and nothing stands in for it.
-_ERRORS: Mapping[Reason, type[UpwellError]] = {
-    Reason.CLOUD_DEADLINE: DeadlineExceeded,
-    Reason.CLOUD_UNAVAILABLE: Unavailable,
-    Reason.CLOUD_EXHAUSTED: Refused,
-    Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
-    Reason.CLOUD_MODEL_MISSING: ModelNotFound,
-}

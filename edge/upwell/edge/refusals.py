@@ -1,0 +1,46 @@
+"""What a caller gets where there is no answer: the error that fits the decision, or the cloud's failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from upwell.shared.errors import (
+    CloudFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NoAllowedRoute,
+    Refused,
+    Unavailable,
+    UpwellError,
+)
+from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.state import Decision
+
+_POLICYS_OWN = frozenset({Reason.EGRESS_DENIED, Reason.RULE, Reason.RULE_ERROR, Reason.NO_CLOUD})
+
+
+def refusal(decision: Decision) -> UpwellError:
+    """The error for a decision that leaves no route."""
+    if decision.obstacle in _POLICYS_OWN:
+        return NoAllowedRoute(decision.refusal)
+    if decision.obstacle is Reason.BREAKER_OPEN:
+        return Unavailable(decision.refusal)
+    return Refused(decision.refusal)
+
+
+def failure(reason: Reason, text: str) -> UpwellError:
+    """The error for a cloud that failed where nothing stands in for its answer."""
+    return _ERRORS.get(reason, CloudFailed)(text)
+
+
+_ERRORS: Mapping[Reason, type[UpwellError]] = MappingProxyType(
+    {
+        Reason.CLOUD_DEADLINE: DeadlineExceeded,
+        Reason.CLOUD_UNAVAILABLE: Unavailable,
+        Reason.CLOUD_EXHAUSTED: Refused,
+        Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
+        Reason.CLOUD_MODEL_MISSING: ModelNotFound,
+    }
+)
