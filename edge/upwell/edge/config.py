@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -18,7 +19,7 @@ from upwell.shared.oip.security import (
     parse_address,
 )
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.units import Bytes
+from upwell.shared.units import Bytes, Seconds
 from upwell.shared.yaml import RelativePath
 
 DEFAULT_MAX_REQUESTS = 32
@@ -74,6 +75,16 @@ class ClientTls(_Section):
         return self
 
 
+class SpoolSection(_Section):
+    """Cases kept in `state_dir` for later, and what the cloud said of them. The policy says which (`spool`, `audit`)."""
+
+    limit: Bytes = Field(256 << 20, gt=0, description="Most bytes kept; the oldest go first.")
+    max_age: Seconds = Field(7 * 86400.0, gt=0, description="A case that is older is dropped, such as 168h.")
+    results: RelativePath | None = Field(
+        None, description="A file that each result is appended to, one JSON object per line."
+    )
+
+
 class AgentSection(_Section):
     """The agent itself."""
 
@@ -94,6 +105,10 @@ class AgentSection(_Section):
     max_requests: int = Field(
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
     )
+    flights: int = Field(
+        10_000, ge=0, le=1_000_000, description="Decisions that the flight recorder keeps, for `upwell explain`."
+    )
+    spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
 
     @property
     def security(self) -> ServerSecurity:
@@ -106,9 +121,17 @@ class CloudSection(_Section):
     """The cloud: any server of the Open Inference Protocol."""
 
     endpoint: ListenAddress = Field(description="HOST:PORT of the service.")
+    fallbacks: list[ListenAddress] = Field(
+        [], description="Further services with the same models, in this order where the ones before do not answer."
+    )
     tls: ClientTls | None = Field(None, description="TLS; needed off loopback unless `insecure`.")
     token_file: RelativePath | None = Field(None, description="A file with the token to send; read again on change.")
     insecure: bool = Field(False, description="Allow an endpoint off loopback without TLS.")
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """All of them, the preferred first."""
+        return (self.endpoint, *self.fallbacks)
 
     @property
     def security(self) -> ClientSecurity:
@@ -174,11 +197,18 @@ class AgentConfig(_Section):
             check_exposure(self.agent.listen, self.agent.security)
         except ConfigError as error:
             found["agent", "listen"] = error.problems[0].message
-        try:
-            if self.cloud is not None:
-                check_endpoint(self.cloud.endpoint, self.cloud.security)
-        except ConfigError as error:
-            found["cloud", "endpoint"] = error.problems[0].message
+        for place, endpoint in self._endpoints():
+            try:
+                check_endpoint(endpoint, self.cloud.security)  # type: ignore[union-attr]  # or there were no endpoints
+            except ConfigError as error:
+                found[place] = error.problems[0].message
         if found:
             raise located(found)
         return self
+
+    def _endpoints(self) -> Iterator[tuple[Location, str]]:
+        """Where each endpoint stands in the file, and what it is."""
+        if self.cloud is not None:
+            yield ("cloud", "endpoint"), self.cloud.endpoint
+            for index, endpoint in enumerate(self.cloud.fallbacks):
+                yield ("cloud", "fallbacks", index), endpoint
