@@ -76,7 +76,7 @@ class ClientTls(_Section):
 
 
 class SpoolSection(_Section):
-    """Cases kept in `state_dir` for later, and what the cloud said of them. The policy says which (`spool`, `audit`)."""
+    """Cases kept in `state_dir` for later, and what the cloud said of them; the policy says which."""
 
     limit: Bytes = Field(256 << 20, gt=0, description="Most bytes kept; the oldest go first.")
     max_age: Seconds = Field(7 * 86400.0, gt=0, description="A case that is older is dropped, such as 168h.")
