@@ -26,7 +26,8 @@ from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
 from upwell.shared.oip.tokens import TokensConfig
 from upwell.shared.routing.policy import Policy
-from upwell.shared.units import DURATION_UNITS, SIZE_UNITS, parse_bytes, parse_seconds
+from upwell.shared.routing.sections import Rate
+from upwell.shared.units import DURATION_UNITS, ENERGY_UNITS, SIZE_UNITS, parse_bytes, parse_joules, parse_seconds
 
 OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -64,10 +65,11 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = {
     ),
 }
 
-_PLAIN = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path"}
+_PLAIN = {Rate: "rate", str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path"}
 _QUANTITIES: Mapping[Any, tuple[str, Mapping[str, Decimal]]] = {
     parse_seconds: ("duration", DURATION_UNITS),
     parse_bytes: ("size", {unit: size for unit, size in SIZE_UNITS.items() if unit == "B" or unit.endswith("iB")}),
+    parse_joules: ("energy", ENERGY_UNITS),
 }
 _LIMITS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
@@ -208,6 +210,8 @@ def _default(info: FieldInfo) -> str:
 def _with_unit(value: float, units: Mapping[str, Decimal]) -> str:
     """The quantity in the largest unit in which it is a whole number."""
     exact = Decimal(str(value))
+    if exact == 0:
+        return "0"
     unit = max((one for one, size in units.items() if exact % size == 0), key=lambda one: units[one])
     return f"{exact / units[unit]:.0f}{unit}"
 

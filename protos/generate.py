@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 TOOLS = ("grpcio-tools==1.71.2", "grpcio==1.71.2", "protobuf==5.29.5", "setuptools==80.9.0")
-PROTO = Path("upwell/rpc/oip/v2/open_inference_grpc.proto")
+PROTOS = (Path("upwell/rpc/agent/v1/agent.proto"), Path("upwell/rpc/oip/v2/open_inference_grpc.proto"))
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 # Clients name the service by the package the protocol publishes; ours differs only inside this process.
 OUR_SERVICE, PUBLISHED_SERVICE = "upwell.rpc.oip.v2.GRPCInferenceService", "inference.GRPCInferenceService"
@@ -35,19 +35,20 @@ def make_environment(directory: Path) -> Path:
 
 
 def generate(python: Path, out: Path) -> None:
-    """Write the three generated files of `PROTO` below `out`, the service under its published path."""
+    """Write the generated files of `PROTOS` below `out`, the protocol's service under its published path."""
     flags = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
-    subprocess.run([python, "-m", "grpc_tools.protoc", f"-I{ROOT}", *flags, str(ROOT / PROTO)], check=True)  # noqa: S603 (our own file)
-    grpc_file = generated(out)[-1]
-    text = grpc_file.read_text()
-    if OUR_SERVICE not in text:
-        raise SystemExit(f"{grpc_file.name} does not name {OUR_SERVICE}: has the package line changed?")
-    grpc_file.write_text(text.replace(OUR_SERVICE, PUBLISHED_SERVICE))
+    protos = [str(ROOT / proto) for proto in PROTOS]
+    subprocess.run([python, "-m", "grpc_tools.protoc", f"-I{ROOT}", *flags, *protos], check=True)  # noqa: S603 (our own files)
+    texts = {path: path.read_text() for path in generated(out) if path.name.endswith("_grpc.py")}
+    if not any(OUR_SERVICE in text for text in texts.values()):
+        raise SystemExit(f"no generated file names {OUR_SERVICE}: has a package line changed?")
+    for path, text in texts.items():
+        path.write_text(text.replace(OUR_SERVICE, PUBLISHED_SERVICE))
 
 
 def generated(base: Path) -> list[Path]:
     """Where the generated files lie below `base`."""
-    return [(base / PROTO).with_name(PROTO.stem + suffix) for suffix in SUFFIXES]
+    return [(base / proto).with_name(proto.stem + suffix) for proto in PROTOS for suffix in SUFFIXES]
 
 
 def differences(out: Path) -> Iterator[str]:

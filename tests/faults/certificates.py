@@ -12,6 +12,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+_SINCE = timedelta(minutes=-5)
+"""A certificate that is made now has been good for a while."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -33,11 +36,13 @@ class Authority:
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(_pem(self._certificate.sign(self._key, hashes.SHA256())))
 
-    def sign(self, name: str) -> Pair:
-        """A new certificate whose common name is `name`."""
+    def sign(self, name: str, *, starts_in: timedelta = _SINCE, host: str = "localhost") -> Pair:
+        """A new certificate whose common name is `name`, good for a day from then on and, if `localhost`, also for the
+        address of this machine."""
         key = ec.generate_private_key(ec.SECP256R1())
-        hosts = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
-        certificate = _builder(_named(name), self._name, key).add_extension(hosts, critical=False)
+        address = [x509.IPAddress(ip_address("127.0.0.1"))] if host == "localhost" else []
+        hosts = x509.SubjectAlternativeName([x509.DNSName(host), *address])
+        certificate = _builder(_named(name), self._name, key, starts_in).add_extension(hosts, critical=False)
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         pair.cert.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
         pair.key.write_bytes(
@@ -52,16 +57,18 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-    now = datetime.now(timezone.utc)
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, starts_in: timedelta = _SINCE
+) -> x509.CertificateBuilder:
+    start = datetime.now(timezone.utc) + starts_in
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=1))
+        .not_valid_before(start)
+        .not_valid_after(start + timedelta(days=1))
     )
 
 

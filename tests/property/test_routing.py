@@ -11,17 +11,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from upwell.shared.routing.breaker import Admission, Breaker
-from upwell.shared.routing.estimators import LatencyWindow, LinkEstimate, RunTimes
+from upwell.shared.routing.latency import LatencyWindow, RunTimes
+from upwell.shared.routing.link import LinkEstimate, LinkSample
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Plan, Reason
 from upwell.shared.routing.router import Router
 from upwell.shared.routing.rules import Subject
 from upwell.shared.routing.state import (
+    Audited,
     CloudAnswered,
     CloudDropped,
     CloudFailure,
+    CloudMoved,
+    CloudSent,
     Decision,
     EdgeRan,
+    LinkProbed,
     Outcome,
     RouterState,
     Signals,
@@ -55,7 +60,12 @@ patches = st.fixed_dictionaries(
     {},
     optional={
         "deadline": st.sampled_from(["1ms", "50ms", "1s", "1h"]),
-        "objective": st.sampled_from(["accuracy", "latency"]),
+        "objective": st.sampled_from(["accuracy", "latency", "energy", "cost"]),
+        "confidence": st.sampled_from(["1%", "50%", "90%", "99%"]),
+        "budget": st.sampled_from([{"cloud_requests": "2/min"}, {"uplink": "1MB/month", "money": "0.01/day"}]),
+        "hedge": st.sampled_from(["off", {"after": "p95", "at_most": "5%"}, {"after": "1ms", "at_most": "50%"}]),
+        "energy": st.just({"inference": "20mJ", "uplink_byte": "2uJ"}),
+        "prices": st.just({"uplink_gb": 4.0, "cloud_request": 0.0004}),
         "hard": hards,
         "large": st.one_of(st.just("off"), st.sampled_from([0, "1kB", "1MB"]).map(lambda size: {"above": size})),
         "on_cloud_failure": st.sampled_from(["edge", "error"]),
@@ -96,6 +106,7 @@ def written_policies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 policies = written_policies().map(Policy.model_validate)
+calls = st.sampled_from(["", "a", "b", "c"])
 outcomes = st.one_of(
     st.builds(EdgeRan, models, st.integers(1, 2000), durations_s),
     st.builds(
@@ -103,6 +114,31 @@ outcomes = st.one_of(
     ),
     st.builds(CloudFailure, models, st.sampled_from(sorted(CLOUD_FAILURES))),
     st.builds(CloudDropped, models),
+    st.builds(CloudSent, models, calls, st.integers(1, 2000), sizes_bytes),
+    st.builds(
+        CloudAnswered,
+        models,
+        st.integers(1, 2000),
+        sizes_bytes,
+        durations_s,
+        st.none() | durations_s,
+        st.just(False),
+        sizes_bytes,
+        calls,
+        st.booleans(),
+    ),
+    st.builds(
+        CloudFailure,
+        models,
+        st.sampled_from(sorted(CLOUD_FAILURES)),
+        st.just(()),
+        durations_s | st.just(math.inf),
+        calls,
+    ),
+    st.builds(CloudDropped, models, st.just(()), calls),
+    st.builds(CloudMoved),
+    st.builds(LinkProbed, durations_s),
+    st.builds(Audited, models, st.just("no such scope"), st.booleans()),
 )
 pasts = st.lists(st.tuples(outcomes, waits_s), max_size=40)
 subjects = st.builds(
@@ -278,7 +314,7 @@ def test_after_anything_that_happened_the_state_is_finite_and_a_decision_is_made
             assert 0 <= window.fastest_s <= window.p50_s <= window.p99_s < math.inf
             assert window.fastest_s <= window.lately_s <= window.p99_s
     if state.link.samples:
-        parts = (state.link.rtt_s, state.link.inverse_bandwidth_s_per_byte, state.link.spread_s)
+        parts = (state.link.rtt_s, state.link.inverse_bandwidth_s_per_byte, state.link.down_s_per_byte)
         assert all(0 <= part < math.inf for part in parts)
     for at_s in (now_s, signals.arrived_s, now_s - 100, now_s + 1e6):
         for decision in told(decide(router, state, signals, at_s, values)):
@@ -299,6 +335,23 @@ def test_a_failure_never_makes_a_side_look_faster(
     assert repr(first.predicted_edge_s) == repr(second.predicted_edge_s)
     if second.up_rows:
         assert repr(first.predicted_cloud_s) == repr(second.predicted_cloud_s)
+
+
+@many
+@given(pasts, models, sizes_bytes, sizes_bytes, durations_s, waits_s)
+def test_waiting_in_vain_never_makes_the_link_look_faster(
+    past: Past, model: str, sent_bytes: int, size_bytes: int, waited_s: float, wait_s: float
+) -> None:
+    router = Router(UP)
+    state, now_s = learn(router, past)
+    state = router.observe(state, CloudSent(model, "late", 1, sent_bytes), now_s)
+    now_s += wait_s
+    late = CloudFailure(model, Reason.CLOUD_DEADLINE, waited_s=waited_s, call="late")
+    after = router.observe(state, late, now_s)
+    if state.link.is_known:
+        assert after.link.expect_s(size_bytes) >= state.link.expect_s(size_bytes)
+        assert after.link.fading(now_s) >= state.link.fading(now_s)
+        assert after.link.error(0.9) >= state.link.error(0.9) or len(state.link.errors) == LinkEstimate.ERRORS
 
 
 @many
@@ -367,7 +420,7 @@ def test_more_bytes_are_never_expected_sooner(
     estimate, now_s = LinkEstimate(), 0.0
     for size, network_s, wait_s in samples:
         now_s += wait_s
-        estimate = estimate.add(size, network_s, now_s)
+        estimate = estimate.add(LinkSample(now_s, size, size // 7, network_s))
     assert 0 <= estimate.expect_s(size_bytes) <= estimate.expect_s(size_bytes + more_bytes) < math.inf
 
 

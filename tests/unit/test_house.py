@@ -100,9 +100,10 @@ def test_every_code_is_documented_where_it_is_defined() -> None:
 def test_the_public_names_are_these() -> None:
     assert sorted(upwell.edge.__all__) == ["Agent", "Answer", "Timings"]
     public = {name for name in vars(upwell.edge.Agent) if not name.startswith("_")}
-    assert public == {"close", "from_config", "handle", "infer", "is_closed", "model"}
+    assert public == {"close", "from_config", "handle", "infer", "is_closed", "look_after", "model"}
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
+        "spool_id",
     ]  # fmt: skip
     assert list(upwell.edge.Answer.__dataclass_fields__) == fields
     times = ["total_s", "edge_s", "uplink_s", "cloud_queue_s", "cloud_compute_s"]
@@ -125,6 +126,9 @@ NEEDS_AN_EXTRA = {
     "upwell.edge.runtimes.onnx_evidence": {"onnxruntime"},
     "upwell.edge.runtimes.onnx_sessions": {"onnxruntime"},
     "upwell.edge.runtimes.onnx_tensors": {"onnxruntime"},
+    "upwell.shared.policy_cli.calibrate_plot": {"matplotlib"},
+    "upwell.shared.policy_cli.simulate_plot": {"matplotlib"},
+    "upwell.shared.routing.cel_rules": {"cel"},
 }
 """The modules that name a package of an extra, and which."""
 
@@ -172,7 +176,22 @@ print(json.dumps(failed))
 def test_every_command_and_engine_can_be_found() -> None:
     for group, names in {
         "console_scripts": {"upwell"},
-        "upwell.commands": {"agent", "demo", "infer", "model", "serve"},
+        "upwell.commands": {
+            "agent",
+            "demo",
+            "explain",
+            "infer",
+            "model",
+            "serve",
+            "policy.calibrate",
+            "policy.check",
+            "policy.collect",
+            "policy.explain",
+            "policy.schema",
+            "policy.simulate",
+            "spool.list",
+            "spool.purge",
+        },
         "upwell.engines": {"onnx", "torch"},
         "upwell.torch_models": {"digits-large", "pages-large"},
     }.items():

@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from upwell.shared.units import Bytes, Seconds, Share, parse_bytes, parse_seconds, parse_share
+from upwell.shared.units import (
+    Bytes,
+    Joules,
+    Seconds,
+    Share,
+    parse_bits_per_second,
+    parse_bytes,
+    parse_count,
+    parse_joules,
+    parse_number,
+    parse_rate,
+    parse_seconds,
+    parse_share,
+)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +138,67 @@ def test_as_fields() -> None:
         Quantities.model_validate({"deadline": 80})
 
 
-@pytest.mark.parametrize(("kind", "good"), [(Seconds, "80ms"), (Bytes, "64MiB"), (Share, "20%")])
+@pytest.mark.parametrize(("kind", "good"), [(Seconds, "80ms"), (Bytes, "64MiB"), (Share, "20%"), (Joules, "2uJ")])
 def test_json_schema_says_how_it_is_written(kind: Any, good: str) -> None:
     schema = TypeAdapter(kind).json_schema()
     text = next(branch for branch in schema["anyOf"] if branch.get("type") == "string")
     assert re.search(text["pattern"], good)
+
+
+@pytest.mark.parametrize(
+    ("text", "joules"),
+    [("20mJ", 0.02), ("2uJ", 2e-6), ("2µJ", 2e-6), ("3nJ", 3e-9), ("0.5J", 0.5), ("1kJ", 1000.0), (0, 0.0)],
+)
+def test_energies(text: object, joules: float) -> None:
+    assert parse_joules(text) == joules
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"), [("20Mbps", 2e7), ("500kbps", 5e5), ("1.5Gbps", 1.5e9), ("9bps", 9.0), ("0", 0.0)]
+)
+def test_bit_rates(text: object, bits: float) -> None:
+    assert parse_bits_per_second(text) == bits
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("20", "write 20mJ or 20J"), ("20mj", "write 20mJ"), ("1W", "unknown unit 'W'"), (math.nan, "finite")],
+)
+def test_energies_refused(text: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_joules(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(20, "write 20kbps or 20Mbps"), ("20mbps", "write 20Mbps"), ("20MBps", "write 20Mbps"), ("-1Mbps", "negative")],
+)
+def test_bit_rates_refused(text: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_bits_per_second(text)
+
+
+def test_rates() -> None:
+    assert parse_rate("100/min", parse_count) == (100, "min")
+    assert parse_rate(" 5GB/month ", parse_bytes) == (5_000_000_000, "month")
+    assert parse_rate("20.5/day", parse_number) == (20.5, "day")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("100", "expected an amount in each period, such as 100/min, got '100'"),
+        (100, "such as 100/min, got 100"),
+        (None, "such as 100/min, got None"),
+        ("/min", "such as 100/min"),
+        ("100/", "unknown period ''"),
+        ("100/year", "unknown period 'year' in '100/year'; known periods are s, min, h, day, week, month"),
+        ("1.5/min", "expected a whole number such as 100, got '1.5'"),
+        ("-1/min", "expected a whole number"),
+        ("9" * 19 + "/s", "expected a whole number"),
+        ("1/2/s", "expected a whole number such as 100, got '1/2'"),
+    ],
+)
+def test_rates_refused(text: object, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        parse_rate(text, parse_count)

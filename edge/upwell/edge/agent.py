@@ -6,20 +6,31 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
+from upwell.edge.admission import Admission
 from upwell.edge.answer import Answer
 from upwell.edge.ascent import Desk
+from upwell.edge.background import Sender
+from upwell.edge.flight.flight import Flight
+from upwell.edge.flight.recorder import FOLDER_NAME, LIMIT, FlightRecorder
 from upwell.edge.handling import Handling
 from upwell.edge.inputs import as_arrays
+from upwell.edge.keeping import Keeping
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.served import ServedModel
+from upwell.edge.policy_check import check_policy
+from upwell.edge.policy_file import PolicyFile
 from upwell.edge.router_cell import RouterCell
+from upwell.edge.spool.item import SpoolLimits, SpoolResult
+from upwell.edge.spool.sinks import CallbackSink, Sink
+from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.edge.state_dir import StateDir
+from upwell.edge.upkeep import BUDGETS_NAME, BudgetFile, Upkeep
 from upwell.edge.uplink.uplink import Uplink
-from upwell.shared.errors import DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
+from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.tensors import Array
 
@@ -38,22 +49,65 @@ class Agent:
         *,
         name: str = "agent",
         state_dir: StateDir | None = None,
+        flights: int = LIMIT,
+        spool: SpoolLimits | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.name = name
-        self._state_dir = state_dir
         self.models: Mapping[str, ServedModel] = MappingProxyType({model.name: model for model in models})
         self.uplink = uplink
-        self.router = RouterCell(policy)
+        self.router = RouterCell(policy, {model.name: model.identity for model in models})
         self.metrics = AgentMetrics(lambda: self.router.state)
-        self._desk = Desk(self.router, uplink, self.metrics)
+        self._desk = Desk(self.router, uplink, self.metrics, Admission())
+        self._state_dir = state_dir
+        folder = None if state_dir is None else state_dir.path
+        self.flights = FlightRecorder(None if folder is None else folder / FOLDER_NAME, flights)
+        self._keeping = None if folder is None else Keeping(folder, self.models, self.router)
+        self.spool: Spool | None = None
+        if uplink is not None:
+            uplink.watch(self.router.observe, self.router.wants_probe)
+            if folder is not None and self._keeping is not None:
+                sender = Sender(self.router, uplink)
+                self.spool = Spool(
+                    folder / FILE_NAME,
+                    limits=spool or SpoolLimits(),
+                    send=sender.send,
+                    may_send=sender.may_send,
+                    still_allowed=sender.still_allowed,
+                    sinks=[*sinks, CallbackSink(self._keeping.take, "agent")],
+                )
+                self._keeping.spool = self.spool
+                self.metrics.watch_spool(self.spool)
+        self._upkeep: Upkeep | None = None
         self._closed = False
 
     @classmethod
-    def from_config(cls, path: str | Path) -> Agent:
-        """The agent that `agent.yaml` describes, its models loaded and warmed up. Raises `ConfigError`."""
+    def from_config(cls, path: str | Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
+        """The agent that `agent.yaml` describes, its models loaded and warmed up. Raises `ConfigError`.
+
+        `on_result` is called, on a thread of the agent's, with each answer of the cloud to a case that was kept.
+        """
         from upwell.edge.assembly import build_agent
 
-        return build_agent(Path(path))
+        return build_agent(Path(path), on_result)
+
+    def look_after(self, policy: Path | None) -> None:
+        """From now on take changes of this policy file over, and keep what is spent of budgets over a restart."""
+        jobs: list[Callable[[], None]] = []
+        if policy is not None:
+            jobs.append(PolicyFile(policy, self._take_policy).poll)
+        if self._state_dir is not None:
+            jobs.append(BudgetFile(self._state_dir.path / BUDGETS_NAME, self.router).save)
+        self._upkeep = Upkeep(*jobs)
+
+    def _take_policy(self, policy: Policy) -> None:
+        try:
+            check_policy(policy, self.models.values(), None, has_state_dir=self._state_dir is not None)
+        except ConfigError as error:
+            _log.error("kept the former policy: %s", error)
+            return
+        self.router.replace_policy(policy)
+        _log.info("the policy has changed: %s", self.router.digest)
 
     def infer(
         self,
@@ -88,17 +142,39 @@ class Agent:
         served = self.model(model)
         if self._closed:
             raise Unavailable("the agent is closed")
+        handling: Handling | None = None
         try:
             if not arrived_s < deadline_s:  # so that NaN is no deadline to work for either
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
-            answer = Handling(self._desk, served, inputs, deadline_s, tags, id or uuid.uuid4().hex, arrived_s).run()
+            handling = Handling(self._desk, served, inputs, deadline_s, tags, id or uuid.uuid4().hex, arrived_s)
+            answer = handling.run()
         except UpwellError as error:
             self.metrics.failed(model, error)
+            self._note(handling, error)
             raise
-        self.metrics.answered(model, answer)
+        return self._kept(handling, answer)
+
+    def _kept(self, handling: Handling, answer: Answer) -> Answer:
+        """The answer, once what is to be kept of the request is on its way to the disk."""
+        done = handling.done()
+        if done is not None and self._keeping is not None:
+            answer = self._keeping.keep(done, answer)
+        self.metrics.answered(handling.model, answer)
+        if done is not None and done.first.verdict.failed_rule:
+            self.metrics.rule_failed(done.first.verdict.failed_rule)
+        self._note(handling, answer)
+        if answer.cloud_digest:
+            self.router.identify_cloud(handling.model, answer.cloud_digest)
+            if self.spool is not None:
+                self.spool.cloud_answered()
         if answer.degraded:
-            _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
+            _log.debug("degraded answer: model=%s reason=%s id=%s", handling.model, answer.reason, answer.id)
         return answer
+
+    def _note(self, handling: Handling | None, ended: Answer | UpwellError) -> None:
+        done = None if handling is None else handling.done()
+        if done is not None:
+            self.flights.note(Flight.of(done, ended, self.router.state, time.monotonic(), self.router.digest))
 
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises `ModelNotFound` with those that there are."""
@@ -114,10 +190,17 @@ class Agent:
         return self._closed
 
     def close(self) -> None:
-        """Free models and channel. Requests after it raise `Unavailable`; calling it twice is harmless."""
+        """Free models and channels. Requests after it raise `Unavailable`; calling it twice is harmless."""
         self._closed = True
+        if self._upkeep is not None:
+            self._upkeep.close()
+        if self.spool is not None:
+            self.spool.news.close()
         if self.uplink is not None:
-            self.uplink.close()
+            self.uplink.close()  # first, since it ends the call that the spool may have under way
+        for part in (self.spool, self._keeping, self.flights):
+            if part is not None:
+                part.close()
         for model in self.models.values():
             if model.edge is not None:
                 model.edge.close()

@@ -26,7 +26,10 @@ class Timings:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer with its reason. `routes` has one entry for each row; `route` is `mixed` where they differ."""
+    """One answer with its reason. `routes` has one entry for each row; `route` is `mixed` where they differ.
+
+    `spool_id` names the case that was kept for the cloud, empty where none was: its result comes later.
+    """
 
     outputs: Mapping[str, Array]
     route: Route
@@ -38,6 +41,7 @@ class Answer:
     routes: tuple[Route, ...]
     edge_digest: str = ""
     cloud_digest: str = ""
+    spool_id: str = ""
 
     def parameters(self) -> dict[str, Parameter]:
         """The facts as Open Inference Protocol response parameters (`upwell.route`, ...); times in milliseconds."""
@@ -56,6 +60,10 @@ class Answer:
             "upwell.cloud_compute_ms": self.timings.cloud_compute_s,
         }
         facts.update({name: seconds * 1e3 for name, seconds in times.items() if seconds is not None})
-        digests = {"upwell.edge_digest": self.edge_digest, "upwell.cloud_digest": self.cloud_digest}
-        facts.update({name: digest for name, digest in digests.items() if digest})
+        names = {
+            "upwell.edge_digest": self.edge_digest,
+            "upwell.cloud_digest": self.cloud_digest,
+            "upwell.spool_id": self.spool_id,
+        }
+        facts.update({key: name for key, name in names.items() if name})
         return facts

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
+from upwell.edge.admission import Admission
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.served import NotFinite, ServedModel
 from upwell.edge.router_cell import RouterCell
-from upwell.edge.uplink.uplink import CloudMiss, CloudReply, Uplink
+from upwell.edge.uplink.calls import CloudCall, CloudMiss, CloudReply, Message
+from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, Decision
+from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudSent, Decision
 from upwell.shared.tensors import Array
 
+HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
+"""Failures after which asking once more cannot help: it is the request that is wrong."""
+
 _log = logging.getLogger(__name__)
+_names = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -27,10 +38,26 @@ class Desk:
     router: RouterCell
     uplink: Uplink | None
     metrics: AgentMetrics
+    admission: Admission
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One message sent for the rows, and the name under which the router knows it."""
+
+    name: str
+    call: CloudCall
 
 
 class Ascent:
-    """Rows sent up by a decision. Used by one thread; what comes of it is learnt exactly once."""
+    """Rows sent up by a decision. Used by one thread; what comes of each message is learnt exactly once.
+
+    Usually one message is sent. Where the decision names a hedge, a second one follows once the first has been under
+    way for so long and the router grants it: to another endpoint, or where there is none over a connection of its own.
+    The first good answer wins and the other call is cancelled. Where the policy says `retry`, a call that failed is
+    followed by one more in the same way, if the time left is as long as an answer is predicted to take. A probe of the
+    breaker is sent once: it is to find out how one request fares.
+    """
 
     def __init__(
         self, desk: Desk, model: ServedModel, decision: Decision, inputs: Mapping[str, Array], request_id: str
@@ -40,63 +67,161 @@ class Ascent:
         self.decision = decision
         self.outcome: CloudReply | CloudMiss | None = None
         self._desk = desk
+        self._uplink = desk.uplink
         self._model = model
         self._id = request_id
-        request = InferRequest(model=model.cloud_model, inputs=inputs, id=request_id)
+        self._under_way: list[_Attempt] = []
+        self._news: SimpleQueue[None] = SimpleQueue()  # reentrant, so that gRPC's threads may tell of ends at any time
+        self._hedged = False
+        self._may_retry = not decision.probes
         try:
-            self._call = desk.uplink.start(request, decision.verdict, decision.give_up_s)
+            self._message = Message.of(InferRequest(model=model.cloud_model, inputs=inputs, id=request_id))
         except BaseException:
-            desk.router.observe(CloudDropped(model.name, decision.probes))  # a probe's slot must not stay taken
+            desk.router.give_back(decision)  # a probe's slot must not stay taken, nor what was drawn from budgets
             raise
-        desk.metrics.sent(model.name, self._call.sent_bytes)
+        self._started_s = time.monotonic()
+        self._ended_s = math.nan
+        self._hedge_at_s = math.inf if decision.probes else self._started_s + decision.hedge_after_s
+        self._send()
 
     @property
     def elapsed_s(self) -> float:
-        """Time from sending to the end of the call, or to now."""
-        return self._call.elapsed_s
+        """Time from sending to the end of the call that decided, or to now."""
+        return (time.monotonic() if math.isnan(self._ended_s) else self._ended_s) - self._started_s
 
     def wait(self, until_s: float) -> None:
-        """Take the outcome if it is there by `until_s`, an instant that may have passed."""
-        if self.outcome is not None:
-            return
-        outcome = self._call.wait(until_s)
-        if isinstance(outcome, CloudReply):
-            self._take_reply(outcome)
-        elif outcome is not None:
-            self._take_miss(outcome)
+        """Take the outcome if it is there by `until_s`, an instant that may have passed; hedge when it is time."""
+        while self.outcome is None:
+            self._take_ended()
+            now_s = time.monotonic()
+            if self.outcome is not None or now_s >= until_s:
+                return
+            if now_s >= self._hedge_at_s:
+                self._hedge()
+                continue
+            pause_s = min(until_s, self._hedge_at_s) - now_s
+            with suppress(Empty):
+                self._news.get(timeout=min(pause_s, threading.TIMEOUT_MAX))
 
     def give_up(self) -> None:
-        """End a call that is late; without an answer by now it counts as a failure of the cloud."""
-        if self.outcome is None:
-            self._take_miss(self._call.give_up())
+        """End calls that are late; without an answer by now that counts as one failure of the cloud."""
+        if self.outcome is not None or not self._under_way:
+            return
+        first, *others = self._under_way
+        self._under_way = []
+        for hedge in others:  # it had less time than the call before it, so it says nothing more
+            hedge.call.give_up()
+            self._tell_dropped(hedge)
+        miss = first.call.give_up()
+        self._tell_failed(first, miss)
+        self._settle(first, miss)
 
     def drop(self) -> None:
-        """Cancel a call whose answer nobody needs any more; that says nothing about the cloud."""
+        """Cancel calls whose answer nobody needs any more; that says nothing about the cloud."""
         if self.outcome is None:
-            self._call.cancel()
-            self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes))
+            self._drop_others()
+            self._ended_s = time.monotonic()
 
-    def _take_reply(self, reply: CloudReply) -> None:
+    def _send(self, apart_from: CloudCall | None = None, *, is_drawn: bool = True) -> None:
+        """Send the message; `is_drawn` where it was paid for when it was granted."""
+        name, size_bytes = str(next(_names)), len(self._message.data)
+        # Told before it is done: on a busy machine the answer may be there before the sending returns.
+        self._desk.router.observe(CloudSent(self._model.name, name, len(self.rows), size_bytes))
+        try:
+            call = self._uplink.start(self._message, self.decision.verdict, self.decision.give_up_s, apart_from)
+        except BaseException:
+            if is_drawn:
+                self._desk.router.settle(self.decision, None)
+            self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, name))
+            raise
+        if is_drawn:
+            self._desk.router.settle(self.decision, call.sent_bytes or None)
+        self._desk.metrics.sent(self._model.name, call.sent_bytes)
+        self._under_way.append(_Attempt(name, call))
+        news = self._news
+        call.on_end(lambda: news.put(None))
+
+    def _hedge(self) -> None:
+        self._hedge_at_s = math.inf
+        if len(self._under_way) == 1 and self._desk.router.acquire_hedge(self.decision):
+            self._hedged = True
+            self._send(apart_from=self._under_way[0].call)
+
+    def _take_ended(self) -> None:
+        for attempt in tuple(self._under_way):
+            outcome = attempt.call.wait(-math.inf)
+            if isinstance(outcome, CloudReply):
+                self._take_reply(attempt, outcome)
+            elif outcome is not None:
+                self._take_miss(attempt, outcome)
+            if self.outcome is not None:
+                return
+
+    def _take_reply(self, attempt: _Attempt, reply: CloudReply) -> None:
         try:
             if self._model.edge is not None:
                 self._model.edge.check_cloud(reply.response.outputs, len(self.rows))
         except NotFinite as error:
             # A request may deserve it (what is not a number goes in and comes out), so it speaks against nobody.
-            self.outcome = self._call.reject(str(error))
-            self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes))
+            self._under_way.remove(attempt)
+            self._tell_dropped(attempt)
+            self._settle(attempt, attempt.call.reject(str(error)))
             return
         except ModelFailed as error:
-            self._take_miss(self._call.reject(str(error)))
+            self._take_miss(attempt, attempt.call.reject(str(error)))
             return
-        self.outcome = reply
-        self._desk.router.observe(
-            CloudAnswered(
-                self._model.name, len(self.rows), reply.sent_bytes, reply.total_s, reply.server_s, reply.is_first
-            )
+        self._under_way.remove(attempt)
+        self._desk.router.observe(self._answered(attempt, reply))
+        self._settle(attempt, reply)
+
+    def _answered(self, attempt: _Attempt, reply: CloudReply) -> CloudAnswered:
+        return CloudAnswered(
+            self._model.name,
+            len(self.rows),
+            reply.sent_bytes,
+            reply.total_s,
+            reply.server_s,
+            reply.is_first,
+            received_bytes=reply.received_bytes,
+            call=attempt.name,
+            hedged=self._hedged,
         )
 
-    def _take_miss(self, miss: CloudMiss) -> None:
-        self.outcome = miss
+    def _take_miss(self, attempt: _Attempt, miss: CloudMiss) -> None:
+        """Note a failure; it is the outcome only where no other call is under way and none follows."""
+        self._under_way.remove(attempt)
+        self._tell_failed(attempt, miss)
+        if self._under_way:
+            return
+        if self._is_worth_another(miss):
+            self._may_retry = False
+            self._send(apart_from=attempt.call, is_drawn=False)
+        else:
+            self._settle(attempt, miss)
+
+    def _is_worth_another(self, miss: CloudMiss) -> bool:
+        wanted = self.decision.verdict.settings.on_failure(miss.reason) == "retry" and miss.reason not in HOPELESS
+        predicted_s = self.decision.predicted_cloud_s
+        left_s = self.decision.give_up_s - time.monotonic()
+        return wanted and self._may_retry and left_s > (0.0 if math.isnan(predicted_s) else predicted_s)
+
+    def _settle(self, attempt: _Attempt, outcome: CloudReply | CloudMiss) -> None:
+        self.outcome = outcome
+        self._ended_s = attempt.call.ended_s
+        self._drop_others()
+
+    def _drop_others(self) -> None:
+        while self._under_way:
+            attempt = self._under_way.pop()
+            attempt.call.cancel()
+            self._tell_dropped(attempt)
+
+    def _tell_failed(self, attempt: _Attempt, miss: CloudMiss) -> None:
         _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, miss.reason, miss.detail)
-        waited_s = self.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
-        self._desk.router.observe(CloudFailure(self._model.name, miss.reason, self.decision.probes, waited_s))
+        waited_s = attempt.call.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
+        self._desk.router.observe(
+            CloudFailure(self._model.name, miss.reason, self.decision.probes, waited_s, attempt.name)
+        )
+
+    def _tell_dropped(self, attempt: _Attempt) -> None:
+        self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, attempt.name))

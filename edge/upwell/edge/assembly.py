@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +15,10 @@ import numpy as np
 from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig, EdgeSide, ModelSection
 from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.policy_check import check_policy
 from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.spool.item import SpoolLimits, SpoolResult
+from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
 from upwell.edge.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.digest import model_digest
@@ -33,7 +36,7 @@ _BLANK_PICTURE = np.zeros((1, 224, 224, 3), np.uint8)
 _log = logging.getLogger(__name__)
 
 
-def build_agent(path: Path) -> Agent:
+def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
     """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
     config = load_yaml(path, AgentConfig)
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
@@ -44,13 +47,24 @@ def build_agent(path: Path) -> Agent:
             state_dir = StateDir(config.agent.state_dir)
             on_failure.callback(state_dir.close)
         if config.cloud is not None:
-            uplink = Uplink(config.cloud.endpoint, config.cloud.security, config.agent.max_message)
+            cloud = config.cloud
+            uplink = Uplink(cloud.endpoint, cloud.security, config.agent.max_message, cloud.fallbacks)
             on_failure.callback(uplink.close)
-        agent = Agent(load_models(config.models), uplink, policy, name=config.agent.name, state_dir=state_dir)
+        models = load_models(config.models)
+        check_policy(policy, models, config.policy, has_state_dir=state_dir is not None)
+        spool = config.agent.spool
+        sinks: list[Sink] = [] if spool.results is None else [JsonlSink(spool.results)]
+        if on_result is not None:
+            sinks.append(CallbackSink(on_result))
+        agent = Agent(
+            models, uplink, policy, name=config.agent.name, state_dir=state_dir, flights=config.agent.flights,
+            spool=SpoolLimits(max_bytes=spool.limit, max_age_s=spool.max_age), sinks=sinks,
+        )  # fmt: skip
         on_failure.callback(agent.close)
         for model in agent.models.values():
             if model.edge is not None:
                 warm_up(agent, model.name, model.edge)
+        agent.look_after(config.policy)
         on_failure.pop_all()
     return agent
 

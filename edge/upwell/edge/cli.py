@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from upwell.edge.assembly import build_agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.dataplane import AgentDataplane
+from upwell.edge.spool.service import MAX_STREAMS, add_agent_service
 from upwell.shared.oip.security import parse_address
 from upwell.shared.oip.server import start_server
 from upwell.shared.yaml import load_yaml
@@ -36,12 +38,14 @@ def agent(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.put(None))
     with build_agent(config) as running:
+        spool = running.spool
         server = start_server(
             AgentDataplane(running, settings.max_requests),
             settings.listen,
-            max_workers=settings.max_requests + SPARE_WORKERS,
+            max_workers=settings.max_requests + SPARE_WORKERS + (MAX_STREAMS if spool else 0),
             max_message_bytes=settings.max_message,
             security=settings.security,
+            extra=[partial(add_agent_service, spool=spool)] if spool else [],
         )
         metrics = None
         if settings.metrics is not None:
@@ -54,6 +58,8 @@ def agent(
         )
         stop.get()
         console.print("draining")
+        if spool is not None:
+            spool.news.close()  # streams of results would not end by themselves
         server.stop(DRAIN_S)
         if metrics is not None:
             metrics.shutdown()

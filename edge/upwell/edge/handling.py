@@ -15,17 +15,20 @@ from dataclasses import replace
 
 import numpy as np
 
+from upwell.edge.admission import timed
 from upwell.edge.answer import Answer, Timings
 from upwell.edge.ascent import Ascent, Desk
+from upwell.edge.handled import Handled
 from upwell.edge.models.served import ServedModel
 from upwell.edge.refusals import failure, refusal
 from upwell.edge.rows import RowParts, without
+from upwell.edge.timetable import Claim
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
-from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelFailed
-from upwell.shared.routing.hardness import hardness
+from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelFailed, Refused, UpwellError
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.routing.rules import Subject
-from upwell.shared.routing.state import Decision, EdgeRan, Signals
+from upwell.shared.routing.settings import HardSettings
+from upwell.shared.routing.state import Decision, EdgeRan, Scored, Signals
 from upwell.shared.signature.images import encode_for_uplink
 from upwell.shared.tensors import Array
 
@@ -46,6 +49,7 @@ class Handling:
         arrived_s: float,
     ) -> None:
         self._desk = desk
+        self.model = model.name
         self._model = model
         self._edge = model.edge
         self._inputs = inputs
@@ -63,20 +67,27 @@ class Handling:
             caller_deadline_s=deadline_s,
             has_edge=model.edge is not None,
             has_cloud=has_cloud,
-            has_scores=model.edge is not None and model.edge.signature.scores is not None,
+            has_scores=model.edge is not None and any(map(model.edge.scorer.can, desk.router.hards(model.name))),
             edge_ahead=model.edge.lane.ahead if model.edge else 0,
         )
         self._ascents: list[Ascent] = []
         self._edge_s: float | None = None
         self._obstacle: Reason | None = None
+        self._claim = Claim()
+        self._hardness: dict[int, float] = {}
+        self._first: Decision | None = None
+        self._second: Decision | None = None
 
     def run(self) -> Answer:
         """The answer. Raises `UpwellError` where there is none to give."""
-        decision = self._desk.router.decide(self._signals)
+        decision = self._first = self._desk.router.decide(self._signals)
         _log.debug("id=%s decision: %s", self._id, decision)
+        if self._signals.has_cloud and self._desk.uplink is not None and not decision.verdict.egress_rule:
+            self._desk.uplink.note_candidate()
         if decision.refusal:
             raise refusal(decision)
         try:
+            self._claim = self._admitted(decision)
             plan, reason = self._ask(decision)
             self._settle(decision)
             return self._answer(plan, reason)
@@ -84,9 +95,31 @@ class Handling:
             for ascent in self._ascents:
                 ascent.drop()
 
+    def done(self) -> Handled | None:
+        """All that is known of the request; None where it failed before anything was decided."""
+        if self._first is None:
+            return None
+        return Handled(
+            self._model, self._id, self._signals, self._sent_inputs, self._first, self._second, self._hardness,
+            self._parts, self._ascents, self._edge_s,
+        )  # fmt: skip
+
+    def _admitted(self, decision: Decision) -> Claim:
+        """What the request may claim of the device. Raises `Refused` where its source sends more than it may."""
+        subject, now_s = self._signals.subject, time.monotonic()
+        try:
+            claim = self._desk.admission.admit(subject.model, decision.verdict.settings, subject.tags, now_s)
+        except Refused:
+            self._desk.router.give_back(decision)
+            raise
+        return replace(claim, arrived_s=self._arrived_s)
+
     def _ask(self, decision: Decision) -> tuple[Plan, Reason]:
         """Send what goes up at once and run the rest on the device, then send what turned out hard."""
         self._note_obstacle(decision)
+        if not decision.escalate:
+            wanted = len(decision.up_rows) + len(decision.kept_rows)
+            self._learn_scores(decision.verdict.settings.hard, self._parts.rows - wanted, ())
         if decision.up_rows:
             self._send(decision)
         rest = without(self._parts.all, decision.up_rows)
@@ -95,9 +128,14 @@ class Handling:
         try:
             outputs = self._run_edge(rest, decision.deadline_s)
         except ModelFailed as error:
-            return self._lift_after_edge_failure(error, rest)
+            return self._lift_instead(error, Reason.EDGE_FAILED, rest)
+        except Refused as error:
+            return self._lift_instead(error, Reason.EDGE_BUSY, rest)
         reason = decision.reason
-        if decision.escalate:
+        hard = decision.verdict.settings.hard
+        if decision.escalate and hard is not None and not self._edge.scorer.can(hard):
+            reason = Reason.NO_SCORES
+        elif decision.escalate:
             second = self._second_decision(decision, rest, outputs)
             self._note_obstacle(second)
             if second.up_rows:
@@ -107,25 +145,31 @@ class Handling:
         return decision.plan, reason
 
     def _second_decision(self, first: Decision, rest: tuple[int, ...], outputs: Mapping[str, Array]) -> Decision:
-        assert self._edge is not None and self._edge.signature.scores is not None  # noqa: S101, PT018  it ran, with scores
-        signature, scores = self._edge.signature, self._edge.signature.scores
-        values = outputs[scores.name] if signature.has_rows else outputs[scores.name][None]
         hard = first.verdict.settings.hard
-        assert hard is not None  # noqa: S101  or nothing would escalate
-        measured = hardness(values, hard.measure, logits=scores.kind == "logits")
-        by_row = dict(zip(rest, measured, strict=True))
+        assert self._edge is not None and hard is not None  # noqa: S101, PT018  or nothing would escalate
+        measured = self._edge.scorer.score(outputs, hard, len(rest))
+        self._hardness = dict(zip(rest, measured, strict=True))
         rows = without(rest, first.kept_rows)
-        asked = replace(self._signals, scored_rows=rows, hardness=tuple(by_row[row] for row in rows))
-        return self._desk.router.decide(asked)
+        asked = replace(self._signals, scored_rows=rows, hardness=tuple(self._hardness[row] for row in rows))
+        self._second = self._desk.router.decide(asked)
+        self._learn_scores(hard, len(rows), asked.hardness or ())
+        return self._second
 
-    def _lift_after_edge_failure(self, error: ModelFailed, rows: tuple[int, ...]) -> tuple[Plan, Reason]:
-        """The device failed: everything that it should have answered goes up, if it may."""
+    def _learn_scores(self, hard: HardSettings | None, scored: int, values: tuple[float, ...]) -> None:
+        """Tell the router how many rows were hard: what a share or a risk is held by counts every request."""
+        if hard is not None and not (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk)):
+            rows = self._parts.rows
+            self._desk.router.observe(Scored(self._model.name, hard.scope, rows, rows - scored, values))
+
+    def _lift_instead(self, error: UpwellError, reason: Reason, rows: tuple[int, ...]) -> tuple[Plan, Reason]:
+        """The device failed, or has no time: everything that it should have answered goes up, if it may."""
         decision = self._desk.router.decide(replace(self._signals, has_edge=False))
         if decision.refusal or not decision.up_rows:
             raise error
-        self._send(replace(decision, up_rows=rows, reason=Reason.EDGE_FAILED))
+        self._second = decision = replace(decision, up_rows=rows, reason=reason)
+        self._send(decision)
         self._edge = None
-        return Plan.CLOUD, Reason.EDGE_FAILED
+        return Plan.CLOUD, reason
 
     def _send(self, decision: Decision) -> None:
         inputs = self._select(self._sent_inputs, decision.up_rows)
@@ -136,9 +180,11 @@ class Handling:
             return inputs
         return self._model.edge.signature.select_rows(inputs, rows)
 
-    def _run_edge(self, rows: tuple[int, ...], deadline_s: float) -> Mapping[str, Array]:
+    def _run_edge(self, rows: tuple[int, ...], deadline_s: float, *, is_owed: bool = False) -> Mapping[str, Array]:
         assert self._edge is not None  # noqa: S101  asked for only where there is one
-        run = self._edge.run(self._select(self._inputs, rows), deadline_s)
+        times = self._desk.router.state.edge.get(self._model.name)
+        claim = timed(replace(self._claim, is_owed=is_owed), times, len(rows), time.monotonic())
+        run = self._edge.run(self._select(self._inputs, rows), deadline_s, claim)
         self._desk.router.observe(EdgeRan(self._model.name, len(rows), run.duration_s))
         self._edge_s = (self._edge_s or 0.0) + run.duration_s
         self._parts.edge.append((rows, run.outputs))
@@ -169,7 +215,7 @@ class Handling:
         if not missing:
             return
         try:
-            self._run_edge(missing, decision.deadline_s)
+            self._run_edge(missing, decision.deadline_s, is_owed=True)
         except (ModelFailed, DeadlineExceeded):
             if all(ascent.outcome is not None for ascent in self._ascents):
                 raise  # otherwise the cloud may still answer

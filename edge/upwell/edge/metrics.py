@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from upwell.edge.answer import Answer
+from upwell.edge.spool.item import SpoolUnavailable
+from upwell.edge.spool.spool import Spool
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.estimators import LinkEstimate
+from upwell.shared.routing.link import LinkEstimate
 from upwell.shared.routing.state import RouterState
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -42,7 +44,21 @@ class AgentMetrics:
             "upwell_failed", "Requests that ended in an error, by error.", ("model", "error"), registry=self.registry
         )
         self._up = Counter("upwell_uplink_bytes", "Bytes of messages sent up.", ("model",), registry=self.registry)
-        self.registry.register(_LinkCollector(state))
+        self._rules = Counter(
+            "upwell_rule_errors",
+            "Requests kept on the device since a rule could not be evaluated.",
+            ("rule",),
+            registry=self.registry,
+        )
+        self.registry.register(_StateCollector(state))
+
+    def watch_spool(self, spool: Spool) -> None:
+        """Export what the spool does."""
+        self.registry.register(SpoolCollector(spool))
+
+    def rule_failed(self, rule: str) -> None:
+        """Count a rule that could not be evaluated."""
+        self._rules.labels(rule).inc()
 
     def answered(self, model: str, answer: Answer) -> None:
         """Count an answer."""
@@ -68,8 +84,42 @@ class AgentMetrics:
         return server
 
 
-class _LinkCollector(Collector):
-    """The link estimate and the breakers, read when scraped."""
+_SPOOL_COUNTS = {
+    "kept": "Cases written to the spool.",
+    "answered": "Kept cases that the cloud answered.",
+    "poisoned": "Cases set aside.",
+    "denied": "Cases dropped since the policy forbids now that they leave the device.",
+    "failed_writes": "Cases lost since the disk was full, read-only or broken.",
+}
+_SPOOL_LOST = ("refused_busy", "refused_large", "refused_unfit", "dropped_full", "dropped_old", "dropped_results")
+
+
+class SpoolCollector(Collector):
+    """What the spool has done and holds, read when scraped."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def collect(self) -> Iterator[Metric]:
+        """Counters by what happened; gauges of what lies on disk, left out while the disk cannot be asked."""
+        counts = self._spool.counts()
+        for name, text in _SPOOL_COUNTS.items():
+            yield CounterMetricFamily(f"upwell_spool_{name}", text, getattr(counts, name))
+        lost = CounterMetricFamily("upwell_spool_lost", "Cases and results dropped or not taken.", labels=["why"])
+        for name in _SPOOL_LOST:
+            lost.add_metric([name], getattr(counts, name))
+        yield lost
+        try:
+            held = self._spool.held()
+        except SpoolUnavailable:
+            return
+        yield GaugeMetricFamily("upwell_spool_waiting", "Cases that wait for the cloud.", held.waiting)
+        yield GaugeMetricFamily("upwell_spool_bytes", "Bytes that cases and results take.", held.size_bytes)
+        yield GaugeMetricFamily("upwell_spool_oldest_seconds", "Age of the oldest waiting case.", held.oldest_waiting_s)
+
+
+class _StateCollector(Collector):
+    """What the router knows, read when scraped."""
 
     def __init__(self, state: Callable[[], RouterState]) -> None:
         self._state = state
@@ -89,3 +139,22 @@ class _LinkCollector(Collector):
         for key, breaker in state.breakers.items():
             breakers.add_metric([key or "*"], float(breaker.is_open))
         yield breakers
+        yield from _audits(state)
+
+
+def _audits(state: RouterState) -> Iterator[GaugeMetricFamily]:
+    """How often the cloud disagrees with what the device kept, with an exact 95 % interval."""
+    texts = {
+        "disagreement": "Share of audited answers of the device that the cloud disagrees with.",
+        "disagreement_low": "Lower end of its 95 % interval.",
+        "disagreement_high": "Upper end of its 95 % interval.",
+        "alarm": "1 where audits say that the promised risk no longer holds.",
+        "count": "Audits counted.",
+    }
+    families = {name: GaugeMetricFamily(f"upwell_audit_{name}", text, labels=["scope"]) for name, text in texts.items()}
+    for scope, tally in state.audits.items():
+        share = tally.disagreed / tally.n if tally.n else math.nan
+        values = (share, tally.low, tally.high, float(tally.alarm), float(tally.n))
+        for family, value in zip(families.values(), values, strict=True):
+            family.add_metric([scope], value)
+    yield from families.values()

@@ -2,53 +2,149 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
+from upwell.shared.routing.audit import AuditTally
 from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.budget import Ledger
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.router import Router
-from upwell.shared.routing.state import Decision, Outcome, RouterState, Signals
+from upwell.shared.routing.rules import Subject, Verdict
+from upwell.shared.routing.settings import HardSettings, Identity, Settings
+from upwell.shared.routing.state import CloudDropped, Decision, Outcome, RouterState, Signals
 
+IDENTITY_HOLDS_S = 10.0
+"""So long a cloud's digest is believed: two versions behind one endpoint must not compile the policy each time."""
+
+PROBE_AFTER_S = 5.0
+"""A link of which nothing was heard for so long is worth an empty call while requests come that may leave."""
+
+_NOBODY: Mapping[str, Identity] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
 class RouterCell:
-    """Owns the `RouterState`. Every method is safe to call from many threads and holds the lock for microseconds."""
+    """Owns the `RouterState`. Every method is safe to call from many threads and holds the lock for microseconds.
 
-    def __init__(self, policy: Policy) -> None:
-        self._router = Router(policy)
+    `identities` say, by model, which calibrations of the policy fit.
+    """
+
+    def __init__(self, policy: Policy, identities: Mapping[str, Identity] = _NOBODY) -> None:
+        self._identities = dict(identities)
+        self._use(policy)
         self._state = RouterState()
+        self._identified_at_s = -math.inf
         self._lock = threading.Lock()
+
+    def _use(self, policy: Policy) -> None:
+        """Compile the policy. Nothing changes where that raises."""
+        router = Router(policy, self._identities)
+        digest = hashlib.sha256(policy.model_dump_json().encode()).hexdigest()
+        self._policy, self._router, self.digest = policy, router, f"sha256:{digest}"
 
     @property
     def state(self) -> RouterState:
         """What is known now; immutable."""
         return self._state
 
+    def settings(self, model: str) -> Settings:
+        """What the policy comes to for a model where no rule says otherwise."""
+        return self._router.settings(model)
+
     def decide(self, signals: Signals) -> Decision:
-        """A decision with the probe slot it needs already taken."""
+        """A decision, with what it needs for itself (probe slots, budgets) already taken."""
         now_s = time.monotonic()
         while True:
-            decision = self._router.decide(self._state, signals, now_s)
-            if not decision.probes:
+            router = self._router
+            decision = router.decide(self._state, signals, now_s)
+            if not decision.needs_acquire:
                 return decision
             with self._lock:
-                self._state, granted = self._router.acquire(self._state, decision, now_s)
+                self._state, granted = router.acquire(self._state, decision, now_s)
             if granted:
                 return decision
-            # Another request took the slot in between: with it taken, the next decision needs none.
+            # Another request took it in between: with it taken, the next decision does not ask for it.
+
+    def acquire_hedge(self, decision: Decision) -> bool:
+        """Whether a second request may be sent for this decision now; it is paid for then."""
+        with self._lock:
+            self._state, granted = self._router.acquire_hedge(self._state, decision, time.monotonic())
+        return granted
+
+    def settle(self, decision: Decision, sent_bytes: int | None) -> None:
+        """Correct what a message drew from budgets, once its size is known; None where none was sent."""
+        if decision.draws:
+            with self._lock:
+                self._state = self._router.settle(self._state, decision, sent_bytes)
+
+    def give_back(self, decision: Decision) -> None:
+        """Return all that a decision took which nobody will act on."""
+        self.settle(decision, None)
+        if decision.probes:
+            self.observe(CloudDropped(decision.model, decision.probes))
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from an outcome."""
         with self._lock:
-            before = self._state.breakers
-            self._state = self._router.observe(self._state, outcome, time.monotonic())
-            after = self._state.breakers
-        if after is not before:
-            _log_changes(before, after)
+            before = self._state
+            self._state = after = self._router.observe(before, outcome, time.monotonic())
+        if after.breakers is not before.breakers:
+            _log_changes(before.breakers, after.breakers)
+        if after.audits is not before.audits:
+            _log_alarms(before.audits, after.audits)
+
+    def replace_policy(self, policy: Policy) -> None:
+        """Decide by another policy from now on. What was learnt stays."""
+        with self._lock:
+            self._use(policy)
+
+    def identify_cloud(self, model: str, digest: str) -> None:
+        """Note which model answers up there: it decides which calibration fits."""
+        known = self._identities.get(model, Identity())
+        if not digest or digest == known.cloud_digest:
+            return
+        with self._lock:
+            now_s = time.monotonic()
+            if known.cloud_digest and now_s - self._identified_at_s < IDENTITY_HOLDS_S:
+                return
+            self._identified_at_s = now_s
+            self._identities = {**self._identities, model: replace(known, cloud_digest=digest)}
+            if self._policy.calibrations:
+                self._use(self._policy)
+
+    def hards(self, model: str) -> Collection[HardSettings]:
+        """Every way in which the policy may ask whether a row of this model is hard."""
+        return self._router.hards(model)
+
+    def wants_probe(self) -> bool:
+        """Whether an empty call is worth its bytes: nothing is under way, and nothing was heard for a while."""
+        state = self._state
+        heard_at_s = state.link.samples[-1].at_s if state.link.samples else -math.inf
+        return not state.backlog.flights and time.monotonic() - heard_at_s >= PROBE_AFTER_S
+
+    def verdict(self, model: str, tags: Mapping[str, str], size_bytes: int) -> Verdict:
+        """What the policy of now says about a request of one row."""
+        subject = Subject(model, tags, size_bytes, time.time())
+        now_s = time.monotonic()
+        return self._router.verdict(self._state, Signals(subject, (size_bytes,), now_s), now_s)
+
+    def charge(self, model: str, size_bytes: int) -> bool:
+        """Take one message of this size from the model's budgets; False where they do not have it."""
+        with self._lock:
+            self._state, paid = self._router.charge(self._state, model, size_bytes, time.time())
+        return paid
+
+    def restore(self, budgets: Ledger) -> None:
+        """Take over what was spent before a restart."""
+        with self._lock:
+            self._state = replace(self._state, budgets=budgets)
 
 
 def _log_changes(before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:
@@ -59,3 +155,9 @@ def _log_changes(before: Mapping[str, Breaker], after: Mapping[str, Breaker]) ->
             _log.warning("the cloud fails (%s): answering on the device and probing", key or "the whole service")
         elif was_open and not breaker.is_open:
             _log.warning("the cloud answers again (%s)", key or "the whole service")
+
+
+def _log_alarms(before: Mapping[str, AuditTally], after: Mapping[str, AuditTally]) -> None:
+    for scope, tally in after.items():
+        if tally.alarm and not (scope in before and before[scope].alarm):
+            _log.warning("audits say that the promised risk no longer holds (%s): calibrate the policy again", scope)

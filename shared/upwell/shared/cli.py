@@ -39,7 +39,12 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
-_GROUPS: Mapping[str, str] = MappingProxyType({"policy": "Check, explain, calibrate and simulate a routing policy."})
+_GROUPS: Mapping[str, str] = MappingProxyType(
+    {
+        "policy": "Check, explain, calibrate and simulate a routing policy.",
+        "spool": "Look at the cases that an agent keeps for the cloud, or drop them.",
+    }
+)
 
 
 def _is_asked(name: str, arguments: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ UpwellError
 ├── InvalidRequest      the caller sent a wrong name, shape, dtype or an unreadable message
 ├── ModelNotFound       no model of that name or version
 ├── Refused             admission, a full queue or a limit said no; trying later or smaller may work
+├── Superseded          a newer request of the same source took its place before it had cost anything
 ├── NoAllowedRoute      the policy leaves no route for this request
 ├── DeadlineExceeded    the time is up, or nothing could answer in the time that is left
 ├── Unavailable         not serving now: draining, or not loaded yet
@@ -37,6 +38,10 @@ class ModelNotFound(UpwellError):
 
 class Refused(UpwellError):
     """Admission, a full queue or a size limit refused the request before any work was done."""
+
+
+class Superseded(UpwellError):
+    """A newer request of the same source took the place of this one, which was still waiting."""
 
 
 class NoAllowedRoute(UpwellError):

@@ -1,18 +1,19 @@
-"""Quantities with units as people write them in files: `80ms`, `256KiB`, `20%`.
+"""Quantities with units as people write them in files: `80ms`, `256KiB`, `20%`, `20Mbps`, `2uJ`, `100/min`.
 
 A bare number is refused where it could be read in two ways: `deadline: 100` may be seconds or milliseconds to
 whoever wrote it. Zero needs no unit. Inside the program a duration is seconds (float), a size bytes (int), a share
-a fraction from 0 to 1 (float).
+a fraction from 0 to 1 (float), an energy joules (float), the speed of a link bits per second (float).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, WithJsonSchema
 
@@ -35,6 +36,41 @@ SIZE_UNITS: Mapping[str, Decimal] = MappingProxyType(
 )
 """Unit -> bytes."""
 
+ENERGY_UNITS: Mapping[str, Decimal] = MappingProxyType(
+    {
+        "nJ": Decimal("1e-9"),
+        "uJ": Decimal("1e-6"),
+        "µJ": Decimal("1e-6"),
+        "mJ": Decimal("1e-3"),
+        "J": Decimal(1),
+        "kJ": Decimal(1000),
+    }
+)
+"""Unit -> joules."""
+
+BITRATE_UNITS: Mapping[str, Decimal] = MappingProxyType(
+    {"bps": Decimal(1), "kbps": Decimal(1000), "Mbps": Decimal(1000**2), "Gbps": Decimal(1000**3)}
+)
+"""Unit -> bits per second."""
+
+PERIODS = ("s", "min", "h", "day", "week", "month")
+"""What a rate may be per."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of quantity: its units, what a value of it looks like, and two units to offer for a bare number."""
+
+    units: Mapping[str, Decimal]
+    expected: str
+    offered: tuple[str, str]
+
+
+_DURATION = _Kind(DURATION_UNITS, "a duration such as 80ms, 1.5s, 2m or 1h", ("ms", "s"))
+_SIZE = _Kind(SIZE_UNITS, "a size such as 256KiB, 64MiB or 5GB", ("KiB", "MiB"))
+_ENERGY = _Kind(ENERGY_UNITS, "an energy such as 20mJ or 2uJ", ("mJ", "J"))
+_BITRATE = _Kind(BITRATE_UNITS, "a bit rate such as 500kbps or 20Mbps", ("kbps", "Mbps"))
+
 _NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
 _QUANTITY = re.compile(rf"({_NUMBER})(\s*)([A-Za-zµ]+)", re.ASCII)
 _PERCENT = re.compile(rf"({_NUMBER})%", re.ASCII)
@@ -43,12 +79,12 @@ _BARE = re.compile(_NUMBER, re.ASCII)
 
 def parse_seconds(value: object) -> float:
     """`80ms`, `1.5s`, `2m`, `1h` or 0 -> seconds. Raises `ValueError` that says what would be right."""
-    return float(_parse(value, DURATION_UNITS, "a duration such as 80ms, 1.5s, 2m or 1h"))
+    return float(_parse(value, _DURATION))
 
 
 def parse_bytes(value: object) -> int:
     """`256KiB`, `64MiB`, `1kB`, `5GB`, `100B` or 0 -> bytes. Raises `ValueError`, also for a fraction of a byte."""
-    size = _parse(value, SIZE_UNITS, "a size such as 256KiB, 64MiB or 5GB")
+    size = _parse(value, _SIZE)
     if size != int(size):
         raise ValueError(f"expected a whole number of bytes, got {value!r}")
     return int(size)
@@ -63,6 +99,47 @@ def parse_share(value: object) -> float:
     raise ValueError(f"expected a share from 0% to 100% (0 to 1), got {value}{hint}")
 
 
+def parse_joules(value: object) -> float:
+    """`20mJ`, `2uJ`, `0.5J` or 0 -> joules. Raises `ValueError` that says what would be right."""
+    return float(_parse(value, _ENERGY))
+
+
+def parse_bits_per_second(value: object) -> float:
+    """`500kbps`, `20Mbps` or 0 -> bits per second. Raises `ValueError` that says what would be right."""
+    return float(_parse(value, _BITRATE))
+
+
+N = TypeVar("N")
+
+
+def parse_rate(value: object, amount: Callable[[str], N], example: str = "100/min") -> tuple[N, str]:
+    """`100/min` -> what `amount` makes of the part before the slash, and the period, one of `PERIODS`.
+
+    Raises `ValueError`, also what `amount` raises.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    before, slash, period = text.rpartition("/")
+    if not slash or not before:
+        raise ValueError(f"expected an amount in each period, such as {example}, got {value!r}")
+    if period not in PERIODS:
+        raise ValueError(f"unknown period {period!r} in {text!r}; known periods are {', '.join(PERIODS)}")
+    return amount(before), period
+
+
+def parse_count(text: str) -> int:
+    """Digits -> a whole number. Raises `ValueError`."""
+    if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
+        raise ValueError(f"expected a whole number such as 100, got {text!r}")
+    return int(text)
+
+
+def parse_number(text: str) -> float:
+    """A decimal number without a sign or an exponent. Raises `ValueError`."""
+    if not _BARE.fullmatch(text):
+        raise ValueError(f"expected a number such as 20 or 0.5, got {text!r}")
+    return float(text)
+
+
 def _share(value: object) -> int | float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
@@ -72,12 +149,13 @@ def _share(value: object) -> int | float:
     return float(Decimal(match[1]) / 100)
 
 
-def _parse(value: object, units: Mapping[str, Decimal], expected: str) -> Decimal:
+def _parse(value: object, kind: _Kind) -> Decimal:
     """The quantity in the base unit, exact."""
+    units, expected = kind.units, kind.expected
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value == 0:
             return Decimal(0)
-        raise ValueError(_bare_number(value, units, expected))
+        raise ValueError(_bare_number(value, kind))
     if not isinstance(value, str):
         raise ValueError(f"expected {expected}, got {value!r}")
     text = value.strip()
@@ -85,7 +163,7 @@ def _parse(value: object, units: Mapping[str, Decimal], expected: str) -> Decima
         return Decimal(0)
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(_unreadable(text, units, expected))
+        raise ValueError(_unreadable(text, kind))
     number, space, unit = match.groups()
     if unit not in units:
         raise ValueError(_unknown_unit(number, unit, units))
@@ -94,18 +172,18 @@ def _parse(value: object, units: Mapping[str, Decimal], expected: str) -> Decima
     return Decimal(number) * units[unit]
 
 
-def _bare_number(value: int | float | str, units: Mapping[str, Decimal], expected: str) -> str:
+def _bare_number(value: int | float | str, kind: _Kind) -> str:
     if not isinstance(value, str) and not 0 <= value < math.inf:
-        return f"expected {expected}, got {value}; it must be finite and not negative"
-    first, second = ("ms", "s") if "ms" in units else ("KiB", "MiB")
-    return f"expected {expected}, got {value} without a unit; write {value}{first} or {value}{second}"
+        return f"expected {kind.expected}, got {value}; it must be finite and not negative"
+    first, second = kind.offered
+    return f"expected {kind.expected}, got {value} without a unit; write {value}{first} or {value}{second}"
 
 
-def _unreadable(text: str, units: Mapping[str, Decimal], expected: str) -> str:
+def _unreadable(text: str, kind: _Kind) -> str:
     if _BARE.fullmatch(text):
-        return _bare_number(text, units, expected)
+        return _bare_number(text, kind)
     hint = "; it must not be negative" if text.startswith("-") else ""
-    return f"expected {expected}, got {text!r}{hint}"
+    return f"expected {kind.expected}, got {text!r}{hint}"
 
 
 def _unknown_unit(number: str, unit: str, units: Mapping[str, Decimal]) -> str:
@@ -135,3 +213,17 @@ Share: TypeAlias = Annotated[
     _schema(rf"^{_NUMBER}%$", {"type": "number", "minimum": 0, "maximum": 1}),
 ]
 """A pydantic field written as `20%` or 0.2; a fraction from 0 to 1 inside."""
+
+Joules: TypeAlias = Annotated[
+    float, BeforeValidator(parse_joules), _schema(rf"^{_NUMBER}({'|'.join(ENERGY_UNITS)})$", {"const": 0})
+]
+"""A pydantic field written as an energy with its unit; joules inside."""
+
+
+def rate_schema(unit: str = "") -> WithJsonSchema:
+    """The JSON Schema of a rate; `unit` is a pattern of what stands between the number and the slash."""
+    return WithJsonSchema({"type": "string", "pattern": rf"^{_NUMBER}{unit}/({'|'.join(PERIODS)})$"})
+
+
+SIZE_UNIT_PATTERN = f"({'|'.join(SIZE_UNITS)})"
+"""For the schema of a rate of bytes."""

@@ -23,7 +23,7 @@ def load_yaml(path: Path, model: type[M]) -> M:
 
     Relative paths in `RelativePath` fields are taken from the file's folder.
     """
-    return parse_yaml(_read(path), model, path)
+    return parse_yaml(read_text(path), model, path)
 
 
 def parse_yaml(text: str, model: type[M], path: Path | None = None) -> M:
@@ -64,7 +64,8 @@ RelativePath: TypeAlias = Annotated[Path, BeforeValidator(_resolve_field)]
 """A pydantic field for a path, relative to the file that names it and absolute once loaded; it need not exist."""
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a small file. Raises `ConfigError`: no such file, not readable, too large, not UTF-8."""
     try:
         with path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size

@@ -192,7 +192,9 @@ class _Walk:
         """One part of the location: a branch's label, or a key that leads into a value."""
         branches = [branch for annotation in self.annotations for branch in _branches(annotation)]
         labelled = len(branches) > 1 and isinstance(part, str)
-        if labelled and not (len(self.annotations) > 1 and any(part in _fields(branch) for branch in branches)):
+        # Problems that only the whole file shows are placed by its keys alone, without labels of branches.
+        unlabelled = len(self.annotations) > 1 or not any(_has_label(branch, str(part)) for branch in branches)
+        if labelled and not (unlabelled and any(part in _fields(branch) for branch in branches)):
             self.annotations = [branch for branch in branches if _has_label(branch, str(part))] or branches
             if self.union_at is None:
                 self.union_at = len(self.keys)

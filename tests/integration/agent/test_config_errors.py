@@ -147,7 +147,7 @@ POLICY_MISTAKES = {
     "a deadline without unit": ("defaults: {deadline: 100}", "policy.yaml:1:"),
     "a negative deadline": ("defaults: {deadline: -1s}", "policy.yaml:1:"),
     "a misspelt key": ("defaults: {deadlin: 1s}", "did you mean 'deadline'?"),
-    "an unknown objective": ("defaults: {objective: speed}", "expected 'accuracy' or 'latency'"),
+    "an unknown objective": ("defaults: {objective: speed}", "expected 'accuracy', 'latency', 'energy' or 'cost'"),
     "a rule that does nothing": (
         "rules: [{name: a, match: {}}]",
         "the rule does nothing; expected egress, route or set",

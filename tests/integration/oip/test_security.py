@@ -78,8 +78,8 @@ def test_a_server_of_another_authority_is_not_believed(
 ) -> None:
     server = serve(security=ServerSecurity(tls=server_tls))
     stranger = TlsFiles(ca=Authority.make("stranger").write(tmp_path / "stranger.pem"))
-    assert kind_of(connect(server, ClientSecurity(tls=stranger))) is RemoteErrorKind.UNAVAILABLE
-    assert kind_of(connect(server, ClientSecurity(tls=TlsFiles()))) is RemoteErrorKind.UNAVAILABLE
+    assert kind_of(connect(server, ClientSecurity(tls=stranger))) is RemoteErrorKind.CERTIFICATE
+    assert kind_of(connect(server, ClientSecurity(tls=TlsFiles()))) is RemoteErrorKind.CERTIFICATE
 
 
 def test_client_certificates_are_asked_for_and_name_the_client(

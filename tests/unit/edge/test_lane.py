@@ -9,50 +9,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
+from tests.unit.edge.lanes import PATIENT_S, assert_free, holding, until
 from upwell.edge.lane import Lane
 from upwell.shared.errors import DeadlineExceeded
-
-PATIENT_S = 20.0
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something that other threads bring about."""
-    limit_s = time.monotonic() + PATIENT_S
-    while not true():
-        assert time.monotonic() < limit_s, "it never came"
-
-
-@contextmanager
-def holding(lane: Lane) -> Iterator[threading.Event]:
-    """The lane held by another thread until the event is set, or the block ends."""
-    release, held = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lane.turn(math.inf):
-            held.set()
-            release.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
-        yield release
-    finally:
-        release.set()
-        thread.join()
-
-
-def assert_free(lane: Lane) -> None:
-    """Nobody holds it, nobody waits, and the next turn is to be had at once."""
-    assert lane.ahead == 0
-    with lane.turn(time.monotonic() + PATIENT_S):
-        assert lane.ahead == 1
-    assert lane.ahead == 0
 
 
 def test_a_turn_is_counted_while_it_lasts() -> None:

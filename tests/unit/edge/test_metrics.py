@@ -45,6 +45,12 @@ NAMES = {
     "upwell_link_rtt_seconds": "gauge",
     "upwell_link_bytes_per_second": "gauge",
     "upwell_breaker_open": "gauge",
+    "upwell_rule_errors": "counter",
+    "upwell_audit_disagreement": "gauge",
+    "upwell_audit_disagreement_low": "gauge",
+    "upwell_audit_disagreement_high": "gauge",
+    "upwell_audit_alarm": "gauge",
+    "upwell_audit_count": "gauge",
 }
 
 

@@ -26,6 +26,7 @@ def test_every_error_that_may_reach_a_caller_has_a_status() -> None:
         (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
         (errors.ModelNotFound, grpc.StatusCode.NOT_FOUND),
         (errors.Refused, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.Superseded, grpc.StatusCode.ABORTED),
         (errors.NoAllowedRoute, grpc.StatusCode.FAILED_PRECONDITION),
         (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
         (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),

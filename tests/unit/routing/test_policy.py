@@ -16,7 +16,17 @@ from tests.unit.routing.asking import policy
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy import Policy, hours_minutes
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
-from upwell.shared.routing.settings import Action, HardSettings, Settings
+from upwell.shared.routing.settings import (
+    Action,
+    Energy,
+    HardSettings,
+    HedgeSettings,
+    Identity,
+    Limit,
+    Prices,
+    Settings,
+    Source,
+)
 from upwell.shared.yaml import load_yaml, parse_yaml
 
 DEFAULTS = Settings()
@@ -116,24 +126,39 @@ ERRORS = [
     ("defaults: {deadline: -1s}", "1:22: defaults.deadline: expected a duration such as 80ms"),
     ("defaults: {deadline: .nan}", "1:22: defaults.deadline: expected a duration such as 80ms"),
     ("defaults: {deadline: .inf}", "1:22: defaults.deadline: expected a duration such as 80ms"),
-    ("defaults: {objective: speed}", "1:23: defaults.objective: expected 'accuracy' or 'latency', got 'speed'"),
-    ("defaults: {hard: {below: 1.5}}", "1:26: defaults.hard.below: expected 1.0 or less, got 1.5"),
-    ("defaults: {hard: {below: -0.1}}", "1:26: defaults.hard.below: expected 0.0 or more, got -0.1"),
+    (
+        "defaults: {objective: speed}",
+        "1:23: defaults.objective: expected 'accuracy', 'latency', 'energy' or 'cost', got 'speed'",
+    ),
+    (
+        "defaults: {hard: {below: 1.5}}",
+        "1:26: defaults.hard.below: measure margin is from 0 to 1; expected such a threshold, got 1.5",
+    ),
+    (
+        "defaults: {hard: {below: -0.1}}",
+        "1:26: defaults.hard.below: measure margin is from 0 to 1; expected such a threshold, got -0.1",
+    ),
     ("defaults: {hard: {below: .nan}}", "1:26: defaults.hard.below: "),
-    ("defaults: {hard: {measure: gini}}", "1:28: defaults.hard.measure: expected 'max_prob', 'margin' or 'entropy'"),
+    (
+        "defaults: {hard: {measure: gini}}",
+        "1:28: defaults.hard.measure: expected 'max_prob', 'margin', 'entropy', 'energy'",
+    ),
     ("defaults: {hard: on}", "1:18: defaults.hard: expected keys and values or 'off', got 'on'"),
     ("defaults: {large: 256KiB}", "1:19: defaults.large: expected keys and values or 'off', got '256KiB'"),
     ("defaults: {large: {above: 5ms}}", "1:27: defaults.large.above: unknown unit 'ms'"),
     ("defaults: {large: {above: 1.5B}}", "1:27: defaults.large.above: expected a whole number of bytes"),
     ("defaults: {large: {}}", "1:19: defaults.large.above: this key is missing"),
-    ("defaults: {on_cloud_failure: cloud}", "1:30: defaults.on_cloud_failure: expected 'edge' or 'error'"),
+    (
+        "defaults: {on_cloud_failure: cloud}",
+        "1:30: defaults.on_cloud_failure: expected 'edge', 'error', 'spool' or 'retry' or keys and values, got 'cloud'",
+    ),
     ("timezone: Mars/Olympus", "1:11: timezone: unknown time zone 'Mars/Olympus'; expected an IANA name such as"),
     ("timezone: ../../etc/passwd", "1:11: timezone: unknown time zone"),
     ("timezone: Europe", "1:11: timezone: unknown time zone 'Europe'"),
     ("version: 2", "1:10: version: expected 1, got 2"),
     ("models: {m: {hardness: 1}}", "1:14: models.m.hardness: unknown key; did you mean 'hard'?"),
     ("rules: [{match: {}, route: edge}]", "1:9: rules[0].name: this key is missing"),
-    ("rules: [{name: r, route: edge}]", "1:9: rules[0].match: this key is missing"),
+    ("rules: [{name: r, route: edge}]", "1:9: rules[0]: the rule applies to nothing; expected match or if"),
     ("rules: [{name: '', match: {}, route: edge}]", "1:16: rules[0].name: "),
     ("rules: [{name: r, match: {}}]", "1:9: rules[0]: the rule does nothing; expected egress, route or set"),
     ("rules: [{name: r, match: {}, egress: allow}]", "1:38: rules[0].egress: expected 'deny', got 'allow'"),
@@ -169,7 +194,7 @@ def test_all_errors_of_a_file_are_told_at_once_in_its_order() -> None:
             "timezone: Nowhere\n"
             "defaults:\n"
             "  deadline: 100\n"
-            "  budget: {}\n"
+            "  budgets: {}\n"
             "rules:\n"
             "  - {name: a, match: {hours: 25}, route: edge}\n"
             "  - {name: b, match: {}}\n"
@@ -181,7 +206,7 @@ def test_all_errors_of_a_file_are_told_at_once_in_its_order() -> None:
     assert keys == [
         (1, 11, "timezone"),
         (3, 13, "defaults.deadline"),
-        (4, 3, "defaults.budget"),
+        (4, 3, "defaults.budgets"),
         (6, 30, "rules[0].match.hours"),
         (7, 5, "rules[1]"),
         (9, 26, "models.digits.hard.below"),
@@ -265,3 +290,205 @@ def test_a_policy_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("version: 1\ndefaults: {deadline: 50ms}\n")
     assert load_yaml(path, Policy).settings(None, None).deadline_s == 0.05
+
+
+WHOLE = """
+version: 1
+defaults:
+  confidence: 95%
+  on_cloud_failure: {default: retry, unavailable: spool, certificate: error}
+  spool: true
+  hedge: {after: p99, at_most: 4%}
+  budget: {cloud_requests: 100/min, uplink: 5GB/month, money: 20.5/month, billing_day: 31}
+  prices: {uplink_gb: 4.0, cloud_request: 0.0004}
+  energy: {inference: 20mJ, uplink_byte: 2uJ}
+  priority: high
+  source: {tag: camera, keep: latest, rate: 30/min}
+  audit: 0.1%
+  explore: 1%
+  record: {keep: 1MiB}
+models:
+  digits: {on_cloud_failure: {default: edge}, hedge: {after: 80ms}, budget: {money: 5/day}, source: {keep: all}}
+rules:
+  - {name: plain, match: {}, set: {on_cloud_failure: error, hedge: off, budget: off, source: off, record: off}}
+"""
+
+
+def test_every_section_becomes_settings_and_is_merged_key_by_key() -> None:
+    of = policy(WHOLE)
+    settings = of.settings(None, None)
+    assert settings.confidence == 0.95
+    table = all_of("retry") | {Reason.CLOUD_UNAVAILABLE: "spool", Reason.CLOUD_CERTIFICATE: "error"}
+    assert settings.on_cloud_failure == table
+    assert settings.hedge == HedgeSettings(0.04, 0.99)
+    assert (settings.prices, settings.energy) == (Prices(4.0, 0.0004), Energy(0.02, 2e-6))
+    assert settings.source == Source("camera", True, 0.5)
+    assert (settings.spool, settings.priority, settings.audit, settings.explore) == (True, "high", 0.001, 0.01)
+    assert settings.record_bytes == 1 << 20
+    model = of.settings("digits", None)
+    assert model.on_cloud_failure == table | {reason: "edge" for reason, action in table.items() if action == "retry"}
+    assert model.hedge is not None
+    assert (model.hedge.at_most, model.hedge.after_s) == (0.04, 0.08)
+    assert model.source == Source("camera", False, 0.5)
+    rule = of.settings("digits", of.rules[0])
+    assert rule.on_cloud_failure == all_of("error")
+    assert (rule.hedge, rule.budget, rule.source, rule.record_bytes) == (None, (), None, 0)
+
+
+def test_a_limit_is_kept_under_the_level_that_wrote_it() -> None:
+    of = policy(WHOLE)
+    shared = [
+        Limit("defaults.budget.cloud_requests", "cloud_requests", 100, "min", 31),
+        Limit("defaults.budget.uplink", "uplink", 5e9, "month", 31),
+    ]
+    assert of.settings("other", None).budget == (*shared, Limit("defaults.budget.money", "money", 20.5, "month", 31))
+    assert of.settings("digits", None).budget == (*shared, Limit("models.digits.budget.money", "money", 5, "day", 31))
+
+
+def test_each_setting_names_the_level_that_wrote_it() -> None:
+    of = policy(
+        "defaults: {deadline: 1s, hard: {below: 0.2}}\nmodels: {m: {deadline: 2s}}\n"
+        "rules: [{name: a, match: {}, route: edge}, {name: night, match: {}, set: {hard: {measure: max_prob}}}]"
+    )
+    origins = of.resolved("m", of.rules[1]).origins
+    assert origins["deadline"] == "models.m"
+    assert origins["hard.measure"] == "rules[1] night"
+    assert origins["hard.threshold"] == "defaults"
+    assert "large" not in origins
+
+
+TARGETS = [
+    ("{cloud_share: 20%}", "{}", (0.35, 0.2, math.nan)),
+    ("{cloud_share: 20%, below: 0.1}", "{}", (0.1, 0.2, math.nan)),
+    ("{cloud_share: 20%}", "{below: 0.1}", (0.1, math.nan, math.nan)),
+    ("{below: 0.1}", "{cloud_share: 20%}", (0.1, 0.2, math.nan)),
+    ("{max_risk: 2%}", "{cloud_share: 20%}", (0.35, 0.2, math.nan)),
+    ("{cloud_share: 20%}", "{max_risk: 2%}", (0.35, math.nan, 0.02)),
+    ("{cloud_share: 20%}", "{measure: entropy}", (0.5, 0.2, math.nan)),
+]
+
+
+@pytest.mark.parametrize(("defaults", "model", "expected"), TARGETS)
+def test_the_last_level_that_says_how_the_threshold_is_found_counts(
+    defaults: str, model: str, expected: tuple[float, float, float]
+) -> None:
+    hard = policy(f"defaults: {{hard: {defaults}}}\nmodels: {{m: {{hard: {model}}}}}").settings("m", None).hard
+    assert hard is not None
+    assert (hard.threshold, hard.cloud_share, hard.max_risk) == pytest.approx(expected, nan_ok=True)
+    assert hard.calibrated is (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk))
+    assert bool(hard.scope) is not hard.calibrated
+
+
+CALIBRATED = """
+models: {m: {hard: {cloud_share: 20%}}, n: {hard: {max_risk: 2%, confidence: 99%}}}
+calibrations:
+  - {model: m, measure: margin, below: 0.1, cloud_share: 20%}
+  - {model: m, measure: margin, below: 0.2, temperature: 1.5, cloud_share: 20%, edge_digest: a, evidence: {items: 9}}
+  - {model: m, measure: margin, below: 0.3, cloud_share: 20%, edge_digest: a, cloud_digest: c}
+  - {model: m, measure: margin, below: 0.4, cloud_share: 30%}
+  - {model: n, measure: margin, below: 0.5, max_risk: 2%, confidence: 99%}
+  - {model: n, measure: margin, below: 0.6, max_risk: 2%}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "identity", "threshold"),
+    [
+        ("m", Identity(), 0.3),
+        ("m", Identity("a"), 0.3),
+        ("m", Identity("a", cloud_digest="d"), 0.2),
+        ("m", Identity("b", "onnx cpu", "c"), 0.1),
+        ("n", Identity("b", "onnx cpu", "c"), 0.5),
+    ],
+)
+def test_the_calibration_that_names_most_of_what_runs_is_taken(
+    model: str, identity: Identity, threshold: float
+) -> None:
+    hard = policy(CALIBRATED).settings(model, None, identity).hard
+    assert hard is not None
+    assert (hard.threshold, hard.calibrated) == (threshold, True)
+    assert hard.temperature == (1.5 if threshold == 0.2 else 1.0)
+
+
+def test_a_calibration_for_other_models_leaves_the_plain_threshold() -> None:
+    calibration = "{model: m, measure: margin, below: 0.1, cloud_share: 20%, edge_digest: a}"
+    of = policy(f"models: {{m: {{hard: {{cloud_share: 20%}}}}}}\ncalibrations: [{calibration}]")
+    for identity, calibrated in ((Identity("b"), False), (Identity("a"), True), (Identity(edge_runtime="x"), True)):
+        hard = of.settings("m", None, identity).hard
+        assert hard is not None
+        assert (hard.calibrated, hard.threshold) == (calibrated, 0.1 if calibrated else 0.35)
+
+
+WRONG = [
+    ("defaults: {hard: {cloud_share: 20%, max_risk: 2%}}", "defaults.hard: expected cloud_share or max_risk, not both"),
+    ("defaults: {hard: {cloud_share: 20}}", "defaults.hard.cloud_share: expected a share from 0% to 100%"),
+    ("defaults: {hard: {max_risk: 0%}}", "defaults.hard.max_risk: expected more than 0"),
+    ("defaults: {hard: {measure: energy, cloud_share: 5%}}", "defaults.hard: measure energy needs `above`, which"),
+    ("defaults: {hard: {measure: output, above: 3}}", "defaults.hard: measure output needs `output`"),
+    ("defaults: {hard: {below: true}}", "defaults.hard.below: expected a number, got true"),
+    ("defaults: {hard: {temperature: 0}}", "defaults.hard.temperature: expected more than 0"),
+    ("defaults: {confidence: 100%}", "defaults.confidence: expected less than 1"),
+    ("defaults: {on_cloud_failure: {late: edge}}", "defaults.on_cloud_failure.late: unknown key"),
+    ("defaults: {on_cloud_failure: {deadline: }}", "defaults.on_cloud_failure.deadline: expected a value, got nothing"),
+    ("defaults: {hedge: {after: p100}}", "defaults.hedge.after: expected a duration such as"),
+    ("defaults: {hedge: {after: p10}}", "defaults.hedge.after: expected a quantile from p50 to p99.999, got 'p10'"),
+    ("defaults: {hedge: {after: 0}}", "defaults.hedge.after: expected more than 0"),
+    ("defaults: {budget: {uplink: 5GB}}", "defaults.budget.uplink: expected an amount in each period, such as 5GB/mon"),
+    ("defaults: {budget: {uplink: 5/month}}", "defaults.budget.uplink: expected a size such as 256KiB"),
+    ("defaults: {budget: {cloud_requests: 1.5/s}}", "defaults.budget.cloud_requests: expected a whole number"),
+    ("defaults: {budget: {money: 5/year}}", "defaults.budget.money: unknown period 'year'"),
+    ("defaults: {budget: {money: -5/day}}", "defaults.budget.money: expected a number such as 20"),
+    ("defaults: {budget: {billing_day: 32}}", "defaults.budget.billing_day: expected 31 or less, got 32"),
+    ("defaults: {prices: {uplink_gb: -1}}", "defaults.prices.uplink_gb: expected 0.0 or more"),
+    ("defaults: {prices: {uplink_gb: .nan}}", "defaults.prices.uplink_gb: expected"),
+    ("defaults: {energy: {inference: 5}}", "defaults.energy.inference: expected an energy such as 20mJ"),
+    ("defaults: {source: {rate: 10/s}}", "defaults.source: source needs `tag`"),
+    (
+        "defaults: {source: {tag: a, rate: 10/day}}",
+        "defaults.source.rate: expected a rate of more than 0 per s, min or",
+    ),
+    ("defaults: {record: {keep: 0}}", "defaults.record.keep: expected more than 0"),
+    ("rules: [{name: r, match: {}, route: }]", "rules[0].route: expected a value, got nothing"),
+    ("rules: [{name: r, if: 5, route: edge}]", "rules[0].if: expected an expression as text"),
+    ("calibrations: [{model: m, measure: entropy, below: 1, cloud_share: 5%}]", "calibrations[0]: expected `above`"),
+    ("calibrations: [{model: m, measure: margin, below: 1}]", "calibrations[0]: expected one of cloud_share and max_"),
+    (
+        "calibrations: [&c {model: m, measure: margin, below: 1, cloud_share: 5%}, *c]",
+        "calibrations[1]: calibrations[0] is for the same models, measure and target",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG)
+def test_what_is_wrong_in_a_section_is_told_where_it_stands(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        policy(text)
+    (problem,) = error.value.problems
+    assert f"{problem.key}: {problem.message}".startswith(expected)
+    assert problem.line == 1
+
+
+def test_what_only_the_whole_shows_is_told_beside_wrong_keys() -> None:
+    found = problems(
+        "defaults: {deadline: 5}\nmodels: {m: {hard: {measure: entropy}}, n: {objective: speed}}\n"
+        "rules:\n- {name: a, match: {}, route: edge}\n- {name: b, match: {}}\n- {name: a, match: {}, route: edge}"
+    )
+    assert found == [
+        (1, "defaults.deadline"),
+        (2, "models.m.hard"),
+        (2, "models.n.objective"),
+        (5, "rules[1]"),
+        (6, "rules[2].name"),
+    ]
+
+
+def test_nothing_is_guessed_about_levels_above_a_section_that_is_wrong() -> None:
+    text = "defaults: {hard: {measure: entropy, above: x}}\nmodels: {m: {hard: {above: 0.2}}}"
+    assert problems(text) == [(1, "defaults.hard.above")]
+
+
+def test_more_rules_and_models_than_could_be_computed_are_refused() -> None:
+    rules = ", ".join(f"{{name: r{n}, match: {{}}, set: {{deadline: 1s}}}}" for n in range(150))
+    models = ", ".join(f"m{n}: {{deadline: 1s}}" for n in range(100))
+    with pytest.raises(ConfigError, match="times models are more than"):
+        policy(f"rules: [{rules}]\nmodels: {{{models}}}")

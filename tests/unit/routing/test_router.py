@@ -309,7 +309,8 @@ def test_the_unknown_is_tried() -> None:
     assert by.decide(EMPTY, signals(), NOW_S).up_rows == (0,)
     stale = known(by, edge_s=0.01, cloud_s=30.0)
     assert by.decide(stale, signals(), NOW_S).up_rows == ()
-    assert by.decide(stale, signals(at_s=NOW_S + 2.1), NOW_S + 2.1).up_rows == (0,)
+    assert by.decide(stale, signals(at_s=NOW_S + 2.1), NOW_S + 2.1).up_rows == ()
+    assert by.decide(stale, signals(at_s=NOW_S + 6.0), NOW_S + 6.0).up_rows == (0,)
 
 
 REFUSALS = [
@@ -386,7 +387,7 @@ def test_a_model_that_never_went_up_is_tried_over_a_link_that_is_known() -> None
     state = known(by, cloud_s=0.1, model="another")
     decision = by.decide(state, signals(), NOW_S)
     assert decision.up_rows == (0,)
-    assert math.isnan(decision.predicted_cloud_s)
+    assert decision.predicted_cloud_s == pytest.approx(0.05), "the link's part alone"
 
 
 def test_a_request_of_ten_thousand_rows_is_decided_in_linear_time() -> None:

@@ -45,13 +45,13 @@ def test_an_edge_run_is_a_sample_of_its_model_and_nothing_else() -> None:
 def test_an_answer_is_split_into_the_servers_time_and_the_links() -> None:
     state = learnt(router(), [answered()])
     assert state.cloud[MODEL].windows[1].p50_s == 0.04
-    assert state.link.samples[0] == pytest.approx((1000, 0.06))
+    assert (state.link.samples[0].sent_bytes, state.link.samples[0].network_s) == pytest.approx((1000, 0.06))
 
 
 def test_an_answer_without_server_times_is_all_link() -> None:
     state = learnt(router(), [answered(server_s=None)])
     assert state.cloud[MODEL].windows[1].p50_s == 0.0
-    assert state.link.samples == ((1000, 0.1),)
+    assert [(sample.sent_bytes, sample.network_s) for sample in state.link.samples] == [(1000, 0.1)]
 
 
 @pytest.mark.parametrize("server_s", [0.2, 1e9, 1e300])
@@ -85,7 +85,7 @@ def test_a_failure_counts_for_the_link_or_for_the_model(reason: Reason) -> None:
 
 
 def test_the_failures_of_the_link_are_those_that_say_nothing_of_a_model() -> None:
-    of_the_link = {Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED}
+    of_the_link = {Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_UNAUTHENTICATED, Reason.CLOUD_CERTIFICATE}
     assert of_the_link == LINK_FAILURES < CLOUD_FAILURES < DEGRADED
     before_asking = DEGRADED - CLOUD_FAILURES
     assert before_asking == {Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW}

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from upwell.edge.lane import Lane
+from upwell.edge.request_log import runtime_name
 from upwell.edge.runtimes.base import Runtime
+from upwell.edge.scoring import Scorer
+from upwell.edge.timetable import Claim
 from upwell.shared.errors import ModelFailed
+from upwell.shared.routing.settings import Identity
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, numpy_dtype
 
+_ANY = Claim()
 _BFLOAT16 = numpy_dtype("BF16")  # of numpy's kind V, not f
 
 
@@ -31,7 +36,7 @@ class EdgeRun:
 
 
 class EdgeModel:
-    """A model on the device: runtime, signature and the lane that its runs share."""
+    """A model on the device: runtime, signature, how its answers are measured, and the lane that its runs share."""
 
     def __init__(self, runtime: Runtime, processor: Processor, digest: str, *, is_described: bool) -> None:
         self.runtime = runtime
@@ -39,19 +44,20 @@ class EdgeModel:
         self.processor = processor
         self.digest = digest
         self.lane = Lane()
+        self.scorer = Scorer(processor.signature)
 
     @property
     def signature(self) -> Signature:
         """What callers see."""
         return self.processor.signature
 
-    def run(self, inputs: Mapping[str, Array], deadline_s: float) -> EdgeRun:
+    def run(self, inputs: Mapping[str, Array], deadline_s: float, claim: Claim = _ANY) -> EdgeRun:
         """Answer checked inputs on the device, in the caller's thread.
 
-        Raises `DeadlineExceeded` if the lane stays busy until `deadline_s`, `InvalidRequest` for a picture that cannot
-        be read and `ModelFailed` where the runtime fails.
+        Raises `Refused`, `Superseded` and `DeadlineExceeded` as `Lane.turn` does, `InvalidRequest` for a picture that
+        cannot be read and `ModelFailed` where the runtime fails.
         """
-        with self.lane.turn(deadline_s):
+        with self.lane.turn(deadline_s, claim):
             started_s = time.monotonic()
             prepared = self.processor.pre(inputs)
             outputs: Mapping[str, Array] = self.processor.run_rows(self.runtime.run, prepared)
@@ -84,3 +90,8 @@ class ServedModel:
     name: str
     edge: EdgeModel | None
     cloud_model: str = ""
+
+    @property
+    def identity(self) -> Identity:
+        """What calibrations go by; the cloud's digest is learnt from its answers."""
+        return Identity() if self.edge is None else Identity(self.edge.digest, runtime_name(self.edge.runtime))

@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 
 class RemoteErrorKind(enum.Enum):
-    """What went wrong at or on the way to the server. `GARBAGE`: it answered, and the answer cannot be used."""
+    """What went wrong at or on the way to the server.
+
+    `GARBAGE`: it answered, and the answer cannot be used. `CERTIFICATE`: its certificate is not one to believe
+    (expired, another name, an unknown issuer), so nothing was sent.
+    """
 
     UNAVAILABLE = "unavailable"
     DEADLINE = "deadline"
@@ -36,6 +40,7 @@ class RemoteErrorKind(enum.Enum):
     NOT_FOUND = "not_found"
     FAILED_PRECONDITION = "failed_precondition"
     UNAUTHENTICATED = "unauthenticated"
+    CERTIFICATE = "certificate"
     PERMISSION_DENIED = "permission_denied"
     INTERNAL = "internal"
     GARBAGE = "garbage"
@@ -68,6 +73,10 @@ _KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = MappingProxyType(
         grpc.StatusCode.DATA_LOSS: RemoteErrorKind.GARBAGE,
     }
 )
+
+# gRPC has no status for this: the words are OpenSSL's, and those of gRPC's own check of the name.
+_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "is not in peer certificate")
+_NO_CONNECTION = "failed to connect"
 
 LOOPBACK_ONLY = ClientSecurity()
 """No protection, so no server on another machine."""
@@ -164,9 +173,12 @@ class OipClient:
         data = self._call("ModelInfer", converters.serialize_infer_request(request), timeout_s)
         return _parsed(converters.parse_infer_response, data)
 
-    def infer_async(self, request: InferRequest, timeout_s: float) -> PendingInfer:
-        """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin."""
-        data = converters.serialize_infer_request(request)
+    def infer_async(self, request: InferRequest | bytes, timeout_s: float) -> PendingInfer:
+        """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin.
+
+        The request may be given as `converters.serialize_infer_request` makes it: once, to be sent twice.
+        """
+        data = request if isinstance(request, bytes) else converters.serialize_infer_request(request)
         return PendingInfer(self._start("ModelInfer", data, timeout_s), len(data))
 
     def server_live(self, timeout_s: float) -> bool:
@@ -261,8 +273,12 @@ def _parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
 
 
 def _remote_error(error: grpc.RpcError) -> RemoteError:
-    code, details = error.code(), error.details()
-    return RemoteError(_KINDS.get(code, RemoteErrorKind.INTERNAL), f"{code.name}: {details or 'no details'}")
+    code, details = error.code(), error.details() or "no details"
+    kind = _KINDS.get(code, RemoteErrorKind.INTERNAL)
+    # Only where there was no connection: what a server says in its own words is another matter.
+    if kind is RemoteErrorKind.UNAVAILABLE and details.startswith(_NO_CONNECTION):
+        kind = RemoteErrorKind.CERTIFICATE if any(words in details for words in _UNTRUSTED) else kind
+    return RemoteError(kind, f"{code.name}: {details}")
 
 
 def _closed() -> RemoteError:

@@ -20,6 +20,7 @@ STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
         errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
         errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
         errors.Refused: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        errors.Superseded: grpc.StatusCode.ABORTED,
         errors.NoAllowedRoute: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
         errors.Unavailable: grpc.StatusCode.UNAVAILABLE,

@@ -32,12 +32,13 @@ class Breaker:
     """
 
     FAILURES: ClassVar[int] = 3
+    FEARED: ClassVar[float] = 1.0 / 3.0
     FIRST_WAIT_S: ClassVar[float] = 0.5
     LONGEST_WAIT_S: ClassVar[float] = 2.0
     PROBE_TIMEOUT_S: ClassVar[float] = 30.0
     MORE_PATIENT: ClassVar[float] = 2.0
 
-    failures: int = 0
+    failures: float = 0.0
     wait_s: float = 0.0
     open_until_s: float = -math.inf
     probe_since_s: float = -math.inf
@@ -73,15 +74,22 @@ class Breaker:
         """Closed, with a clean record."""
         return _CLOSED
 
-    def failed(self, now_s: float, waited_s: float = math.inf) -> Breaker:
-        """With one more failure counted, and open if there were enough; `waited_s` where it was a timeout."""
-        failures = self.failures + 1
+    def failed(self, now_s: float, waited_s: float = math.inf, *, was_feared: bool = False) -> Breaker:
+        """With one more failure counted, and open if there were enough; `waited_s` where it was a timeout.
+
+        One that `was_feared` (sent in the hope that the link is better than it was) says little and counts `FEARED`.
+        """
+        failures = self.failures + (self.FEARED if was_feared else 1.0)
         patience_s = max(self.patience_s, waited_s)
-        if not self.is_open and failures < self.FAILURES:
+        if not self.is_open and failures < self.FAILURES - 1e-6:
             return replace(self, failures=failures, patience_s=patience_s)
         wait_s = min(self.LONGEST_WAIT_S, self.wait_s * 2 or self.FIRST_WAIT_S)
         probed_s = waited_s if self.is_open else patience_s
         return Breaker(failures, wait_s, now_s + wait_s, patience_s=patience_s, probed_s=probed_s)
+
+    def heartened(self, now_s: float) -> Breaker:
+        """Open, but ready for a probe at once: something else showed that the cloud can be reached again."""
+        return replace(self, open_until_s=min(self.open_until_s, now_s))
 
     def outlasted(self, waited_s: float) -> Breaker:
         """With the patience of a caller noted who passed an open breaker and waited in vain."""

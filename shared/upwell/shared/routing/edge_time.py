@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from upwell.shared.routing.estimators import FRESH_S
+from upwell.shared.routing.latency import FRESH_S
 from upwell.shared.routing.state import RouterState, Signals
 
 LONG_SILENCE_S = 10.0

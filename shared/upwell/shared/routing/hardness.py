@@ -1,20 +1,29 @@
 """How unsure a model is of its answer, per row, from its scores.
 
-Every measure is a function of the class probabilities p of one row, p₁ ≥ p₂ ≥ … sorted:
+The logits of a row are z₁ … zₙ, its probabilities p = softmax(z / T) with the temperature T (Guo et al. 2017, arXiv
+1706.04599), sorted p₁ ≥ p₂ ≥ …; where the model gives probabilities, z = ln p.
 
 - `max_prob`: p₁ (Hendrycks & Gimpel 2017, arXiv 1610.02136). Hard when below a threshold.
 - `margin`: p₁ − p₂ (Scheffer et al. 2001, "Active hidden Markov models for information extraction").
   Hard when below.
 - `entropy`: −Σ pᵢ ln pᵢ / ln n, in 0..1, with 0·ln 0 = 0 (Shannon, normalized by its maximum). Hard when above.
+- `energy`: −T ln Σ exp(zᵢ / T) (Liu et al. 2020, arXiv 2010.03759). Hard when above. It lives on what softmax takes
+  away, so probabilities have none: for them it is NaN.
+- `logit_norm`: max cᵢ / ‖c‖ₚ with cᵢ = zᵢ − mean z (MaxLogit-pNorm, Cattelan & Silva 2024, arXiv 2305.15508), in 0..1;
+  0 where all are equal. Hard when below. The paper tunes p on held-out data; here it is 5. No temperature changes
+  it, and with two classes it says nothing: there it is NaN.
 
-A row with a single score is read as the probability (or the logit, by the sigmoid) of "yes" against "no". A row with
-several score vectors (shape [rows, positions, classes]) is as hard as its hardest position. Scores that are not
-finite give NaN, which counts as hard whatever the threshold.
+A row with a single score is read as the probability (or the logit, by the sigmoid) of "yes" against "no": logits z/2
+and −z/2, which give the same probabilities and treat both answers alike. A row with several score vectors (shape
+[rows, positions, classes]) is as hard as its hardest position. Scores that are not finite, and probabilities that are
+none (outside 0..1 by more than rounding explains), give NaN, which counts as hard whatever the threshold.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -28,24 +37,27 @@ Measure: TypeAlias = Literal[
 RISING: frozenset[str] = frozenset({"entropy", "energy", "low_share", "count", "output", "function"})
 """Measures that grow with hardness; the others fall."""
 
+SLACK = 0.01
+"""So far outside 0..1 a probability may lie: quantized ones are a step or two off."""
 
-def hardness(scores: Array, measure: Measure, *, logits: bool) -> tuple[float, ...]:
+FLOOR = float(np.finfo(np.float32).tiny)
+"""A smaller probability counts as this one where its logarithm is taken; FP32's smallest normal number."""
+
+
+def hardness(scores: Array, measure: Measure, *, logits: bool, temperature: float = 1.0) -> tuple[float, ...]:
     """The measure for each row of `scores`, shape [rows, ..., classes]; softmax is applied to logits first.
 
-    Returns one float per row: in 0..1, or NaN where a row holds a score that is not finite or no score at all.
+    `temperature` is positive. Returns one float per row: in 0..1 (any number for `energy`), or NaN where a row holds a
+    score that is no score, or none at all. Raises `KeyError` for a measure that is not one of scores.
     """
     rows = scores.shape[0]
+    compute = _MEASURES[measure]
     if scores.size == 0:
         return (math.nan,) * rows
     values = scores.reshape(-1, scores.shape[-1]).astype(np.float64)
     with np.errstate(all="ignore"):
-        if values.shape[1] == 1:
-            yes = 1.0 / (1.0 + np.exp(-values)) if logits else values
-            probabilities = np.concatenate([yes, 1.0 - yes], axis=1)
-        else:
-            probabilities = _softmax(values) if logits else values
-        measured = _MEASURES[measure](probabilities)
-    measured[~np.isfinite(values).all(axis=1)] = np.nan
+        measured = compute(_two_at_least(values, logits), logits, temperature)
+        measured[~_usable(values, logits)] = np.nan
     if measured.shape[0] == rows:
         return tuple(measured.tolist())
     per_row = measured.reshape(rows, -1)
@@ -58,27 +70,89 @@ def is_hard(value: float, measure: Measure, threshold: float) -> bool:
     return not (value <= threshold if measure in RISING else value >= threshold)
 
 
-def _softmax(logits: Array) -> Array:
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    result: Array = exponentials / exponentials.sum(axis=1, keepdims=True)
+def as_logits(scores: Array, *, logits: bool) -> Array:
+    """The logits z of each row of `scores` [rows, classes] as FP64 [rows, at least 2], `FLOOR` standing for p = 0.
+
+    A single score gives those of "no" and "yes". A row with what is no score is all NaN.
+    """
+    values = scores.astype(np.float64)
+    with np.errstate(all="ignore"):
+        found = _logits(_two_at_least(values, logits), logits).copy()
+        found[~_usable(values, logits)] = np.nan
+    return found
+
+
+def _usable(values: Array, logits: bool) -> Array:
+    """Which rows hold scores and nothing else."""
+    result: Array = (np.isfinite(values) if logits else np.abs(values - 0.5) <= 0.5 + SLACK).all(axis=1)
     return result
 
 
-def _max_prob(probabilities: Array) -> Array:
-    result: Array = probabilities.max(axis=1)
+def _two_at_least(values: Array, logits: bool) -> Array:
+    if values.shape[1] > 1:
+        return values
+    pair = [-values / 2, values / 2] if logits else [1.0 - values, values]
+    return np.concatenate(pair, axis=1)
+
+
+def _logits(values: Array, logits: bool) -> Array:
+    result: Array = values if logits else np.log(np.maximum(values, FLOOR))
     return result
 
 
-def _margin(probabilities: Array) -> Array:
-    top = np.partition(probabilities, -2, axis=1)
+def _probabilities(values: Array, logits: bool, temperature: float) -> Array:
+    if logits or temperature != 1.0:
+        values = _logits(values, logits)
+        # The best is taken off before the division, so that no temperature makes anything overflow.
+        weights = np.exp((values - values.max(axis=1, keepdims=True)) / temperature)
+    else:
+        weights = np.maximum(values, 0.0)
+    result: Array = weights / weights.sum(axis=1, keepdims=True)
+    return result
+
+
+def _max_prob(values: Array, logits: bool, temperature: float) -> Array:
+    result: Array = _probabilities(values, logits, temperature).max(axis=1)
+    return result
+
+
+def _margin(values: Array, logits: bool, temperature: float) -> Array:
+    top = np.partition(_probabilities(values, logits, temperature), -2, axis=1)
     result: Array = top[:, -1] - top[:, -2]
     return result
 
 
-def _entropy(probabilities: Array) -> Array:
+def _entropy(values: Array, logits: bool, temperature: float) -> Array:
+    probabilities = _probabilities(values, logits, temperature)
     logarithms = np.log(probabilities, out=np.zeros_like(probabilities), where=probabilities > 0)
     result: Array = -(probabilities * logarithms).sum(axis=1) / math.log(probabilities.shape[1])
     return result
 
 
-_MEASURES = {"max_prob": _max_prob, "margin": _margin, "entropy": _entropy}
+def _energy(values: Array, logits: bool, temperature: float) -> Array:
+    if not logits:
+        return np.full(len(values), np.nan)
+    best = values.max(axis=1)
+    weights = np.exp((values - best[:, None]) / temperature)
+    result: Array = -(best + temperature * np.log(weights.sum(axis=1)))
+    return result
+
+
+def _logit_norm(values: Array, logits: bool, _: float) -> Array:
+    values = _logits(values, logits)
+    if values.shape[1] == 2:
+        return np.full(len(values), np.nan)
+    centred = values - values.sum(axis=1, keepdims=True) / values.shape[1]
+    largest = np.abs(centred).max(axis=1)
+    scaled = np.abs(centred) / largest[:, None]  # of which the largest is 1, so that no power over- or underflows
+    square = scaled * scaled
+    norm: Array = (square * square * scaled).sum(axis=1) ** (1 / 5)  # p = 5, spelt out: numpy's general power is slow
+    result: Array = centred.max(axis=1) / largest / norm
+    # What is left of equal logits is rounding; it must not be blown up to a direction.
+    result[largest <= 1e-12 * np.abs(values).max(axis=1)] = 0.0
+    return result
+
+
+_MEASURES: Mapping[str, Callable[[Array, bool, float], Array]] = MappingProxyType(
+    {"max_prob": _max_prob, "margin": _margin, "entropy": _entropy, "energy": _energy, "logit_norm": _logit_norm}
+)

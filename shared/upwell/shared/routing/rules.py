@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
-from upwell.shared.routing.policy import Policy, Rule, hours_minutes
-from upwell.shared.routing.settings import Settings
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.settings import Identity, Settings
+from upwell.shared.routing.subject import Facts, Subject
+from upwell.shared.routing.written_rules import Rule, hours_minutes
+
+__all__ = ("CompiledPolicy", "Facts", "Finding", "Subject", "Verdict")
+
+NO_IDENTITIES: Mapping[str, Identity] = MappingProxyType({})
+_NOTHING_KNOWN = Facts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,54 +37,111 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What rules may look at. `wall_time_s` is Unix time; `size_bytes` the largest row's size on the wire."""
+class Finding:
+    """What became of one rule: `missed` names the first key that did not hold, empty where the rule matches.
 
-    model: str
-    tags: Mapping[str, str]
-    size_bytes: int
-    wall_time_s: float
+    `error` says why its expression could not be evaluated.
+    """
+
+    name: str
+    missed: str
+    error: str = ""
 
 
 class CompiledPolicy:
-    """`Policy` with its settings resolved for each of its models and rules. Immutable and pure."""
+    """`Policy` with its settings resolved for each of its models and rules. Immutable and pure.
 
-    def __init__(self, policy: Policy) -> None:
+    `identities` are the models that run, by name: for them the calibrations are chosen that fit, and each has settings
+    of its own even where the policy does not name it.
+    """
+
+    def __init__(self, policy: Policy, identities: Mapping[str, Identity] = NO_IDENTITIES) -> None:
         self._zone: tzinfo = timezone.utc if policy.timezone == "UTC" else ZoneInfo(policy.timezone)
         self._rules = [_CompiledRule(rule) for rule in policy.rules]
-        self._models = frozenset(policy.models)
+        self._models = frozenset({*policy.models, *identities})
         self._uses_hours = any(rule.match.hours is not None for rule in policy.rules)
+        sources = [rule.condition for rule in policy.rules if rule.condition is not None]
+        self._conditions: Any = _conditions(sources) if sources else None
         self._verdicts = {
-            (model, index): _verdict(policy, model, index)
-            for model in (None, *policy.models)
-            for index in (None, *range(len(policy.rules)))
+            (model, index): verdict
+            for model in (None, *self._models)
+            for index, verdict in _verdicts(policy, model, identities.get(model or "")).items()
         }
 
-    def judge(self, subject: Subject) -> Verdict:
-        """The verdict on one request: the first rule with `route` or `set` that matches, and any `egress` that does."""
+    @property
+    def uses_facts(self) -> bool:
+        """Whether any rule looks at more than the request, so that `judge` wants its second argument."""
+        return self._conditions is not None and self._conditions.uses_facts
+
+    def judge(self, subject: Subject, facts: Facts | None = None) -> Verdict:
+        """The verdict on one request: the first rule with `route` or `set` that matches, and any `egress` that does.
+
+        Every expression whose `match` holds is evaluated, so that what fails closed does not hang on the order.
+        """
         model = subject.model if subject.model in self._models else None
         deciding: int | None = None
-        egress_rule = ""
+        egress_rule = failed_rule = ""
         minute = self._minute(subject.wall_time_s) if self._uses_hours else 0
+        context: Any = None
         for index, rule in enumerate(self._rules):
             decides = deciding is None and rule.decides
             forbids = rule.forbids and not egress_rule
-            if (decides or forbids) and rule.matches(subject, minute):
-                deciding = index if decides else deciding
-                egress_rule = rule.name if forbids else egress_rule
+            if not (decides or forbids or rule.condition is not None) or not rule.matches(subject, minute):
+                continue
+            if rule.condition is not None:
+                try:
+                    context = context or self._context(subject, facts)
+                    if not self._conditions.holds(rule.condition, context):
+                        continue
+                except Exception:  # noqa: BLE001  whatever it is: nothing may leave for a rule that cannot be read
+                    failed_rule = failed_rule or rule.name
+                    continue
+            deciding = index if decides else deciding
+            egress_rule = rule.name if forbids else egress_rule
         verdict = self._verdicts[model, deciding]
-        if egress_rule:
-            return Verdict(verdict.settings, verdict.route, verdict.rule, egress_rule)
+        if egress_rule or failed_rule:
+            return Verdict(verdict.settings, verdict.route, verdict.rule, failed_rule or egress_rule, failed_rule)
         return verdict
+
+    def examine(self, subject: Subject, facts: Facts | None = None) -> tuple[Finding, ...]:
+        """What becomes of each rule, in their order, for explanations."""
+        minute = self._minute(subject.wall_time_s)
+        return tuple(self._examine(rule, subject, minute, facts) for rule in self._rules)
+
+    def _examine(self, rule: _CompiledRule, subject: Subject, minute: int, facts: Facts | None) -> Finding:
+        missed = rule.missed(subject, minute)
+        if missed or rule.condition is None or self._conditions is None:
+            return Finding(rule.name, missed)
+        try:
+            holds = self._conditions.holds(rule.condition, self._context(subject, facts))
+        except Exception as error:  # noqa: BLE001  the same boundary as in `judge`; here its words are wanted
+            return Finding(rule.name, "if", str(error) or type(error).__name__)
+        return Finding(rule.name, "" if holds else "if")
+
+    def _context(self, subject: Subject, facts: Facts | None) -> Any:
+        local = datetime.fromtimestamp(subject.wall_time_s, self._zone)
+        return self._conditions.context(subject, local, facts or _NOTHING_KNOWN)
 
     def _minute(self, wall_time_s: float) -> int:
         local = datetime.fromtimestamp(wall_time_s, self._zone)
         return local.hour * 60 + local.minute
 
 
-def _verdict(policy: Policy, model: str | None, index: int | None) -> Verdict:
-    rule = None if index is None else policy.rules[index]
-    return Verdict(policy.settings(model, rule), rule.route if rule else None, rule.name if rule else "", "")
+def _conditions(sources: list[str]) -> Any:
+    """The expressions, compiled. Imported here: the package that evaluates them is an extra."""
+    from upwell.shared.routing.cel_rules import Conditions
+
+    return Conditions(sources)
+
+
+def _verdicts(policy: Policy, model: str | None, identity: Identity | None) -> dict[int | None, Verdict]:
+    """The verdict under each rule of the policy, and under none."""
+    plain = policy.settings(model, None, identity)
+    found: dict[int | None, Verdict] = {None: Verdict(plain, None, "", "")}
+    for index, rule in enumerate(policy.rules):
+        settings = plain if rule.set is None else policy.settings(model, rule, identity)
+        found[index] = Verdict(settings, rule.route, rule.name, "")
+    return found
 
 
 class _CompiledRule:
@@ -86,6 +151,7 @@ class _CompiledRule:
         self.name = rule.name
         self.decides = rule.route is not None or rule.set is not None
         self.forbids = rule.egress is not None
+        self.condition = rule.condition
         match = rule.match
         self._tags = {
             name: frozenset([values] if isinstance(values, str) else values) for name, values in match.tags.items()
@@ -107,6 +173,18 @@ class _CompiledRule:
             if subject.tags.get(name, "") not in values:
                 return False
         return True
+
+    def missed(self, subject: Subject, minute: int) -> str:
+        """The first key of the match that does not hold; empty where it matches."""
+        if self.matches(subject, minute):
+            return ""
+        if self._models is not None and subject.model not in self._models:
+            return "model"
+        if self._above_bytes is not None and subject.size_bytes <= self._above_bytes:
+            return "size"
+        if self._hours is not None and not _within(minute, *self._hours):
+            return "hours"
+        return next(f"tags.{name}" for name, values in self._tags.items() if subject.tags.get(name, "") not in values)
 
 
 def _within(minute: int, start: int, end: int) -> bool:

@@ -60,12 +60,16 @@ class HedgeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `amount` of `quantity` (requests, bytes, money) in each `period`; all who share `key` share it."""
+    """At most `amount` of `quantity` (requests, bytes, money) in each `period`; all who share `key` share it.
+
+    A month begins on `billing_day`, or on its last day where it has fewer.
+    """
 
     key: str
     quantity: Quantity
     amount: float
     period: Period
+    billing_day: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,15 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """What a calibration was made for; empty where it is not known."""
+
+    edge_digest: str = ""
+    edge_runtime: str = ""
+    cloud_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What the policy comes to for one request.
 
@@ -107,7 +120,7 @@ class Settings:
 
     deadline_s: float = 1.0
     objective: Objective = "accuracy"
-    confidence: float = 0.9
+    confidence: float = 0.5
     hard: HardSettings | None = HardSettings()
     large_above_bytes: float = math.inf
     on_cloud_failure: Mapping[Reason, Action] = field(default_factory=all_edge)

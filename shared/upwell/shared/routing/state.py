@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from upwell.shared.routing.audit import AuditTally
+from upwell.shared.routing.backlog import Backlog
 from upwell.shared.routing.breaker import Breaker
-from upwell.shared.routing.estimators import LinkEstimate, RunTimes
+from upwell.shared.routing.budget import Draw, Ledger
+from upwell.shared.routing.hedging import HedgeAccount
+from upwell.shared.routing.latency import AnswerTimes, RunTimes
+from upwell.shared.routing.link import LinkEstimate
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.routing.rules import Subject, Verdict
-from upwell.shared.routing.settings import Limit
+from upwell.shared.routing.share import ShareController
 
 LINK = ""
 """Key of the breaker for the link as a whole; the others are keyed by model name."""
@@ -19,12 +24,26 @@ LINK = ""
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """Everything learnt so far; immutable, so that a decision sees one consistent picture."""
+    """Everything learnt so far; immutable, so that a decision sees one consistent picture.
+
+    By model: `edge` and `cloud` are the times of runs on either side, `answers` those from sending to answer, `replies`
+    the bytes of an answer for one row, `hedges` what may be spent on second requests, `sides` whether the last
+    candidate went up (True) or was kept for its predicted time (False). By scope of `HardSettings`: `shares` and
+    `audits`. `budgets` is what a restart must not forget.
+    """
 
     link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
+    backlog: Backlog = Backlog()  # noqa: RUF009  likewise
     edge: Mapping[str, RunTimes] = field(default_factory=dict)
     cloud: Mapping[str, RunTimes] = field(default_factory=dict)
+    answers: Mapping[str, AnswerTimes] = field(default_factory=dict)
+    replies: Mapping[str, float] = field(default_factory=dict)
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    sides: Mapping[str, bool] = field(default_factory=dict)
+    hedges: Mapping[str, HedgeAccount] = field(default_factory=dict)
+    budgets: Ledger = Ledger()  # noqa: RUF009  likewise
+    shares: Mapping[str, ShareController] = field(default_factory=dict)
+    audits: Mapping[str, AuditTally] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +68,17 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """So much of a budget; `wall_time_s` (Unix time) says in which of its periods."""
-
-    limit: Limit
-    amount: float
-    wall_time_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now. Immutable; the probe slot it may need is taken by `Router.acquire`.
+    """What to do now. Immutable; what it needs for itself alone is taken by `Router.acquire` where `needs_acquire`.
 
     `up_rows` go to the cloud now, for `reason`. Rows that wanted to go and may not are in `kept_rows`, with `obstacle`
     saying why. `escalate`: ask again with hardness once the edge has run the remaining rows. A decision with `refusal`
     has no route that is allowed and predicted in time. The instants: the answer is due at `deadline_s`; the cloud is
     waited for until `give_up_s`; an edge run that stands in for it starts at `fallback_start_s` at the latest.
-    A second, hedging request may be sent where `hedge_after_s` has passed since the first. `draws` are taken from
-    budgets by `Router.acquire`.
+    A second, hedging request may be sent where `hedge_after_s` seconds have passed since the first, if
+    `Router.acquire_hedge` grants it. `draws` are taken from budgets by `Router.acquire`. `predicted_cloud_s` is
+    the most likely time from sending to answer, `predicted_sure_s` the one that is met with the policy's confidence.
+    `turn` is whether candidates of `model` go up now, where that has changed.
     """
 
     plan: Plan
@@ -83,8 +95,17 @@ class Decision:
     probes: tuple[str, ...] = ()
     predicted_edge_s: float = math.nan
     predicted_cloud_s: float = math.nan
+    predicted_sure_s: float = math.nan
     hedge_after_s: float = math.inf
     draws: tuple[Draw, ...] = ()
+    turn: bool | None = None
+    model: str = ""
+
+    @property
+    def needs_acquire(self) -> bool:
+        """Whether `Router.acquire` must be asked before this is acted on."""
+        hedges = bool(self.up_rows) and self.verdict.settings.hedge is not None
+        return bool(self.probes or self.draws) or self.turn is not None or hedges
 
     @property
     def degraded(self) -> bool:
@@ -111,6 +132,15 @@ class Scored:
     rows: int
     large: int
     hardness: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The cloud was asked about a case that the device had kept under the settings called `scope`."""
+
+    model: str
+    scope: str
+    disagreed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,5 +213,5 @@ class LinkProbed:
 
 
 Outcome: TypeAlias = (
-    EdgeRan | Scored | CloudSent | CloudAnswered | CloudFailure | CloudDropped | CloudMoved | LinkProbed
+    EdgeRan | Scored | Audited | CloudSent | CloudAnswered | CloudFailure | CloudDropped | CloudMoved | LinkProbed
 )

@@ -1,0 +1,123 @@
+"""Whether an answer is right, held against a label or against what the cloud says.
+
+- Scores: the class is the one with the highest score (a single score from 1/2, as a logit from 0, is the second of
+  two). With a label the class must be that one. Without labels it must be the cloud's; with several score vectors per
+  row, at every position.
+- Detections, against the cloud only: both sides found the same objects. The boxes that score at least `box_score` on
+  either side must pair off one to one, each pair of one class and with an intersection over union of at least 0.5 (as
+  PASCAL VOC counts a hit; Everingham et al. 2010). Pairs are made greedily, the cloud's best boxes first.
+
+A score or box that is no finite number is never right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.signature.signature import LogicalOutput, Signature
+from upwell.shared.tensors import Array
+
+IOU = 0.5
+"""The least intersection over union of two boxes of the same object."""
+
+_SCORE, _CLASS = 4, 5
+
+
+class Judge:
+    """Judges the answers to one row of one model. Raises `ConfigError` for a model whose answers nobody can judge."""
+
+    def __init__(self, signature: Signature, *, box_score: float, with_labels: bool) -> None:
+        scores, boxes = signature.scores, next((one for one in signature.outputs if one.kind == "detections"), None)
+        output = scores or boxes
+        if output is None:
+            kinds = ", ".join(f"{one.name!r} ({one.kind})" for one in signature.outputs)
+            raise ConfigError.at(
+                None,
+                f"right and wrong need an output of probabilities, logits or detections; this model gives {kinds}, "
+                "for which no rule says when two answers are the same",
+            )
+        if with_labels and (scores is None or _vectors(output, signature.has_rows) != 1):
+            raise ConfigError.at(
+                None, f"a label is one class per item, and {output.name!r} is more than that; leave it out to take the "
+                "cloud's answers as right", "--labels",
+            )  # fmt: skip
+        self.output = output
+        self._has_rows = signature.has_rows
+        self._box_score = box_score
+
+    @property
+    def classes(self) -> int:
+        """The number of classes that a label may name, 0 where it is not known."""
+        last = self.output.spec.shape[-1]
+        return 2 if last == 1 else max(last, 0)
+
+    def is_label(self, outputs: Mapping[str, Array], label: int) -> bool:
+        """Whether the answer names this class."""
+        classes = self._classes_of(outputs)
+        return classes is not None and bool((classes == label).all())
+
+    def agrees(self, edge: Mapping[str, Array], cloud: Mapping[str, Array]) -> bool:
+        """Whether the device says what the cloud says."""
+        if self.output.kind == "detections":
+            return same_objects(self._row(edge), self._row(cloud), self._box_score)
+        ours, theirs = self._classes_of(edge), self._classes_of(cloud)
+        return ours is not None and theirs is not None and np.array_equal(ours, theirs)
+
+    def _row(self, outputs: Mapping[str, Array]) -> Array:
+        array = outputs[self.output.name]
+        row: Array = (array[0] if self._has_rows else array).astype(np.float64)
+        return row.reshape(-1, row.shape[-1])
+
+    def _classes_of(self, outputs: Mapping[str, Array]) -> Array | None:
+        """The class at each position, None where a score is no finite number."""
+        values = self._row(outputs)
+        if values.size == 0 or not np.isfinite(values).all():
+            return None
+        if values.shape[1] == 1:
+            return (values[:, 0] >= (0.0 if self.output.kind == "logits" else 0.5)).astype(np.int64)
+        best: Array = values.argmax(axis=1)
+        return best
+
+
+def same_objects(edge: Array, cloud: Array, box_score: float) -> bool:
+    """Whether two sets of boxes [n, 6] show the same objects, by the rule at the top."""
+    ours, theirs = (_sure_boxes(boxes, box_score) for boxes in (edge, cloud))
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return False
+    free = np.ones(len(ours), dtype=np.bool_)
+    for box in theirs[np.argsort(-theirs[:, _SCORE], kind="stable")]:
+        overlaps = np.where(free & (ours[:, _CLASS] == box[_CLASS]), _overlaps(ours, box), -1.0)
+        best = int(overlaps.argmax())
+        if overlaps[best] < IOU:
+            return False
+        free[best] = False
+    return True
+
+
+def _sure_boxes(boxes: Array, box_score: float) -> Array | None:
+    is_box = ~(boxes[:, _CLASS] < 0)
+    if not np.isfinite(boxes[is_box]).all():
+        return None
+    sure: Array = boxes[is_box & (boxes[:, _SCORE] >= box_score)]
+    return sure
+
+
+def _overlaps(boxes: Array, box: Array) -> Array:
+    """Intersection over union of each of the boxes with one."""
+    sides = np.minimum(boxes[:, 2:4], box[2:4]) - np.maximum(boxes[:, :2], box[:2])
+    shared = np.clip(sides, 0.0, None).prod(axis=1)
+    areas = (boxes[:, 2:4] - boxes[:, :2]).prod(axis=1)
+    together = areas + (box[2:4] - box[:2]).prod() - shared
+    result: Array = shared / np.where(together > 0, together, 1.0)
+    return result
+
+
+def _vectors(output: LogicalOutput, has_rows: bool) -> int:
+    """Score vectors of one row; -1 where that varies."""
+    count = 1
+    for size in output.spec.shape[1 if has_rows else 0 : -1]:
+        count = -1 if size < 0 else count * size
+    return count

@@ -1,0 +1,202 @@
+"""One request for the flight recorder: what the request path hands over, and the JSON that is made of it elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from upwell.edge.answer import Answer, Timings
+from upwell.edge.handled import Handled
+from upwell.edge.uplink.calls import CloudMiss
+from upwell.shared.routing.reasons import Plan, Reason, Route
+from upwell.shared.routing.state import Decision, RouterState, Signals
+
+MOST_ROWS = 16
+"""Of longer requests the first rows are noted, and how many there were."""
+MOST_TAGS = 16
+LONGEST_TAG = 100
+LONGEST_ID = 200
+LONGEST_TEXT = 500
+
+
+class Landing(NamedTuple):
+    """An answer without its outputs; see `Answer`."""
+
+    plan: Plan
+    route: Route
+    routes: tuple[Route, ...]
+    reason: Reason
+    degraded: bool
+    timings: Timings
+    edge_digest: str
+    cloud_digest: str
+    spool_id: str
+
+    @classmethod
+    def of(cls, answer: Answer) -> Landing:
+        """What is kept of an answer."""
+        return cls(
+            answer.plan, answer.route, answer.routes, answer.reason, answer.degraded, answer.timings,
+            answer.edge_digest, answer.cloud_digest, answer.spool_id,
+        )  # fmt: skip
+
+
+class Flight(NamedTuple):
+    """What is known of a request that has ended; made in microseconds, of values that never change.
+
+    No inputs and no outputs. `state` is what the router knew when the request ended. `ended_s` is an instant of the
+    monotonic clock. `error` is the type and the text, empty where there is an answer.
+    """
+
+    id: str
+    signals: Signals
+    first: Decision
+    second: Decision | None
+    hardness: Mapping[int, float]
+    misses: Sequence[CloudMiss]
+    edge_s: float | None
+    state: RouterState
+    policy_digest: str
+    ended_s: float
+    answer: Landing | None
+    error: tuple[str, str]
+
+    @classmethod
+    def of(
+        cls, done: Handled, ended: Answer | Exception, state: RouterState, ended_s: float, policy_digest: str = ""
+    ) -> Flight:
+        """The flight of a request that ended with an answer or an error.
+
+        Of an error no more is kept than its text: its traceback would hold on to the inputs.
+        """
+        if isinstance(ended, Answer):
+            answer, error = Landing.of(ended), _NO_ERROR
+        else:
+            answer, error = None, (type(ended).__name__, str(ended))
+        misses = [a.outcome for a in done.ascents if isinstance(a.outcome, CloudMiss)] if done.ascents else _NO_MISSES
+        return cls(
+            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, state, policy_digest,
+            ended_s, answer, error,
+        )  # fmt: skip
+
+
+_NO_ERROR = ("", "")
+_NO_MISSES: Sequence[CloudMiss] = ()
+
+
+def to_line(flight: Flight) -> bytes:
+    """The flight as one line of JSON: what is not finite is null, what is long is cut."""
+    return json.dumps(_finite(record(flight)), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+
+
+def record(flight: Flight) -> dict[str, Any]:
+    """The flight as an object for JSON; durations in seconds, instants of the request in seconds from its arrival."""
+    signals, verdict = flight.signals, flight.first.verdict
+    settings, subject = verdict.settings, signals.subject
+    hard = settings.hard
+    return {
+        "id": flight.id[:LONGEST_ID],
+        "time": subject.wall_time_s,
+        "model": subject.model[:LONGEST_ID],
+        "tags": {name[:LONGEST_TAG]: value[:LONGEST_TAG] for name, value in [*subject.tags.items()][:MOST_TAGS]},
+        "rows": len(signals.row_sizes_bytes),
+        "row_sizes_bytes": list(signals.row_sizes_bytes[:MOST_ROWS]),
+        "caller_deadline_s": signals.caller_deadline_s - signals.arrived_s,
+        "deadline_s": flight.first.deadline_s - signals.arrived_s,
+        "queue_ahead": signals.edge_ahead,
+        "has_edge": signals.has_edge,
+        "has_cloud": signals.has_cloud,
+        "has_scores": signals.has_scores,
+        "policy": {
+            "digest": flight.policy_digest,
+            "rule": verdict.rule,
+            "route": verdict.route,
+            "egress_rule": verdict.egress_rule,
+            "failed_rule": verdict.failed_rule,
+            "objective": settings.objective,
+            "confidence": settings.confidence,
+            "deadline_s": settings.deadline_s,
+            "large_above_bytes": settings.large_above_bytes,
+            "measure": None if hard is None else hard.measure,
+            "threshold": None if hard is None else hard.threshold,
+            "calibrated": None if hard is None else hard.calibrated,
+            "priority": settings.priority,
+        },
+        **_network(flight.state, flight.ended_s),
+        "decisions": [
+            _decision(decision, signals.arrived_s) for decision in (flight.first, flight.second) if decision is not None
+        ],
+        "hardness": {str(row): value for row, value in [*flight.hardness.items()][:MOST_ROWS]},
+        "misses": [{"reason": str(miss.reason), "text": miss.detail[:LONGEST_TEXT]} for miss in flight.misses],
+        **_end(flight),
+    }
+
+
+def _network(state: RouterState, now_s: float) -> dict[str, Any]:
+    link = state.link
+    up = link.inverse_bandwidth_s_per_byte
+    return {
+        "link": {
+            "rtt_s": link.rtt_s,
+            "up_bytes_per_s": 1.0 / up if up > 0 else None,
+            "age_s": now_s - link.last_at_s,
+        },
+        "breakers_open": [key for key, breaker in state.breakers.items() if breaker.is_open],
+    }
+
+
+def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
+    return {
+        "plan": str(decision.plan),
+        "reason": str(decision.reason),
+        "obstacle": None if decision.obstacle is None else str(decision.obstacle),
+        "up_rows": list(decision.up_rows[:MOST_ROWS]),
+        "kept_rows": list(decision.kept_rows[:MOST_ROWS]),
+        "predicted_edge_s": decision.predicted_edge_s,
+        "predicted_cloud_s": decision.predicted_cloud_s,
+        "give_up_s": decision.give_up_s - arrived_s,
+        "fallback_start_s": decision.fallback_start_s - arrived_s,
+        "refusal": decision.refusal[:LONGEST_TEXT],
+    }
+
+
+def _end(flight: Flight) -> dict[str, Any]:
+    """How it ended, and by how much after its deadline (negative: before)."""
+    took_s = flight.ended_s - flight.signals.arrived_s
+    end: dict[str, Any] = {
+        "took_s": took_s,
+        "edge_s": flight.edge_s,
+        "late_s": flight.ended_s - flight.first.deadline_s,
+    }
+    answer = flight.answer
+    if answer is None:
+        kind, text = flight.error
+        return {**end, "answer": None, "error": {"type": kind, "text": text[:LONGEST_TEXT]}}
+    times = answer.timings
+    end["answer"] = {
+        "plan": str(answer.plan),
+        "route": str(answer.route),
+        "routes": [str(route) for route in answer.routes[:MOST_ROWS]],
+        "reason": str(answer.reason),
+        "degraded": answer.degraded,
+        "total_s": times.total_s,
+        "edge_s": times.edge_s,
+        "uplink_s": times.uplink_s,
+        "cloud_queue_s": times.cloud_queue_s,
+        "cloud_compute_s": times.cloud_compute_s,
+        "edge_digest": answer.edge_digest[:LONGEST_ID],
+        "cloud_digest": answer.cloud_digest[:LONGEST_ID],
+        "spool_id": answer.spool_id[:LONGEST_ID],
+    }
+    return {**end, "error": None}
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list) else value

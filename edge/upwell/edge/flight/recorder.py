@@ -1,0 +1,202 @@
+"""The recorder: takes flights from the request path and keeps the last of them, on disk or in memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from upwell.edge.flight.flight import LONGEST_ID, Flight, to_line
+from upwell.edge.flight.segments import Segments, newest_lines
+from upwell.shared.errors import UpwellError
+
+FOLDER_NAME = "flights"
+"""The recorder's folder in the agent's `state_dir`."""
+
+LIMIT = 10_000
+ROOM_BYTES = 3300
+"""So many bytes are allowed for each flight on average; most have about a third of that."""
+
+MOST_PENDING = 4096
+"""Flights that wait to be written; more are dropped and counted."""
+
+PAUSE_S = 0.05
+"""So long flights are gathered: the request path wakes the recorder at most that often."""
+
+RETRY_S = 1.0
+"""After a failure the disk is left alone for so long."""
+
+_log = logging.getLogger(__name__)
+
+
+class UnknownFlight(UpwellError):
+    """No flight of that id is recorded, or several begin like that."""
+
+
+class FlightRecorder:
+    """Keeps the last `limit` flights as lines of JSON; none where it is 0.
+
+    Fewer where they come to more than `limit_bytes`, by default `ROOM_BYTES` for each. With a `folder` they are kept
+    there, where `upwell explain` finds them, else in memory. `note` costs the request path a few microseconds and never
+    fails; one thread does the rest. `dropped` and `failed` count the flights that were lost because they came too fast,
+    and because they could not be written.
+    """
+
+    def __init__(self, folder: Path | None, limit: int = LIMIT, limit_bytes: int | None = None) -> None:
+        limit_bytes = limit * ROOM_BYTES if limit_bytes is None else limit_bytes
+        self.dropped = 0
+        self.failed = 0
+        self._folder = folder
+        self._segments = None if folder is None else Segments(folder, limit, limit_bytes)
+        self._kept: deque[bytes] = deque()
+        self._limit, self._limit_bytes, self._kept_bytes = limit, limit_bytes, 0
+        self._pending: deque[Flight] = deque()
+        self._retry_at_s = -math.inf
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._lock = threading.Lock()  # of what was written, against `find` and `last`
+        self._counting = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
+        self._thread.start()
+
+    def note(self, flight: Flight) -> None:
+        """Keep a flight. Never blocks, never fails."""
+        if not self._limit:
+            return
+        if len(self._pending) >= MOST_PENDING or self._stop.is_set():
+            with self._counting:
+                self.dropped += 1
+            return
+        self._pending.append(flight)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def find(self, id: str) -> dict[str, Any]:
+        """The newest flight of that id, or the only one whose id begins so. Raises `UnknownFlight`."""
+        return find(self._lines(), id)
+
+    def last(self, count: int) -> list[dict[str, Any]]:
+        """The last flights, the newest first."""
+        return last(self._lines(), count)
+
+    def close(self) -> None:
+        """Write what is pending and end. Calling it twice is harmless."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _lines(self) -> Iterator[bytes]:
+        self._write()  # what was noted before this call is to be found
+        if self._folder is not None:
+            return newest_lines(self._folder)
+        with self._lock:
+            return iter([*reversed(self._kept)])
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait()
+            self._stop.wait(PAUSE_S)
+            self._wake.clear()
+            self._write()
+        self._write()
+        if self._segments is not None:
+            self._segments.close()
+
+    def _write(self) -> None:
+        with self._lock:
+            lines = [*self._drained()]
+            if not lines:
+                return
+            if self._segments is None:
+                self._keep(lines)
+                return
+            if time.monotonic() < self._retry_at_s:
+                self.failed += len(lines)
+                return
+            try:
+                self._segments.append(lines)
+            except OSError as error:
+                self._retry_at_s = time.monotonic() + RETRY_S
+                if not self.failed:
+                    _log.warning("cannot record flights in %s: %s; requests go on", self._folder, error.strerror)
+                self.failed += len(lines)
+
+    def _drained(self) -> Iterator[bytes]:
+        while self._pending:
+            flight = self._pending.popleft()
+            try:
+                yield to_line(flight)
+            except Exception:  # noqa: BLE001 (the boundary of a thread that must live on, whatever a flight holds)
+                self.failed += 1
+                _log.exception("flight %r cannot be recorded", flight.id)
+
+    def _keep(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            self._kept.append(line)
+            self._kept_bytes += len(line)
+            while len(self._kept) > self._limit or self._kept_bytes > self._limit_bytes:
+                self._kept_bytes -= len(self._kept.popleft())
+
+
+def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:
+    """The first `count` flights of lines that come the newest first."""
+    found: list[dict[str, Any]] = []
+    for flight in _flights(lines):
+        if len(found) >= count:
+            break
+        found.append(flight)
+    return found
+
+
+def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
+    """The newest flight of that id in lines that come the newest first, else the only one whose id begins so.
+
+    Raises `UnknownFlight`, which says how far back the lines go.
+    """
+    id = id[:LONGEST_ID]
+    alike: dict[str, dict[str, Any]] = {}
+    count, oldest_s = 0, None
+    for flight in _flights(lines):
+        if flight["id"] == id:
+            return flight
+        if id and str(flight["id"]).startswith(id):
+            alike.setdefault(flight["id"], flight)
+        count, oldest_s = count + 1, flight["time"]
+    if len(alike) == 1:
+        return next(iter(alike.values()))
+    if alike:
+        some = ", ".join([*alike][:3])
+        raise UnknownFlight(f"{len(alike)} recorded requests have an id that begins with {id!r}, such as {some}")
+    raise UnknownFlight(f"no request {id!r} is recorded: {_reach(count, oldest_s)}")
+
+
+def _reach(count: int, oldest_s: float | None) -> str:
+    if oldest_s is None:
+        return "the recorder is empty"
+    return f"the recorder holds the last {count} requests, back to {local_time(oldest_s)}"
+
+
+def local_time(wall_time_s: float) -> str:
+    """A Unix time for people: date, time and offset of this machine's time zone."""
+    return datetime.fromtimestamp(wall_time_s, timezone.utc).astimezone().isoformat(" ", "milliseconds")
+
+
+def _flights(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines that are flights; a torn one is not."""
+    for line in lines:
+        try:
+            flight = json.loads(line)
+        except ValueError:
+            continue
+        if (
+            isinstance(flight, dict)
+            and isinstance(flight.get("id"), str)
+            and isinstance(flight.get("time"), (int, float))
+        ):
+            yield flight

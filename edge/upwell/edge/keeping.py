@@ -1,0 +1,166 @@
+"""What is kept of a request beyond its answer: the case for later, an audit, a line of the log."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from upwell.edge.answer import Answer
+from upwell.edge.collect.truth import Judge
+from upwell.edge.handled import Handled
+from upwell.edge.models.served import ServedModel
+from upwell.edge.recording import judge_of, log_lines, with_cloud
+from upwell.edge.request_log import RequestLog
+from upwell.edge.router_cell import RouterCell
+from upwell.edge.spool.item import Case, Kind, SpoolResult
+from upwell.edge.spool.spool import Spool
+from upwell.edge.uplink.calls import CloudReply
+from upwell.shared.oip.dataplane import InferResponse, Parameter
+from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.reasons import DEGRADED, Reason
+from upwell.shared.routing.settings import Settings
+from upwell.shared.routing.state import Audited
+from upwell.shared.tensors import Array
+
+LOG_NAME = "requests.jsonl"
+"""The request log's name in the agent's `state_dir`."""
+
+_SCOPE, _LINE = "upwell.scope", "upwell.log"
+"""Parameters of the device's answer in an audit: whose threshold kept the case, and the log line to be completed."""
+
+_NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
+SPOOLED = DEGRADED | {Reason.BUDGET_SPENT}
+"""Why a case that wanted the cloud may be kept for later: the cloud or a budget was in the way, not a rule."""
+
+
+class Keeping:
+    """Keeps what the policy says (`spool`, `audit`, `record`, `explore`), in the agent's `state_dir`.
+
+    Nothing of a request that must not leave the device is kept for the cloud or written to the log. `draw` gives
+    numbers in [0, 1) for sampling. Safe to use from many threads.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        models: Mapping[str, ServedModel],
+        router: RouterCell,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._path = folder / LOG_NAME
+        self._models = models
+        self._router = router
+        self._draw = draw
+        self._lock = threading.Lock()
+        self._log: RequestLog | None = None
+        self._limit_bytes = 0
+        self.spool: Spool | None = None
+        """Where cases go; set once there is a cloud."""
+
+    def keep(self, done: Handled, answer: Answer) -> Answer:
+        """The answer, with the id under which what is missing from it was kept."""
+        verdict = done.first.verdict
+        if verdict.egress_rule:
+            return answer
+        settings = verdict.settings
+        lines: Mapping[int, LogLine] = {}
+        explored = settings.explore > 0 and self._draw() < settings.explore
+        if settings.record_bytes:
+            lines = log_lines(done, self._judge(done.model, settings))
+        audited = self._audit(done, lines if explored else {}) if explored or self._draw() < settings.audit else ()
+        for row, line in lines.items():
+            if not (explored and row in audited):
+                self._record(line, settings.record_bytes)
+        spool_id = self._spool(done, answer)
+        return replace(answer, spool_id=spool_id) if spool_id else answer
+
+    def take(self, result: SpoolResult) -> None:
+        """Learn from an answer of the cloud to a case that was kept. Called by the spool, for each at least once."""
+        served, edge = self._models.get(result.model), result.edge_response()
+        if result.kind != "audit" or served is None or served.edge is None or edge is None:
+            return
+        cloud = result.response()
+        settings = self._router.settings(result.model)
+        judge = self._judge(served, settings)
+        if judge is not None:
+            agrees = judge.agrees(edge.outputs, cloud.outputs)
+            self._router.observe(Audited(result.model, str(edge.parameters.get(_SCOPE, "")), not agrees))
+        line = edge.parameters.get(_LINE)
+        if isinstance(line, str) and settings.record_bytes:
+            reply = CloudReply.of(cloud, 0, len(result.answer), math.nan)
+            known = LogLine.model_validate_json(line)
+            self._record(with_cloud(known, reply, edge.outputs, cloud.outputs, judge), settings.record_bytes)
+
+    def close(self) -> None:
+        """Write what waits."""
+        with self._lock:
+            log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def _spool(self, done: Handled, answer: Answer) -> str:
+        """Keep the rows that wanted the cloud and missed it; their id once they are on disk, else the empty text."""
+        missed = {row: reason for row, reason in done.missed.items() if _is_kept(done.settings, reason)}
+        if self.spool is None or not missed or not done.model.cloud_model:
+            return ""
+        rows = tuple(sorted(missed))
+        first = done.first
+        until_s = first.deadline_s - (first.deadline_s - first.give_up_s) / 2
+        outputs = answer.outputs if len(rows) == done.parts.rows else {}
+        case = self._case(done, "spool", rows, str(missed[rows[0]]), outputs)
+        return self.spool.put(case, first.verdict, until_s)
+
+    def _audit(self, done: Handled, lines: Mapping[int, LogLine]) -> tuple[int, ...]:
+        """Keep one row that the device was sure of, with the device's answer, for the cloud to say what it thinks."""
+        easy = [row for row in done.hardness if row not in done.missed and row not in done.replies]
+        edge = done.model.edge
+        if self.spool is None or not easy or edge is None or not done.model.cloud_model:
+            return ()
+        row = easy[int(self._draw() * len(easy))]
+        hard = done.settings.hard
+        facts: dict[str, Parameter] = {_SCOPE: hard.scope if hard else ""}
+        if row in lines:
+            facts[_LINE] = lines[row].model_dump_json(exclude_defaults=True)
+        rows, outputs = next((rows, outputs) for rows, outputs in done.parts.edge if row in rows)
+        index = rows.index(row)
+        own = {name: a[index : index + 1] for name, a in outputs.items()} if edge.signature.has_rows else outputs
+        case = self._case(done, "audit", (row,), str(Reason.EASY), own, facts)
+        self.spool.put(case, done.first.verdict, 0.0)
+        return (row,)
+
+    def _case(
+        self,
+        done: Handled,
+        kind: Kind,
+        rows: tuple[int, ...],
+        reason: str,
+        outputs: Mapping[str, Array],
+        facts: Mapping[str, Parameter] = _NO_FACTS,
+    ) -> Case:
+        edge = InferResponse(done.model.name, outputs, id=done.id, parameters=facts) if outputs else None
+        tags = dict(done.signals.subject.tags)
+        return Case(kind, done.model.name, done.model.cloud_model, done.id, done.inputs_of(rows), reason, tags, edge)
+
+    def _judge(self, model: ServedModel, settings: Settings) -> Judge | None:
+        return None if model.edge is None else judge_of(model.edge, settings.hard)
+
+    def _record(self, line: LogLine, limit_bytes: int) -> None:
+        with self._lock:
+            if self._log is None or self._limit_bytes != limit_bytes:
+                if self._log is not None:
+                    self._log.close()
+                self._log, self._limit_bytes = RequestLog(self._path, limit_bytes), limit_bytes
+            log = self._log
+        log.append(line)
+
+
+def _is_kept(settings: Settings, reason: Reason) -> bool:
+    """Whether a case that missed the cloud for this reason is kept for later."""
+    if settings.spool:
+        return reason in SPOOLED
+    return reason in DEGRADED and settings.on_failure(reason) == "spool"

@@ -1,0 +1,144 @@
+"""`upwell spool`: look at the cases that wait for the cloud, and drop them. Works beside a running agent."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from upwell.edge.config import AgentConfig
+from upwell.edge.spool.database import opened
+from upwell.edge.spool.spool import FILE_NAME
+from upwell.shared.errors import ConfigError
+from upwell.shared.yaml import load_yaml
+
+_Config = Annotated[Path, typer.Option("--config", "-c", help="The agent's agent.yaml.")]
+_Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only cases with KEY=VALUE; may be repeated.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+_COLUMNS = (
+    "id", "kind", "state", "model", "cloud_model", "request_id", "tags", "reason", "created_wall_s", "attempts",
+    "size_bytes", "edge_answer_digest", "error",
+)  # fmt: skip
+_ITEMS = f"SELECT {', '.join(_COLUMNS)} FROM items ORDER BY kept_s, rowid"  # noqa: S608 (names from above)
+_CASES_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
+
+
+def list_cases(config: _Config, tag: _Tags = None, as_json: _Json = False) -> None:
+    """Show the cases that are kept: waiting, done (the answer is kept) or poisoned (set aside)."""
+    tags = _tags(tag or [])
+    path = _database(config)
+    items: list[dict[str, Any]] = []
+    if path.exists():
+        with _errors(path), opened(path) as connection:
+            items = _matching(connection, tags)
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "items": items}))
+    else:
+        _show(path, items)
+
+
+def purge(
+    config: _Config,
+    tag: _Tags = None,
+    every: Annotated[bool, typer.Option("--all", help="Drop every case.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Drop cases with these tags (all of them), or every case, with the answers that are kept; asks at a terminal.
+
+    What is dropped is overwritten on disk. Answers that a sink has taken are not touched.
+    """
+    if bool(tag) == every:
+        raise ConfigError.at(None, "expected either --tag KEY=VALUE or --all")
+    tags = _tags(tag or [])
+    path = _database(config)
+    purged = 0
+    if path.exists():
+        with _errors(path), opened(path) as connection:
+            doomed = [item["id"] for item in _matching(connection, tags)]
+            if doomed and not yes and sys.stdin.isatty():
+                typer.confirm(f"Drop {len(doomed)} cases from {path}?", abort=True, err=True)
+            purged = _purge(connection, doomed)
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "purged": purged}))
+    else:
+        typer.echo(f"purged {purged} cases from {path}")
+
+
+def _database(config: Path) -> Path:
+    state_dir = load_yaml(config, AgentConfig).agent.state_dir
+    if state_dir is None:
+        raise ConfigError.at(config, "without a folder the agent keeps no cases; expected agent.state_dir", "agent")
+    return state_dir / FILE_NAME
+
+
+def _tags(texts: Sequence[str]) -> dict[str, str]:
+    wrong = [text for text in texts if not text.partition("=")[1] or text.startswith("=")]
+    if wrong:
+        raise ConfigError.at(None, f"expected KEY=VALUE, got {', '.join(map(repr, wrong))}", "--tag")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise ConfigError.at(path, f"the spool cannot be used: {error}") from None
+
+
+def _matching(connection: sqlite3.Connection, tags: Mapping[str, str]) -> list[dict[str, Any]]:
+    items = [dict(zip(_COLUMNS, row, strict=True)) for row in connection.execute(_ITEMS)]
+    for item in items:
+        item["tags"] = json.loads(item["tags"])
+        item["created_unix_s"] = item.pop("created_wall_s")
+    # As rules see it, a tag that is missing is the empty text.
+    return [item for item in items if all(item["tags"].get(name, "") == value for name, value in tags.items())]
+
+
+def _purge(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
+    # In small pieces, since the agent writes in between.
+    gone = 0
+    for start in range(0, len(ids), _CASES_AT_ONCE):
+        connection.execute("BEGIN IMMEDIATE")
+        for id in ids[start : start + _CASES_AT_ONCE]:
+            gone += connection.execute("DELETE FROM items WHERE id = ?", (id,)).rowcount
+        connection.execute("COMMIT")
+    while connection.execute("PRAGMA freelist_count").fetchone()[0] > 0:
+        before = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
+        if connection.execute("PRAGMA page_count").fetchone()[0] >= before:
+            break
+    # The log has older copies of the pages; a running agent that reads meanwhile puts this off to its next checkpoint.
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return gone
+
+
+def _show(path: Path, items: Sequence[Mapping[str, Any]]) -> None:
+    rows = [("ID", "STATE", "KIND", "MODEL", "REASON", "KEPT", "ATTEMPTS", "BYTES", "TAGS", "ERROR"), *map(_row, items)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if items else ():
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    states = [str(item["state"]) for item in items]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in ("waiting", "done", "poisoned"))
+    typer.echo(f"{len(items)} cases in {path}: {counts}")
+
+
+def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
+    kept = datetime.fromtimestamp(item["created_unix_s"]).astimezone().isoformat(timespec="seconds")
+    tags = " ".join(f"{name}={value}" for name, value in item["tags"].items())
+    known = (item["id"], item["state"], item["kind"], item["model"], item["reason"], kept)
+    return tuple(_printable(str(cell)) for cell in (*known, item["attempts"], item["size_bytes"], tags, item["error"]))
+
+
+def _printable(text: str) -> str:
+    """Without control characters: a server or a caller wrote it, and a terminal would obey them."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)

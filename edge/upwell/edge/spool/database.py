@@ -1,0 +1,103 @@
+"""Opening the database file: private, durable, in our version, and whole."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from upwell.edge.spool.schema import VERSION, migrate, version_of
+
+_BUSY_TIMEOUT_S = 1.0
+_WAL_LIMIT_BYTES = 16 << 20
+_SIDE_FILES = ("-wal", "-shm")
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """The database at `path`, made if missing, folder 0700 and file 0600, migrated to our version.
+
+    Every commit is on disk when it returns (`synchronous=FULL`). Raises `OSError` and `sqlite3.OperationalError` where
+    the place cannot be used, and plain `sqlite3.DatabaseError` where the file is damaged or no database at all.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Made here, since SQLite would make it readable for all; its side files take over the mode.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+    path.chmod(0o600)
+    connection = connect(path)
+    try:
+        if version_of(connection) == 0:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
+        _check(connection)
+        migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection to the database at `path`, which must exist, whatever its version. Raises `sqlite3.Error`."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=_BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,  # opened, used and closed by one thread at a time, though not always by the same
+    )
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA foreign_keys = ON")
+        # What is dropped is private too: it is overwritten, not just forgotten.
+        connection.execute("PRAGMA secure_delete = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A second connection beside a running agent's, closed after use.
+
+    Raises `sqlite3.DatabaseError` for a database of another version.
+    """
+    connection = connect(path)
+    try:
+        found = version_of(connection)
+        if found != VERSION:
+            raise sqlite3.DatabaseError(f"it has version {found}; this software reads version {VERSION}")
+        yield connection
+    finally:
+        connection.close()
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Raise `sqlite3.DatabaseError` for a damaged database."""
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found is None or found[0] != "ok":
+        raise sqlite3.DatabaseError(f"damaged: {found[0] if found else 'no answer'}")
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the error says that the file is damaged, and not that the place is full, locked or read-only."""
+    # SQLite's own code needs Python 3.11; before, these two cases alone have the plain class.
+    return type(error) is sqlite3.DatabaseError
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged database and its side files away, over one moved earlier; where to. Raises `OSError`."""
+    target = path.with_name(path.name + ".damaged")
+    for suffix in _SIDE_FILES:
+        side = path.with_name(path.name + suffix)
+        if side.exists():
+            os.replace(side, target.with_name(target.name + suffix))
+        else:
+            target.with_name(target.name + suffix).unlink(missing_ok=True)
+    if path.exists():
+        os.replace(path, target)
+    return target

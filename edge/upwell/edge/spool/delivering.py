@@ -1,0 +1,113 @@
+"""Handing results on: a thread for each sink, and the news that those who wait for results wait for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from upwell.edge.spool.item import SpoolUnavailable, Tally
+from upwell.edge.spool.keeper import Keeper
+from upwell.edge.spool.sinks import Sink
+from upwell.edge.spool.store import Store
+
+BATCH_BYTES = 1 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_log = logging.getLogger(__name__)
+
+
+class News:
+    """Tells those who wait that there is something new, or that it is over."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._closed = False
+
+    def publish(self) -> None:
+        """Wake all who wait."""
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake all who wait, now and ever after."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def count(self) -> int:
+        """How much has been published. Read it before looking for what is new, so that nothing slips between."""
+        return self._count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is over."""
+        return self._closed
+
+    def wait(self, seen: int, timeout_s: float) -> None:
+        """Return when there is more than `seen`, it is over, or the time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count > seen or self._closed, timeout_s)
+
+    def pause(self, timeout_s: float) -> None:
+        """Return when it is over or the time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, timeout_s)
+
+
+class Deliverer:
+    """Gives one sink each result in order, at least once, from where it was when the agent last ended."""
+
+    def __init__(self, keeper: Keeper, sink: Sink, news: News, tally: Tally) -> None:
+        self._keeper = keeper
+        self._sink = sink
+        self._news = news
+        self._tally = tally
+        self._cursor: int | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._thread = threading.Thread(target=self._run, name="spool-sink", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, which comes after the news have closed and the sink has returned."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._news.is_closed:
+            seen = self._news.count
+            try:
+                if not self._deliver():
+                    self._news.wait(seen, _LONGEST_PAUSE_S)
+                self._pause_s = _FIRST_PAUSE_S
+            except SpoolUnavailable:
+                self._news.pause(_FIRST_PAUSE_S)
+            except Exception as error:  # noqa: BLE001 (the boundary to any sink: it is given the same again later)
+                self._tally.one("failed_deliveries")
+                log = _log.warning if isinstance(error, OSError) else _log.exception
+                log("results cannot be handed to %s: %s", self._sink.name, error)
+                self._news.pause(self._pause_s)
+                self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
+
+    def _deliver(self) -> bool:
+        """Hand on what is new; whether there was anything."""
+        if self._cursor is None:
+            self._cursor = self._beginning()
+        since = self._cursor
+        results = self._keeper.ask(lambda store: store.results(since, BATCH_BYTES))
+        if not results:
+            return False
+        self._sink.take(results)
+        last = self._cursor = results[-1].sequence
+        self._tally.add({"delivered": len(results)})
+        self._keeper.ask(lambda store: store.set_delivered(self._sink.name, last))
+        return True
+
+    def _beginning(self) -> int:
+        known = self._sink.start()
+
+        def look(store: Store) -> int:
+            # Beyond the last number there is, what the sink knows is of another database.
+            return max(store.delivered(self._sink.name), known if known <= store.last_sequence() else 0)
+
+        return self._keeper.ask(look)

@@ -1,0 +1,251 @@
+"""Sending what was kept, when the link is back, without getting into the way of anybody who waits."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from upwell.edge.spool.delivering import News
+from upwell.edge.spool.item import SpoolLimits, SpoolUnavailable, Stored, Tally
+from upwell.edge.spool.keeper import REOPEN_S, Keeper
+from upwell.edge.spool.store import Store
+from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.converters import serialize_infer_response
+from upwell.shared.oip.dataplane import InferRequest, InferResponse
+
+T = TypeVar("T")
+Send: TypeAlias = Callable[[InferRequest, float], InferResponse]
+"""Send a request that may take so many seconds. Raises `RemoteError`."""
+StillAllowed: TypeAlias = Callable[[str, Mapping[str, str], int], bool]
+"""Whether the policy of now lets a request of this model, tags and size leave the device."""
+
+NOBODYS_FAULT = frozenset(
+    {
+        RemoteErrorKind.UNAVAILABLE,
+        RemoteErrorKind.CANCELLED,
+        RemoteErrorKind.UNAUTHENTICATED,
+        RemoteErrorKind.PERMISSION_DENIED,
+        RemoteErrorKind.CERTIFICATE,
+    }
+)
+"""Errors that say nothing about the case: it waits as long as it takes."""
+
+_POLL_S = 0.1
+_IDLE_S = 30.0
+_FREE_CASES = 3
+"""How many different cases may fail in a row before the cloud itself is suspected."""
+
+_MOST_REMEMBERED = 10_000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Failures:
+    """How often a case has failed, and what had passed by the last time."""
+
+    count: int = 0
+    passed: int = -1
+
+
+class Drainer:
+    """Sends one case at a time: oldest first, spooled ones before audits, at most `rate_per_s`.
+
+    A case that the cloud cannot read (INVALID_ARGUMENT) is set aside at once. After any other error that may be its
+    own it pauses, twice as long each time, while the others go on; the error counts as an attempt only if something
+    else has passed since its last one, and after `attempts` of those it is set aside. So neither a case that breaks the
+    cloud nor a portal that garbles every answer costs anybody else's. When the link is down nothing counts, and all
+    pause.
+    The n-th pause is `first_pause_s`·2ⁿ⁻¹ (at most `longest_pause_s`), times a random factor in [0.5, 1], so that a
+    thousand devices behind one link do not come back as one.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        limits: SpoolLimits,
+        tally: Tally,
+        results: News,
+        *,
+        send: Send,
+        may_send: Callable[[], bool],
+        still_allowed: StillAllowed,
+        seed: int | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._limits = limits
+        self._tally = tally
+        self._results = results
+        self._send = send
+        self._may_send = may_send
+        self._still_allowed = still_allowed
+        self._random = random.Random(seed)  # noqa: S311 (spreads load; keeps no secret)
+        self._changed = threading.Condition()
+        self._closing = False
+        self._news = False
+        self._passed = 0
+        self._outages = 0
+        self._failing: set[str] = set()
+        self._failures: dict[str, _Failures] = {}
+        self._thread = threading.Thread(target=self._run, name="spool-drainer", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look for cases now: there is a new one."""
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def cloud_answered(self) -> None:
+        """The cloud answered somebody: the link is up, and what fails from now on fails beside others that pass."""
+        with self._changed:
+            self._passed += 1
+            if self._outages or self._failing:
+                self._outages = 0
+                self._failing.clear()
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Send nothing more. A call under way goes on to its end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, which comes with the end of the call under way."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._step()
+            except SpoolUnavailable:
+                self._pause(REOPEN_S)
+            except Exception as error:  # noqa: BLE001 (the boundary to what the agent handed us: the thread must live)
+                _log.error("the spool could not go on", exc_info=error)
+                self._pause(REOPEN_S)
+
+    def _step(self) -> None:
+        if not self._may_send():
+            self._pause(_POLL_S)
+            return
+        item, due_s = self._keeper.ask(lambda store: (store.next_due(self._keeper.now_s()), store.next_due_s()))
+        if item is None:
+            self._idle(_IDLE_S if due_s is None else min(_IDLE_S, max(0.0, due_s - self._keeper.now_s())))
+            return
+        began_s = time.monotonic()
+        if not self._still_allowed(item.model, item.tags, len(item.request)):
+            self._save(lambda store: store.remove(item.id, "denied"))
+            return
+        self._try(item)
+        self._pause(1.0 / self._limits.rate_per_s - (time.monotonic() - began_s))
+        self._wait_for_cloud()
+
+    def _try(self, item: Stored) -> None:
+        try:
+            request = item.infer_request()
+            response = self._send(request, self._limits.send_timeout_s)
+            _check(request, response)
+            answer = serialize_infer_response(response)
+        except RemoteError as error:
+            if error.kind is RemoteErrorKind.INVALID_ARGUMENT:
+                self._set_aside(item, item.attempts + 1, str(error))
+            elif error.kind in NOBODYS_FAULT:
+                self._note_outage(item, str(error))
+            else:
+                self._note_error(item, str(error))
+        except InvalidRequest as error:
+            self._set_aside(item, item.attempts + 1, f"what was kept cannot be read: {error}")
+        except ConfigError as error:  # the token or certificate of this device is missing or broken
+            self._note_outage(item, str(error))
+        except Exception as error:  # noqa: BLE001 (whatever `send` raises, the others must go up)
+            _log.error("sending the case %s failed", item.id, exc_info=error)
+            self._note_error(item, f"{type(error).__name__}: {error}")
+        else:
+            self._finish(item, answer)
+
+    def _finish(self, item: Stored, answer: bytes) -> None:
+        self._failures.pop(item.id, None)
+        self.cloud_answered()
+        wall_s = time.time()
+        if self._save(lambda store: store.finish(item.id, answer, self._keeper.now_s(), wall_s)):
+            self._results.publish()
+
+    def _note_outage(self, item: Stored, text: str) -> None:
+        """Nobody's fault: the case goes behind the others that are due, and all wait a little."""
+        self._tally.one("unavailable")
+        self._outages += 1
+        next_s = self._keeper.now_s()
+        self._save(lambda store: store.postpone(item.id, next_s, item.attempts, text))
+
+    def _note_error(self, item: Stored, text: str) -> None:
+        self._tally.one("errors")
+        before = self._failures.get(item.id, _Failures())
+        attempts = item.attempts + (self._passed > before.passed)
+        if attempts >= self._limits.attempts:
+            self._set_aside(item, attempts, text)
+            return
+        if len(self._failures) >= _MOST_REMEMBERED:
+            self._failures.clear()
+            self._failing.clear()
+        self._failures[item.id] = _Failures(before.count + 1, self._passed)
+        self._failing.add(item.id)
+        next_s = self._keeper.now_s() + self._jittered(before.count + 1)
+        self._save(lambda store: store.postpone(item.id, next_s, attempts, text))
+
+    def _set_aside(self, item: Stored, attempts: int, text: str) -> None:
+        _log.warning("set aside the case %s of model %s: %s", item.id, item.model, text)
+        self._failures.pop(item.id, None)
+        self._save(lambda store: store.set_aside(item.id, attempts, text))
+
+    def _save(self, work: Callable[[Store], T]) -> T | None:
+        """Have it on disk before anything else is sent: what is forgotten would be sent again, and again."""
+        while True:
+            try:
+                return self._keeper.ask(work)
+            except SpoolUnavailable:
+                if self._closing:
+                    return None
+                self._pause(REOPEN_S)
+
+    def _jittered(self, count: int) -> float:
+        longest_s = min(self._limits.longest_pause_s, self._limits.first_pause_s * 2.0 ** min(count - 1, 60))
+        return longest_s * self._random.uniform(0.5, 1.0)
+
+    @property
+    def _misses(self) -> int:
+        """What speaks against link and cloud since they last answered anybody."""
+        return self._outages + max(0, len(self._failing) - _FREE_CASES)
+
+    def _wait_for_cloud(self) -> None:
+        """Leave the cloud alone for a while if it seems ill, or until it answers somebody else."""
+        if misses := self._misses:
+            pause_s = self._jittered(misses)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or not self._misses, pause_s)
+
+    def _pause(self, pause_s: float) -> None:
+        if pause_s > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, pause_s)
+
+    def _idle(self, pause_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._news, pause_s)
+            self._news = False
+
+
+def _check(request: InferRequest, response: InferResponse) -> None:
+    """Raise `RemoteError` for what is no answer of the cloud to this request."""
+    if not response.outputs:
+        raise RemoteError(RemoteErrorKind.GARBAGE, "the answer has no outputs")
+    if response.id not in ("", request.id):
+        raise RemoteError(RemoteErrorKind.GARBAGE, "the answer is to another request")
+    if response.parameters.get("upwell.degraded") is True:
+        # A gateway answered in the cloud's stead, which the device could do as well.
+        raise RemoteError(RemoteErrorKind.UNAVAILABLE, "a gateway answered, not the cloud")

@@ -1,0 +1,183 @@
+"""The thread that owns the database: it takes what waits, does it in one transaction, and says when it is on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from upwell.edge.spool.database import is_damage, open_database, set_aside
+from upwell.edge.spool.item import SpoolClock, SpoolLimits, SpoolUnavailable, Tally
+from upwell.edge.spool.store import Store
+
+T = TypeVar("T")
+
+REOPEN_S = 5.0
+"""How long a database that cannot be opened is left alone."""
+
+EXPIRE_S = 60.0
+"""How often the old is looked for."""
+
+_GROUP = 64
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Job:
+    work: Callable[[Store], Any]
+    done: Future[Any]
+    size_bytes: int
+
+
+class Keeper:
+    """Does work on a `Store`, in order, many pieces per transaction (group commit). Safe to use from any thread.
+
+    Nothing here raises because of the disk: work fails with `SpoolUnavailable`, and the database is opened again later.
+    A damaged one is moved aside and begun anew.
+    """
+
+    def __init__(self, path: Path, limits: SpoolLimits, tally: Tally) -> None:
+        self._path = path
+        self._limits = limits
+        self._tally = tally
+        self._news = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._waiting_bytes = 0
+        self._closing = False
+        self._store: Store | None = None
+        self._clock = SpoolClock(0.0, time.time(), time.monotonic())
+        self._reopen_s = 0.0
+        self._expire_s = 0.0
+        self._is_well = True
+        self._thread = threading.Thread(target=self._run, name="spool-keeper", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[Store], T], size_bytes: int = 0) -> Future[T]:
+        """Have `work` done, which holds `size_bytes` of memory until then; its result comes when it is on disk.
+
+        The future's error is `SpoolUnavailable`, or what `work` raised.
+        """
+        done: Future[T] = Future()
+        with self._news:
+            if self._closing:
+                done.set_exception(SpoolUnavailable("the spool is closed"))
+                return done
+            self._jobs.append(_Job(work, done, size_bytes))
+            self._waiting_bytes += size_bytes
+            self._news.notify_all()
+        return done
+
+    def ask(self, work: Callable[[Store], T]) -> T:
+        """Have `work` done and wait for it. Raises `SpoolUnavailable`."""
+        return self.submit(work).result()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Memory held by work that is not done yet."""
+        return self._waiting_bytes
+
+    def now_s(self) -> float:
+        """The spool's clock, which counts from what is on disk: only work, or who has had work done, may rely on it."""
+        return self._clock.at(time.monotonic())
+
+    def close(self) -> None:
+        """Do what waits, close the database, and return then. Calling it twice is harmless."""
+        with self._news:
+            self._closing = True
+            self._news.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._jobs or self._closing, EXPIRE_S)
+                group = [self._jobs.popleft() for _ in range(min(_GROUP, len(self._jobs)))]
+                if not group and self._closing:
+                    break
+            self._serve(group or [_Job(lambda _: None, Future(), 0)])  # the old must go though nobody asks
+            with self._news:
+                self._waiting_bytes -= sum(job.size_bytes for job in group)
+        if self._store is not None:
+            self._store.close()
+
+    def _serve(self, group: Sequence[_Job]) -> None:
+        try:
+            self._do(group)
+        except Exception as error:  # noqa: BLE001 (one piece of work must not take the others with it, nor the thread)
+            if len(group) > 1 and self._store is not None and not isinstance(error, SpoolUnavailable):
+                for job in group:
+                    self._serve([job])
+                return
+            for job in group:
+                job.done.set_exception(self._what_happened(error))
+
+    def _do(self, group: Sequence[_Job]) -> None:
+        store = self._opened()
+        with store.transaction():
+            if (now_s := self.now_s()) >= self._expire_s:
+                store.expire(now_s)
+            results = [job.work(store) for job in group]
+        self._tally.add(store.counted)
+        if now_s >= self._expire_s:
+            self._expire_s = now_s + EXPIRE_S
+        self._say(None)
+        for job, result in zip(group, results, strict=True):
+            job.done.set_result(result)
+
+    def _opened(self) -> Store:
+        """The store, opened if it is time to. Raises `OSError`, `sqlite3.Error` and `SpoolUnavailable`."""
+        if self._store is None:
+            if time.monotonic() < self._reopen_s:
+                raise SpoolUnavailable(f"{self._path} cannot be used")
+            self._reopen_s = time.monotonic() + REOPEN_S
+            try:
+                connection = open_database(self._path)
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                self._begin_anew(error)
+                connection = open_database(self._path)
+            self._store = Store(connection, self._limits)
+            self._clock = SpoolClock(self._store.latest_s(), self.now_s(), time.monotonic())
+        return self._store
+
+    def _begin_anew(self, error: Exception) -> None:
+        store, self._store = self._store, None
+        self._reopen_s = 0.0
+        if store is not None:
+            with contextlib.suppress(sqlite3.Error):  # it is damaged
+                store.close()
+        where = set_aside(self._path)
+        self._tally.one("damaged")
+        _log.error("the spool %s cannot be read (%s): moved to %s, and an empty one begun", self._path, error, where)
+
+    def _what_happened(self, error: Exception) -> Exception:
+        """What a caller is told; the database is begun anew where it turned out to be damaged."""
+        if not isinstance(error, (sqlite3.Error, OSError, SpoolUnavailable)):
+            _log.error("the spool failed", exc_info=error)
+            return error
+        if isinstance(error, sqlite3.Error) and is_damage(error) and self._store is not None:
+            try:
+                self._begin_anew(error)
+            except (OSError, sqlite3.Error) as second:
+                error = second
+        self._say(error)
+        return SpoolUnavailable(f"{self._path}: {error}")
+
+    def _say(self, error: Exception | None) -> None:
+        """Log when the disk begins to fail and when it is well again, not each time."""
+        if (error is None) == self._is_well:
+            return
+        self._is_well = error is None
+        if error is None:
+            _log.warning("the spool %s can be written again", self._path)
+        else:
+            _log.error("the spool %s cannot be used: %s; answers go on, hard cases are not kept", self._path, error)

@@ -1,0 +1,132 @@
+"""The spool as the agent uses it: keep a case, have it sent when the link is back, and pass the answer on."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # another class than the built-in one before 3.11
+from pathlib import Path
+
+from upwell.edge.spool.delivering import Deliverer, News
+from upwell.edge.spool.drainer import Drainer, Send, StillAllowed
+from upwell.edge.spool.item import (
+    Case,
+    SpoolCounts,
+    SpoolHeld,
+    SpoolLimits,
+    SpoolResult,
+    SpoolUnavailable,
+    Stored,
+    Tally,
+)
+from upwell.edge.spool.keeper import Keeper
+from upwell.edge.spool.sinks import Sink
+from upwell.edge.uplink.uplink import EgressForbidden
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.routing.rules import Verdict
+
+FILE_NAME = "spool.db"
+"""The database's name in the agent's `state_dir`."""
+
+_MOST_WAITING_BYTES = 64 << 20
+"""Memory for cases that wait for the disk."""
+
+_SLACK_S = 5.0
+
+
+class Spool:
+    """Cases on disk at `path`, sent by `send` while `may_send` says so. Safe to use from any thread; close it.
+
+    `still_allowed` is asked right before a case is sent, since the policy may have changed since it was kept; what it
+    denies is dropped. Each of `sinks` gets every result. Nothing raises because of the disk: what cannot be kept is
+    counted. The directory must be this process's own (`StateDir`). `seed` makes the pauses repeatable.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limits: SpoolLimits,
+        send: Send,
+        may_send: Callable[[], bool],
+        still_allowed: StillAllowed,
+        sinks: Sequence[Sink] = (),
+        seed: int | None = None,
+    ) -> None:
+        self._limits = limits
+        self._tally = Tally()
+        self.news = News()
+        """Published to with every result, closed with the spool."""
+        self._keeper = Keeper(path, limits, self._tally)
+        self._drainer = Drainer(
+            self._keeper, limits, self._tally, self.news,
+            send=send, may_send=may_send, still_allowed=still_allowed, seed=seed,
+        )  # fmt: skip
+        self._deliverers = [Deliverer(self._keeper, sink, self.news, self._tally) for sink in sinks]
+
+    def put(self, case: Case, verdict: Verdict, until_s: float) -> str:
+        """Keep a case; its stable id, for the answer to name, once the case is on disk.
+
+        Waits for the disk until `until_s` (monotonic) at most, an instant that may have passed. Returns the empty text
+        where the case was not kept, or not by then: then it may still be sent later, but nobody was promised anything.
+        An audit is never waited for, nor named: its caller has an answer that needs no other.
+        Raises `EgressForbidden` if the verdict forbids that the case leaves the device, and nothing else.
+        """
+        if verdict.egress_rule:
+            raise EgressForbidden(f"rule {verdict.egress_rule!r} denies egress, so the case is not kept for the cloud")
+        if self._keeper.waiting_bytes > _MOST_WAITING_BYTES:
+            self._tally.one("refused_busy")
+            return ""
+        id = uuid.uuid4().hex
+        try:
+            item = Stored.of(case, id, time.time())
+        except (InvalidRequest, ValueError, TypeError):
+            self._tally.one("refused_unfit")
+            return ""
+        done = self._keeper.submit(lambda store: store.add(item.at(self._keeper.now_s())), item.size_bytes)
+        done.add_done_callback(self._note_put)
+        if case.kind == "audit":
+            return ""
+        try:
+            return id if done.result(max(0.0, until_s - time.monotonic())) else ""
+        except FutureTimeout:
+            self._tally.one("unnamed")
+        except SpoolUnavailable:
+            pass
+        return ""
+
+    def _note_put(self, done: Future[bool]) -> None:
+        if done.exception() is not None:
+            self._tally.one("failed_writes")
+        elif done.result():
+            self._drainer.wake()
+
+    def cloud_answered(self) -> None:
+        """Tell the spool that a live request was answered by the cloud: it need not wait for the link any longer."""
+        self._drainer.cloud_answered()
+
+    def results(self, since: int, max_bytes: int) -> list[SpoolResult]:
+        """The results after number `since`, in order, about `max_bytes` of them. Raises `SpoolUnavailable`."""
+        return self._keeper.ask(lambda store: store.results(since, max_bytes))
+
+    def counts(self) -> SpoolCounts:
+        """What has happened since the start."""
+        return self._tally.counts
+
+    def held(self) -> SpoolHeld:
+        """What lies on disk now. Raises `SpoolUnavailable`."""
+        return self._keeper.ask(lambda store: store.held(self._keeper.now_s()))
+
+    def close(self) -> None:
+        """End the streams, let a call under way end (within `send_timeout_s`), and close the database.
+
+        Closing the client that `send` uses first ends that call at once. Calling it twice is harmless.
+        """
+        self._drainer.stop()
+        self.news.close()
+        self._drainer.join(self._limits.send_timeout_s + _SLACK_S)
+        for deliverer in self._deliverers:
+            deliverer.join(_SLACK_S)
+        self._keeper.close()

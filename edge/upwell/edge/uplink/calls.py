@@ -1,0 +1,246 @@
+"""One request on its way to the cloud: its message, its outcome, and what each error means to the router."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from upwell.edge.uplink.station import Link, Station
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip import converters
+from upwell.shared.oip.client import PendingInfer, RemoteError, RemoteErrorKind
+from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
+from upwell.shared.routing.reasons import Reason
+
+REASONS: Mapping[RemoteErrorKind, Reason] = {
+    RemoteErrorKind.UNAVAILABLE: Reason.CLOUD_UNAVAILABLE,
+    RemoteErrorKind.DEADLINE: Reason.CLOUD_DEADLINE,
+    RemoteErrorKind.CANCELLED: Reason.CLOUD_UNAVAILABLE,
+    RemoteErrorKind.RESOURCE_EXHAUSTED: Reason.CLOUD_EXHAUSTED,
+    RemoteErrorKind.INVALID_ARGUMENT: Reason.CLOUD_INVALID_ARGUMENT,
+    RemoteErrorKind.NOT_FOUND: Reason.CLOUD_MODEL_MISSING,
+    RemoteErrorKind.UNAUTHENTICATED: Reason.CLOUD_UNAUTHENTICATED,
+    RemoteErrorKind.PERMISSION_DENIED: Reason.CLOUD_UNAUTHENTICATED,
+    RemoteErrorKind.CERTIFICATE: Reason.CLOUD_CERTIFICATE,
+    RemoteErrorKind.GARBAGE: Reason.CLOUD_GARBAGE,
+}
+"""What an error from the cloud is to the router; what is not named is `CLOUD_ERROR`."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A request in its wire form, so that a second attempt need not make it again."""
+
+    id: str
+    data: bytes
+
+    @classmethod
+    def of(cls, request: InferRequest) -> Message:
+        """The message for a request. Raises `InvalidRequest` for tensors that the protocol cannot carry."""
+        return cls(request.id, converters.serialize_infer_request(request))
+
+
+@dataclass(frozen=True)
+class CloudReply:
+    """An answer of the cloud and what it cost. The server's times are None where it does not report them."""
+
+    response: InferResponse
+    sent_bytes: int
+    received_bytes: int
+    total_s: float
+    queue_s: float | None
+    compute_s: float | None
+    is_first: bool
+
+    @classmethod
+    def of(
+        cls, response: InferResponse, sent_bytes: int, received_bytes: int, total_s: float, *, is_first: bool = False
+    ) -> CloudReply:
+        """The reply with the times that the server reports."""
+        facts = response.parameters
+        queue_s, compute_s = (_seconds(facts.get(f"upwell.cloud_{part}_ms")) for part in ("queue", "compute"))
+        return cls(response, sent_bytes, received_bytes, total_s, queue_s, compute_s, is_first)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the model that answered, up there or on a gateway that is an agent; empty if unsaid."""
+        facts = self.response.parameters
+        return str(facts.get("upwell.cloud_digest") or facts.get("upwell.edge_digest") or "")
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a gateway answered in the cloud's stead: an agent says so."""
+        return self.response.parameters.get("upwell.degraded") is True
+
+    @property
+    def reason(self) -> Reason | None:
+        """The reason that a gateway gives, where it is one that we know."""
+        told = self.response.parameters.get("upwell.reason")
+        return next((reason for reason in Reason if reason == told), None)
+
+    @property
+    def server_s(self) -> float | None:
+        """The server's own part of the time."""
+        if self.queue_s is None or self.compute_s is None:
+            return None
+        return self.queue_s + self.compute_s
+
+
+@dataclass(frozen=True)
+class CloudMiss:
+    """No answer, and why; `detail` is the other side's text."""
+
+    reason: Reason
+    detail: str
+
+
+class Stillborn:
+    """Stands for a call that could not begin.
+
+    A `ConfigError` there means that what this device would prove itself with is missing or broken.
+    """
+
+    sent_bytes = 0
+    received_bytes = 0
+
+    def __init__(self, error: ConfigError | RemoteError) -> None:
+        is_remote = isinstance(error, RemoteError)
+        self._error = error if is_remote else RemoteError(RemoteErrorKind.UNAUTHENTICATED, str(error))
+
+    def result(self, timeout_s: float | None = None) -> NoReturn:  # noqa: ARG002  as a pending call takes it
+        """Raise the error."""
+        raise self._error
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        """Call it now: this call has ended."""
+        callback(self)
+
+
+@dataclass(frozen=True)
+class Way:
+    """The endpoint that a call goes to, and the connection that it takes."""
+
+    station: Station
+    link: Link
+
+
+class Ledger(Protocol):
+    """Who is told how calls end: the uplink."""
+
+    def answered(self, way: Way, network_s: float) -> None:
+        """The call ended with an answer, after `network_s` outside the server."""
+
+    def missed(self, way: Way, reason: Reason, started_s: float) -> None:
+        """The call, begun at `started_s`, ended without one."""
+
+
+class CloudCall:
+    """One request on its way. Used by one thread; ends with `wait` giving an outcome, or with `cancel`.
+
+    `way` is None where nothing was sent.
+    """
+
+    def __init__(
+        self, ledger: Ledger, way: Way | None, pending: PendingInfer | Stillborn, request_id: str, started_s: float
+    ) -> None:
+        self.way = way
+        self._request_id = request_id
+        self._ledger = ledger
+        self._pending = pending
+        # From before the sending: on a busy machine the answer may be there before it returns.
+        self._started_s = started_s
+        self._ended_s = math.nan
+        self._outcome: CloudReply | CloudMiss | None = None
+        pending.add_done_callback(self._note_end)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Size of the request's message."""
+        return self._pending.sent_bytes
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time from sending to the end of the call, whenever that was noticed; to now while it goes on."""
+        return (time.monotonic() if math.isnan(self._ended_s) else self._ended_s) - self._started_s
+
+    @property
+    def ended_s(self) -> float:
+        """The instant at which it ended; now while it goes on."""
+        return self._started_s + self.elapsed_s
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the call has ended, in gRPC's thread (or here, if it has): it must not block."""
+        self._pending.add_done_callback(lambda _: callback())
+
+    def wait(self, until_s: float) -> CloudReply | CloudMiss | None:
+        """The outcome, or None if there is none yet at `until_s` (monotonic; infinity waits for the call's own end)."""
+        if self._outcome is None:
+            timeout_s = None if until_s == math.inf else max(0.0, until_s - time.monotonic())
+            try:
+                response = self._pending.result(timeout_s)
+            except TimeoutError:
+                return None
+            except RemoteError as error:
+                self._miss(REASONS.get(error.kind, Reason.CLOUD_ERROR), str(error))
+            else:
+                self._take(response)
+        return self._outcome
+
+    def reject(self, detail: str) -> CloudMiss:
+        """Count an answer that was read but is not what the signature promises as garbage."""
+        self._outcome = miss = CloudMiss(Reason.CLOUD_GARBAGE, detail)
+        return miss
+
+    def give_up(self) -> CloudMiss:
+        """Cancel a call that is late."""
+        miss = self._miss(Reason.CLOUD_DEADLINE, "no answer in time")
+        self._pending.cancel()
+        return miss
+
+    def cancel(self) -> None:
+        """Cancel a call whose answer nobody needs any more; says nothing about the link."""
+        if self._outcome is None:
+            self._outcome = CloudMiss(Reason.CLOUD_DEADLINE, "cancelled")
+            self._pending.cancel()
+            if self.way is not None:
+                self.way.station.give_back(self.way.link)
+
+    def _note_end(self, _: object) -> None:
+        self._ended_s = time.monotonic()
+
+    def _take(self, response: InferResponse) -> None:
+        if not response.outputs:
+            self._miss(Reason.CLOUD_GARBAGE, "the answer has no outputs")
+        elif response.id not in ("", self._request_id):
+            self._miss(Reason.CLOUD_GARBAGE, "the answer is to another request")
+        else:
+            self._outcome = self._reply(response)
+
+    def _reply(self, response: InferResponse) -> CloudReply:
+        assert self.way is not None  # noqa: S101  an answer came some way
+        sent_bytes, received_bytes = self._pending.sent_bytes, self._pending.received_bytes
+        is_first = not self.way.link.answered
+        reply = CloudReply.of(response, sent_bytes, received_bytes, self.elapsed_s, is_first=is_first)
+        self._ledger.answered(self.way, max(0.0, reply.total_s - (reply.server_s or 0.0)))
+        self.way.station.give_back(self.way.link)
+        return reply
+
+    def _miss(self, reason: Reason, detail: str) -> CloudMiss:
+        self._outcome = miss = CloudMiss(reason, detail)
+        if self.way is not None:
+            self._ledger.missed(self.way, reason, self._started_s)
+            self.way.station.give_back(self.way.link)
+        return miss
+
+
+def _seconds(milliseconds: Parameter | None) -> float | None:
+    """A reported time, if the server reported one that can be true."""
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)):
+        return None
+    return milliseconds / 1e3 if math.isfinite(milliseconds) and milliseconds >= 0 else None

@@ -1,0 +1,115 @@
+"""One endpoint and the connections to it, each thrown away when it misbehaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from upwell.edge.uplink.keepalive import RoundTrips, channel_options
+from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.security import ClientSecurity
+
+
+class Link:
+    """One client and its channel, closed when it is retired and nobody uses it any more."""
+
+    def __init__(self, client: OipClient, timeout_s: float) -> None:
+        self.client = client
+        self.timeout_s = timeout_s
+        self.users = 0
+        self.retired = False
+        self.answered_at_s: float | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether anything ever came back over it."""
+        return self.answered_at_s is not None
+
+
+class Station:
+    """An endpoint with the connection in use, and a second one for what must not share the first.
+
+    Safe to use from many threads. The constructor raises `ConfigError` for an endpoint or files that are wrong.
+    """
+
+    def __init__(self, endpoint: str, security: ClientSecurity, max_message_bytes: int) -> None:
+        self.endpoint = endpoint
+        self._security = security
+        self._max_message_bytes = max_message_bytes
+        self._lock = threading.Lock()
+        self._closed = False
+        self.round_trips = RoundTrips()
+        self._links: list[Link | None] = [self._new_link(), None]
+
+    def take(self, apart_from: Link | None = None) -> Link:
+        """A connection to use until `give_back`, another one than `apart_from`.
+
+        One that was made for faster answers than are now seen is replaced: it would take slowness for death.
+        Raises `ConfigError` for files that went wrong, and `RemoteError` once the station is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise RemoteError(RemoteErrorKind.CANCELLED, "the uplink is closed")
+            place = 1 if apart_from is not None and self._links[0] is apart_from else 0
+            link = self._links[place]
+            if link is not None and link.timeout_s < self.round_trips.timeout_s:
+                self._retire(link)
+                link = None
+            if link is None:
+                self._links[place] = link = self._new_link()
+            link.users += 1
+            return link
+
+    def give_back(self, link: Link) -> None:
+        """Done with a connection that was taken."""
+        with self._lock:
+            link.users -= 1
+            self._close_unused(link)
+
+    def retire(self, link: Link) -> None:
+        """Make a new connection for the next call; those under way on this one end in peace."""
+        with self._lock:
+            self._retire(link)
+
+    def renew(self) -> None:
+        """Retire every connection."""
+        with self._lock:
+            for link in self._links:
+                if link is not None:
+                    self._retire(link)
+
+    def answered(self, link: Link, network_s: float) -> None:
+        """Learn from an answer that spent `network_s` outside the server; handshakes in it only make for patience."""
+        with self._lock:
+            link.answered_at_s = time.monotonic()
+            self.round_trips = self.round_trips.answered(network_s)
+
+    def broke(self) -> None:
+        """Have more patience: a connection was taken for dead."""
+        with self._lock:
+            self.round_trips = self.round_trips.broke()
+
+    def close(self) -> None:
+        """Cancel what is in flight and close every connection."""
+        with self._lock:
+            self._closed = True
+            links, self._links = self._links, [None, None]
+        for link in links:
+            if link is not None:
+                link.client.close()
+
+    def _new_link(self) -> Link:
+        timeout_s = self.round_trips.timeout_s
+        options = channel_options(timeout_s)
+        limit = self._max_message_bytes
+        return Link(OipClient(self.endpoint, self._security, max_message_bytes=limit, options=options), timeout_s)
+
+    def _retire(self, link: Link) -> None:
+        link.retired = True
+        self._links = [None if one is link else one for one in self._links]
+        self._close_unused(link)
+
+    def _close_unused(self, link: Link) -> None:
+        # Closing joins no thread and waits for nothing, so it may be done under the lock.
+        if link.retired and link.users == 0:
+            link.client.close()

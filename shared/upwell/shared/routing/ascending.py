@@ -1,0 +1,183 @@
+"""Whether rows may go up now: what forbids it, what is predicted, and what it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import NamedTuple
+
+from upwell.shared.routing.breaker import Admission
+from upwell.shared.routing.budget import Draw
+from upwell.shared.routing.edge_time import EdgeTime
+from upwell.shared.routing.hedging import hedge_after_s
+from upwell.shared.routing.link import fade
+from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.rules import Verdict
+from upwell.shared.routing.settings import Limit, Prices
+from upwell.shared.routing.state import LINK, RouterState, Signals
+from upwell.shared.routing.subject import Facts
+
+MARGIN = 0.1
+"""Under `objective: latency` a side is left only where the other is faster by this share: no flapping about a tie."""
+
+RETURN_MARGIN = 0.05
+"""Once a candidate was too slow, the next must be predicted to leave this share of its time unused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request in one moment: what is known, what is asked, what the policy says, and until when."""
+
+    state: RouterState
+    signals: Signals
+    verdict: Verdict
+    deadline_s: float
+    give_up_s: float
+    now_s: float
+    zone: tzinfo
+
+    def size_bytes(self, rows: tuple[int, ...]) -> int:
+        """Bytes that these rows cost on the wire."""
+        sizes = self.signals.row_sizes_bytes
+        return sum(sizes) if len(rows) == len(sizes) else sum(sizes[row] for row in rows)
+
+
+class Prediction(NamedTuple):
+    """Time from sending to answer: `usual_s` as likely sooner as later, of it `server_s` in the cloud; `sure_s` is met
+    with the confidence asked for. NaN where nothing is known."""
+
+    usual_s: float = math.nan
+    sure_s: float = math.nan
+    server_s: float = 0.0
+
+
+UNKNOWN = Prediction()
+
+
+@dataclass(frozen=True, slots=True)
+class Ascent:
+    """Whether a set of rows may go up: the obstacle, or None and what going up takes."""
+
+    obstacle: Reason | None = None
+    probes: tuple[str, ...] = ()
+    predicted: Prediction = UNKNOWN
+    draws: tuple[Draw, ...] = ()
+    turn: bool | None = None
+    hedge_after_s: float = math.inf
+
+
+def predict(state: RouterState, model: str, rows: int, size_bytes: int, confidence: float, now_s: float) -> Prediction:
+    """How long a message sent now takes: waiting behind those before it, the link, and the cloud's own time."""
+    link, times = state.link, state.cloud.get(model)
+    if not link.is_known:
+        return UNKNOWN
+    window = times.expect(rows) if times is not None else None
+    fading = link.fading(now_s)
+    wait_s, s_per_byte = state.backlog.wait_s(now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
+    slower_s = size_bytes * (s_per_byte - link.inverse_bandwidth_s_per_byte)
+    link_s = link.expect_s(size_bytes, state.replies.get(model, 0.0) * rows) * fading
+    server_s = 0.0 if window is None else window.lately_s * fade(now_s - window.last_at_s)
+    usual_s = wait_s + slower_s + link_s + server_s
+    return Prediction(usual_s, usual_s * link.error(confidence) ** fading, server_s)
+
+
+def facts(state: RouterState, signals: Signals, now_s: float) -> Facts:
+    """What expressions in rules may look at besides the request."""
+    model, rows, size_bytes = signals.subject.model, len(signals.row_sizes_bytes), sum(signals.row_sizes_bytes)
+    link, breakers = state.link, state.breakers
+    return Facts(
+        rtt_s=link.rtt_s,
+        up_bytes_per_s=_inverse(link.inverse_bandwidth_s_per_byte),
+        down_bytes_per_s=_inverse(link.down_s_per_byte),
+        edge_s=EdgeTime.of(state, signals, rows, now_s).usual_s,
+        cloud_s=predict(state, model, rows, size_bytes, 0.5, now_s).usual_s,
+        breaker_open=any(key in breakers and breakers[key].is_open for key in (LINK, model)),
+    )
+
+
+def _inverse(s_per_byte: float) -> float:
+    return 1.0 / s_per_byte if s_per_byte > 0.0 else math.nan
+
+
+def ascent(case: Case, edge: EdgeTime, rows: tuple[int, ...], *, must: bool = False) -> Ascent:
+    """Whether `rows` may go up now. `must`: nothing else can answer them, so it need not be better, only in time."""
+    obstacle = _forbidden(case)
+    if obstacle is not None:
+        return Ascent(obstacle)
+    model, state, settings = case.signals.subject.model, case.state, case.verdict.settings
+    available_s = case.give_up_s - case.now_s
+    probes: tuple[str, ...] = ()
+    for key in (LINK, model):
+        breaker = state.breakers.get(key)
+        if breaker is None or not breaker.is_open:
+            continue
+        admission = breaker.admit(case.now_s, available_s)
+        if admission is Admission.REFUSE:
+            return Ascent(Reason.BREAKER_OPEN)
+        if admission is Admission.PROBE:
+            probes = (*probes, key)
+    size_bytes = case.size_bytes(rows)
+    predicted = predict(state, model, len(rows), size_bytes, settings.confidence, case.now_s)
+    side = state.sides.get(model)
+    obstacle = _too_slow(predicted, available_s, was_kept=side is False)
+    if obstacle is None and not must and not _is_better(case, predicted, edge, len(rows), size_bytes):
+        obstacle = Reason.CLOUD_NOT_BETTER
+    turns = side is False if obstacle is None else side is not False
+    if settings.objective == "latency":
+        turns = side is not (obstacle is None)
+    turn = (obstacle is None) if turns else None
+    if obstacle is not None:
+        return Ascent(obstacle, predicted=predicted, turn=turn)
+    draws = tuple(
+        draw_of(limit, settings.prices, size_bytes, case.signals.subject.wall_time_s) for limit in settings.budget
+    )
+    if draws and not state.budgets.has_all(draws, case.zone):
+        return Ascent(Reason.BUDGET_SPENT, predicted=predicted)
+    after_s = math.inf
+    if settings.hedge is not None and not probes:
+        after_s = hedge_after_s(settings.hedge, state.answers.get(model), available_s)
+    return Ascent(None, probes, predicted, draws, turn, after_s)
+
+
+def _forbidden(case: Case) -> Reason | None:
+    """What forbids going up whatever the cloud and the link are like."""
+    verdict = case.verdict
+    if verdict.failed_rule:
+        return Reason.RULE_ERROR
+    if verdict.egress_rule:
+        return Reason.EGRESS_DENIED
+    if verdict.route == "edge":
+        return Reason.RULE
+    return None if case.signals.has_cloud else Reason.NO_CLOUD
+
+
+def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> Reason | None:
+    needed_s = predicted.sure_s / (1.0 - RETURN_MARGIN) if was_kept else predicted.sure_s
+    # Where the prediction is NaN the second comparison is false: the unknown is tried.
+    return Reason.CLOUD_TOO_SLOW if available_s <= 0.0 or needed_s > available_s else None
+
+
+def _is_better(case: Case, predicted: Prediction, edge: EdgeTime, rows: int, size_bytes: int) -> bool:
+    """Whether going up lowers the quantity that the objective names. Energy and money need no margin: they are known
+    beforehand, so nothing flaps."""
+    settings = case.verdict.settings
+    if settings.objective == "latency":
+        side = case.state.sides.get(case.signals.subject.model)
+        factor = 1.0 if side is None else 1.0 + MARGIN if side else 1.0 - MARGIN
+        return not predicted.usual_s >= edge.usual_s * factor  # NaN: the unknown is tried
+    if settings.objective == "energy":
+        return settings.energy.uplink_byte_j * size_bytes < settings.energy.inference_j * rows
+    # The device's own answer costs nothing, so no price of the cloud lowers the cost.
+    return settings.objective == "accuracy"
+
+
+def draw_of(limit: Limit, prices: Prices, size_bytes: float, wall_time_s: float) -> Draw:
+    """What one message of this size takes from a budget."""
+    if limit.quantity == "uplink":
+        amount = float(size_bytes)
+    elif limit.quantity == "money":
+        amount = prices.of(size_bytes)
+    else:
+        amount = 1.0
+    return Draw(limit, amount, wall_time_s)

@@ -1,0 +1,202 @@
+"""One calibration: from the lines of one pair of models to the threshold that reaches a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from upwell.shared.routing.calibration.choosing import (
+    CannotCalibrate,
+    Found,
+    Sample,
+    contradiction,
+    cut_for_risk,
+    cut_for_share,
+    found,
+)
+from upwell.shared.routing.calibration.scores import FROM_LOGITS, TEMPERED, measured
+from upwell.shared.routing.calibration.temperature import fitted_temperature
+from upwell.shared.routing.hardness import RISING, is_hard
+from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.rules import CompiledPolicy, Subject
+from upwell.shared.routing.settings import HardSettings, Identity
+from upwell.shared.tensors import Array
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_HELD_OUT = 0.2
+_FOR_TEMPERATURE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is asked for: a share of all requests, or a risk at a confidence; the other of the two is NaN."""
+
+    cloud_share: float = math.nan
+    max_risk: float = math.nan
+    confidence: float = 0.95
+
+    @property
+    def is_share(self) -> bool:
+        """Whether a share is asked for, and not a risk."""
+        return not math.isnan(self.cloud_share)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A threshold for `model` as `identity` names it, and what it gave.
+
+    `threshold` is in the measure's own direction. `chosen` says what it gives on the requests that it was chosen on,
+    `held_out` on those that took no part, `nothing_hard` what the former come to where none of them is hard. `sample`
+    holds the former, for a plot. `unknown` counts the lines of which one answer is not known to be right or wrong.
+    """
+
+    model: str
+    identity: Identity
+    target: Target
+    hard: HardSettings
+    threshold: float
+    temperature: float
+    requests: int
+    unknown: int
+    chosen: Found
+    held_out: Found
+    nothing_hard: Found
+    sample: Sample
+    warnings: tuple[str, ...]
+
+
+def calibration_of(
+    lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, identity: Identity, target: Target
+) -> Calibration:
+    """The calibration of the model of `lines` (one model, one identity, in the order of time) for `target`.
+
+    `policy` is the one that names the target, so that it says which requests the threshold decides; `hard` are its
+    settings for the model. Raises `CannotCalibrate`.
+
+    The lines are dealt into parts by the multiples of the golden ratio, which no period of a log runs along with: a
+    fifth is held out and only checked against, a fifth fits the temperature where there is one to fit, the rest chooses
+    the threshold of a risk. Parts of their own keep the guarantee of Learn-then-Test exact: what it tests must not have
+    been shaped by the data it is tested on. A share, which guarantees nothing, is chosen on all that is not held out.
+    """
+    place = np.modf(np.arange(1, len(lines) + 1) * _GOLDEN)[0]
+    is_held_out = place < _HELD_OUT
+    hard, is_for_temperature = _tempered(lines, hard, (place >= 1 - _FOR_TEMPERATURE) & ~is_held_out)
+    sample = as_sample(lines, policy, hard, target)
+    is_chosen_on = ~is_held_out if target.is_share else ~(is_held_out | is_for_temperature)
+    chosen_on, held_out = sample.where(is_chosen_on), sample.where(is_held_out)
+    _check_scores(sample, lines, hard)
+    cut = _cut(chosen_on, target, len(lines))
+    chosen = found(chosen_on, cut, target.confidence)
+    against = contradiction(held_out, chosen, target.cloud_share, target.max_risk)
+    if against:
+        raise CannotCalibrate(f"the check failed: {against}; are the lines of the log independent of each other?")
+    return Calibration(
+        model=lines[0].model,
+        identity=identity,
+        target=target,
+        hard=hard,
+        threshold=cut if hard.measure in RISING else -cut,
+        temperature=hard.temperature,
+        requests=len(lines),
+        unknown=len(sample) - len(sample.known),
+        chosen=chosen,
+        held_out=found(held_out, cut, target.confidence),
+        nothing_hard=found(chosen_on, _nothing_hard(chosen_on), target.confidence),
+        sample=chosen_on,
+        warnings=_warnings(sample, target),
+    )
+
+
+def _cut(chosen_on: Sample, target: Target, lines: int) -> float:
+    try:
+        if target.is_share:
+            return cut_for_share(chosen_on, target.cloud_share)
+        return cut_for_risk(chosen_on, target.max_risk, target.confidence)
+    except CannotCalibrate as error:
+        if error.growth > 1:
+            raise CannotCalibrate(f"{error}: about {math.ceil(lines * error.growth)} lines of such a log") from None
+        raise
+
+
+def as_sample(lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, target: Target) -> Sample:
+    """The lines as a threshold sees them. `t_s` counts as the time of day for rules, from midnight in UTC."""
+    values = measured(lines, hard.measure, hard.temperature)
+    values = np.where(np.isnan(values), np.inf, values if hard.measure in RISING else -values)
+    fixed = [_whatever_the_threshold(line, policy, hard, target) for line in lines]
+    scores = np.array([value if goes is None else goes for value, goes in zip(values, fixed, strict=True)], np.float64)
+    return Sample(scores, np.array([_loss(line) for line in lines], np.float64))
+
+
+def _whatever_the_threshold(line: LogLine, policy: CompiledPolicy, hard: HardSettings, target: Target) -> float | None:
+    """+∞ for a request that the policy sends up without asking for its hardness, −∞ for one that it keeps."""
+    verdict = policy.judge(Subject(line.model, line.tags, line.size_bytes, line.t_s))
+    if verdict.egress_rule or verdict.route == "edge":
+        return -math.inf
+    if verdict.route == "cloud" or line.size_bytes > verdict.settings.large_above_bytes:
+        return math.inf
+    own = verdict.settings.hard
+    if own is None:
+        return -math.inf
+    named = own.cloud_share if target.is_share else own.max_risk
+    if named == (target.cloud_share if target.is_share else target.max_risk) and own.measure == hard.measure:
+        return None
+    value = float(measured([line], own.measure, own.temperature)[0])
+    return math.inf if is_hard(value, own.measure, own.threshold) else -math.inf
+
+
+def _loss(line: LogLine) -> float:
+    if line.edge_correct is None or line.cloud_correct is None:
+        return math.nan
+    return float(line.cloud_correct and not line.edge_correct)
+
+
+def _tempered(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[HardSettings, Array]:
+    """`hard` with its temperature fitted on `part`, and that part; nothing of it is used up where none can be."""
+    if hard.measure not in TEMPERED or not all(line.logits for line in lines):
+        return hard, np.zeros(len(lines), bool)
+    fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
+    return replace(hard, temperature=fitted_temperature(fit, hard.measure, hard.temperature)), part
+
+
+def _check_scores(sample: Sample, lines: Sequence[LogLine], hard: HardSettings) -> None:
+    if np.isfinite(sample.scores).any():
+        return
+    logged = sorted({name for line in lines for name in line.hardness})
+    if any(line.logits for line in lines):
+        logged = sorted({*logged, *FROM_LOGITS})
+    if hard.measure not in logged:
+        has = f"only {', '.join(logged)}" if logged else "no hardness and no logits"
+        raise CannotCalibrate(f"the policy measures {hard.measure}, and the log has {has}")
+    raise CannotCalibrate(f"rules, size or missing scores decide every request; {hard.measure} decides none")
+
+
+def _nothing_hard(sample: Sample) -> float:
+    """The cut above which nothing goes up that need not."""
+    return float(sample.cuts()[-1])
+
+
+def _warnings(sample: Sample, target: Target) -> tuple[str, ...]:
+    """What makes a promise weaker than it looks."""
+    is_known = ~np.isnan(sample.losses)
+    if target.is_share or is_known.all() or not is_known.any():
+        return ()
+    texts = [f"{(~is_known).sum()} lines without a known answer of both sides are left out"]
+    finite = np.isfinite(sample.scores)
+    known, unknown = sample.scores[is_known & finite], sample.scores[~is_known & finite]
+    if len(known) and len(unknown) and abs(_rank_z(known, unknown)) > 5:
+        texts.append(
+            "they are not as hard as the others, so the log is no random sample and the risk holds only for requests "
+            "like those that are known; log with `explore`, or collect"
+        )
+    return tuple(texts)
+
+
+def _rank_z(first: Array, second: Array) -> float:
+    """How many standard errors the ranks of two samples are apart (Mann & Whitney 1947)."""
+    ordered = np.sort(second)
+    below = (np.searchsorted(ordered, first, "left") + np.searchsorted(ordered, first, "right")) / 2
+    n, m = len(first), len(second)
+    return float((below.sum() - n * m / 2) / math.sqrt(n * m * (n + m + 1) / 12))

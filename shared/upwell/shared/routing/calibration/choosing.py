@@ -1,0 +1,193 @@
+"""Choosing a threshold for a share or for a risk, and what it gives on other requests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from upwell.shared.routing.calibration.binomial import at_least, at_most, upper_bound
+from upwell.shared.tensors import Array
+
+SHARE_TOLERANCE = 0.02
+"""So far from the target a chosen share may lie where scores are tied."""
+
+_STANDARD_ERROR = 0.025
+_TAIL = 10
+
+
+class CannotCalibrate(ValueError):
+    """No threshold can be chosen; the text says why and what would help.
+
+    Where requests are too few, `growth` is how many times as many it takes.
+    """
+
+    def __init__(self, text: str, growth: float = 1.0) -> None:
+        super().__init__(text)
+        self.growth = growth
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Requests as a threshold sees them. `scores` FP64 [n], larger is harder: +∞ goes up and −∞ stays whatever the
+    threshold is; a finite one goes up where it is greater than the cut. `losses` FP64 [n]: 1 where the device is wrong
+    and the cloud right, 0 where not, NaN where nobody knows."""
+
+    scores: Array
+    losses: Array
+
+    def __len__(self) -> int:
+        """How many requests."""
+        return len(self.scores)
+
+    def where(self, mask: Array) -> Sample:
+        """The requests for which `mask`, bool [n], holds."""
+        return Sample(self.scores[mask], self.losses[mask])
+
+    @property
+    def known(self) -> Sample:
+        """The requests of which both answers are known to be right or wrong."""
+        return self.where(~np.isnan(self.losses))
+
+    def share(self, cut: float) -> float:
+        """The share of all requests that goes up; NaN without a request."""
+        return float((self.scores > cut).mean()) if len(self) else math.nan
+
+    def kept_wrong(self, cut: float) -> int:
+        """How many requests the device keeps and answers wrongly where the cloud is right."""
+        return int(np.nansum(self.losses[self.scores <= cut]))
+
+    def cuts(self) -> Array:
+        """Every cut that makes a difference, ascending: midway between neighbouring scores, so that a score computed
+        on another machine falls on the same side. Above the last of them nothing goes up that need not."""
+        values = np.unique(self.scores[np.isfinite(self.scores)])
+        middles = values[:-1] + np.diff(values) / 2
+        return np.append(middles, values[-1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a cut gives on `requests` requests, of which `known` are known to be right or wrong: the share that goes up,
+    and of the known ones the share that is kept and wrong, with an upper bound of that. NaN where nothing is known."""
+
+    cut: float
+    requests: int
+    known: int
+    share: float
+    risk: float
+    risk_bound: float
+
+
+def found(sample: Sample, cut: float, confidence: float) -> Found:
+    """What `cut` gives on `sample`; the bound is exact and one-sided at `confidence`."""
+    known = sample.known
+    wrong = known.kept_wrong(cut)
+    risk = wrong / len(known) if len(known) else math.nan
+    bound = upper_bound(wrong, len(known), confidence) if len(known) else math.nan
+    return Found(cut, len(sample), len(known), sample.share(cut), risk, bound)
+
+
+def requests_for_share(target: float) -> int:
+    """How many requests a share needs: a standard error √(α(1 − α)/n) of 2.5 points, and ten on the rarer side."""
+    by_error = target * (1 - target) / _STANDARD_ERROR**2
+    return math.ceil(max(by_error, _TAIL / min(target, 1 - target)))
+
+
+def cut_for_share(sample: Sample, target: float) -> float:
+    """The cut whose share comes nearest to `target`, of two the smaller share. Raises `CannotCalibrate`."""
+    needed = requests_for_share(target)
+    if len(sample) < needed:
+        raise CannotCalibrate(
+            f"{len(sample)} requests are too few to choose a share of {target:.4g}; it takes {needed}",
+            needed / max(1, len(sample)),
+        )
+    cuts = sample.cuts()
+    always = float((sample.scores == math.inf).mean())
+    if always > target + SHARE_TOLERANCE:
+        raise CannotCalibrate(
+            f"a share of {target:.4g} is out of reach: {always:.1%} go up whatever the threshold is (large, sent by a "
+            "rule, or without a score)"
+        )
+    if not len(cuts):
+        raise CannotCalibrate("no request has a score that a threshold could decide on")
+    ordered = np.sort(sample.scores)
+    shares = 1.0 - np.searchsorted(ordered, cuts, "right") / len(sample)
+    best = len(cuts) - 1 - int(np.argmin(np.abs(shares - target)[::-1]))
+    if abs(shares[best] - target) > SHARE_TOLERANCE:
+        above, below = shares[shares > target], shares[shares <= target]
+        near = " and ".join(f"{share:.1%}" for share in (*above[-1:], *below[:1]))
+        raise CannotCalibrate(
+            f"a share of {target:.4g} is out of reach: the scores have {len(cuts)} distinct values, and the "
+            f"nearest shares are {near}; another measure may have finer scores"
+        )
+    return float(cuts[best])
+
+
+def requests_for_risk(max_risk: float, confidence: float) -> int:
+    """How many requests can show a risk of at most `max_risk` at all: (1 − ε)ⁿ ≤ δ, with not one of them wrong."""
+    return math.ceil(math.log(1 - confidence) / math.log1p(-max_risk))
+
+
+def cut_for_risk(sample: Sample, max_risk: float, confidence: float) -> float:
+    """The highest cut (fewest requests up) of which `max_risk` is certain at `confidence`. Raises `CannotCalibrate`.
+
+    Learn-then-Test (Angelopoulos et al. 2021, arXiv 2110.01052): for each cut c test H_c, "the true risk is above ε",
+    with the exact p-value P(Binomial(n, ε) ≤ k_c), where k_c of n known requests are kept and wrong; and by fixed
+    sequence testing (its section 2.3) go from the cut that sends most to the one that sends least and stop at the
+    first that is not rejected at δ = 1 − confidence. The cut chosen has a true risk above ε with probability δ at
+    most. No correction is due for the number of cuts, nor for their being taken from the same requests: k_c never
+    falls along the way, so passing the first cut whose true risk is above ε would take a rejection at that very cut.
+    """
+    known = sample.known
+    needed = requests_for_risk(max_risk, confidence)
+    if len(known) < needed:
+        raise CannotCalibrate(
+            f"{len(known)} requests with both answers known are too few to show a risk of at most {max_risk:.4g} at "
+            f"{confidence:.4g} confidence; it takes {needed} even if not one is answered wrongly",
+            needed / max(1, len(known)),
+        )
+    cuts = known.cuts()
+    order = np.argsort(known.scores, kind="stable")
+    totals = np.concatenate([[0.0], np.cumsum(known.losses[order])])
+    wrong = totals[np.searchsorted(known.scores[order], cuts, "right")]
+    allowed = _allowed(len(known), max_risk, confidence)
+    passed = int(np.searchsorted(wrong, allowed, "right"))  # wrong ascends: all before this one are rejected
+    if passed == 0:
+        best = wrong[0] if len(cuts) else totals[-1]
+        raise CannotCalibrate(
+            f"a risk of at most {max_risk:.4g} at {confidence:.4g} confidence is out of reach: with all but the "
+            f"easiest requests sent up the bound is {upper_bound(int(best), len(known), confidence):.4g}; those that "
+            "a rule keeps, or that share the easiest score, are too often wrong"
+        )
+    return float(cuts[passed - 1])
+
+
+def _allowed(trials: int, max_risk: float, confidence: float) -> int:
+    """The largest k with P(Binomial(trials, max_risk) ≤ k) ≤ 1 − confidence; at least 0 by `requests_for_risk`."""
+    low, high = 0, trials
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if at_most(middle, trials, max_risk) <= 1 - confidence else (low, middle)
+    return low
+
+
+def contradiction(held_out: Sample, chosen: Found, cloud_share: float, max_risk: float) -> str:
+    """Why requests that took no part in the choice speak against it; empty where they do not.
+
+    The share may differ by the tolerance and three standard errors of a difference; a risk is contradicted where so
+    many wrong answers would come with a probability below 1 % if the true risk were `max_risk`.
+    """
+    if not math.isnan(cloud_share):
+        share = held_out.share(chosen.cut)
+        error = math.sqrt(cloud_share * (1 - cloud_share) * (1 / max(1, len(held_out)) + 1 / chosen.requests))
+        if abs(share - cloud_share) > SHARE_TOLERANCE + 3 * error:
+            return f"{share:.1%} of the {len(held_out)} requests held out would go up, not {cloud_share:.1%}"
+        return ""
+    known = held_out.known
+    wrong = known.kept_wrong(chosen.cut)
+    if at_least(wrong, len(known), max_risk) < 0.01:
+        return (
+            f"{wrong} of the {len(known)} requests held out are kept and wrong, too many for a risk of {max_risk:.1%}"
+        )
+    return ""

@@ -1,0 +1,86 @@
+"""Calibrations in `policy.yaml`: thresholds that were found for one model pair, one measure and one target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.routing.sections import Number, OpenShare, Section, Text, Written
+from upwell.shared.routing.settings import Identity
+from upwell.shared.units import Share
+
+_FIELDS = ("edge_digest", "edge_runtime", "cloud_digest")
+
+
+class Calibration(Section):
+    """What `upwell policy calibrate` found. It holds for a target of the same model, measure and value.
+
+    Digests and runtime are compared with those of the models that run, as far as both sides know them.
+    """
+
+    model: Text = Field(description="The model, by its name.")
+    edge_digest: str = Field("", description="The device's model, `sha256:…`.")
+    edge_runtime: str = Field("", description="What ran it there: runtime and accelerator.")
+    cloud_digest: str = Field("", description="The cloud's model.")
+    measure: Measure = Field(description="The measure that was calibrated.")
+    below: Annotated[Number | None, Written] = Field(None, description="The threshold of a falling measure.")
+    above: Annotated[Number | None, Written] = Field(None, description="The threshold of a rising measure.")
+    temperature: Annotated[Number, Field(gt=0)] = Field(1.0, description="Divides the logits.")
+    cloud_share: Annotated[Share | None, Written] = Field(None, description="The share that it was made for.")
+    max_risk: Annotated[OpenShare | None, Written] = Field(None, description="The risk that it was made for.")
+    confidence: OpenShare = Field(0.95, description="How sure that risk is.")
+    evidence: dict[str, Any] = Field({}, description="What it rests on; informational.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Calibration:
+        key, other = ("above", "below") if self.measure in RISING else ("below", "above")
+        if getattr(self, key) is None or getattr(self, other) is not None:
+            raise ValueError(f"expected `{key}`, and no `{other}`, for measure {self.measure}")
+        if (self.cloud_share is None) == (self.max_risk is None):
+            raise ValueError("expected one of cloud_share and max_risk")
+        return self
+
+    @property
+    def threshold(self) -> float:
+        """The threshold, in the direction of the measure."""
+        return next(value for value in (self.below, self.above) if value is not None)
+
+    def matches(self, model: str | None, measure: str, target: Mapping[str, float], identity: Identity) -> bool:
+        """Whether it is for this target (`cloud_share`, or `max_risk` and `confidence`) of these models."""
+        if self.model != model or self.measure != measure:
+            return False
+        return self._is_for(target) and all(
+            getattr(identity, name) in (getattr(self, name), "") or not getattr(self, name) for name in _FIELDS
+        )
+
+    def _is_for(self, target: Mapping[str, float]) -> bool:
+        values = (getattr(self, name) for name in target)
+        return all(
+            value is not None and math.isclose(value, wanted, rel_tol=1e-9)
+            for value, wanted in zip(values, target.values(), strict=True)
+        )
+
+    def key(self) -> tuple[object, ...]:
+        """What two calibrations must not have in common."""
+        of = (self.model, *(getattr(self, name) for name in _FIELDS), self.measure)
+        return (*of, self.cloud_share, self.max_risk, None if self.max_risk is None else self.confidence)
+
+
+def fitting(
+    calibrations: Sequence[Calibration],
+    model: str | None,
+    measure: str,
+    target: Mapping[str, float],
+    identity: Identity,
+) -> int | None:
+    """The index of the calibration for a target: of those that fit the one that names most, of these the last."""
+    fit = [index for index, one in enumerate(calibrations) if one.matches(model, measure, target, identity)]
+
+    def named(index: int) -> tuple[int, int]:
+        return sum(bool(getattr(calibrations[index], name)) for name in _FIELDS), index
+
+    return max(fit, key=named, default=None)

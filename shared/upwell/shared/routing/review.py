@@ -1,0 +1,86 @@
+"""What is allowed in a policy and yet hardly meant: warnings of `upwell policy check`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from upwell.shared.located import Location
+from upwell.shared.routing.hardness import RISING
+from upwell.shared.routing.policy import Policy, Rule
+from upwell.shared.routing.settings import HardSettings, Settings
+
+
+def warnings(policy: Policy) -> Mapping[Location, str]:
+    """Place in the file -> what may not be meant there; the first warning of each place."""
+    found: dict[Location, str] = {}
+    for location, text in (*_rules(policy), *_levels(policy)):
+        found.setdefault(location, text)
+    return found
+
+
+def _rules(policy: Policy) -> Iterator[tuple[Location, str]]:
+    covering: Rule | None = None
+    for index, rule in enumerate(policy.rules):
+        decides = rule.route is not None or rule.set is not None
+        if decides and covering is not None:
+            does = "its egress counts, but not its route or set" if rule.egress else "it never decides anything"
+            yield ("rules", index), f"rule {covering.name!r} before it decides every request: {does}"
+        if rule.egress is not None and rule.route == "cloud":
+            yield ("rules", index, "route"), "route: cloud means nothing beside egress: deny; nothing leaves the device"
+        if decides and covering is None and rule.condition is None and not rule.match.model_dump(exclude_defaults=True):
+            covering = rule
+        if rule.condition is not None:
+            yield from _condition(index, rule.condition)
+
+
+def _condition(index: int, source: str) -> Iterator[tuple[Location, str]]:
+    from upwell.shared.routing.cel_rules import trial_error
+
+    error = trial_error(source)
+    if error:
+        text = f"it cannot be evaluated for a request without tags: {error}; then nothing leaves the device"
+        yield ("rules", index, "if"), text
+
+
+def _levels(policy: Policy) -> Iterator[tuple[Location, str]]:
+    """What each level comes to, told where that level itself wrote the section; targets at each model."""
+    has_models = bool(policy.models)
+    yield from _settings(("defaults",), policy.settings(None, None), has_models)
+    for model, patch in policy.models.items():
+        for location, text in _settings(("models", model), policy.settings(model, None), False):
+            if location[2] in patch.model_fields_set or location[2:] == ("hard",):
+                yield location, text
+    for index, rule in enumerate(policy.rules):
+        if rule.set is not None:
+            for location, text in _settings(("rules", index, "set"), policy.settings(None, rule), has_models):
+                if location[3] in rule.set.model_fields_set:
+                    yield location, text
+
+
+def _settings(level: Location, settings: Settings, models_follow: bool) -> Iterator[tuple[Location, str]]:
+    if settings.hard is not None:
+        yield from ((level + key, text) for key, text in _hard(settings.hard, models_follow))
+    energy, prices = settings.energy, settings.prices
+    if settings.objective == "energy" and not (energy.inference_j and energy.uplink_byte_j):
+        yield (*level, "objective"), "objective energy compares by `energy`: both inference and uplink_byte are needed"
+    if settings.objective == "cost":
+        yield (*level, "objective"), "the device's answer costs nothing: under objective cost no candidate goes up"
+    if any(limit.quantity == "money" for limit in settings.budget) and not (prices.uplink_gb or prices.cloud_request):
+        yield (*level, "budget", "money"), "without `prices` nothing costs money, so this limit is never reached"
+    if settings.explore and not settings.record_bytes:
+        yield (*level, "explore"), "only recorded requests go both ways, and `record` is off"
+
+
+def _hard(hard: HardSettings, models_follow: bool) -> Iterator[tuple[Location, str]]:
+    share = hard.cloud_share
+    if share in (0.0, 1.0):
+        yield ("hard", "cloud_share"), f"{'no' if share == 0 else 'every'} case goes up"
+    elif not hard.calibrated and not models_follow:
+        text = f"no calibration fits: threshold {hard.threshold:g} holds until `upwell policy calibrate` found one"
+        yield ("hard",), text
+    if math.isnan(share) and math.isnan(hard.max_risk):
+        key, nothing, everything = ("above", 1.0, 0.0) if hard.measure in RISING else ("below", 0.0, 1.0)
+        if hard.measure in ("margin", "max_prob", "entropy") and hard.threshold in (nothing, everything):
+            none = "no case is hard with this threshold; `hard: off` says the same"
+            yield ("hard", key), none if hard.threshold == nothing else "nearly every case is hard with this threshold"

@@ -1,0 +1,61 @@
+"""Who decides in a simulation: the agent's router with its state, as it is or with something hidden from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.router import Router
+from upwell.shared.routing.settings import Identity, Settings
+from upwell.shared.routing.simulation.kernel import Kernel
+from upwell.shared.routing.simulation.requests import Score, score
+from upwell.shared.routing.state import Decision, Outcome, RouterState, Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What differs from the agent as it is.
+
+    `scores` stands in for the device's; without `learns_scores` no controller sees them. Without `has_cloud` nothing
+    goes up. `tests_link` False hides what was learnt of link and cloud, so that every candidate is tried: a fixed
+    threshold with breaker, deadline and fallback, but without any prediction.
+    """
+
+    scores: Score = score
+    learns_scores: bool = True
+    has_cloud: bool = True
+    tests_link: bool = True
+
+
+class Pilot:
+    """A router and its state, asked as the agent asks it: one decision with everything that it needs taken."""
+
+    def __init__(self, policy: Policy, identities: Mapping[str, Identity], kernel: Kernel, habits: Habits) -> None:
+        self._router = Router(policy, identities)
+        self._kernel = kernel
+        self.state = RouterState()
+        self.habits = habits
+
+    def settings(self, model: str) -> Settings:
+        """What holds for a model where no rule says otherwise."""
+        return self._router.settings(model)
+
+    def decide(self, signals: Signals) -> Decision:
+        """What to do now."""
+        now_s = self._kernel.now_s
+        while True:
+            decision = self._router.decide(self._seen(), signals, now_s)
+            self.state, granted = self._router.acquire(self.state, decision, now_s)
+            if granted:
+                return decision
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from an outcome."""
+        self.state = self._router.observe(self.state, outcome, self._kernel.now_s)
+
+    def _seen(self) -> RouterState:
+        if self.habits.tests_link:
+            return self.state
+        known = self.state
+        return RouterState(edge=known.edge, breakers=known.breakers, budgets=known.budgets, hedges=known.hedges)

@@ -1,0 +1,57 @@
+"""The empty calls with which the agent keeps its idea of the link fresh, simulated."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import ClassVar
+
+from upwell.shared.routing.simulation.kernel import Kernel, Process
+from upwell.shared.routing.simulation.pilot import Pilot
+from upwell.shared.routing.simulation.uplink import SimulatedUplink
+from upwell.shared.routing.state import LinkProbed
+
+
+class SimulatedProber:
+    """Times an empty call once nothing was heard for `STALE_S`, if the last that was heard was an answer.
+
+    Only while requests come that may leave: none for `SEEN_S`, no probe. The bytes of probes are not accounted for.
+    """
+
+    STALE_S: ClassVar[float] = 1.5
+    SEEN_S: ClassVar[float] = 10.0
+    TIMEOUT_S: ClassVar[float] = 2.0
+    SIZE_BYTES: ClassVar[int] = 100
+
+    def __init__(self, kernel: Kernel, uplink: SimulatedUplink, pilot: Pilot) -> None:
+        self._kernel, self._uplink, self._pilot = kernel, uplink, pilot
+        self._answered_at_s = -math.inf
+        self._seen_at_s = -math.inf
+
+    def note_candidate(self) -> None:
+        """A request came that may leave."""
+        self._seen_at_s = self._kernel.now_s
+
+    def note_answer(self) -> None:
+        """The cloud answered."""
+        self._answered_at_s = now_s = self._kernel.now_s
+        self._kernel.call(now_s + self.STALE_S, partial(self._look, now_s))
+
+    def note_failure(self) -> None:
+        """The cloud did not: whether it is back is for the breaker to find out."""
+        self._answered_at_s = -math.inf
+
+    def _look(self, answered_at_s: float) -> None:
+        now_s = self._kernel.now_s
+        if self._answered_at_s == answered_at_s and now_s - self._seen_at_s < self.SEEN_S:
+            self._kernel.start(now_s, self._probe())
+
+    def _probe(self) -> Process[None]:
+        call = self._uplink.send(self.SIZE_BYTES, 0.0)
+        yield call.answered, self._kernel.now_s + self.TIMEOUT_S
+        if call.answered.is_set:
+            self._pilot.observe(LinkProbed(call.total_s))
+            self.note_answer()
+        else:
+            self._uplink.give_up(call)
+            self.note_failure()

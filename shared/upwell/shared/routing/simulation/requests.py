@@ -1,0 +1,99 @@
+"""The requests of a log, ready to be replayed: in order, with every gap filled."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from upwell.shared.routing.hardness import RISING, Measure, hardness
+from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.settings import HardSettings, Identity
+from upwell.shared.routing.simulation.capacity import LONGEST_S
+
+LARGEST_BYTES = 1 << 40
+_FROM_LOGITS: frozenset[Measure] = frozenset({"max_prob", "margin", "entropy", "energy", "logit_norm"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One line of the log. `edge_s` and `cloud_s` are filled in; `deadline_s` is infinite where the line has none."""
+
+    line: LogLine
+    subject: Subject
+    edge_s: float
+    cloud_s: float
+
+    @property
+    def t_s(self) -> float:
+        """The instant of its arrival."""
+        return self.line.t_s
+
+    @property
+    def size_bytes(self) -> int:
+        """What it costs on the wire."""
+        return self.line.size_bytes
+
+    @property
+    def deadline_s(self) -> float:
+        """The caller's, counted from the arrival."""
+        return math.inf if self.line.deadline_s is None else self.line.deadline_s
+
+
+def prepare(lines: Sequence[LogLine], start_wall_s: float = 0.0) -> tuple[Request, ...]:
+    """The lines as requests, by arrival; `start_wall_s` is the Unix time at which `t_s` is 0.
+
+    A time that a line does not know is the median of those that its model's other lines know, and 0 where none does.
+    Raises `ValueError` for a line that nobody can replay.
+    """
+    for number, line in enumerate(lines, 1):
+        if line.t_s > LONGEST_S or line.size_bytes > LARGEST_BYTES:
+            raise ValueError(f"request {number}: t_s is at most {LONGEST_S:g} and size_bytes at most {LARGEST_BYTES}")
+    edge_s, cloud_s = _medians(lines, lambda line: line.edge_s), _medians(lines, lambda line: line.cloud_s)
+    return tuple(
+        Request(
+            line,
+            Subject(line.model, line.tags, line.size_bytes, start_wall_s + line.t_s),
+            edge_s[line.model] if line.edge_s is None else line.edge_s,
+            cloud_s[line.model] if line.cloud_s is None else line.cloud_s,
+        )
+        for line in sorted(lines, key=lambda line: line.t_s)
+    )
+
+
+def _medians(lines: Sequence[LogLine], time_s: Callable[[LogLine], float | None]) -> Mapping[str, float]:
+    known: dict[str, list[float]] = {line.model: [] for line in lines}
+    for line in lines:
+        if (value := time_s(line)) is not None:
+            known[line.model].append(value)
+    return {model: statistics.median(times) if times else 0.0 for model, times in known.items()}
+
+
+def identities(requests: Sequence[Request]) -> Mapping[str, Identity]:
+    """What ran, by model: what the first line of each model says, for the choice of its calibration."""
+    lines = (one.line for one in reversed(requests))
+    return {line.model: Identity(line.edge_digest, line.edge_runtime, line.cloud_digest) for line in lines}
+
+
+Score: TypeAlias = Callable[[Request, HardSettings], float]
+"""How hard the device finds a request once it has run."""
+
+
+def score(request: Request, hard: HardSettings) -> float:
+    """From the line's logits where it has them, else its `hardness`; NaN, which is hard, where it has neither."""
+    line = request.line
+    if line.logits is not None and hard.measure in _FROM_LOGITS:
+        return hardness(np.array([line.logits]), hard.measure, logits=True, temperature=hard.temperature)[0]
+    return line.hardness.get(hard.measure, math.nan)
+
+
+def verdict(is_hard: bool, hard: HardSettings) -> float:
+    """A score that is hard, or easy, whatever the threshold."""
+    if is_hard:
+        return math.nan
+    return -math.inf if hard.measure in RISING else math.inf

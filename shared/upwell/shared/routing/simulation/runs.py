@@ -1,0 +1,168 @@
+"""The ways to route that are compared: the policy, each side alone, chance, and hindsight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from upwell.shared.routing.hardness import RISING, is_hard
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.reasons import Reason, Route
+from upwell.shared.routing.rules import CompiledPolicy
+from upwell.shared.routing.sections import Hard, SettingsPatch
+from upwell.shared.routing.settings import HardSettings, Settings
+from upwell.shared.routing.simulation.capacity import Capacity
+from upwell.shared.routing.simulation.handling import Device, Handling
+from upwell.shared.routing.simulation.kernel import Kernel, Process
+from upwell.shared.routing.simulation.lane import SimulatedLane
+from upwell.shared.routing.simulation.pilot import Habits, Pilot
+from upwell.shared.routing.simulation.prober import SimulatedProber
+from upwell.shared.routing.simulation.requests import Request, identities, score, verdict
+from upwell.shared.routing.simulation.served import Served
+from upwell.shared.routing.simulation.uplink import Queue, SimulatedUplink
+
+SWEPT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What happens, whoever routes: the requests by arrival, and the link."""
+
+    requests: Sequence[Request]
+    capacity: Capacity
+    rtt_s: float
+
+
+def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[Served]:  # noqa: B008  immutable
+    """The agent under `policy`; each request in turn."""
+    kernel = Kernel()
+    uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
+    pilot = Pilot(policy, identities(scene.requests), kernel, habits)
+    device = Device(kernel, SimulatedLane(kernel), uplink, pilot, SimulatedProber(kernel, uplink, pilot))
+    handled: list[Handling] = []
+
+    def handle(request: Request, name: str) -> Process[None]:
+        handled.append(Handling(device, request, name))
+        yield from handled[-1].run()
+
+    for index, request in enumerate(scene.requests):
+        kernel.start(request.t_s, handle(request, str(index)))
+    kernel.run()
+    return [one.served for one in handled]
+
+
+def edge_only(policy: Policy, scene: Scene) -> list[Served]:
+    """The same agent without a cloud."""
+    return routed(policy, scene, Habits(has_cloud=False))
+
+
+def cloud_only(policy: Policy, scene: Scene) -> list[Served]:
+    """Everything up at once and no device: a call is given up at its deadline, and is then not answered."""
+    kernel = Kernel()
+    uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
+    served = [_due(request, settings) for request, settings in _with_settings(policy, scene.requests)]
+
+    def handle(one: Served) -> Process[None]:
+        call = uplink.send(one.request.size_bytes, one.request.cloud_s)
+        yield call.answered, one.deadline_s
+        uplink.give_up(call)
+        one.left_bytes = call.size_bytes if call.began else 0
+        if call.answered.is_set:
+            one.route, one.answered_s, one.reason = Route.CLOUD, kernel.now_s, Reason.NO_EDGE
+
+    for one in served:
+        kernel.start(one.request.t_s, handle(one))
+    kernel.run()
+    return served
+
+
+def random_share(policy: Policy, scene: Scene, share: float, draws: Sequence[float]) -> list[Served]:
+    """The same agent, but each request is a candidate with probability `share`, whatever it is.
+
+    `draws` holds a number for each request, uniform in [0, 1).
+    """
+    chosen = {id(request): draw < share for request, draw in zip(scene.requests, draws, strict=True)}
+
+    def toss(request: Request, hard: HardSettings) -> float:
+        return verdict(chosen[id(request)], hard)
+
+    return routed(_without_candidates(policy), scene, Habits(toss, learns_scores=False))
+
+
+def oracle(policy: Policy, scene: Scene) -> list[Served]:
+    """Hindsight: up goes, in order of arrival, what the edge gets wrong, the cloud gets right, and is back in time
+    behind what went before; the device answers the rest. A correctness that nobody knows is no reason to send."""
+    queue = Queue(scene.capacity)
+    up: dict[int, Served] = {}
+    for request, settings in _with_settings(policy, scene.requests):
+        one, line = _due(request, settings), request.line
+        back_s = queue.ends_s(request.t_s, request.size_bytes) + scene.rtt_s + request.cloud_s
+        if line.edge_correct is False and line.cloud_correct is True and back_s <= one.deadline_s:
+            queue.take(request.t_s, request.size_bytes)
+            one.route, one.answered_s, one.left_bytes, one.reason = Route.CLOUD, back_s, request.size_bytes, Reason.HARD
+            up[id(request)] = one
+    rest = [request for request in scene.requests if id(request) not in up]
+    here = iter(edge_only(policy, replace(scene, requests=rest)))
+    return [up[id(request)] if id(request) in up else next(here) for request in scene.requests]
+
+
+def thresholds(policy: Policy, requests: Sequence[Request]) -> tuple[HardSettings, ...]:
+    """Ten settings that find 5 %, 15 % … 95 % of the requests hard, by the policy's measure.
+
+    Raises `ValueError` where the policy has not one measure for all of them.
+    """
+    settings = [one for _, one in _with_settings(policy, requests)]
+    used = {(one.hard.measure, one.hard.temperature) if one.hard else None for one in settings}
+    hard = settings[0].hard
+    if len(used) != 1 or hard is None:
+        raise ValueError("thresholds can be swept where one measure holds for every request of the log")
+    rises = hard.measure in RISING
+    plain = replace(hard, cloud_share=math.nan, max_risk=math.nan)
+    values = sorted((v for v in (score(one, hard) for one in requests) if not math.isnan(v)), reverse=rises)
+    if not values:
+        raise ValueError(f"no line of the log has logits or a hardness called {hard.measure}")
+    return tuple(replace(plain, threshold=values[len(values) * (2 * i + 1) // (2 * SWEPT)]) for i in range(SWEPT))
+
+
+def fixed(policy: Policy, scene: Scene, hard: HardSettings) -> list[Served]:
+    """The same agent with one fixed threshold and without its link test."""
+
+    def cut(request: Request, _: HardSettings) -> float:
+        return verdict(is_hard(score(request, hard), hard.measure, hard.threshold), hard)
+
+    return routed(policy, scene, Habits(cut, learns_scores=False, tests_link=False))
+
+
+def _with_settings(policy: Policy, requests: Sequence[Request]) -> list[tuple[Request, Settings]]:
+    compiled = CompiledPolicy(policy, identities(requests))
+    return [(request, compiled.judge(request.subject).settings) for request in requests]
+
+
+def _due(request: Request, settings: Settings) -> Served:
+    deadline_s = request.t_s + min(settings.deadline_s, request.deadline_s)
+    return Served(request, settings, deadline_s, Reason.CLOUD_DEADLINE)
+
+
+def _without_candidates(policy: Policy) -> Policy:
+    """The policy in which only hard rows are candidates, everywhere by one plain threshold."""
+    rules = [
+        rule.model_copy(
+            update={
+                "route": None if rule.route == "cloud" else rule.route,
+                "set": rule.set and _without(rule.set),
+            }
+        )
+        for rule in policy.rules
+    ]
+    models = {name: _without(level) for name, level in policy.models.items()}
+    defaults = _without(policy.defaults).model_copy(update={"hard": Hard()})
+    return policy.model_copy(update={"defaults": defaults, "models": models, "rules": rules})
+
+
+def _without(level: SettingsPatch) -> SettingsPatch:
+    kept: Mapping[str, Any] = {
+        key: getattr(level, key) for key in level.model_fields_set if key not in ("hard", "large")
+    }
+    return SettingsPatch.model_construct(set(kept), **kept)

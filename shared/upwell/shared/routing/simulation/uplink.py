@@ -1,0 +1,95 @@
+"""The link and the cloud behind it, simulated: one queue up, no limit down, a cloud that is never busy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from upwell.shared.routing.simulation.capacity import Capacity
+from upwell.shared.routing.simulation.kernel import Event, Kernel
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One message up and its reply. `total_s` is the time from sending to the reply, NaN until that is there."""
+
+    size_bytes: int
+    cloud_s: float
+    sent_s: float
+    began: bool = False
+    total_s: float = math.nan
+    answered: Event = field(default_factory=Event)
+
+
+class Queue:
+    """First in, first out, over a capacity, as arithmetic: where the next message may begin."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._free_bytes = 0.0
+
+    def begins_s(self, queued_s: float, size_bytes: int) -> float:
+        """When the first packet of a message queued at `queued_s` leaves, if it is the next."""
+        first_bytes = min(self._capacity.quantum_bytes, max(1, size_bytes))
+        return self._capacity.reached_s(self._start_bytes(queued_s) + first_bytes)
+
+    def ends_s(self, queued_s: float, size_bytes: int) -> float:
+        """When its last packet leaves, if it is the next."""
+        return self._capacity.reached_s(self._start_bytes(queued_s) + max(1, size_bytes))
+
+    def take(self, queued_s: float, size_bytes: int) -> None:
+        """Send it to its end."""
+        packets = math.ceil(max(1, size_bytes) / self._capacity.quantum_bytes)
+        self._free_bytes = self._start_bytes(queued_s) + packets * self._capacity.quantum_bytes
+
+    def _start_bytes(self, queued_s: float) -> float:
+        return max(self._free_bytes, self._capacity.offered_bytes(queued_s))
+
+
+class SimulatedUplink:
+    """Half a round trip after a message has left, the cloud has it; it takes its time, and its reply the other half.
+
+    A message is sent whole before the next one begins. One that is given up leaves the queue if nothing of it has left,
+    and is sent to its end otherwise. The connection stays up: no handshakes, no failures, only lateness.
+    """
+
+    def __init__(self, kernel: Kernel, capacity: Capacity, rtt_s: float) -> None:
+        self._kernel = kernel
+        self._queue = Queue(capacity)
+        self._rtt_s = rtt_s
+        self._waiting: list[Call] = []
+
+    def send(self, size_bytes: int, cloud_s: float) -> Call:
+        """Put a message into the queue."""
+        call = Call(size_bytes, cloud_s, self._kernel.now_s)
+        self._waiting.append(call)
+        if len(self._waiting) == 1:
+            self._await_begin()
+        return call
+
+    def give_up(self, call: Call) -> None:
+        """Nobody waits for this call any more."""
+        if call in self._waiting:
+            was_next = self._waiting[0] is call
+            self._waiting.remove(call)
+            if was_next:
+                self._await_begin()
+
+    def _await_begin(self) -> None:
+        if self._waiting:
+            call = self._waiting[0]
+            self._kernel.call(self._queue.begins_s(call.sent_s, call.size_bytes), lambda: self._begin(call))
+
+    def _begin(self, call: Call) -> None:
+        if not self._waiting or self._waiting[0] is not call or call.began:
+            return  # given up meanwhile
+        del self._waiting[0]
+        call.began = True
+        ends_s = self._queue.ends_s(call.sent_s, call.size_bytes)
+        self._queue.take(call.sent_s, call.size_bytes)
+        self._kernel.call(ends_s + self._rtt_s + call.cloud_s, lambda: self._answer(call))
+        self._await_begin()
+
+    def _answer(self, call: Call) -> None:
+        call.total_s = self._kernel.now_s - call.sent_s
+        self._kernel.fire(call.answered)

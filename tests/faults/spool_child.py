@@ -1,0 +1,40 @@
+"""A small program that keeps cases until it is killed. Arguments: folder, the cloud's address, first and last number.
+
+Each id that it was given is on its standard output before the next case is kept: what is there was promised.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from tests.integration.spool.harness import ALLOWED, FAST, WAIT_S, case
+from upwell.edge.spool.sinks import JsonlSink
+from upwell.edge.spool.spool import FILE_NAME, Spool
+from upwell.shared.oip.client import OipClient
+
+
+def main(folder: Path, address: str, first: int, last: int) -> None:
+    """Keep the cases of these numbers, and say `idle` when nothing waits any more."""
+    client = OipClient(address)
+    spool = Spool(
+        folder / FILE_NAME,
+        limits=FAST,
+        send=client.infer,
+        may_send=lambda: True,
+        still_allowed=lambda *_: True,
+        sinks=[JsonlSink(folder / "results.jsonl")],
+    )
+    for number in range(first, last):
+        id = spool.put(case(number), ALLOWED, time.monotonic() + WAIT_S)
+        print(number, id, flush=True)
+    while spool.held().waiting or spool.counts().delivered < spool.counts().answered:
+        time.sleep(0.01)
+    spool.close()
+    client.close()
+    print("idle", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,214 @@
+"""A cloud that stalls now and then, and what it takes to send rows up to it by a decision made by hand."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from upwell.edge.admission import Admission
+from upwell.edge.ascent import Ascent, Desk
+from upwell.edge.metrics import AgentMetrics
+from upwell.edge.models.served import ServedModel
+from upwell.edge.router_cell import RouterCell
+from upwell.edge.uplink.calls import CloudReply
+from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.errors import CallerLeft
+from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
+from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.oip.server import RunningServer, start_server
+from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.reasons import Plan, Reason
+from upwell.shared.routing.rules import Subject, Verdict
+from upwell.shared.routing.settings import Settings
+from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudSent, Decision, Outcome, Signals
+from upwell.shared.tensors import Array
+from upwell.shared.yaml import parse_yaml
+
+MODEL = ServedModel("model", None, "echo")
+INPUTS = {"fp32": np.ones((1, 4), np.float32)}
+LIMIT_BYTES = 1 << 24
+
+
+class StallingCloud(FakeDataplane):
+    """Echoes, and lets the requests for whose number (from 0) `stalls` holds wait for `stall_s`.
+
+    Of those whose caller left meanwhile it keeps the numbers in `left`.
+    """
+
+    def __init__(self, stalls: Callable[[int], bool] = lambda _: False, stall_s: float = 30.0) -> None:
+        super().__init__()
+        self.stalls = stalls
+        self.stall_s = stall_s
+        self.left: list[int] = []
+        self._count = 0
+        self._counting = threading.Lock()
+        self._leaving = threading.Condition()
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        with self._counting:
+            number, self._count = self._count, self._count + 1
+        answer = super().infer(request, call)
+        if self.stalls(number) and call.cancelled.wait(self.stall_s):
+            with self._leaving:
+                self.left.append(number)
+                self._leaving.notify_all()
+            raise CallerLeft("the caller has left")
+        return answer
+
+    def saw_leave(self, number: int, timeout_s: float = 5.0) -> bool:
+        """Whether the caller of that request left within `timeout_s`."""
+        with self._leaving:
+            return self._leaving.wait_for(lambda: number in self.left, timeout_s)
+
+
+@contextmanager
+def serving(*clouds: FakeDataplane) -> Iterator[list[str]]:
+    """The addresses of servers of these clouds."""
+    servers: list[RunningServer] = []
+    try:
+        servers += [start_server(cloud, ["127.0.0.1:0"], max_workers=16) for cloud in clouds]
+        yield [server.addresses[0] for server in servers]
+    finally:
+        for cloud in clouds:
+            cloud.release()
+        for server in servers:
+            server.stop(0.0)
+
+
+class RecordingCell(RouterCell):
+    """The agent's router that keeps what it is told; it grants so many hedges, and wants
+    link probes if told so. Its breaker for the link is open."""
+
+    def __init__(self, hedges: int = 0) -> None:
+        super().__init__(Policy())
+        for _ in range(Breaker.FAILURES):
+            super().observe(CloudFailure(MODEL.name, Reason.CLOUD_UNAVAILABLE))
+        self.hedges = hedges
+        self.probes = False
+        self.outcomes: list[Outcome] = []
+
+    def acquire_hedge(self, decision: Decision) -> bool:
+        self.hedges -= 1
+        return self.hedges >= 0
+
+    def observe(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        super().observe(outcome)
+
+    def story(self) -> list[tuple[str, int]]:
+        """The outcomes of calls in order, each with the number of its call in order of sending."""
+        sent = [one.call for one in self.outcomes if isinstance(one, CloudSent)]
+        kinds = (CloudSent, CloudAnswered, CloudFailure, CloudDropped)
+        return [(type(one).__name__, sent.index(one.call)) for one in self.outcomes if isinstance(one, kinds)]
+
+
+def desk_of(cell: RouterCell, uplink: Uplink) -> Desk:
+    """What an ascent needs of an agent."""
+    return Desk(cell, uplink, AgentMetrics(lambda: cell.state), Admission())
+
+
+@dataclass
+class Sender:
+    """Sends requests up: a desk, and the recorder that is its router."""
+
+    uplink: Uplink
+    cell: RecordingCell
+    desk: Desk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.desk = desk_of(self.cell, self.uplink)
+        self.uplink.watch(self.cell.observe, lambda: self.cell.probes)
+
+    def send(self, decision: Decision, inputs: Mapping[str, Array] = INPUTS) -> Ascent:
+        """One request on its way."""
+        return Ascent(self.desk, MODEL, decision, inputs, "id")
+
+    def ask(self, decision: Decision) -> Ascent:
+        """One request, waited for to its end."""
+        ascent = self.send(decision)
+        ascent.wait(decision.give_up_s)
+        ascent.give_up()
+        return ascent
+
+    @property
+    def sent_bytes(self) -> float:
+        """What the metrics say was sent."""
+        return self.desk.metrics.registry.get_sample_value("upwell_uplink_bytes_total", {"model": MODEL.name}) or 0.0
+
+
+@contextmanager
+def sender(endpoints: Sequence[str], *, hedges: int = 0, security: ClientSecurity | None = None) -> Iterator[Sender]:
+    """A sender to these endpoints, the first preferred."""
+    first, *others = endpoints
+    uplink = Uplink(first, security or ClientSecurity(), LIMIT_BYTES, others)
+    try:
+        yield Sender(uplink, RecordingCell(hedges))
+    finally:
+        uplink.close()
+
+
+def decision(
+    settings: Settings | None = None,
+    *,
+    within_s: float = 5.0,
+    hedge_after_s: float = math.inf,
+    probes: tuple[str, ...] = (),
+    egress_rule: str = "",
+    predicted_s: float = math.nan,
+) -> Decision:
+    """Send the only row up and wait `within_s` for its answer."""
+    end_s = time.monotonic() + within_s
+    return Decision(
+        plan=Plan.CLOUD,
+        reason=Reason.RULE,
+        verdict=Verdict(settings or Settings(), "cloud", "up", egress_rule),
+        deadline_s=end_s,
+        give_up_s=end_s,
+        fallback_start_s=end_s,
+        up_rows=(0,),
+        probes=probes,
+        predicted_cloud_s=predicted_s,
+        hedge_after_s=hedge_after_s,
+        model=MODEL.name,
+    )
+
+
+POLICY = "defaults: {{deadline: 5s, hedge: {hedge}}}\nrules: [{{name: up, match: {{}}, route: cloud}}]"
+
+
+class Asking:
+    """Requests one after the other, decided by the policy and sent up."""
+
+    def __init__(self, uplink: Uplink, policy: Policy) -> None:
+        self.cell = RouterCell(policy)
+        self._desk = desk_of(self.cell, uplink)
+
+    def ask(self) -> float:
+        """How long the answer took."""
+        size_bytes = INPUTS["fp32"].nbytes
+        subject = Subject(MODEL.name, {}, size_bytes, time.time())
+        decision = self.cell.decide(Signals(subject, (size_bytes,), time.monotonic()))
+        ascent = Ascent(self._desk, MODEL, decision, INPUTS, "id")
+        ascent.wait(decision.give_up_s)
+        ascent.drop()
+        assert isinstance(ascent.outcome, CloudReply)
+        return ascent.elapsed_s
+
+
+@contextmanager
+def asking(cloud: StallingCloud, hedge: str) -> Iterator[Asking]:
+    """Requests to this cloud, under a policy with this `hedge`."""
+    with serving(cloud) as (address,):
+        uplink = Uplink(address, ClientSecurity(), LIMIT_BYTES)
+        try:
+            yield Asking(uplink, parse_yaml(POLICY.format(hedge=hedge), Policy))
+        finally:
+            uplink.close()

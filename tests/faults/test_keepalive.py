@@ -1,0 +1,117 @@
+"""Connections that are dead and do not say so, and links that are only slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.faults.clouds import ScriptedCloud, slow
+from tests.faults.proxy import Proxy
+from tests.faults.scene import ONE
+from tests.faults.stalling import LIMIT_BYTES, Sender, StallingCloud, decision, sender, serving
+from upwell.edge.uplink.calls import CloudMiss, CloudReply
+from upwell.edge.uplink.keepalive import RoundTrips, channel_options
+from upwell.edge.uplink.station import Station
+from upwell.shared.oip.client import OipClient
+from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.routing.reasons import Reason
+
+
+@dataclass
+class Way:
+    """A sender behind a proxy to a cloud."""
+
+    sender: Sender
+    proxy: Proxy
+    cloud: StallingCloud
+
+    def ask(self, within_s: float = 10.0) -> Reason | None:
+        """Why there was no answer; None where there was one."""
+        outcome = self.sender.ask(decision(within_s=within_s)).outcome
+        assert isinstance(outcome, (CloudReply, CloudMiss))
+        return outcome.reason if isinstance(outcome, CloudMiss) else None
+
+    def learn(self) -> None:
+        """Know that the link is fast, over a connection that was made with that knowledge."""
+        while self.sender.uplink._stations[0].round_trips.timeout_s > RoundTrips.SHORTEST_S:
+            assert self.ask() is None
+        self.sender.uplink._stations[0].renew()
+        assert self.ask() is None
+
+
+@pytest.fixture
+def way() -> Iterator[Way]:
+    cloud = StallingCloud()
+    with serving(cloud) as (address,), Proxy(address) as proxy, sender([proxy.address]) as made:
+        yield Way(made, proxy, cloud)
+
+
+def test_after_a_silent_death_the_next_call_uses_a_fresh_connection(way: Way) -> None:
+    """The proxy keeps a connection that lost bytes dead for good, as a router does that forgot it."""
+    assert way.ask() is None
+    way.proxy.blackhole()
+    assert way.ask(within_s=0.2) is Reason.CLOUD_DEADLINE
+    way.proxy.restore()
+    accepted = way.proxy.accepted
+    assert way.ask() is None
+    assert way.proxy.accepted == accepted + 1
+
+
+def test_a_call_with_time_learns_of_a_dead_link_by_pings_long_before_its_deadline(way: Way) -> None:
+    way.learn()
+    way.proxy.blackhole()
+    started_s = time.monotonic()
+    assert way.ask(within_s=60.0) is Reason.CLOUD_UNAVAILABLE
+    assert time.monotonic() - started_s < 20.0  # two seconds, on a machine that is not busy
+    way.proxy.restore()
+    assert way.ask() is None
+
+
+def test_a_link_that_became_slow_is_soon_not_taken_for_a_dead_one(way: Way) -> None:
+    way.learn()
+    way.cloud.stalls, way.cloud.stall_s = (lambda _: True), 2.0
+    way.proxy.up.delay(0.7)
+    way.proxy.down.delay(0.7)
+    # The first ping comes back after 1.4 s where 1 s is waited; each try that ends so doubles that.
+    assert any(way.ask() is None for _ in range(4))
+    assert way.ask() is None
+
+
+def test_an_idle_connection_is_not_pinged(way: Way) -> None:
+    way.sender.uplink._prober.stop()
+    way.learn()
+    time.sleep(0.5)  # what belongs to the last call
+    seen_bytes = way.proxy.up.received_bytes
+    time.sleep(2.5)  # two pings would be due; nothing happens that could be waited for
+    assert way.proxy.up.received_bytes == seen_bytes
+
+
+@pytest.mark.slow
+def test_a_server_with_default_limits_puts_up_with_the_pings() -> None:
+    """More than two pings without data in between offend such a server, which ends the connection."""
+    with ScriptedCloud() as cloud:
+        cloud.behaviour = slow(8.0)
+        client = OipClient(cloud.address, options=channel_options(RoundTrips.SHORTEST_S))
+        assert client.infer(InferRequest("digits-large", {"image": ONE}), 30.0).outputs
+        client.close()
+
+
+def test_a_connection_made_for_faster_answers_is_replaced_once_they_are_slower() -> None:
+    station = Station("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES)
+    first = station.take()
+    assert station.take() is first
+    for _ in range(20):
+        station.answered(first, 0.01)
+    assert station.take() is first
+    for _ in range(20):
+        station.answered(first, 3.0)
+    slower = station.take()
+    assert slower is not first
+    assert first.timeout_s == 4
+    assert slower.timeout_s >= 4 * 3.0
+    assert station.take(apart_from=slower) not in (first, slower)
+    station.close()

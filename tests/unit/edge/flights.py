@@ -1,0 +1,53 @@
+"""Flights for tests, decided by the real router."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from upwell.edge.answer import Answer, Timings
+from upwell.edge.flight.flight import Flight, Landing
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.reasons import Plan, Reason, Route
+from upwell.shared.routing.router import Router
+from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.state import RouterState, Signals
+
+ROUTER = Router(Policy())
+STATE = RouterState()
+
+
+def signals(tags: Mapping[str, str] | None = None, sizes: tuple[int, ...] = (100,), **facts: Any) -> Signals:
+    subject = Subject("digits", tags or {}, max(sizes), 1_790_000_000.0)
+    return Signals(subject, sizes, 1000.0, **facts)
+
+
+def answer(id: str, reason: Reason = Reason.EASY, **facts: Any) -> Answer:
+    """Of the device."""
+    times = Timings(0.012, 0.01, 0.02, 0.001, 0.005)
+    return Answer({}, Route.EDGE, reason, reason is not Reason.EASY, Plan.CASCADE, times, id, (Route.EDGE,), **facts)
+
+
+def flight(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> Flight:
+    """A flight that was answered, unless `facts` say otherwise."""
+    asked = facts.pop("signals", None) or signals(tags)
+    whole: dict[str, Any] = {
+        "id": id,
+        "signals": asked,
+        "first": ROUTER.decide(STATE, asked, 1000.0),
+        "second": None,
+        "hardness": {0: 0.8},
+        "misses": (),
+        "edge_s": 0.01,
+        "state": STATE,
+        "policy_digest": "sha256:of-the-policy",
+        "ended_s": 1000.012,
+        "error": ("", ""),
+        **facts,
+    }
+    ended = whole.pop("answer", answer(id))
+    return Flight(answer=None if ended is None else Landing.of(ended), **whole)
+
+
+NOT_FINITE = {0: math.nan, 1: math.inf, 2: -math.inf, 3: 0.25}

@@ -1,0 +1,94 @@
+"""A lane that is held, and others who wait for it, each in a thread of its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from upwell.edge.lane import Lane
+from upwell.edge.timetable import Claim
+from upwell.shared.errors import UpwellError
+
+PATIENT_S = 20.0
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something that other threads bring about."""
+    limit_s = time.monotonic() + PATIENT_S
+    while not true():
+        assert time.monotonic() < limit_s, "it never came"
+
+
+@contextmanager
+def holding(lane: Lane) -> Iterator[threading.Event]:
+    """The lane held by another thread until the event is set, or the block ends."""
+    release, held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lane.turn(math.inf):
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield release
+    finally:
+        release.set()
+        thread.join()
+
+
+def assert_free(lane: Lane) -> None:
+    """Nobody holds it, nobody waits, and the next turn is to be had at once."""
+    assert lane.ahead == 0
+    with lane.turn(time.monotonic() + PATIENT_S):
+        assert lane.ahead == 1
+    assert lane.ahead == 0
+
+
+@contextmanager
+def waiting(lane: Lane, deadline_s: float, claim: Claim, log: list[str], name: str) -> Iterator[threading.Thread]:
+    """Somebody who waits for the lane; `log` gets the name when it has its turn, or what it was told."""
+
+    def wait() -> None:
+        try:
+            with lane.turn(deadline_s, claim):
+                log.append(name)
+        except UpwellError as error:
+            log.append(f"{name}: {type(error).__name__}")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: any(ticket.claim is claim for ticket in lane._waiting) or not thread.is_alive())
+    try:
+        yield thread
+    finally:
+        thread.join()
+
+
+@contextmanager
+def running(lane: Lane, run_s: float) -> Iterator[threading.Event]:
+    """As `holding`, by a run that claims to take `run_s`."""
+    release, held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lane.turn(math.inf, Claim(run_s=run_s)):
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield release
+    finally:
+        release.set()
+        thread.join()
+
+
+def soon(seconds: float) -> float:
+    return time.monotonic() + seconds

@@ -1,0 +1,156 @@
+"""Admission: the rate of each source, and what a request claims of the device."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upwell.edge.admission import LONGEST_KEY, MOST_SPREAD, Admission, Bucket, timed
+from upwell.edge.timetable import Claim
+from upwell.shared.errors import Refused
+from upwell.shared.routing.latency import RunTimes
+from upwell.shared.routing.settings import Settings, Source
+
+TEN = Settings(source=Source("camera", rate_per_s=10.0))
+DOCK = {"camera": "dock"}
+
+
+def passes(admission: Admission, now_s: float, tags: dict[str, str] = DOCK, asked: Settings = TEN) -> bool:
+    try:
+        admission.admit("digits", asked, tags, now_s)
+    except Refused:
+        return False
+    return True
+
+
+def test_without_a_source_everyone_passes_with_the_policy_s_priority() -> None:
+    claim = Admission().admit("digits", Settings(priority="high"), {}, 5.0)
+    assert claim == Claim(priority="high", arrived_s=5.0)
+
+
+def test_a_second_s_worth_passes_at_once_and_then_the_rate() -> None:
+    admission = Admission()
+    assert [passes(admission, 100.0) for _ in range(12)] == [True] * 10 + [False] * 2
+    assert [passes(admission, 100.05), passes(admission, 100.11), passes(admission, 100.12)] == [False, True, False]
+
+
+def test_the_refusal_names_the_source_its_rate_and_when_to_come_back() -> None:
+    admission, asked = Admission(), Settings(source=Source("camera", rate_per_s=0.5))
+    admission.admit("digits", asked, DOCK, 0.0)
+    with pytest.raises(Refused) as caught:
+        admission.admit("digits", asked, DOCK, 0.5)
+    assert str(caught.value) == (
+        "source camera='dock' sends more than its rate of 0.5 requests per second; try again in 1500 ms"
+    )
+
+
+def test_sources_models_and_tags_have_a_rate_each() -> None:
+    admission, asked = Admission(), Settings(source=Source("camera", rate_per_s=1.0))
+    assert passes(admission, 0.0, asked=asked)
+    assert not passes(admission, 0.0, asked=asked)
+    assert passes(admission, 0.0, {"camera": "gate"}, asked)
+    assert passes(admission, 0.0, DOCK, Settings(source=Source("line", rate_per_s=1.0)))
+    admission.admit("pages", asked, DOCK, 0.0)
+
+
+def test_requests_without_the_tag_share_a_rate_and_replace_nobody() -> None:
+    admission = Admission()
+    asked = Settings(source=Source("camera", keep_latest=True, rate_per_s=1.0))
+    assert admission.admit("digits", asked, {"other": "x"}, 0.0).stream is None
+    assert not passes(admission, 0.0, {}, asked)
+
+
+def test_keep_latest_makes_streams_of_equal_tag_values() -> None:
+    admission, asked = Admission(), Settings(source=Source("camera", keep_latest=True))
+    streams = [admission.admit("digits", asked, {"camera": value}, 0.0).stream for value in ("dock", "gate", "dock")]
+    assert streams[0] == streams[2] != streams[1]
+    assert admission.admit("digits", TEN, DOCK, 0.0).stream is None
+
+
+def test_invented_sources_are_forgotten_the_idlest_first() -> None:
+    admission, asked = Admission(max_sources=100), Settings(source=Source("camera", rate_per_s=1.0))
+    assert passes(admission, 0.0, asked=asked)
+    for index in range(1000):
+        assert passes(admission, 0.0, {"camera": f"invented {index}"}, asked)
+        if index % 50 == 0:
+            assert not passes(admission, 0.0, asked=asked)  # it goes on sending, so it is not forgotten
+    assert len(admission._buckets) == 100
+
+
+@pytest.mark.parametrize("value", ["é" * 10_000_000, "\ud800" * LONGEST_KEY * 2, "\0", "a\nb" * 100])
+def test_a_monstrous_tag_value_is_not_kept(value: str) -> None:
+    admission, asked = Admission(), Settings(source=Source("camera", keep_latest=True, rate_per_s=1.0))
+    admission.admit("digits", asked, {"camera": value}, 0.0)
+    assert all(len(part) <= LONGEST_KEY for key in admission._buckets for part in key)
+    with pytest.raises(Refused) as caught:
+        admission.admit("digits", asked, {"camera": value}, 0.0)
+    assert len(str(caught.value)) < 1000
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.01, 1000), st.lists(st.floats(0, 1), max_size=60))
+def test_no_window_sees_more_than_its_rate_and_a_second_s_worth(rate_per_s: float, pauses: list[float]) -> None:
+    bucket, now_s, taken_at = Bucket(), 1e6, list[float]()
+    for pause_s in pauses:
+        now_s += pause_s
+        bucket = bucket.refilled(rate_per_s, now_s)
+        taken = bucket.take()
+        if taken is not None:
+            bucket = taken
+            taken_at.append(now_s)
+        else:
+            assert bucket.refilled(rate_per_s, now_s + bucket.wait_s(rate_per_s) + 1e-6).take() is not None
+    for first in range(len(taken_at)):
+        for last in range(first, len(taken_at)):
+            window_s = taken_at[last] - taken_at[first]
+            assert last - first + 1 <= max(1.0, rate_per_s) + rate_per_s * window_s + 1e-3
+
+
+def test_time_that_goes_back_gives_nothing_away() -> None:
+    bucket = Bucket().refilled(1.0, 100.0).take()
+    assert bucket is not None
+    assert bucket.refilled(1.0, 50.0) == bucket
+
+
+def test_from_many_threads_no_more_pass_than_may() -> None:
+    admission, passed = Admission(), list[bool]()
+
+    def ask() -> None:
+        passed.extend(passes(admission, 7.0) for _ in range(20))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(passed), sum(passed)) == (160, 10)
+
+
+def test_a_claim_takes_its_times_from_what_the_router_has_learnt() -> None:
+    times = RunTimes()
+    for index in range(10):
+        times = times.add(1, 0.1, index * 0.1)
+    claim = timed(Claim(priority="high", stream="s"), times, 1, 1.0)
+    assert (claim.priority, claim.stream) == ("high", "s")
+    assert claim.run_s == pytest.approx(0.1)
+    assert claim.spread_s == pytest.approx(0.01)
+    assert timed(claim, times, 4, 1.0).run_s == pytest.approx(0.4)
+
+
+def test_one_hiccup_does_not_halve_the_device_and_silence_is_forgotten() -> None:
+    times = RunTimes()
+    for index in range(10):
+        times = times.add(1, 5.0 if index == 4 else 0.1, index * 0.1)
+    claim = timed(Claim(), times, 1, 1.0)
+    assert [claim.run_s, claim.spread_s] == pytest.approx([0.1, 0.1 * MOST_SPREAD])
+    assert timed(Claim(), times, 1, 5.0).run_s == pytest.approx(0.1)
+    assert math.isnan(timed(Claim(), times, 1, 60.0).run_s)
+
+
+@pytest.mark.parametrize("times", [None, RunTimes()])
+def test_what_never_ran_claims_no_time(times: RunTimes | None) -> None:
+    assert timed(Claim(), times, 1, 0.0) == Claim() or math.isnan(timed(Claim(), times, 1, 0.0).run_s)

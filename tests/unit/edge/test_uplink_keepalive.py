@@ -1,0 +1,65 @@
+"""How long a silent connection is waited for: from the round trips, generously, and in steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upwell.edge.uplink.keepalive import RoundTrips, channel_options
+
+
+def after(*network_s: float) -> RoundTrips:
+    trips = RoundTrips()
+    for one_s in network_s:
+        trips = trips.answered(one_s)
+    return trips
+
+
+def test_nothing_known_is_taken_for_a_timer_of_one_second() -> None:
+    assert RoundTrips().timeout_s == RoundTrips.TIMES
+
+
+@pytest.mark.parametrize(
+    ("rtt_s", "timeout_s"), [(0.0, 1), (0.001, 1), (0.2, 1), (0.3, 2), (0.8, 4), (0.9, 4), (3.0, 16), (100.0, 64)]
+)
+def test_a_steady_round_trip_is_given_four_times_itself_and_more(rtt_s: float, timeout_s: float) -> None:
+    assert after(*[rtt_s] * 100).timeout_s == timeout_s
+
+
+def test_the_timer_is_that_of_rfc_6298() -> None:
+    trips = after(0.1)
+    assert (trips.mean_s, trips.deviation_s) == (0.1, 0.05)
+    trips = trips.answered(0.2)
+    assert trips.deviation_s == pytest.approx(0.75 * 0.05 + 0.25 * 0.1)
+    assert trips.mean_s == pytest.approx(7 / 8 * 0.1 + 1 / 8 * 0.2)
+
+
+def test_a_connection_that_broke_in_silence_is_given_twice_as_long_until_the_next_answer() -> None:
+    trips = after(*[0.1] * 50)
+    seen = []
+    for _ in range(10):
+        trips = trips.broke()
+        seen.append(trips.timeout_s)
+    assert seen == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64]
+    assert trips.answered(0.1).timeout_s == 1
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.one_of(st.floats(0, 1e6), st.none()), max_size=60))
+def test_it_is_always_a_step_within_its_bounds_and_never_below_the_timer(history: list[float | None]) -> None:
+    trips = RoundTrips()
+    for network_s in history:
+        trips = trips.broke() if network_s is None else trips.answered(network_s)
+        assert RoundTrips.SHORTEST_S <= trips.timeout_s <= RoundTrips.LONGEST_S
+        assert math.log2(trips.timeout_s).is_integer()
+        if not math.isnan(trips.mean_s):
+            assert trips.timeout_s >= min(RoundTrips.LONGEST_S, 4 * trips.mean_s)
+
+
+def test_the_limit_on_pings_is_set_beside_that_on_keepalive_and_idle_links_are_not_pinged() -> None:
+    options = dict(channel_options(2.0))
+    assert options["grpc.keepalive_timeout_ms"] == options["grpc.http2.ping_timeout_ms"] == 2000
+    assert options["grpc.keepalive_permit_without_calls"] == 0

@@ -1,0 +1,117 @@
+"""Link probes: only after an allowed call, while requests that may leave are seen, and while the cloud answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.proxy import Proxy
+from tests.faults.scene import until
+from tests.faults.stalling import LIMIT_BYTES, Sender, decision, sender, serving
+from upwell.edge.uplink.prober import Prober
+from upwell.edge.uplink.uplink import EgressForbidden, Uplink
+from upwell.shared.errors import Refused
+from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.routing.state import LinkProbed
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without long waits."""
+    for name, value_s in {"LOOK_S": 0.02, "SEEN_S": 0.5}.items():
+        monkeypatch.setattr(Prober, name, value_s)
+
+
+@pytest.fixture
+def cloud() -> FakeDataplane:
+    return FakeDataplane()
+
+
+@pytest.fixture
+def it(cloud: FakeDataplane) -> Iterator[Sender]:
+    with serving(cloud) as addresses, Proxy(addresses[0]) as proxy, sender([proxy.address]) as made:
+        made.cell.probes = True
+        made.proxy = proxy  # type: ignore[attr-defined]  # for the tests that break the link
+        yield made
+
+
+def probes(it: Sender) -> list[LinkProbed]:
+    return [one for one in it.cell.outcomes if isinstance(one, LinkProbed)]
+
+
+def threads() -> int:
+    return sum(thread.name == "uplink-prober" for thread in threading.enumerate())
+
+
+def test_after_a_call_the_link_is_probed_while_requests_are_seen_and_then_left_alone(it: Sender) -> None:
+    it.ask(decision())
+    until(lambda: len(probes(it)) >= 3)
+    assert all(0 < one.total_s < 1.0 for one in probes(it))
+    until(lambda: it.uplink._prober._is_dormant)
+    count = len(probes(it))
+    it.uplink.note_candidate()
+    until(lambda: len(probes(it)) > count)
+
+
+def test_nothing_leaves_before_the_first_call_that_is_allowed(it: Sender) -> None:
+    before = threads()
+    it.uplink.note_candidate()
+    with pytest.raises(EgressForbidden):
+        it.send(decision(egress_rule="private"))
+    assert threads() == before
+    assert it.proxy.accepted == 0  # type: ignore[attr-defined]  # set by the fixture
+
+
+def test_after_a_failure_the_cloud_is_left_to_the_breaker(it: Sender, cloud: FakeDataplane) -> None:
+    it.ask(decision())
+    until(lambda: bool(probes(it)))
+    cloud.failure = Refused("full")
+    it.ask(decision())
+    count = len(probes(it))
+    it.uplink.note_candidate()
+    until(lambda: it.uplink._prober._is_dormant)
+    assert len(probes(it)) <= count + 1  # one may have been under way
+
+
+def test_a_probe_that_fails_says_nothing_and_is_not_repeated(it: Sender) -> None:
+    it.ask(decision())
+    until(lambda: bool(probes(it)))
+    it.proxy.refuse()  # type: ignore[attr-defined]  # set by the fixture
+    until(lambda: not it.uplink.wants_probe)
+    told = len(it.cell.outcomes)
+    until(lambda: it.uplink._prober._is_dormant)
+    assert len(it.cell.outcomes) == told
+
+
+def test_it_ends_at_once_though_a_probe_is_under_way(it: Sender) -> None:
+    it.ask(decision())
+    until(lambda: bool(probes(it)))
+    it.proxy.blackhole()  # type: ignore[attr-defined]  # set by the fixture
+    count = len(probes(it))
+    seen = it.proxy.up.received_bytes  # type: ignore[attr-defined]  # set by the fixture
+    until(lambda: it.proxy.up.received_bytes > seen)  # type: ignore[attr-defined]  # set by the fixture
+    started_s = time.monotonic()
+    it.uplink.close()
+    it.uplink.close()
+    assert time.monotonic() - started_s < 1.0
+    assert threads() == 0
+    assert len(probes(it)) <= count + 1
+
+
+def test_an_uplink_that_is_never_used_has_no_thread() -> None:
+    before = threads()
+    uplink = Uplink("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES)
+    uplink.watch(lambda _: None, lambda: True)
+    assert threads() == before
+    uplink.close()
+
+
+def test_a_link_that_the_router_knows_well_is_not_probed(it: Sender) -> None:
+    it.cell.probes = False
+    it.ask(decision())
+    until(lambda: it.uplink._prober._is_dormant)
+    assert probes(it) == []

@@ -1,0 +1,231 @@
+"""What becomes of requests under each way to route, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.unit.routing.simulation.scenes import POLICY, easy, line, rules, scene
+from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.reasons import Reason, Route
+from upwell.shared.routing.settings import HardSettings
+from upwell.shared.routing.simulation.capacity import StepTrace
+from upwell.shared.routing.simulation.requests import prepare, score, verdict
+from upwell.shared.routing.simulation.runs import (
+    cloud_only,
+    edge_only,
+    fixed,
+    oracle,
+    random_share,
+    routed,
+    thresholds,
+)
+from upwell.shared.routing.simulation.served import Report, Served
+
+
+def outcome(served: Served) -> tuple[Route | None, Reason, float]:
+    return served.route, served.reason, round(served.latency_s, 6)
+
+
+def test_an_easy_case_stays_and_a_hard_one_goes_up_after_its_run() -> None:
+    easy_one, hard_one = routed(rules(), scene([easy(0.0), line(1.0)]))
+    assert outcome(easy_one) == (Route.EDGE, Reason.EASY, 0.01)
+    assert outcome(hard_one) == (Route.CLOUD, Reason.HARD, 0.01 + 0.01 + 0.06 + 0.01)
+    assert (hard_one.edge_runs, hard_one.left_bytes) == (1, 10_000)
+
+
+def test_a_late_cloud_is_given_up_and_the_edge_answer_stands_in() -> None:
+    [one] = routed(rules(), scene([line(size_bytes=1_000_000)]))
+    assert outcome(one) == (Route.EDGE, Reason.CLOUD_DEADLINE, 0.275)
+    assert one.left_bytes == 1_000_000  # it had begun
+    assert not one.is_right
+
+
+def test_a_large_case_goes_up_at_once_and_the_device_steps_in_at_the_end() -> None:
+    text = "defaults: {deadline: 300ms, hard: off, large: {above: 100kB}}"
+    lines = [easy(), line(1.0, size_bytes=100_001), line(9.0, size_bytes=900_000)]
+    _, quick, slow = routed(rules(text), scene(lines))
+    assert outcome(quick) == (Route.CLOUD, Reason.LARGE, 0.170001)
+    assert quick.edge_runs == 0
+    assert outcome(slow) == (Route.EDGE, Reason.CLOUD_DEADLINE, 0.275)
+    assert slow.edge_runs == 1
+
+
+def test_where_the_policy_wants_an_error_a_late_cloud_is_no_answer() -> None:
+    text = "defaults: {deadline: 300ms, on_cloud_failure: error}"
+    [one] = routed(rules(text), scene([line(size_bytes=1_000_000)]))
+    assert one.route is None
+    assert math.isnan(one.latency_s)
+    assert one.reason is Reason.CLOUD_DEADLINE
+
+
+def test_what_may_not_leave_the_device_does_not() -> None:
+    text = POLICY + "\nrules: [{name: private, match: {tags: {privacy: device}}, egress: deny}]"
+    [one] = routed(rules(text), scene([line(tags={"privacy": "device"})]))
+    assert one.route is Route.EDGE
+    assert one.left_bytes == 0
+
+
+def test_rules_see_the_time_of_day() -> None:
+    text = POLICY + '\nrules: [{name: night, match: {hours: "22:00-06:00"}, route: edge}]'
+    requests = prepare([line(0.0), line(7200.0)], start_wall_s=5 * 3600.0)
+    night, day = routed(rules(text), scene([]).__class__(requests, scene([]).capacity, 0.06))
+    assert (night.reason, day.reason) == (Reason.RULE, Reason.HARD)
+
+
+def test_the_lines_own_deadline_counts_where_it_is_shorter() -> None:
+    hasty, lazy = routed(rules(), scene([line(deadline_s=0.05), line(9.0, deadline_s=5.0)]))
+    assert hasty.deadline_s == pytest.approx(0.05)
+    assert lazy.deadline_s == pytest.approx(9.3)
+    assert hasty.route is Route.EDGE
+    assert hasty.in_time
+
+
+def test_a_device_with_more_than_it_can_do_refuses_and_those_it_takes_are_in_time() -> None:
+    lines = [easy(index * 0.01, edge_s=0.09) for index in range(200)]
+    served = edge_only(rules(), scene(lines))
+    assert {one.route for one in served} == {Route.EDGE, None}
+    assert all(one.in_time for one in served[10:] if one.route is not None)
+    assert sum(one.route is None for one in served) > 150
+
+
+def test_without_a_cloud_nothing_goes_up() -> None:
+    served = edge_only(rules(), scene([line(), easy(1.0)]))
+    assert [one.route for one in served] == [Route.EDGE, Route.EDGE]
+    assert sum(one.left_bytes for one in served) == 0
+
+
+def test_the_cloud_alone_answers_what_comes_back_in_time_and_nothing_else() -> None:
+    lines = [line(0.0, size_bytes=100_000), line(0.0, size_bytes=100_000), line(0.0, size_bytes=100_000)]
+    first, second, third = cloud_only(rules(), scene(lines))
+    assert outcome(first) == (Route.CLOUD, Reason.NO_EDGE, 0.17)
+    assert outcome(second) == (Route.CLOUD, Reason.NO_EDGE, 0.27)
+    assert third.route is None
+    assert third.reason is Reason.CLOUD_DEADLINE
+    assert third.left_bytes == 100_000
+
+
+def test_the_oracle_sends_what_pays_and_comes_back_in_time_behind_what_it_sent() -> None:
+    lines = [
+        line(0.00, size_bytes=150_000),
+        line(0.01, size_bytes=150_000),  # would be back after its deadline
+        line(0.02, size_bytes=50_000),
+        easy(0.03, size_bytes=1),
+        line(0.04, size_bytes=1, cloud_correct=False),
+        line(0.05, size_bytes=1, cloud_correct=None),
+        line(0.06, size_bytes=1, edge_correct=None),
+    ]
+    served = oracle(rules(), scene(lines))
+    assert [one.route is Route.CLOUD for one in served] == [True, False, True, False, False, False, False]
+    assert served[2].latency_s == pytest.approx(0.2 - 0.02 + 0.06 + 0.01)
+    assert all(one.in_time for one in served)
+
+
+def test_the_oracle_knows_of_an_outage_to_come() -> None:
+    link = StepTrace([0, 0.1, 2.0], [8e6, 0, 8e6])
+    served = oracle(rules(), scene([line(0.095), line(1.0), line(1.9)], capacity=link))
+    assert [one.route for one in served] == [Route.EDGE, Route.EDGE, Route.CLOUD]
+
+
+def test_chance_sends_the_share_that_it_is_told_whatever_the_case() -> None:
+    lines = [easy(float(index)) for index in range(10)]
+    draws = [index / 10 for index in range(10)]
+    served = random_share(rules(), scene(lines), 0.3, draws)
+    assert [one.route for one in served] == [Route.CLOUD] * 3 + [Route.EDGE] * 7
+
+
+def test_chance_knows_no_other_candidates() -> None:
+    text = """
+defaults: {deadline: 300ms, large: {above: 1kB}, hard: off}
+rules: [{name: all, match: {}, route: cloud}]
+models: {photos: {large: {above: 2kB}, hard: {measure: entropy, above: 0.5}}}
+"""
+    served = random_share(rules(text), scene([line(float(index)) for index in range(4)]), 0.5, [0.0, 0.9, 0.4, 0.6])
+    assert [one.route for one in served] == [Route.CLOUD, Route.EDGE, Route.CLOUD, Route.EDGE]
+    assert served[0].deadline_s == pytest.approx(0.3)
+
+
+def graded(count: int) -> list[LogLine]:
+    return [line(float(index), hardness={"margin": (index + 0.5) / count}) for index in range(count)]
+
+
+def test_ten_thresholds_are_spread_over_the_log() -> None:
+    swept = thresholds(rules(), scene(graded(100)).requests)
+    assert [hard.threshold for hard in swept] == pytest.approx([0.055 + 0.1 * index for index in range(10)])
+    assert {hard.measure for hard in swept} == {"margin"}
+
+
+def test_thresholds_of_a_rising_measure_start_with_the_hardest() -> None:
+    lines = [line(float(index), hardness={"entropy": (index + 0.5) / 100}) for index in range(100)]
+    text = "defaults: {hard: {measure: entropy, above: 0.5}}"
+    swept = thresholds(rules(text), scene(lines).requests)
+    assert swept[0].threshold == pytest.approx(0.945)
+    served = fixed(rules(text), scene(lines), swept[0])
+    assert sum(one.route is Route.CLOUD for one in served) == 5
+
+
+@pytest.mark.parametrize("text", ["defaults: {hard: off}", "defaults: {hard: {measure: max_prob, below: 0.5}}"])
+def test_a_sweep_needs_a_measure_that_the_log_knows(text: str) -> None:
+    with pytest.raises(ValueError, match=r"one measure holds|logits or a hardness called max_prob"):
+        thresholds(rules(text), scene([line()]).requests)
+
+
+def test_a_fixed_threshold_tries_what_the_policy_would_predict_to_be_late() -> None:
+    lines = [line(index * 0.9, size_bytes=20_000 + index * 1000 if index < 20 else 260_000) for index in range(24)]
+    link_test = routed(rules(), scene(lines))
+    none = fixed(rules(), scene(lines), HardSettings(threshold=0.5))
+    assert Reason.CLOUD_TOO_SLOW in {one.reason for one in link_test}
+    assert Reason.CLOUD_TOO_SLOW not in {one.reason for one in none}
+    assert sum(one.left_bytes for one in none) > sum(one.left_bytes for one in link_test)
+
+
+def test_gaps_are_filled_with_the_median_of_the_models_other_lines() -> None:
+    lines = [
+        line(3.0, edge_s=None, cloud_s=None),
+        line(2.0, edge_s=0.01, cloud_s=0.2),
+        line(1.0, edge_s=0.03, cloud_s=None),
+        line(0.0, edge_s=None, cloud_s=None, model="other"),
+    ]
+    requests = prepare(lines)
+    assert [one.t_s for one in requests] == [0.0, 1.0, 2.0, 3.0]
+    assert [one.edge_s for one in requests] == [0.0, 0.03, 0.01, 0.02]
+    assert [one.cloud_s for one in requests] == [0.0, 0.2, 0.2, 0.2]
+
+
+@pytest.mark.parametrize("wrong", [{"t_s": 1e300}, {"size_bytes": 1 << 60}])
+def test_a_line_that_nobody_can_replay_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="request 2: t_s is at most"):
+        prepare([line(), LogLine(**{**line().model_dump(), **wrong})])
+
+
+def test_hardness_comes_from_the_logits_where_there_are_any() -> None:
+    with_logits, without, neither = prepare([line(logits=[2.0, 0.0]), line(1.0), line(2.0, hardness={})])
+    warm, hot = HardSettings(), HardSettings(temperature=4.0)
+    assert score(with_logits, warm) == pytest.approx(math.tanh(1.0))
+    assert score(with_logits, hot) == pytest.approx(math.tanh(0.25))
+    assert score(without, hot) == 0.1
+    assert math.isnan(score(neither, warm))
+    assert math.isnan(verdict(True, warm))
+    assert verdict(False, warm) == math.inf
+    assert verdict(False, HardSettings(measure="entropy", threshold=0.5)) == -math.inf
+
+
+def test_the_report_counts_what_was_late_missing_or_unknown() -> None:
+    text = POLICY[:-1] + ", prices: {uplink_gb: 4.0, cloud_request: 0.5}, energy: {inference: 2J, uplink_byte: 1mJ}}"
+    lines = [easy(), line(1.0), line(2.0, cloud_correct=None), line(3.0, size_bytes=900_000)]
+    report = Report.of(routed(rules(text), scene(lines)))
+    assert (report.requests, report.answered, report.deadline_hit_rate) == (4, 4, 1.0)
+    assert report.accuracy == pytest.approx(2 / 3)
+    assert (report.p50_s, report.p99_s) == pytest.approx((0.09, 0.275))
+    assert report.cloud_share == 0.75
+    assert report.bytes_up == 920_000
+    assert report.cost == pytest.approx(920_000 * 4e-9 + 1.5)
+    assert report.energy_j == pytest.approx(4 * 2 + 920)
+    assert report.reasons == {"hard": 2, "cloud_deadline": 1, "easy": 1}
+
+
+def test_a_report_without_answers_or_known_correctness_says_so() -> None:
+    report = Report.of(cloud_only(rules(), scene([line(edge_correct=None)], mbps=0.001)))
+    assert (report.answered, report.accuracy, report.p50_s) == (0, None, None)
+    assert report.reasons == {"cloud_deadline": 1}

@@ -1,0 +1,338 @@
+"""From logged lines to a threshold: the parts of a calibration, against brute force where that gives an answer."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, lower_bound, upper_bound
+from upwell.shared.routing.calibration.calibrate import Calibration, Target, calibration_of
+from upwell.shared.routing.calibration.choosing import (
+    CannotCalibrate,
+    Sample,
+    cut_for_risk,
+    cut_for_share,
+    found,
+    requests_for_risk,
+    requests_for_share,
+)
+from upwell.shared.routing.calibration.grouping import by_identity
+from upwell.shared.routing.calibration.scores import measured
+from upwell.shared.routing.calibration.temperature import fitted_temperature
+from upwell.shared.routing.hardness import hardness
+from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.rules import CompiledPolicy
+from upwell.shared.routing.settings import Identity
+
+
+def line(t_s: float = 0.0, **fields: Any) -> LogLine:
+    return LogLine.model_validate({"t_s": t_s, "model": "digits", "size_bytes": 1000, **fields})
+
+
+def lines(count: int, seed: int = 0, **fields: Any) -> list[LogLine]:
+    """The device is wrong with probability 0.3 (1 − margin), the cloud with 0.03."""
+    rng = np.random.default_rng(seed)
+    return [
+        line(
+            index / 5,
+            hardness={"margin": margin, "entropy": 1 - margin},
+            edge_correct=bool(rng.random() >= 0.3 * (1 - margin)),
+            cloud_correct=bool(rng.random() >= 0.03),
+            **fields,
+        )
+        for index, margin in enumerate(rng.random(count).tolist())
+    ]
+
+
+def calibrated(logged: list[LogLine], target: Target, **policy: Any) -> Calibration:
+    """As the command does it, with the target written in the defaults."""
+    named = {"cloud_share": target.cloud_share} if target.is_share else {"max_risk": target.max_risk}
+    defaults: dict[str, Any] = policy.pop("defaults", {})
+    hard = {**defaults.pop("hard", {}), **named}
+    parsed = Policy.model_validate({"defaults": {**defaults, "hard": hard}, **policy})
+    settings = parsed.settings("digits", None).hard
+    assert settings is not None
+    return calibration_of(logged, CompiledPolicy(parsed), settings, Identity(), target)
+
+
+SHARE, RISK = Target(cloud_share=0.2), Target(max_risk=0.02)
+
+
+def test_binomial_tails_are_the_sums_of_their_terms() -> None:
+    for trials, count, chance in [(1, 0, 0.3), (7, 3, 0.5), (20, 20, 0.9), (60, 2, 0.02)]:
+        terms = [math.comb(trials, i) * chance**i * (1 - chance) ** (trials - i) for i in range(trials + 1)]
+        assert at_most(count, trials, chance) == pytest.approx(sum(terms[: count + 1]), rel=1e-12)
+        assert at_least(count, trials, chance) == pytest.approx(sum(terms[count:]), rel=1e-12)
+
+
+def test_binomial_tails_at_the_edges() -> None:
+    assert at_most(-1, 5, 0.5) == 0.0
+    assert at_most(5, 5, 0.5) == 1.0
+    assert at_most(0, 5, 0.0) == 1.0
+    assert at_most(4, 5, 1.0) == 0.0
+    assert at_most(0, 400_000, 0.5) == 0.0
+    assert at_least(0, 0, 0.5) == 1.0
+
+
+def test_bounds_are_those_of_the_tables() -> None:
+    assert upper_bound(0, 149, 0.95) == pytest.approx(1 - 0.05 ** (1 / 149), rel=1e-9)
+    assert upper_bound(0, 0, 0.95) == upper_bound(9, 9, 0.95) == 1.0
+    assert lower_bound(0, 9, 0.95) == 0.0
+    assert interval(5, 50, 0.95) == pytest.approx((0.03327, 0.21814), abs=1e-5)
+
+
+def test_a_share_cuts_off_the_hardest() -> None:
+    scores = np.random.default_rng(0).permutation(1000) / 1000
+    cut = cut_for_share(Sample(scores, np.full(1000, np.nan)), 0.2)
+    assert cut == pytest.approx(0.7995)
+    assert (scores > cut).sum() == 200
+
+
+def test_what_goes_up_anyway_is_part_of_the_share() -> None:
+    scores = np.arange(1000) / 1000
+    scores[:100] = np.inf
+    assert Sample(scores, scores).share(cut_for_share(Sample(scores, np.full(1000, np.nan)), 0.2)) == 0.2
+
+
+def test_a_share_that_ties_do_not_allow_is_refused_with_the_nearest() -> None:
+    scores = np.repeat([0.1, 0.5, 0.9], [500, 150, 350])
+    with pytest.raises(CannotCalibrate, match=r"3 distinct values, and the nearest shares are 35.0% and 0.0%"):
+        cut_for_share(Sample(scores, np.full(1000, np.nan)), 0.2)
+
+
+def test_a_share_that_large_requests_alone_exceed_is_refused() -> None:
+    scores = np.where(np.arange(1000) < 300, np.inf, np.arange(1000) / 1000)
+    with pytest.raises(CannotCalibrate, match=r"30.0% go up whatever the threshold is"):
+        cut_for_share(Sample(scores, np.full(1000, np.nan)), 0.2)
+
+
+def test_a_share_that_nothing_can_be_cut_for_is_refused() -> None:
+    with pytest.raises(CannotCalibrate, match="no request has a score"):
+        cut_for_share(Sample(np.full(1000, -np.inf), np.full(1000, np.nan)), 0.2)
+
+
+def test_a_share_needs_requests() -> None:
+    assert [requests_for_share(share) for share in (0.01, 0.2, 0.5, 0.99)] == [1000, 256, 400, 1000]
+    with pytest.raises(CannotCalibrate, match=r"255 requests are too few.* it takes 256") as refused:
+        cut_for_share(Sample(np.arange(255.0), np.full(255, np.nan)), 0.2)
+    assert refused.value.growth == 256 / 255
+
+
+def brute_force_cut(sample: Sample, max_risk: float, confidence: float) -> float | None:
+    """Fixed sequence testing as it is written: from the cut that sends most, one after the other."""
+    best = None
+    for cut in sample.cuts().tolist():
+        if at_most(sample.kept_wrong(cut), len(sample), max_risk) > 1 - confidence:
+            break
+        best = cut
+    return best
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("digits", [1, 6])
+def test_the_risk_is_tested_cut_by_cut(seed: int, digits: int) -> None:
+    """With ties and without."""
+    rng = np.random.default_rng(seed)
+    scores = rng.random(800).round(digits)
+    sample = Sample(scores, (rng.random(800) < 0.2 * scores).astype(float))
+    wanted = brute_force_cut(sample, 0.05, 0.9)
+    assert wanted is not None
+    assert cut_for_risk(sample, 0.05, 0.9) == wanted
+
+
+def test_a_risk_that_the_device_keeps_alone_sends_nothing() -> None:
+    scores = np.random.default_rng(0).random(500)
+    sample = Sample(scores, np.zeros(500))
+    cut = cut_for_risk(sample, 0.02, 0.95)
+    assert found(sample, cut, 0.95).share == 0.0
+
+
+def test_a_risk_needs_requests() -> None:
+    assert requests_for_risk(0.02, 0.95) == 149
+    sample = Sample(np.random.default_rng(0).random(149), np.zeros(149))
+    assert cut_for_risk(sample, 0.02, 0.95) <= 1
+    with pytest.raises(CannotCalibrate, match=r"148 requests with both answers known are too few.* it takes 149"):
+        cut_for_risk(sample.where(np.arange(149) < 148), 0.02, 0.95)
+    nobody_knows = Sample(np.arange(500.0), np.full(500, np.nan))
+    with pytest.raises(CannotCalibrate, match="0 requests with both answers known"):
+        cut_for_risk(nobody_knows, 0.02, 0.95)
+
+
+def test_a_risk_out_of_reach_is_refused_with_the_best_that_is_not() -> None:
+    """A fifth has the easiest score, and a quarter of those is wrong: nothing can send them up."""
+    scores = np.concatenate([np.zeros(200), np.linspace(0.1, 1, 800)])
+    wrong = np.concatenate([np.tile([1.0, 0, 0, 0], 50), np.zeros(800)])
+    best = upper_bound(50, 1000, 0.95)
+    with pytest.raises(CannotCalibrate, match=f"out of reach: .* the bound is {best:.4g}"):
+        cut_for_risk(Sample(scores, wrong), 0.02, 0.95)
+
+
+def test_a_score_on_the_other_side_of_a_rounding_stays_on_its_side_of_the_cut() -> None:
+    cuts = Sample(np.array([0.1, 0.3, 0.3, 0.5, np.inf, -np.inf]), np.zeros(6)).cuts()
+    assert cuts == pytest.approx([0.2, 0.4, 0.5])
+
+
+def overconfident(count: int, seed: int, factor: float) -> list[LogLine]:
+    """Logits `factor` times as large as those that tell the truth."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for index in range(count):
+        logits = rng.normal(0, 1.5, 10)
+        chances = np.exp(logits) / np.exp(logits).sum()
+        label = int(rng.choice(10, p=chances))
+        made.append(line(index, logits=(logits * factor).tolist(), edge_correct=bool(logits.argmax() == label)))
+    return made
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+def test_the_temperature_undoes_a_factor(factor: float) -> None:
+    assert fitted_temperature(overconfident(4000, 1, factor), "margin", 1.0) == pytest.approx(factor, rel=0.15)
+
+
+def test_a_temperature_that_does_not_help_is_left_alone() -> None:
+    assert fitted_temperature(overconfident(2000, 2, 1.0), "margin", 1.0) == 1.0
+    assert fitted_temperature(overconfident(40, 2, 3.0), "margin", 1.0) == 1.0
+    assert fitted_temperature(lines(500), "margin", 1.5) == 1.5
+
+
+def test_a_temperature_survives_odd_logits() -> None:
+    odd = [line(logits=(math.inf, 0.0), edge_correct=True), line(logits=(1e300, -1e300), edge_correct=False)] * 40
+    assert 0.01 < fitted_temperature(odd + overconfident(400, 3, 2.0), "margin", 1.0) < 100
+    all_right = [line(logits=(3.0, 0.0), edge_correct=True)] * 100
+    assert 0.01 < fitted_temperature(all_right, "margin", 1.0) < 100
+
+
+def test_hardness_comes_from_logits_where_they_are_and_else_from_the_line() -> None:
+    logged = [
+        line(logits=(2.0, 0.0, 1.0)),
+        line(hardness={"margin": 0.25}),
+        line(logits=(1.0, 0.0), hardness={"margin": 9.0}),
+        line(),
+    ]
+    values = measured(logged, "margin", 2.0)
+    assert values[0] == hardness(np.array([[2.0, 0.0, 1.0]]), "margin", logits=True, temperature=2.0)[0]
+    assert values[1] == 0.25
+    assert values[2] == pytest.approx(1 / (1 + math.exp(-0.5)) - 1 / (1 + math.exp(0.5)))
+    assert math.isnan(values[3])
+    assert measured([line(hardness={"count": 7})], "count", 1.0).tolist() == [7.0]
+
+
+def test_lines_are_grouped_by_what_they_ran_on() -> None:
+    logged = [
+        line(3, edge_digest="e2", cloud_digest="c"),
+        line(0, edge_digest="e1"),
+        line(1, edge_digest="e1", cloud_digest="c"),
+        line(2),
+        line(4),
+        line(5, edge_digest="e1", cloud_digest="d"),
+        line(6, edge_digest="e1"),
+    ]
+    groups = {(one.edge_digest, one.cloud_digest): [x.t_s for x in g] for one, g in by_identity(logged).items()}
+    assert groups == {("e1", "c"): [0, 1, 2], ("e2", "c"): [3, 4], ("e1", "d"): [5, 6]}
+
+
+def test_lines_that_name_nothing_are_one_group() -> None:
+    assert list(by_identity([line(), line()])) == [Identity()]
+
+
+def test_a_share_is_reached_in_both_directions() -> None:
+    falling = calibrated(lines(2000), SHARE)
+    rising = calibrated(lines(2000), SHARE, defaults={"hard": {"measure": "entropy"}})
+    for one in (falling, rising):
+        assert one.chosen.share == pytest.approx(0.2, abs=0.001)
+        assert one.held_out.share == pytest.approx(0.2, abs=0.05)
+        assert one.chosen.requests + one.held_out.requests == one.requests == 2000
+    assert falling.threshold == pytest.approx(1 - rising.threshold)
+
+
+def test_large_requests_and_rules_are_decided_before_the_threshold() -> None:
+    logged = [
+        one.model_copy(update={"size_bytes": 10**6 if index % 10 == 0 else 10, "tags": {"kept": str(index % 10 == 1)}})
+        for index, one in enumerate(lines(4000))
+    ]
+    one = calibrated(
+        logged,
+        SHARE,
+        defaults={"large": {"above": "1kB"}},
+        rules=[{"name": "kept", "match": {"tags": {"kept": "True"}}, "egress": "deny"}],
+    )
+    assert one.chosen.share == pytest.approx(0.2, abs=0.001)
+    assert one.threshold == pytest.approx(0.125, abs=0.03), "10 % are large, so 10 of the 80 that are free go up"
+
+
+def test_a_rule_with_a_threshold_of_its_own_keeps_it() -> None:
+    logged = [one.model_copy(update={"tags": {"all": str(index % 2)}}) for index, one in enumerate(lines(4000))]
+    own = {"name": "own", "match": {"tags": {"all": "1"}}, "set": {"hard": {"below": 0.1}}}
+    one = calibrated(logged, SHARE, rules=[own])
+    assert one.chosen.share == pytest.approx(0.2, abs=0.001)
+    assert one.threshold == pytest.approx(0.3, abs=0.03), "half sends its 10 %, so the other half sends 30 %"
+
+
+def test_lines_of_unknown_answers_are_left_out_of_a_risk_and_counted() -> None:
+    known = lines(3000)
+    unknown = [one.model_copy(update={"cloud_correct": None}) if i % 3 == 0 else one for i, one in enumerate(known)]
+    one = calibrated(unknown, RISK)
+    assert one.unknown == 1000
+    assert one.chosen.known < one.chosen.requests
+    assert one.warnings == ("1000 lines without a known answer of both sides are left out",)
+
+
+def test_a_log_that_knows_the_hard_ones_only_is_warned_of() -> None:
+    biased = [
+        one.model_copy(update={"cloud_correct": None}) if one.hardness["margin"] > 0.5 and index % 10 else one
+        for index, one in enumerate(lines(4000))
+    ]
+    assert "no random sample" in calibrated(biased, RISK).warnings[1]
+
+
+def test_too_small_a_log_says_how_many_lines_it_takes() -> None:
+    with pytest.raises(CannotCalibrate, match=r"it takes 149 even if .*: about 18\d lines of such a log"):
+        calibrated(lines(100), RISK)
+
+
+def test_a_log_without_the_measure_says_what_it_has() -> None:
+    with pytest.raises(CannotCalibrate, match="measures max_prob, and the log has only entropy, margin"):
+        calibrated(lines(1000), SHARE, defaults={"hard": {"measure": "max_prob"}})
+    with pytest.raises(CannotCalibrate, match="no hardness and no logits"):
+        calibrated([line() for _ in range(500)], SHARE)
+
+
+def test_a_policy_that_decides_everything_itself_leaves_nothing_to_calibrate() -> None:
+    with pytest.raises(CannotCalibrate, match="margin decides none"):
+        calibrated(lines(500), SHARE, rules=[{"name": "all", "match": {}, "route": "edge"}])
+
+
+def test_a_log_whose_parts_disagree_is_refused() -> None:
+    """Every held-out line is hard: the split runs along something that decides how hard they are."""
+    held_out = [math.modf(index * (math.sqrt(5) - 1) / 2)[0] < 0.2 for index in range(1, 2001)]
+    logged = [
+        one.model_copy(update={"hardness": {"margin": one.hardness["margin"] * (0.1 if out else 1)}})
+        for one, out in zip(lines(2000), held_out, strict=True)
+    ]
+    with pytest.raises(CannotCalibrate, match=r"the check failed: .* held out would go up, not 20"):
+        calibrated(logged, SHARE)
+    wrong = [
+        one.model_copy(update={"edge_correct": not out, "cloud_correct": True})
+        for one, out in zip(lines(2000), held_out, strict=True)
+    ]
+    with pytest.raises(CannotCalibrate, match=r"the check failed: .* are kept and wrong"):
+        calibrated(wrong, RISK)
+
+
+def test_the_temperature_is_fitted_on_lines_of_its_own() -> None:
+    logged = [one.model_copy(update={"cloud_correct": True}) for one in overconfident(4000, 5, 3.0)]
+    one = calibrated(logged, RISK)
+    assert one.temperature == pytest.approx(3.0, rel=0.2)
+    assert one.chosen.requests == pytest.approx(2400, abs=2)
+    assert one.held_out.requests == pytest.approx(800, abs=2)
+    assert one.hard.temperature == one.temperature
+
+
+def test_more_risk_is_less_cloud() -> None:
+    shares = [calibrated(lines(3000), Target(max_risk=risk)).chosen.share for risk in (0.01, 0.02, 0.05, 0.1)]
+    assert all(more > less for more, less in pairwise(shares))
