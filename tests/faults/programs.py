@@ -34,6 +34,11 @@ class Program:
         assert found, f"no {pattern!r} in:\n" + "".join(self.lines)
         return found.group(1)
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def address(self) -> str:
         """The first address that it serves on."""
         return self.find(r"serving on ([^ ,]+)")

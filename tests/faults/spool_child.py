@@ -23,6 +23,7 @@ def main(folder: Path, address: str, first: int, last: int) -> None:
         limits=FAST,
         send=client.infer,
         may_send=lambda: True,
+        left_alone=frozenset,
         still_allowed=lambda *_: True,
         sinks=[JsonlSink(folder / "results.jsonl")],
     )

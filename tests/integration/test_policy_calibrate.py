@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.policy_cli.calibrate import calibrate
 from upwell.shared.policy_cli.request_logs import MAX_LINE_BYTES, read_log
 from upwell.shared.policy_cli.simulate import simulate
+from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.settings import HardSettings, Identity
 from upwell.shared.yaml import load_yaml
@@ -221,6 +223,36 @@ def test_each_pair_of_models_in_the_log_gets_its_own(run: Run, policy: Path, tmp
     for one in document["calibrations"]:
         assert hard_of(out, "digits", Identity(one["edge_digest"], "onnx/cpu", "sha256:9")).threshold == one["below"]
         assert not hard_of(out, "digits", Identity(one["edge_digest"], "tflite/cpu", "")).calibrated
+
+
+def test_a_rule_about_hours_counts_where_the_log_knows_the_hour(run: Run, policy: Path, tmp_path: Path) -> None:
+    policy.write_text('rules:\n- {name: night, match: {hours: "22:00-06:00"}, set: {hard: {below: 0.2}}}\n')
+    made = requests(3000)
+    from_any_zero, at_night = (
+        log(tmp_path, made),
+        log(tmp_path, [_at(1_778_630_400.0, one) for one in made], "unix.jsonl"),
+    )
+    assert run("calibrate", policy, "--log", from_any_zero, "--out", policy, "--cloud-share", "20%").exit_code == 0
+    assert hard_of(policy).calibrated
+    refused = run("calibrate", policy, "--log", at_night, "--out", policy, "--cloud-share", "20%")
+    assert refused.exit_code == 1
+    assert "rules, size or missing scores decide every request" in refused.stderr
+
+
+def _at(zero_s: float, request: dict[str, Any]) -> dict[str, Any]:
+    return {**request, "t_s": zero_s + request["t_s"]}
+
+
+def test_what_nobody_knows_may_be_null_in_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    recorded = LogLine(t_s=1, model="digits", size_bytes=2, hardness={"margin": math.nan, "entropy": 0.5})
+    unknown = {key: None for key in LogLine.model_fields if key not in ("t_s", "model", "size_bytes")}
+    path.write_text(
+        recorded.model_dump_json() + "\n" + json.dumps({"t_s": 2, "model": "a", "size_bytes": 3, **unknown})
+    )
+    first, second = read_log(path)
+    assert first.hardness == {"entropy": 0.5}
+    assert second == LogLine(t_s=2, model="a", size_bytes=3)
 
 
 def test_too_small_a_log_is_refused_and_nothing_is_written(run: Run, policy: Path, tmp_path: Path) -> None:

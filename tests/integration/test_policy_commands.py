@@ -92,7 +92,9 @@ def test_a_decision_is_told_step_by_step(policy: Path) -> None:
         "cloud: 5.0 ms",
         "Before the edge run",
         "After the edge run",
-        "rows to the cloud: 0",
+        "row 0 goes to the cloud",
+        "row_sizes_bytes: [1000]",
+        "rtt_s: 0.0",
         "plan cascade, reason hard",
     ):
         assert words in done.stdout
@@ -101,6 +103,40 @@ def test_a_decision_is_told_step_by_step(policy: Path) -> None:
     assert found["rules"] == [{"name": "private", "matched": False, "missed": "tags.privacy", "error": None}]
     assert {"key": "deadline", "value": 0.05, "from": "defaults"} in found["settings"]
     assert [step["when"] for step in found["steps"]] == ["before the edge run", "after the edge run"]
+
+
+def test_what_each_matching_rule_does_is_told(policy: Path) -> None:
+    policy.write_text(
+        "rules:\n- {name: first, match: {}, set: {deadline: 80ms}}\n- {name: second, match: {}, route: cloud}\n"
+        "- {name: third, match: {}, egress: deny}\n"
+    )
+    request = policy.with_name("request.json")
+    request.write_text('{"model": "m", "time": "2026-05-01T22:30+02:00", "tags": {"a": "b"}}')
+    told = run("explain", policy, "--request", request).stdout
+    for words in (
+        "first: matches: it decides",
+        "second: matches: first before it decides",
+        "third: matches: nothing leaves the device",
+        "0.08 s",
+        'tags: {"a": "b"}',
+        'time: "2026-05-01T20:30:00+00:00"',
+        "rtt_s: unknown",
+    ):
+        assert words in told
+    known = json.loads(run("explain", policy, "--request", request, "--json").stdout)["signals"]
+    assert (known["model"], known["rtt_s"], known["row_sizes_bytes"]) == ("m", None, [0])
+
+
+def test_a_calibration_is_chosen_for_what_the_request_names(policy: Path) -> None:
+    policy.write_text(
+        "defaults: {hard: {cloud_share: 20%}}\ncalibrations:\n"
+        "- {model: m, edge_digest: a, measure: margin, below: 0.1, cloud_share: 20%}\n"
+        "- {model: m, edge_digest: b, measure: margin, below: 0.2, cloud_share: 20%}\n"
+    )
+    request = policy.with_name("request.json")
+    request.write_text('{"model": "m", "edge_digest": "b"}')
+    found = json.loads(run("explain", policy, "--request", request, "--json").stdout)["settings"]
+    assert {"key": "hard.threshold", "value": 0.2, "from": "calibrations[1]"} in found
 
 
 def test_the_time_of_a_request_is_in_the_policys_time_zone(policy: Path) -> None:

@@ -23,11 +23,13 @@ from upwell.edge.metrics import AgentMetrics
 from upwell.shared.errors import Refused
 from upwell.shared.oip.tokens import TokensConfig
 from upwell.shared.routing import reasons
+from upwell.shared.routing.audit import AuditTally
 from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.link import fade
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 from upwell.shared.routing.router import reserve_s
+from upwell.shared.routing.settings import HardSettings
 from upwell.shared.routing.state import RouterState
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.yaml import load_yaml
@@ -225,10 +227,13 @@ def test_numbers_are_those_of_the_code() -> None:
 
 
 def test_metrics_are_listed_with_their_labels() -> None:
-    metrics = AgentMetrics(lambda: RouterState(breakers={"": Breaker()}))
+    metrics = AgentMetrics(
+        lambda: RouterState(breakers={"": Breaker()}, audits={"digits": AuditTally.start(HardSettings())})
+    )
     metrics.answered("digits", full_answer())
     metrics.failed("digits", Refused("no"))
     metrics.sent("digits", 1)
+    metrics.rule_failed("odd")
     labels = {
         metric.name + ("_total" if metric.type == "counter" else ""): {
             label for sample in metric.samples for label in sample.labels if label != "le"

@@ -63,16 +63,21 @@ class Agent:
         folder = None if state_dir is None else state_dir.path
         self.flights = FlightRecorder(None if folder is None else folder / FOLDER_NAME, flights)
         self._keeping = None if folder is None else Keeping(folder, self.models, self.router)
+        if self._keeping is not None:
+            self.metrics.watch_log(self._keeping.recorded)
+        # Before anything is sent: what a restart finds in the spool must not be paid for twice.
+        self._budgets = None if folder is None else BudgetFile(folder / BUDGETS_NAME, self.router)
         self.spool: Spool | None = None
         if uplink is not None:
             uplink.watch(self.router.observe, self.router.wants_probe)
             if folder is not None and self._keeping is not None:
-                sender = Sender(self.router, uplink)
+                sender = Sender(self.router, uplink, self.models)
                 self.spool = Spool(
                     folder / FILE_NAME,
                     limits=spool or SpoolLimits(),
                     send=sender.send,
                     may_send=sender.may_send,
+                    left_alone=sender.left_alone,
                     still_allowed=sender.still_allowed,
                     sinks=[*sinks, CallbackSink(self._keeping.take, "agent")],
                 )
@@ -95,9 +100,12 @@ class Agent:
         """From now on take changes of this policy file over, and keep what is spent of budgets over a restart."""
         jobs: list[Callable[[], None]] = []
         if policy is not None:
-            jobs.append(PolicyFile(policy, self._take_policy).poll)
-        if self._state_dir is not None:
-            jobs.append(BudgetFile(self._state_dir.path / BUDGETS_NAME, self.router).save)
+            file = PolicyFile(policy, self._take_policy)
+            if file.policy != self.router.policy:  # it was written while the models were loaded
+                self._take_policy(file.policy)
+            jobs.append(file.poll)
+        if self._budgets is not None:
+            jobs.append(self._budgets.save)
         self._upkeep = Upkeep(*jobs)
 
     def _take_policy(self, policy: Policy) -> None:
@@ -192,13 +200,11 @@ class Agent:
     def close(self) -> None:
         """Free models and channels. Requests after it raise `Unavailable`; calling it twice is harmless."""
         self._closed = True
-        if self._upkeep is not None:
-            self._upkeep.close()
         if self.spool is not None:
             self.spool.news.close()
         if self.uplink is not None:
             self.uplink.close()  # first, since it ends the call that the spool may have under way
-        for part in (self.spool, self._keeping, self.flights):
+        for part in (self.spool, self._keeping, self._upkeep, self.flights):  # the spool may spend of a budget yet
             if part is not None:
                 part.close()
         for model in self.models.values():

@@ -5,20 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from upwell.edge.models.served import ServedModel
 from upwell.edge.router_cell import RouterCell
+from upwell.edge.spool.item import Later
 from upwell.edge.uplink.calls import REASONS, CloudMiss, CloudReply, Message
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.rules import Verdict
-from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudSent
+from upwell.shared.routing.state import LINK, CloudAnswered, CloudDropped, CloudSent
 
 QUIET_S = 0.25
 """Nothing kept is sent within so long after a message of a live request: the next may follow."""
+
+PATIENCE_S = 5.0
+"""Where live requests leave no such pause for so long, one case is sent between two of them."""
+
+_LOST_S = 30.0
+"""A message under way for longer than any request may take was lost sight of."""
 
 _names = itertools.count()
 
@@ -27,35 +35,55 @@ class Sender:
     """What the spool sends with, from one thread, each case right after it was asked about.
 
     Live requests come first: what is sent here is paid for from the same budgets, and the router counts it among the
-    messages that the next one waits for. Its failures open no breaker: a case may be years old.
+    messages that the next one waits for. Its failures open no breaker: a case may be years old. Once an open breaker's
+    wait is over a case may find out whether the cloud is back: perhaps no live request ever comes to do so.
     """
 
-    def __init__(self, router: RouterCell, uplink: Uplink) -> None:
+    def __init__(self, router: RouterCell, uplink: Uplink, models: Mapping[str, ServedModel]) -> None:
         self._router = router
         self._uplink = uplink
+        self._models = models
         self._model = ""
         self._verdict: Verdict | None = None
+        self._sent_at_s = -math.inf
 
     def may_send(self) -> bool:
-        """Whether no live request is under way, and the cloud is not left alone."""
-        state = self._router.state
-        newest_s = max((flight.sent_s for flight in state.backlog.flights), default=-math.inf)
-        is_quiet = time.monotonic() - newest_s > QUIET_S
-        return is_quiet and not any(breaker.is_open for breaker in state.breakers.values())
+        """Whether no live request is under way or was sent just now, and the cloud is not left alone."""
+        state, now_s = self._router.state, time.monotonic()
+        is_busy = any(not flight.is_cancelled and now_s - flight.sent_s < _LOST_S for flight in state.backlog.flights)
+        newest_s = self._router.sent_at_s
+        is_quiet = newest_s == self._sent_at_s or now_s - newest_s > QUIET_S
+        if is_busy or not (is_quiet or now_s - self._sent_at_s > PATIENCE_S):
+            return False
+        return LINK not in self._waited_for(now_s)
 
-    def still_allowed(self, model: str, tags: Mapping[str, str], size_bytes: int) -> bool:
+    def left_alone(self) -> Collection[str]:
+        """The models that the cloud fails on, while their breakers wait."""
+        return self._waited_for(time.monotonic())
+
+    def _waited_for(self, now_s: float) -> Collection[str]:
+        breakers = self._router.state.breakers.items()
+        return {key for key, one in breakers if one.is_open and (now_s < one.open_until_s or not one.has_slot(now_s))}
+
+    def still_allowed(self, model: str, tags: Mapping[str, str], request: InferRequest) -> bool:
         """Whether the policy of now lets the case leave, which is sent next."""
-        self._model, self._verdict = model, self._router.verdict(model, tags, size_bytes)
+        served = self._models.get(model)
+        if served is not None and served.edge is not None:
+            sizes = served.edge.signature.row_sizes_bytes(request.inputs)
+        else:  # it is no longer served here, so that nobody knows its rows
+            sizes = (len(Message.of(request).data),)
+        self._model, self._verdict = model, self._router.verdict(model, tags, sizes)
         return not self._verdict.egress_rule
 
     def send(self, request: InferRequest, timeout_s: float) -> InferResponse:
-        """Send the case. Raises `RemoteError`, UNAVAILABLE where a budget is spent."""
+        """Send the case. Raises `RemoteError`, and `Later` where a budget is spent."""
         assert self._verdict is not None  # noqa: S101  the drainer asks before it sends
         message = Message.of(request)
         if not self._router.charge(self._model, len(message.data)):
-            raise RemoteError(RemoteErrorKind.UNAVAILABLE, "a budget of the policy is spent")
+            raise Later("a budget of the policy is spent")
         name = f"kept {next(_names)}"
         self._router.observe(CloudSent(self._model, name, 1, len(message.data)))
+        self._sent_at_s = self._router.sent_at_s
         outcome: CloudReply | CloudMiss | None = None
         try:
             call = self._uplink.start(message, self._verdict, time.monotonic() + timeout_s)

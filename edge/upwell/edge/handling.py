@@ -80,14 +80,13 @@ class Handling:
 
     def run(self) -> Answer:
         """The answer. Raises `UpwellError` where there is none to give."""
-        decision = self._first = self._desk.router.decide(self._signals)
+        decision = self._decided()
         _log.debug("id=%s decision: %s", self._id, decision)
         if self._signals.has_cloud and self._desk.uplink is not None and not decision.verdict.egress_rule:
             self._desk.uplink.note_candidate()
         if decision.refusal:
             raise refusal(decision)
         try:
-            self._claim = self._admitted(decision)
             plan, reason = self._ask(decision)
             self._settle(decision)
             return self._answer(plan, reason)
@@ -103,6 +102,20 @@ class Handling:
             self._model, self._id, self._signals, self._sent_inputs, self._first, self._second, self._hardness,
             self._parts, self._ascents, self._edge_s,
         )  # fmt: skip
+
+    def _decided(self) -> Decision:
+        """The first decision; made again where not all that waits for the device goes before this request."""
+        decision = self._first = self._desk.router.decide(self._signals)
+        self._claim = self._admitted(decision)
+        if self._edge is None or not self._signals.edge_ahead:
+            return decision
+        ahead = self._edge.lane.ahead_of(decision.deadline_s, self._claim)
+        if ahead == self._signals.edge_ahead:
+            return decision
+        self._desk.router.give_back(decision)
+        self._signals = replace(self._signals, edge_ahead=ahead)
+        decision = self._first = self._desk.router.decide(self._signals)
+        return decision
 
     def _admitted(self, decision: Decision) -> Claim:
         """What the request may claim of the device. Raises `Refused` where its source sends more than it may."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from upwell.edge.router_cell import RouterCell
 from upwell.edge.spool.item import Case, Kind, SpoolResult
 from upwell.edge.spool.spool import Spool
 from upwell.edge.uplink.calls import CloudReply
+from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.reasons import DEGRADED, Reason
@@ -34,6 +37,7 @@ _SCOPE, _LINE = "upwell.scope", "upwell.log"
 """Parameters of the device's answer in an audit: whose threshold kept the case, and the log line to be completed."""
 
 _NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
+_log = logging.getLogger(__name__)
 SPOOLED = DEGRADED | {Reason.BUDGET_SPENT}
 """Why a case that wanted the cloud may be kept for later: the cloud or a budget was in the way, not a rule."""
 
@@ -59,15 +63,15 @@ class Keeping:
         self._lock = threading.Lock()
         self._log: RequestLog | None = None
         self._limit_bytes = 0
+        self._before: Counter[str] = Counter()
         self.spool: Spool | None = None
         """Where cases go; set once there is a cloud."""
 
     def keep(self, done: Handled, answer: Answer) -> Answer:
         """The answer, with the id under which what is missing from it was kept."""
-        verdict = done.first.verdict
-        if verdict.egress_rule:
+        if any(one is not None and one.verdict.egress_rule for one in (done.first, done.second)):
             return answer
-        settings = verdict.settings
+        settings = done.settings
         lines: Mapping[int, LogLine] = {}
         explored = settings.explore > 0 and self._draw() < settings.explore
         if settings.record_bytes:
@@ -85,6 +89,11 @@ class Keeping:
         if result.kind != "audit" or served is None or served.edge is None or edge is None:
             return
         cloud = result.response()
+        try:
+            served.edge.check_cloud(cloud.outputs, 1)
+        except ModelFailed as error:
+            _log.warning("the cloud's answer to the audit %s cannot be compared: %s", result.spool_id, error)
+            return
         settings = self._router.settings(result.model)
         judge = self._judge(served, settings)
         if judge is not None:
@@ -96,12 +105,21 @@ class Keeping:
             known = LogLine.model_validate_json(line)
             self._record(with_cloud(known, reply, edge.outputs, cloud.outputs, judge), settings.record_bytes)
 
+    def recorded(self) -> Mapping[str, int]:
+        """Lines of the request log since the start: `written`, `dropped` where it was busy, `failed` by the disk."""
+        with self._lock:
+            return self._before if self._log is None else self._before + self._log.counts
+
     def close(self) -> None:
         """Write what waits."""
         with self._lock:
-            log, self._log = self._log, None
+            self._close_log()
+
+    def _close_log(self) -> None:
+        log, self._log = self._log, None
         if log is not None:
             log.close()
+            self._before += log.counts
 
     def _spool(self, done: Handled, answer: Answer) -> str:
         """Keep the rows that wanted the cloud and missed it; their id once they are on disk, else the empty text."""
@@ -152,8 +170,7 @@ class Keeping:
     def _record(self, line: LogLine, limit_bytes: int) -> None:
         with self._lock:
             if self._log is None or self._limit_bytes != limit_bytes:
-                if self._log is not None:
-                    self._log.close()
+                self._close_log()
                 self._log, self._limit_bytes = RequestLog(self._path, limit_bytes), limit_bytes
             log = self._log
         log.append(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
@@ -56,6 +56,10 @@ class AgentMetrics:
         """Export what the spool does."""
         self.registry.register(SpoolCollector(spool))
 
+    def watch_log(self, recorded: Callable[[], Mapping[str, int]]) -> None:
+        """Export what became of the lines of the request log."""
+        self.registry.register(_LogCollector(recorded))
+
     def rule_failed(self, rule: str) -> None:
         """Count a rule that could not be evaluated."""
         self._rules.labels(rule).inc()
@@ -84,12 +88,29 @@ class AgentMetrics:
         return server
 
 
+class _LogCollector(Collector):
+    """What became of the request log's lines, read when scraped."""
+
+    def __init__(self, recorded: Callable[[], Mapping[str, int]]) -> None:
+        self._recorded = recorded
+
+    def collect(self) -> Iterator[Metric]:
+        """A counter by what became of them."""
+        counts = self._recorded()
+        lines = CounterMetricFamily("upwell_log_lines", "Lines of the request log.", labels=["became"])
+        for became in ("written", "dropped", "failed"):
+            lines.add_metric([became], counts.get(became, 0))
+        yield lines
+
+
 _SPOOL_COUNTS = {
     "kept": "Cases written to the spool.",
+    "unnamed": "Of these, cases whose id came too late for their answer.",
     "answered": "Kept cases that the cloud answered.",
     "poisoned": "Cases set aside.",
     "denied": "Cases dropped since the policy forbids now that they leave the device.",
     "failed_writes": "Cases lost since the disk was full, read-only or broken.",
+    "failed_deliveries": "Attempts to hand results on that failed.",
 }
 _SPOOL_LOST = ("refused_busy", "refused_large", "refused_unfit", "dropped_full", "dropped_old", "dropped_results")
 

@@ -60,7 +60,6 @@ class PolicyFile:
             _log.error("kept the former policy: %s", problem)
         elif policy != self.policy:
             self.policy = policy
-            _log.info("took over the new policy of %s", self._path)
             self._take(policy)
 
     def close(self) -> None:

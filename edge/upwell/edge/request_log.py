@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -44,6 +44,11 @@ class RequestLog:
         """Lines that the disk did not take, or that are too long for it."""
         self._thread = threading.Thread(target=self._write_all, name="request-log", daemon=True)
         self._thread.start()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The three by name."""
+        return Counter(written=self.written, dropped=self.dropped, failed=self.failed)
 
     def append(self, line: LogLine) -> None:
         """Have the line written soon; returns at once."""

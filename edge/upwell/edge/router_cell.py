@@ -18,7 +18,7 @@ from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.router import Router
 from upwell.shared.routing.rules import Subject, Verdict
 from upwell.shared.routing.settings import HardSettings, Identity, Settings
-from upwell.shared.routing.state import CloudDropped, Decision, Outcome, RouterState, Signals
+from upwell.shared.routing.state import CloudDropped, CloudSent, Decision, Outcome, RouterState, Signals
 
 IDENTITY_HOLDS_S = 10.0
 """So long a cloud's digest is believed: two versions behind one endpoint must not compile the policy each time."""
@@ -41,6 +41,8 @@ class RouterCell:
         self._use(policy)
         self._state = RouterState()
         self._identified_at_s = -math.inf
+        self.sent_at_s = -math.inf
+        """When a message last began to leave, of a live request or of one that was kept (monotonic)."""
         self._lock = threading.Lock()
 
     def _use(self, policy: Policy) -> None:
@@ -53,6 +55,11 @@ class RouterCell:
     def state(self) -> RouterState:
         """What is known now; immutable."""
         return self._state
+
+    @property
+    def policy(self) -> Policy:
+        """What it decides by."""
+        return self._policy
 
     def settings(self, model: str) -> Settings:
         """What the policy comes to for a model where no rule says otherwise."""
@@ -93,8 +100,10 @@ class RouterCell:
     def observe(self, outcome: Outcome) -> None:
         """Learn from an outcome."""
         with self._lock:
-            before = self._state
-            self._state = after = self._router.observe(before, outcome, time.monotonic())
+            before, now_s = self._state, time.monotonic()
+            self._state = after = self._router.observe(before, outcome, now_s)
+            if isinstance(outcome, CloudSent):
+                self.sent_at_s = now_s
         if after.breakers is not before.breakers:
             _log_changes(before.breakers, after.breakers)
         if after.audits is not before.audits:
@@ -129,11 +138,11 @@ class RouterCell:
         heard_at_s = state.link.samples[-1].at_s if state.link.samples else -math.inf
         return not state.backlog.flights and time.monotonic() - heard_at_s >= PROBE_AFTER_S
 
-    def verdict(self, model: str, tags: Mapping[str, str], size_bytes: int) -> Verdict:
-        """What the policy of now says about a request of one row."""
-        subject = Subject(model, tags, size_bytes, time.time())
+    def verdict(self, model: str, tags: Mapping[str, str], row_sizes_bytes: tuple[int, ...]) -> Verdict:
+        """What the policy of now says about a request of rows of these sizes."""
+        subject = Subject(model, tags, max(row_sizes_bytes), time.time())
         now_s = time.monotonic()
-        return self._router.verdict(self._state, Signals(subject, (size_bytes,), now_s), now_s)
+        return self._router.verdict(self._state, Signals(subject, row_sizes_bytes, now_s), now_s)
 
     def charge(self, model: str, size_bytes: int) -> bool:
         """Take one message of this size from the model's budgets; False where they do not have it."""

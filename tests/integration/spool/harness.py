@@ -111,8 +111,8 @@ def scene(folder: Path, *, is_open: bool = True, limits: SpoolLimits = FAST, **m
         gate.set()
     allowed: dict[str, bool] = {}
 
-    def still_allowed(model: str, tags: Mapping[str, str], size_bytes: int) -> bool:
-        assert size_bytes > 0
+    def still_allowed(model: str, tags: Mapping[str, str], request: InferRequest) -> bool:
+        assert request.inputs
         return allowed.get(tags.get("camera", ""), True)
 
     path = folder / FILE_NAME
@@ -122,6 +122,7 @@ def scene(folder: Path, *, is_open: bool = True, limits: SpoolLimits = FAST, **m
             "limits": limits,
             "send": client.infer,
             "may_send": gate.is_set,
+            "left_alone": frozenset,
             "still_allowed": still_allowed,
             "seed": 1,
             **more,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.integration.spool.harness import ALLOWED, DENIED, FAST, WAIT_S, Scene, case, scene, until
-from upwell.edge.spool.item import SPOOL_ID, SpoolLimits, SpoolResult
+from upwell.edge.spool.item import SPOOL_ID, Later, SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink
 from upwell.edge.uplink.uplink import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Unauthenticated, Unavailable
@@ -165,7 +165,8 @@ def giving(**change: Any) -> Callable[[InferRequest, float], InferResponse]:
         (broken(RemoteError(RemoteErrorKind.PERMISSION_DENIED, "no")), "unavailable"),
         (broken(RemoteError(RemoteErrorKind.CANCELLED, "closed")), "unavailable"),
         (giving(parameters={"upwell.degraded": True}), "unavailable"),
-        (broken(RemoteError(RemoteErrorKind.NOT_FOUND, "no model")), "errors"),
+        (broken(RemoteError(RemoteErrorKind.NOT_FOUND, "no model")), "unavailable"),
+        (broken(Later("a budget is spent")), "unavailable"),
         (broken(RemoteError(RemoteErrorKind.GARBAGE, "?")), "errors"),
         (broken(RemoteError(RemoteErrorKind.DEADLINE, "late")), "errors"),
         (broken(RemoteError(RemoteErrorKind.RESOURCE_EXHAUSTED, "too large")), "errors"),

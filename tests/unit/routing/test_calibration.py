@@ -159,7 +159,7 @@ def test_a_risk_needs_requests() -> None:
     with pytest.raises(CannotCalibrate, match=r"148 requests with both answers known are too few.* it takes 149"):
         cut_for_risk(sample.where(np.arange(149) < 148), 0.02, 0.95)
     nobody_knows = Sample(np.arange(500.0), np.full(500, np.nan))
-    with pytest.raises(CannotCalibrate, match="0 requests with both answers known"):
+    with pytest.raises(CannotCalibrate, match="no line of the log knows both"):
         cut_for_risk(nobody_knows, 0.02, 0.95)
 
 

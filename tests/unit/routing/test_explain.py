@@ -153,3 +153,26 @@ def test_what_is_hardly_meant_is_doubted_where_it_stands(
 
 def test_a_good_policy_raises_no_doubt() -> None:
     assert warnings(policy(POLICY)) == {}
+
+
+def test_a_rule_for_some_models_need_not_suit_the_measures_of_others() -> None:
+    of = policy(
+        "defaults: {hard: {measure: entropy, above: 0.3}}\n"
+        "models: {pages: {hard: {measure: margin, below: 0.3}}}\n"
+        "rules: [{name: r, match: {model: pages}, set: {hard: {below: 0.2}}}]"
+    )
+    hard = of.settings("pages", of.rules[0]).hard
+    assert hard is not None
+    assert hard.threshold == 0.2
+    assert of.resolved("pages", of.rules[0]).origins["hard.threshold"] == "rules[0] r"
+    assert of.resolved("other", None).origins["hard.threshold"] == "defaults"
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_is_denied_says_so_whatever_other_rules_say(backwards: bool) -> None:
+    rules = ["{name: d, match: {}, egress: deny}", "{name: e, match: {}, route: edge}"]
+    of = f"rules: [{', '.join(reversed(rules) if backwards else rules)}]"
+    assert told(of, hardness=0.1).last.reason is Reason.EGRESS_DENIED
+    assert (
+        told(of.replace("deny", "deny, if: 'int(request.tags.n) > 3'"), hardness=0.1).last.reason is Reason.RULE_ERROR
+    )

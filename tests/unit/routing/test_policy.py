@@ -425,6 +425,10 @@ WRONG = [
     ("defaults: {hard: {max_risk: 0%}}", "defaults.hard.max_risk: expected more than 0"),
     ("defaults: {hard: {measure: energy, cloud_share: 5%}}", "defaults.hard: measure energy needs `above`, which"),
     ("defaults: {hard: {measure: output, above: 3}}", "defaults.hard: measure output needs `output`"),
+    (
+        "{defaults: {hard: {measure: entropy, above: 0.3}}, rules: [{name: r, match: {}, set: {hard: {below: 0.2}}}]}",
+        "rules[0].set.hard.below: measure entropy needs `above`; `below` means nothing",
+    ),
     ("defaults: {hard: {below: true}}", "defaults.hard.below: expected a number, got true"),
     ("defaults: {hard: {temperature: 0}}", "defaults.hard.temperature: expected more than 0"),
     ("defaults: {confidence: 100%}", "defaults.confidence: expected less than 1"),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from upwell.edge.spool.delivering import News
-from upwell.edge.spool.item import SpoolLimits, SpoolUnavailable, Stored, Tally
+from upwell.edge.spool.item import Later, SpoolLimits, SpoolUnavailable, Stored, Tally
 from upwell.edge.spool.keeper import REOPEN_S, Keeper
 from upwell.edge.spool.store import Store
 from upwell.shared.errors import ConfigError, InvalidRequest
@@ -22,8 +23,10 @@ from upwell.shared.oip.dataplane import InferRequest, InferResponse
 T = TypeVar("T")
 Send: TypeAlias = Callable[[InferRequest, float], InferResponse]
 """Send a request that may take so many seconds. Raises `RemoteError`."""
-StillAllowed: TypeAlias = Callable[[str, Mapping[str, str], int], bool]
-"""Whether the policy of now lets a request of this model, tags and size leave the device."""
+StillAllowed: TypeAlias = Callable[[str, Mapping[str, str], InferRequest], bool]
+"""Whether the policy of now lets a request of this model with these tags leave the device."""
+LeftAlone: TypeAlias = Callable[[], Collection[str]]
+"""The models of which nothing is to be sent now, while cases of others may be."""
 
 NOBODYS_FAULT = frozenset(
     {
@@ -37,6 +40,7 @@ NOBODYS_FAULT = frozenset(
 """Errors that say nothing about the case: it waits as long as it takes."""
 
 _POLL_S = 0.1
+_REST_POLL_S = 1.0
 _IDLE_S = 30.0
 _FREE_CASES = 3
 """How many different cases may fail in a row before the cloud itself is suspected."""
@@ -53,14 +57,22 @@ class _Failures:
     passed: int = -1
 
 
+@dataclass(frozen=True)
+class _Rest:
+    """How often in a row a model had to wait, and until when (monotonic)."""
+
+    count: int = 0
+    until_s: float = 0.0
+
+
 class Drainer:
-    """Sends one case at a time: oldest first, spooled ones before audits, at most `rate_per_s`.
+    """Sends one case at a time: oldest first, spooled ones before audits, at most `rate_per_s` and half of the time.
 
     A case that the cloud cannot read (INVALID_ARGUMENT) is set aside at once. After any other error that may be its
     own it pauses, twice as long each time, while the others go on; the error counts as an attempt only if something
     else has passed since its last one, and after `attempts` of those it is set aside. So neither a case that breaks the
     cloud nor a portal that garbles every answer costs anybody else's. When the link is down nothing counts, and all
-    pause.
+    pause; where the cloud does not know a model, or a budget of it is spent (`Later`), the cases of that model do.
     The n-th pause is `first_pause_s`·2ⁿ⁻¹ (at most `longest_pause_s`), times a random factor in [0.5, 1], so that a
     thousand devices behind one link do not come back as one.
     """
@@ -74,6 +86,7 @@ class Drainer:
         *,
         send: Send,
         may_send: Callable[[], bool],
+        left_alone: LeftAlone,
         still_allowed: StillAllowed,
         seed: int | None = None,
     ) -> None:
@@ -83,6 +96,7 @@ class Drainer:
         self._results = results
         self._send = send
         self._may_send = may_send
+        self._left_alone = left_alone
         self._still_allowed = still_allowed
         self._random = random.Random(seed)  # noqa: S311 (spreads load; keeps no secret)
         self._changed = threading.Condition()
@@ -92,6 +106,7 @@ class Drainer:
         self._outages = 0
         self._failing: set[str] = set()
         self._failures: dict[str, _Failures] = {}
+        self._rests: dict[str, _Rest] = {}
         self._thread = threading.Thread(target=self._run, name="spool-drainer", daemon=True)
         self._thread.start()
 
@@ -134,31 +149,41 @@ class Drainer:
         if not self._may_send():
             self._pause(_POLL_S)
             return
-        item, due_s = self._keeper.ask(lambda store: (store.next_due(self._keeper.now_s()), store.next_due_s()))
-        if item is None:
-            self._idle(_IDLE_S if due_s is None else min(_IDLE_S, max(0.0, due_s - self._keeper.now_s())))
-            return
         began_s = time.monotonic()
-        if not self._still_allowed(item.model, item.tags, len(item.request)):
-            self._save(lambda store: store.remove(item.id, "denied"))
-            return
-        self._try(item)
-        self._pause(1.0 / self._limits.rate_per_s - (time.monotonic() - began_s))
-        self._wait_for_cloud()
+        resting = {model for model, rest in self._rests.items() if began_s < rest.until_s}
+        resting.update(self._left_alone())
+        item, due_s = self._keeper.ask(
+            lambda store: (store.next_due(self._keeper.now_s(), resting), store.next_due_s())
+        )
+        if item is None:
+            due_in_s = math.inf if due_s is None else max(0.0, due_s - self._keeper.now_s())
+            self._idle(_REST_POLL_S if resting else min(_IDLE_S, due_in_s))
+        elif self._try(item):
+            took_s = time.monotonic() - began_s
+            self._pause(max(took_s, 1.0 / self._limits.rate_per_s - took_s))  # half of the link is for others
+            self._wait_for_cloud()
 
-    def _try(self, item: Stored) -> None:
+    def _try(self, item: Stored) -> bool:
+        """Send the case, unless it may not leave any more; whether that was tried."""
         try:
             request = item.infer_request()
+            if not self._still_allowed(item.model, item.tags, request):
+                self._save(lambda store: store.remove(item.id, "denied"))
+                return False
             response = self._send(request, self._limits.send_timeout_s)
             _check(request, response)
             answer = serialize_infer_response(response)
         except RemoteError as error:
             if error.kind is RemoteErrorKind.INVALID_ARGUMENT:
                 self._set_aside(item, item.attempts + 1, str(error))
+            elif error.kind is RemoteErrorKind.NOT_FOUND:
+                self._note_rest(item, str(error))
             elif error.kind in NOBODYS_FAULT:
                 self._note_outage(item, str(error))
             else:
                 self._note_error(item, str(error))
+        except Later as error:
+            self._note_rest(item, str(error))
         except InvalidRequest as error:
             self._set_aside(item, item.attempts + 1, f"what was kept cannot be read: {error}")
         except ConfigError as error:  # the token or certificate of this device is missing or broken
@@ -168,9 +193,11 @@ class Drainer:
             self._note_error(item, f"{type(error).__name__}: {error}")
         else:
             self._finish(item, answer)
+        return True
 
     def _finish(self, item: Stored, answer: bytes) -> None:
         self._failures.pop(item.id, None)
+        self._rests.pop(item.model, None)
         self.cloud_answered()
         wall_s = time.time()
         if self._save(lambda store: store.finish(item.id, answer, self._keeper.now_s(), wall_s)):
@@ -180,6 +207,14 @@ class Drainer:
         """Nobody's fault: the case goes behind the others that are due, and all wait a little."""
         self._tally.one("unavailable")
         self._outages += 1
+        next_s = self._keeper.now_s()
+        self._save(lambda store: store.postpone(item.id, next_s, item.attempts, text))
+
+    def _note_rest(self, item: Stored, text: str) -> None:
+        """Nothing of this model can go up for now: the case goes behind the others, and they rest a little."""
+        self._tally.one("unavailable")
+        count = self._rests.get(item.model, _Rest()).count + 1
+        self._rests[item.model] = _Rest(count, time.monotonic() + self._jittered(count))
         next_s = self._keeper.now_s()
         self._save(lambda store: store.postpone(item.id, next_s, item.attempts, text))
 

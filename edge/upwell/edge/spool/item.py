@@ -34,6 +34,10 @@ class SpoolUnavailable(UpwellError):
     """The disk is full, read-only or gone, or the spool is closed."""
 
 
+class Later(UpwellError):
+    """Nothing of a case's model can go up for now, through no fault of the case or the link."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A request to be sent later. `inputs` are as they would go up; `edge` is the device's answer, None without one.
@@ -138,7 +142,7 @@ class SpoolLimits:
     max_bytes: int = 256 << 20
     max_result_bytes: int = 64 << 20
     max_age_s: float = 7 * 86_400.0
-    rate_per_s: float = 5.0
+    rate_per_s: float = 20.0
     send_timeout_s: float = 30.0
     attempts: int = 5
     first_pause_s: float = 1.0

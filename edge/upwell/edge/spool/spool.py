@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout  # another class th
 from pathlib import Path
 
 from upwell.edge.spool.delivering import Deliverer, News
-from upwell.edge.spool.drainer import Drainer, Send, StillAllowed
+from upwell.edge.spool.drainer import Drainer, LeftAlone, Send, StillAllowed
 from upwell.edge.spool.item import (
     Case,
     SpoolCounts,
@@ -39,9 +39,10 @@ _SLACK_S = 5.0
 class Spool:
     """Cases on disk at `path`, sent by `send` while `may_send` says so. Safe to use from any thread; close it.
 
-    `still_allowed` is asked right before a case is sent, since the policy may have changed since it was kept; what it
-    denies is dropped. Each of `sinks` gets every result. Nothing raises because of the disk: what cannot be kept is
-    counted. The directory must be this process's own (`StateDir`). `seed` makes the pauses repeatable.
+    Those of the models that `left_alone` names wait while others go up. `still_allowed` is asked right before a case is
+    sent, since the policy may have changed since it was kept; what it denies is dropped. Each of `sinks` gets every
+    result. Nothing raises because of the disk: what cannot be kept is counted. The directory must be this process's own
+    (`StateDir`). `seed` makes the pauses repeatable.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Spool:
         limits: SpoolLimits,
         send: Send,
         may_send: Callable[[], bool],
+        left_alone: LeftAlone,
         still_allowed: StillAllowed,
         sinks: Sequence[Sink] = (),
         seed: int | None = None,
@@ -62,7 +64,7 @@ class Spool:
         self._keeper = Keeper(path, limits, self._tally)
         self._drainer = Drainer(
             self._keeper, limits, self._tally, self.news,
-            send=send, may_send=may_send, still_allowed=still_allowed, seed=seed,
+            send=send, may_send=may_send, left_alone=left_alone, still_allowed=still_allowed, seed=seed,
         )  # fmt: skip
         self._deliverers = [Deliverer(self._keeper, sink, self.news, self._tally) for sink in sinks]
 

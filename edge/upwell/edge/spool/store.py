@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,12 +85,17 @@ class Store:
         self._make_room(_WAITING, self._limits.max_bytes, "dropped_full", "kind, kept_s, rowid")
         return True
 
-    def next_due(self, now_s: float) -> Stored | None:
-        """The case to send now: a spooled one before any audit, the one that is due longest first."""
+    def next_due(self, now_s: float, apart_from: Collection[str] = ()) -> Stored | None:
+        """The case to send now: a spooled one before any audit, the one that is due longest first.
+
+        None of the models in `apart_from`.
+        """
+        others = _other_than(apart_from)
         for kind in ("spool", "audit"):
             row = self._connection.execute(
-                f"{_STORED} WHERE state = 'waiting' AND kind = ? AND next_s <= ? ORDER BY next_s, items.rowid LIMIT 1",
-                (kind, now_s),
+                f"{_STORED} WHERE state = 'waiting' AND kind = ? AND next_s <= ? AND {others} "
+                "ORDER BY next_s, items.rowid LIMIT 1",
+                (kind, now_s, *apart_from),
             ).fetchone()
             if row is not None:
                 return Stored(*_with_tags(row, 5))
@@ -213,6 +218,11 @@ class Store:
     def _number(self, query: str) -> int:
         value: Any = self._connection.execute(query).fetchone()[0]
         return int(value)
+
+
+def _other_than(models: Collection[str]) -> str:
+    """The condition that a case is of none of these models, with a place for the name of each."""
+    return f"model NOT IN ({', '.join('?' * len(models))})"
 
 
 def _with_tags(row: tuple[Any, ...], index: int) -> tuple[Any, ...]:

@@ -157,6 +157,8 @@ class CloudCall:
         self._started_s = started_s
         self._ended_s = math.nan
         self._outcome: CloudReply | CloudMiss | None = None
+        heard_s = None if way is None else way.link.answered_at_s
+        self._is_first = heard_s is None or heard_s > started_s  # then the time holds handshakes
         pending.add_done_callback(self._note_end)
 
     @property
@@ -225,8 +227,7 @@ class CloudCall:
     def _reply(self, response: InferResponse) -> CloudReply:
         assert self.way is not None  # noqa: S101  an answer came some way
         sent_bytes, received_bytes = self._pending.sent_bytes, self._pending.received_bytes
-        is_first = not self.way.link.answered
-        reply = CloudReply.of(response, sent_bytes, received_bytes, self.elapsed_s, is_first=is_first)
+        reply = CloudReply.of(response, sent_bytes, received_bytes, self.elapsed_s, is_first=self._is_first)
         self._ledger.answered(self.way, max(0.0, reply.total_s - (reply.server_s or 0.0)))
         self.way.station.give_back(self.way.link)
         return reply

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 from upwell.edge.uplink.keepalive import RoundTrips, channel_options
+from upwell.shared.errors import ConfigError
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.security import ClientSecurity
+
+WARM_UP_S = 10.0
+"""How long a new connection may take to be made, beyond which the next call makes it."""
 
 
 class Link:
@@ -67,9 +72,25 @@ class Station:
             self._close_unused(link)
 
     def retire(self, link: Link) -> None:
-        """Make a new connection for the next call; those under way on this one end in peace."""
+        """Make a new connection for the next call; those under way on this one end in peace.
+
+        It is made at once: on a slow link the handshakes would cost the next call its deadline.
+        """
         with self._lock:
+            was_in_use = self._links[0] is link and not self._closed
             self._retire(link)
+            if not was_in_use:
+                return
+            try:
+                self._links[0] = fresh = self._new_link()
+            except ConfigError:  # files that went wrong: the next call says so
+                return
+        with suppress(ConfigError, RemoteError):
+            fresh.client.warm_up(WARM_UP_S, lambda: self._warmed(fresh))
+
+    def _warmed(self, link: Link) -> None:
+        with self._lock:
+            link.answered_at_s = time.monotonic()
 
     def renew(self) -> None:
         """Retire every connection."""

@@ -31,6 +31,8 @@ from upwell.shared.units import parse_share
 from upwell.shared.yaml import load_yaml
 
 _LONGEST_S = 1e10
+_UNIX_TIME_S = 1e8
+"""From here on (1973) `t_s` is Unix time, as in logs that agents record; below it counts from any zero."""
 _PLOT_KINDS = (".png", ".svg", ".pdf")
 _SHARE = "This share of all requests goes up, such as 20%; large ones count."
 _RISK = "At most this share of all requests is answered by the device and wrong where the cloud is right, such as 2%."
@@ -150,11 +152,10 @@ def _calibrations(
     for model in by_model:
         text.set_target(model, target)
     policy = text.policy()
-    compiled = CompiledPolicy(policy)
     found: list[Calibration] = []
     refused: list[Refusal] = []
     for model, lines in by_model.items():
-        hard = _plain(policy, model)
+        hard, compiled = _plain(policy, model), CompiledPolicy(_at_no_hour(policy, lines))
         for identity, group in by_identity(lines).items():
             try:
                 found.append(calibration_of(group, compiled, hard, identity, target))
@@ -168,6 +169,13 @@ def _plain(policy: Policy, model: str) -> HardSettings:
     hard = policy.model_copy(update={"calibrations": []}).settings(model, None).hard
     assert hard is not None  # noqa: S101  `PolicyText.set_target` refuses a `hard` that is off
     return hard
+
+
+def _at_no_hour(policy: Policy, lines: Sequence[LogLine]) -> Policy:
+    """The policy without its rules about hours, where nobody knows at what time of day the requests came."""
+    if any(line.t_s >= _UNIX_TIME_S for line in lines):
+        return policy
+    return policy.model_copy(update={"rules": [rule for rule in policy.rules if rule.match.hours is None]})
 
 
 def _write(text: PolicyText, found: Sequence[Calibration], policy: Path, out: Path) -> None:

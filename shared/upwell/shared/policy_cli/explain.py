@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timezone, tzinfo
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
@@ -15,11 +16,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from upwell.shared.routing.explain import Explanation, Step
+from upwell.shared.routing.explain import Explanation, Setting, Step
 from upwell.shared.routing.explain import explain as explained
 from upwell.shared.routing.inquiry import NOW_S, Inquiry
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy import Policy, Rule
+from upwell.shared.routing.rules import Finding, Verdict
 from upwell.shared.yaml import load_yaml
+
+_UNITS = MappingProxyType(
+    {
+        "deadline": " s",
+        "hedge.after": " s",
+        "large.above": " bytes",
+        "record.keep": " bytes",
+        "energy.inference": " J",
+        "energy.uplink_byte": " J",
+        "source.rate": "/s",
+    }
+)
 
 
 def explain(
@@ -31,9 +45,13 @@ def explain(
     written, inquiry = load_yaml(policy, Policy), load_yaml(request, Inquiry)
     explanation = explained(written, inquiry, _wall_time_s(inquiry.time, written.timezone))
     if as_json:
-        typer.echo(json.dumps(document(explanation)))
+        typer.echo(json.dumps(document(written, explanation)))
     else:
-        _show(explanation)
+        _show(written, explanation)
+
+
+def _zone(name: str) -> tzinfo:
+    return timezone.utc if name == "UTC" else ZoneInfo(name)
 
 
 def _wall_time_s(text: str | None, zone: str) -> float:
@@ -41,15 +59,14 @@ def _wall_time_s(text: str | None, zone: str) -> float:
     if text is None:
         return time.time()
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=timezone.utc if zone == "UTC" else ZoneInfo(zone))
-    return at.timestamp()
+    return (at if at.tzinfo else at.replace(tzinfo=_zone(zone))).timestamp()
 
 
-def document(explanation: Explanation) -> dict[str, Any]:
+def document(policy: Policy, explanation: Explanation) -> dict[str, Any]:
     """The explanation as JSON can hold it: times in seconds, null for what is unknown or does not apply."""
     last = explanation.last
     return {
+        "signals": _signals(policy, explanation),
         "plan": str(last.plan),
         "reason": str(last.reason),
         "degraded": last.degraded,
@@ -66,6 +83,25 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "failed_rule": last.verdict.failed_rule or None,
         "settings": [{"key": one.key, "value": one.value, "from": one.origin} for one in explanation.settings],
         "steps": [_step(step) for step in explanation.steps],
+    }
+
+
+def _signals(policy: Policy, explanation: Explanation) -> dict[str, Any]:
+    """What was known of request and link; the time is that of the policy's zone."""
+    signals, facts = explanation.signals, explanation.facts
+    subject = signals.subject
+    at = datetime.fromtimestamp(subject.wall_time_s, _zone(policy.timezone))
+    return {
+        "model": subject.model,
+        "row_sizes_bytes": list(signals.row_sizes_bytes),
+        "tags": dict(subject.tags),
+        "time": at.isoformat(timespec="seconds"),
+        "deadline_s": _rounded(signals.caller_deadline_s - NOW_S),
+        "rtt_s": _rounded(facts.rtt_s),
+        "up_bytes_per_s": _rounded(facts.up_bytes_per_s),
+        "breaker_open": facts.breaker_open,
+        "has_edge": signals.has_edge,
+        "has_cloud": signals.has_cloud,
     }
 
 
@@ -88,18 +124,24 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _show(explanation: Explanation) -> None:
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.9g}") if math.isfinite(value) else None
+
+
+def _show(policy: Policy, explanation: Explanation) -> None:
     console = Console(highlight=False)
+    _heading(console, "Signals")
+    for name, value in _signals(policy, explanation).items():
+        console.print(_text(f"  {name}: {'unknown' if value is None else json.dumps(value, ensure_ascii=False)}"))
     _heading(console, "Rules")
-    for rule in explanation.rules:
-        said = f"error, so nothing leaves the device: {rule.error}" if rule.error else f"no: {rule.missed}"
-        console.print(_text(f"  {rule.name}: {said if rule.missed else 'matches'}"))
+    for rule, found in zip(policy.rules, explanation.rules, strict=True):
+        console.print(_text(f"  {rule.name}: {_became(rule, found, explanation.last.verdict)}"))
     if not explanation.rules:
         console.print("  none")
     _heading(console, "Settings")
     table = Table.grid(padding=(0, 2))
     for one in explanation.settings:
-        table.add_row(_text(f"  {one.key}"), _text(_value(one.value)), Text(_plain(one.origin), style="dim"))
+        table.add_row(_text(f"  {one.key}"), _text(_value(one)), Text(_plain(one.origin), style="dim"))
     console.print(table)
     _heading(console, "Predicted")
     for route, value in explanation.predicted_s.items():
@@ -110,13 +152,26 @@ def _show(explanation: Explanation) -> None:
             console.print(_text(f"  {line}"))
 
 
+def _became(rule: Rule, found: Finding, verdict: Verdict) -> str:
+    if found.missed:
+        return f"error, so nothing leaves the device: {found.error}" if found.error else f"no: {found.missed}"
+    does = ["nothing leaves the device"] if rule.egress else []
+    if rule.name == verdict.rule:
+        does.append("it decides")
+    elif rule.route or rule.set:
+        does.append(f"{verdict.rule} before it decides")
+    return f"matches: {', and '.join(does)}"
+
+
 def _lines(step: Step, hardness: float | None) -> list[str]:
     decision = step.decision
     lines = [f"deadline {_ms(decision.deadline_s - NOW_S)} after the arrival"]
     if step.after_edge:
         lines.append(f"hardness {hardness:g}")
     if decision.up_rows:
-        lines.append(f"rows to the cloud: {', '.join(map(str, decision.up_rows))}")
+        is_one = len(decision.up_rows) == 1
+        rows = ", ".join(map(str, decision.up_rows))
+        lines.append(f"row {rows} goes to the cloud" if is_one else f"rows {rows} go to the cloud")
     if decision.obstacle is not None:
         lines.append(f"in the way of the cloud: {decision.obstacle}")
     if decision.refusal:
@@ -135,8 +190,11 @@ def _ms(value: float) -> str:
     return f"{value * 1e3:.1f} ms" if math.isfinite(value) else "unknown"
 
 
-def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+def _value(setting: Setting) -> str:
+    value = setting.value
+    if isinstance(value, str | bool):
+        return str(value).lower() if isinstance(value, bool) else value
+    return f"{value:.15g}{_UNITS.get(setting.key, '')}"
 
 
 def _plain(text: str) -> str:

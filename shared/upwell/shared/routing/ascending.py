@@ -107,17 +107,17 @@ def ascent(case: Case, edge: EdgeTime, rows: tuple[int, ...], *, must: bool = Fa
         return Ascent(obstacle)
     model, state, settings = case.signals.subject.model, case.state, case.verdict.settings
     available_s = case.give_up_s - case.now_s
+    size_bytes = case.size_bytes(rows)
     probes: tuple[str, ...] = ()
     for key in (LINK, model):
         breaker = state.breakers.get(key)
         if breaker is None or not breaker.is_open:
             continue
-        admission = breaker.admit(case.now_s, available_s)
+        admission = breaker.admit(case.now_s, available_s, size_bytes)
         if admission is Admission.REFUSE:
             return Ascent(Reason.BREAKER_OPEN)
         if admission is Admission.PROBE:
             probes = (*probes, key)
-    size_bytes = case.size_bytes(rows)
     predicted = predict(state, model, len(rows), size_bytes, settings.confidence, case.now_s)
     side = state.sides.get(model)
     obstacle = _too_slow(predicted, available_s, was_kept=side is False)
@@ -128,7 +128,9 @@ def ascent(case: Case, edge: EdgeTime, rows: tuple[int, ...], *, must: bool = Fa
         turns = side is not (obstacle is None)
     turn = (obstacle is None) if turns else None
     if obstacle is not None:
-        return Ascent(obstacle, predicted=predicted, turn=turn)
+        # A case that the link, as it was, is too slow for would find out nothing about the cloud.
+        is_poor_probe = bool(probes) and obstacle is Reason.CLOUD_TOO_SLOW
+        return Ascent(Reason.BREAKER_OPEN if is_poor_probe else obstacle, predicted=predicted, turn=turn)
     draws = tuple(
         draw_of(limit, settings.prices, size_bytes, case.signals.subject.wall_time_s) for limit in settings.budget
     )

@@ -29,14 +29,18 @@ class Breaker:
     `patience_s` (infinite for failures of other kinds), and a request that can wait `MORE_PATIENT` times as long
     passes. The wait of the last probe is kept as `probed_s`: a request that can wait that much longer need not sit out
     what a hasty probe's failure added, and probes at once. So callers in a hurry cut nobody off who is not.
+    Nor do callers with much to send those with little: `least_bytes` is the smallest message that timed out (0 after a
+    failure of another kind), and one `SMALLER` times smaller passes. One that is that much smaller than the last probe,
+    `probed_bytes`, waits no longer than `FIRST_WAIT_S` after it: a link that came back weak carries the small ones.
     """
 
     FAILURES: ClassVar[int] = 3
-    FEARED: ClassVar[float] = 1.0 / 3.0
+    FEARED: ClassVar[float] = 0.5
     FIRST_WAIT_S: ClassVar[float] = 0.5
     LONGEST_WAIT_S: ClassVar[float] = 2.0
     PROBE_TIMEOUT_S: ClassVar[float] = 30.0
     MORE_PATIENT: ClassVar[float] = 2.0
+    SMALLER: ClassVar[float] = 2.0
 
     failures: float = 0.0
     wait_s: float = 0.0
@@ -44,17 +48,23 @@ class Breaker:
     probe_since_s: float = -math.inf
     patience_s: float = 0.0
     probed_s: float = 0.0
+    least_bytes: float = math.inf
+    probed_bytes: float = 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether it is open or half open: the last thing that was heard of the cloud is that it fails."""
         return self.wait_s > 0.0
 
-    def admit(self, now_s: float, wait_s: float) -> Admission:
-        """Whether a request that can wait `wait_s` for its answer may go up now."""
+    def admit(self, now_s: float, wait_s: float, size_bytes: float = math.inf) -> Admission:
+        """Whether a request of so many bytes that can wait `wait_s` for its answer may go up now."""
         if not self.is_open or wait_s > self.patience_s * self.MORE_PATIENT:
             return Admission.ALLOW
-        if not self.has_slot(now_s) or (now_s < self.open_until_s and wait_s <= self.probed_s * self.MORE_PATIENT):
+        if 0.0 < size_bytes * self.SMALLER <= self.least_bytes < math.inf:
+            return Admission.ALLOW
+        is_smaller = size_bytes * self.SMALLER <= self.probed_bytes
+        again_s = self.open_until_s - (self.wait_s - self.FIRST_WAIT_S if is_smaller else 0.0)
+        if not self.has_slot(now_s) or (now_s < again_s and wait_s <= self.probed_s * self.MORE_PATIENT):
             return Admission.REFUSE
         return Admission.PROBE
 
@@ -74,27 +84,34 @@ class Breaker:
         """Closed, with a clean record."""
         return _CLOSED
 
-    def failed(self, now_s: float, waited_s: float = math.inf, *, was_feared: bool = False) -> Breaker:
+    def failed(
+        self, now_s: float, waited_s: float = math.inf, size_bytes: float = 0.0, *, was_feared: bool = False
+    ) -> Breaker:
         """With one more failure counted, and open if there were enough; `waited_s` where it was a timeout.
 
         One that `was_feared` (sent in the hope that the link is better than it was) says little and counts `FEARED`.
         """
         failures = self.failures + (self.FEARED if was_feared else 1.0)
         patience_s = max(self.patience_s, waited_s)
+        least_bytes = min(self.least_bytes, size_bytes) if waited_s < math.inf else 0.0
         if not self.is_open and failures < self.FAILURES - 1e-6:
-            return replace(self, failures=failures, patience_s=patience_s)
+            return replace(self, failures=failures, patience_s=patience_s, least_bytes=least_bytes)
         wait_s = min(self.LONGEST_WAIT_S, self.wait_s * 2 or self.FIRST_WAIT_S)
-        probed_s = waited_s if self.is_open else patience_s
-        return Breaker(failures, wait_s, now_s + wait_s, patience_s=patience_s, probed_s=probed_s)
+        probed_s, probed_bytes = (waited_s, size_bytes) if self.is_open else (patience_s, least_bytes)
+        return Breaker(
+            failures, wait_s, now_s + wait_s,
+            patience_s=patience_s, probed_s=probed_s, least_bytes=least_bytes, probed_bytes=probed_bytes,
+        )  # fmt: skip
 
     def heartened(self, now_s: float) -> Breaker:
         """Open, but ready for a probe at once: something else showed that the cloud can be reached again."""
         return replace(self, open_until_s=min(self.open_until_s, now_s))
 
-    def outlasted(self, waited_s: float) -> Breaker:
-        """With the patience of a caller noted who passed an open breaker and waited in vain."""
+    def outlasted(self, waited_s: float, size_bytes: float = 0.0) -> Breaker:
+        """With what a caller had noted who passed an open breaker and waited in vain."""
         patience_s, probed_s = max(self.patience_s, waited_s), max(self.probed_s, waited_s)
-        return replace(self, patience_s=patience_s, probed_s=probed_s)
+        least_bytes = min(self.least_bytes, size_bytes)
+        return replace(self, patience_s=patience_s, probed_s=probed_s, least_bytes=least_bytes)
 
 
 _CLOSED = Breaker()

@@ -62,8 +62,11 @@ def threshold_of(state: RouterState, hard: HardSettings) -> float:
 
 def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tuple[tuple[int, ...], Reason]:
     """The rows that want the cloud before anything ran, and the reason; without any, why the device answers."""
-    if verdict.route is not None:
-        return (rows if verdict.route == "cloud" else ()), Reason.RULE
+    denied = Reason.RULE_ERROR if verdict.failed_rule else Reason.EGRESS_DENIED
+    if verdict.route == "cloud":
+        return rows, Reason.RULE
+    if verdict.route == "edge":
+        return (), denied if verdict.egress_rule else Reason.RULE
     if not signals.has_edge:
         return rows, Reason.NO_EDGE
     settings = verdict.settings
@@ -71,7 +74,7 @@ def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tu
     if large:
         return large, Reason.LARGE
     if verdict.egress_rule:
-        return (), Reason.RULE_ERROR if verdict.failed_rule else Reason.EGRESS_DENIED
+        return (), denied
     if not signals.has_cloud:
         return (), Reason.NO_CLOUD
     if settings.hard is None:

@@ -13,8 +13,9 @@ from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.router import Router
 from upwell.shared.routing.rules import CompiledPolicy, Finding
 from upwell.shared.routing.sections import FAILURE_REASONS
-from upwell.shared.routing.settings import Identity, Settings
+from upwell.shared.routing.settings import Settings
 from upwell.shared.routing.state import Decision, RouterState, Signals
+from upwell.shared.routing.subject import Facts
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a request goes where it goes: the rules, the settings under them, the predictions, and each decision.
+    """Why a request goes where it goes: what is known, the rules, the settings under them, and each decision.
 
-    `predicted_s` is by route, NaN where unknown. `hardness` is None where it was not given or is not asked for.
+    `facts` are NaN where unknown. `hardness` is None where it was not given or is not asked for.
     """
 
+    signals: Signals
+    facts: Facts
     rules: tuple[Finding, ...]
     settings: tuple[Setting, ...]
-    predicted_s: Mapping[str, float]
     steps: tuple[Step, ...]
     hardness: float | None
+
+    @property
+    def predicted_s(self) -> Mapping[str, float]:
+        """What each route is predicted to take, NaN where unknown."""
+        return {"edge": self.facts.edge_s, "cloud": self.facts.cloud_s}
 
     @property
     def last(self) -> Decision:
@@ -55,7 +62,7 @@ class Explanation:
 
 def explain(policy: Policy, inquiry: Inquiry, wall_time_s: float) -> Explanation:
     """The decision on `inquiry` at the Unix time `wall_time_s`, with everything that led to it."""
-    identities = {inquiry.model: Identity()}
+    identities = {inquiry.model: inquiry.identity}
     router = Router(policy, identities)
     state, signals = inquiry.state(router), inquiry.signals(wall_time_s)
     facts = facts_of(state, signals, NOW_S)
@@ -66,9 +73,10 @@ def explain(policy: Policy, inquiry: Inquiry, wall_time_s: float) -> Explanation
     if first.escalate and value is not None:
         steps.append(Step(True, _after_edge(router, state, inquiry, first, value, wall_time_s)))
     return Explanation(
+        signals,
+        facts,
         CompiledPolicy(policy, identities).examine(signals.subject, facts),
-        _settings(policy, inquiry.model, first.verdict.rule, settings),
-        {"edge": facts.edge_s, "cloud": facts.cloud_s},
+        _settings(policy, inquiry, first.verdict.rule, settings),
         tuple(steps),
         value,
     )
@@ -82,10 +90,10 @@ def _after_edge(
     return router.decide(state, signals, NOW_S + (inquiry.edge_s or 0.0))
 
 
-def _settings(policy: Policy, model: str, rule_name: str, settings: Settings) -> tuple[Setting, ...]:
+def _settings(policy: Policy, inquiry: Inquiry, rule_name: str, settings: Settings) -> tuple[Setting, ...]:
     """Every setting that differs from nothing, in the order of `Settings`, with its origin."""
     rule = next((rule for rule in policy.rules if rule.name == rule_name), None)
-    origins = policy.resolved(model, rule, Identity()).origins
+    origins = policy.resolved(inquiry.model, rule, inquiry.identity).origins
     found = []
     for key, value in _flat(settings).items():
         section = key.partition(".")[0]

@@ -12,6 +12,7 @@ from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.router import Router
+from upwell.shared.routing.settings import Identity
 from upwell.shared.routing.state import CloudAnswered, CloudFailure, EdgeRan, RouterState, Signals
 from upwell.shared.routing.subject import Subject
 
@@ -58,12 +59,20 @@ class Inquiry(_Keys):
     breaker_open: bool = False
     has_edge: bool = True
     has_cloud: bool = True
+    edge_digest: str = ""
+    edge_runtime: str = ""
+    cloud_digest: str = ""
 
     @model_validator(mode="after")
     def _one_size(self) -> Inquiry:
         if self.size_bytes is not None and self.row_sizes_bytes is not None:
             raise ValueError("expected size_bytes (of one row) or row_sizes_bytes, not both")
         return self
+
+    @property
+    def identity(self) -> Identity:
+        """What runs, for the choice of a calibration."""
+        return Identity(self.edge_digest, self.edge_runtime, self.cloud_digest)
 
     @property
     def sizes_bytes(self) -> tuple[int, ...]:

@@ -115,18 +115,21 @@ def ended(state: RouterState, outcome: CloudFailure | CloudDropped, now_s: float
 def _count(breakers: dict[str, Breaker], failure: CloudFailure, flight: Flight | None, now_s: float) -> None:
     """Count a failure for the link or for the model, whichever it speaks of."""
     was_feared = flight is not None and failure.waited_s < flight.expected_s
+    size_bytes = 0 if flight is None else flight.size_bytes
     if LINK in failure.probes and failure.reason not in LINK_FAILURES:
         is_late = failure.reason is Reason.CLOUD_DEADLINE
-        breakers[LINK] = breakers[LINK].failed(now_s, failure.waited_s) if is_late else _CLOSED  # it answered
+        breakers[LINK] = (
+            breakers[LINK].failed(now_s, failure.waited_s, size_bytes) if is_late else _CLOSED  # it answered
+        )
     if failure.reason in CALLERS_FAULTS:
         return
     key = LINK if failure.reason in LINK_FAILURES else failure.model
     breaker = breakers.get(key, _CLOSED)
     # A straggler, sent before the breaker opened, tells nothing new: only a probe may keep it open.
     if not breaker.is_open or key in failure.probes:
-        breakers[key] = breaker.failed(now_s, failure.waited_s, was_feared=was_feared)
+        breakers[key] = breaker.failed(now_s, failure.waited_s, size_bytes, was_feared=was_feared)
     else:
-        breakers[key] = breaker.outlasted(failure.waited_s)
+        breakers[key] = breaker.outlasted(failure.waited_s, size_bytes)
 
 
 def _without(state: RouterState, outcome: CloudFailure | CloudDropped, flight: Flight, now_s: float) -> RouterState:

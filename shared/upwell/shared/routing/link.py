@@ -23,6 +23,10 @@ def fade(silence_s: float) -> float:
     return 2.0 ** -min(1000.0, ((silence_s - FRESH_S) / FADE_S) ** 2) if silence_s < 1e6 else 0.0
 
 
+_PRIOR = (1.0,) * 4
+"""Predictions count as right until judged: one bad start must not keep everything on the device."""
+
+
 class LinkSample(NamedTuple):
     """`sent_bytes` up and `received_bytes` down took `network_s` outside the server, seen at `at_s`.
 
@@ -69,8 +73,8 @@ class LinkEstimate:
     rtt_s: float = math.nan
     inverse_bandwidth_s_per_byte: float = 0.0
     down_s_per_byte: float = 0.0
-    errors: tuple[float, ...] = ()
-    ordered_errors: tuple[float, ...] = ()
+    errors: tuple[float, ...] = _PRIOR
+    ordered_errors: tuple[float, ...] = _PRIOR
     last_at_s: float = -math.inf
 
     @property
@@ -109,11 +113,14 @@ class LinkEstimate:
         newest_s, up, down, rtt_s = self.samples[-1].at_s, 1.0, 0.0, 0.0
         if exact:
             up, down = _slopes(exact, self.LEAST_DIFFERENCE_BYTES, self.NEAR)
+            up = up or _least_slope(self.samples, self.LEAST_DIFFERENCE_BYTES)
             rests = (
                 (s.network_s - up * s.sent_bytes - down * s.received_bytes, _weight(newest_s - s.at_s, self.RTT_HALF_S))
                 for s in exact
             )
             rtt_s = max(0.0, _median(rests))
+            if up > 0.0:
+                rtt_s = min(rtt_s, *(s.network_s for s in exact))
         if up > 0.0:
             inverses = [
                 (
@@ -147,10 +154,8 @@ class LinkEstimate:
         return replace(self, last_at_s=now_s)
 
     def error(self, confidence: float) -> float:
-        """How many times longer than predicted a call takes at most, with that probability; 1 where none was judged."""
+        """How many times longer than predicted a call takes at most, with that probability."""
         count = len(self.ordered_errors)
-        if not count:
-            return 1.0
         return self.ordered_errors[min(count, max(1, math.ceil(confidence * (count + 1)))) - 1]
 
     def expect_s(self, sent_bytes: int, received_bytes: float = 0.0) -> float:
@@ -184,6 +189,17 @@ def _slope(points: list[tuple[int, float]], least_difference: int, near: int) ->
         for lag in range(1, near + 1)
         for (x1, y1), (x2, y2) in zip(points, points[lag:], strict=False)
         if abs(x2 - x1) >= least_difference
+    ]
+    return max(0.0, _median(slopes)) if slopes else 0.0
+
+
+def _least_slope(samples: Iterable[LinkSample], least_difference: int) -> float:
+    """Seconds per byte at least, from messages that took longer than smaller ones, by nobody knows how much."""
+    slopes = [
+        ((bound.network_s - exact.network_s) / (bound.sent_bytes - exact.sent_bytes), 1.0)
+        for bound in samples
+        for exact in samples
+        if bound.is_bound and not exact.is_bound and bound.sent_bytes - exact.sent_bytes >= least_difference
     ]
     return max(0.0, _median(slopes)) if slopes else 0.0
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=0)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _known(values: Any) -> Any:
+    """Without the entries that are null."""
+    if not isinstance(values, dict):
+        return {} if values is None else values
+    return {key: value for key, value in values.items() if value is not None}
+
+
+Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 
 class LogLine(BaseModel):
@@ -25,14 +35,14 @@ class LogLine(BaseModel):
     model: str = Field(min_length=1)
     size_bytes: Count
     edge_s: Duration | None = None
-    hardness: Mapping[str, float] = {}
-    edge_digest: str = ""
-    edge_runtime: str = ""
-    cloud_digest: str = ""
+    hardness: Annotated[Mapping[str, float], BeforeValidator(_known)] = {}
+    edge_digest: Text = ""
+    edge_runtime: Text = ""
+    cloud_digest: Text = ""
     logits: tuple[float, ...] | None = None
-    reply_bytes: Count = 0
+    reply_bytes: Annotated[Count, BeforeValidator(lambda value: 0 if value is None else value)] = 0
     cloud_s: Duration | None = None
     edge_correct: bool | None = None
     cloud_correct: bool | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
-    tags: Mapping[str, str] = {}
+    tags: Annotated[Mapping[str, str], BeforeValidator(_known)] = {}

@@ -39,11 +39,12 @@ _UNTIL_CALIBRATED: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings; for each key who wrote it; and at which place of the file what is wrong."""
+    """The settings; for each key who wrote it; and at which place of the file what is wrong, or means nothing here."""
 
     settings: Settings
     origins: Mapping[str, str]
     problems: Mapping[Location, str]
+    idle: Mapping[Location, str]
 
 
 def resolve(layers: Layers, model: str | None, calibrations: Sequence[Calibration], identity: Identity) -> Resolved:
@@ -68,7 +69,7 @@ def resolve(layers: Layers, model: str | None, calibrations: Sequence[Calibratio
         explore=get(("explore",), 0.0),
         record_bytes=0 if layers.is_off("record") else get(("record", "keep"), 64 << 20),
     )
-    return Resolved(settings, _origins(layers) | resolver.calibrated, resolver.problems)
+    return Resolved(settings, _origins(layers) | resolver.calibrated, resolver.problems, resolver.idle)
 
 
 def _failures(layers: Layers) -> Mapping[Reason, Action]:
@@ -104,8 +105,13 @@ def _origins(layers: Layers) -> dict[str, str]:
     for section in _SECTIONS:
         for key, level in layers.written(section):
             found[f"{section}.{key}" if key else section] = level.label
-    threshold = layers.origin(("hard", "below"), ("hard", "above"))
-    return found | {"hard.threshold": threshold}
+    key, _ = _directions(layers.get(("hard", "measure"), "margin"))
+    return found | {"hard.threshold": layers.origin(("hard", key))}
+
+
+def _directions(measure: Measure) -> tuple[str, str]:
+    """The key that the threshold of `measure` is written under, and the one that it is not."""
+    return ("above", "below") if measure in RISING else ("below", "above")
 
 
 _SECTIONS = (
@@ -115,7 +121,7 @@ _SECTIONS = (
 
 
 class _Resolver:
-    """The sections that can be wrong only as a whole; `problems` collects what is."""
+    """The sections that can be wrong only as a whole; `problems` collects what is, `idle` what means nothing."""
 
     def __init__(
         self, layers: Layers, model: str | None, calibrations: Sequence[Calibration], identity: Identity
@@ -123,6 +129,7 @@ class _Resolver:
         self._layers, self._model = layers, model
         self._calibrations, self._identity = calibrations, identity
         self.problems: dict[Location, str] = {}
+        self.idle: dict[Location, str] = {}
         self.calibrated: dict[str, str] = {}
 
     def hard(self) -> HardSettings | None:
@@ -169,9 +176,10 @@ class _Resolver:
 
     def _threshold(self, measure: Measure) -> float:
         """The threshold that is written for the direction of the measure, or what holds without one."""
-        key, other = ("above", "below") if measure in RISING else ("below", "above")
+        key, other = _directions(measure)
         threshold: float | None = self._layers.get(("hard", key))
         if threshold is not None:
+            self._note_idle(measure, key, other)
             return self._in_range(threshold, measure, key)
         is_target = bool(self._target())
         if ("hard", other) in self._layers or (measure not in _UNTIL_CALIBRATED if is_target else measure != "margin"):
@@ -180,6 +188,15 @@ class _Resolver:
             self._blame(f"measure {measure} needs `{key}`{until}, such as {example}")
             return math.nan
         return _UNTIL_CALIBRATED[measure]
+
+    def _note_idle(self, measure: Measure, key: str, other: str) -> None:
+        """Note a threshold in the wrong direction whose level knew the measure, and meant to change its threshold."""
+        wrote = {name: self._layers.level(("hard", name)) for name in (key, other, "measure")}
+        ranks = {name: -1 if level is None else _RANK[level.location[0]] for name, level in wrote.items()}
+        level = wrote[other]
+        if level is not None and ranks[other] > ranks[key] and ranks[other] >= ranks["measure"]:
+            place: Location = (*level.location, "hard", other)
+            self.idle[place] = f"measure {measure} needs `{key}`; `{other}` means nothing"
 
     def _in_range(self, threshold: float, measure: Measure, key: str) -> float:
         if measure in _IN_UNIT and not 0 <= threshold <= 1:

@@ -113,10 +113,25 @@ def _contradictions(parts: Parts) -> dict[Location, str]:
     if len(setting) * (len(parts.models) + 1) > MAX_COMBINATIONS:
         return {("rules",): f"rules with `set` times models are more than {MAX_COMBINATIONS}; expected fewer"}
     found: dict[Location, str] = {}
-    for model in (None, *parts.models):
-        for index in setting:
-            found.update(parts.resolved(model, index, Identity()).problems)
+    for index in setting:
+        models = [one for one in (None, *parts.models) if index is None or _may_meet(parts, one, parts.rules[index])]
+        idle: list[Mapping[Location, str]] = []
+        for model in models:
+            resolved = parts.resolved(model, index, Identity())
+            found.update(resolved.problems)
+            idle.append(resolved.idle)
+        for one in idle:  # a rule may be meant for only some of the models that it meets
+            found.update({at: text for at, text in one.items() if index is None or all(at in other for other in idle)})
     return found
+
+
+def _may_meet(parts: Parts, model: str | None, rule: Rule) -> bool:
+    """Whether `rule` can match a request of `model`, or where that is None of a model that `models` does not name."""
+    named = rule.match.model
+    if named is None:
+        return True
+    names = {named} if isinstance(named, str) else set(named)
+    return model in names if model is not None else not names <= parts.models.keys()
 
 
 def joined(error: ValidationError, problems: Mapping[Location, str]) -> ValidationError:

@@ -90,6 +90,16 @@ def test_a_device_with_more_than_it_can_do_refuses_and_those_it_takes_are_in_tim
     assert sum(one.route is None for one in served) > 150
 
 
+def test_a_target_counts_the_large_cases_too() -> None:
+    text = "defaults: {deadline: 300ms, large: {above: 15kB}, hard: {cloud_share: 50%}}"
+    lines = [
+        line(index / 10, size_bytes=20_000 if index % 5 < 2 else 10_000, hardness={"margin": index * 7 % 100 / 100})
+        for index in range(2000)
+    ]
+    served = routed(rules(text), scene(lines, mbps=1000.0))
+    assert sum(one.left_bytes > 0 for one in served) == pytest.approx(1000, abs=20)
+
+
 def test_without_a_cloud_nothing_goes_up() -> None:
     served = edge_only(rules(), scene([line(), easy(1.0)]))
     assert [one.route for one in served] == [Route.EDGE, Route.EDGE]

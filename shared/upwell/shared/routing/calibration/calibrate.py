@@ -122,7 +122,7 @@ def _cut(chosen_on: Sample, target: Target, lines: int) -> float:
 
 
 def as_sample(lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, target: Target) -> Sample:
-    """The lines as a threshold sees them. `t_s` counts as the time of day for rules, from midnight in UTC."""
+    """The lines as a threshold sees them. For rules `t_s` counts as Unix time."""
     values = measured(lines, hard.measure, hard.temperature)
     values = np.where(np.isnan(values), np.inf, values if hard.measure in RISING else -values)
     fixed = [_whatever_the_threshold(line, policy, hard, target) for line in lines]

@@ -141,6 +141,8 @@ def cut_for_risk(sample: Sample, max_risk: float, confidence: float) -> float:
     """
     known = sample.known
     needed = requests_for_risk(max_risk, confidence)
+    if not len(known):
+        raise CannotCalibrate("a risk needs edge_correct and cloud_correct, and no line of the log knows both")
     if len(known) < needed:
         raise CannotCalibrate(
             f"{len(known)} requests with both answers known are too few to show a risk of at most {max_risk:.4g} at "

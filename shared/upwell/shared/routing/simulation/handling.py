@@ -72,6 +72,8 @@ class Handling:
             self._prober.note_candidate()
         if decision.refusal or not self._note_obstacle(decision):
             return
+        if not decision.escalate:
+            self._learn_scores(len(decision.up_rows) + len(decision.kept_rows), ())
         if decision.up_rows:
             self._send(decision)
         elif not (yield from self._ask_device(decision)):
@@ -132,10 +134,15 @@ class Handling:
         assert hard is not None  # noqa: S101  or nothing would escalate
         value = self._pilot.habits.scores(self._request, hard)
         decision = self._pilot.decide(replace(self._signals, scored_rows=(0,), hardness=(value,)))
-        has_target = not (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk))
-        if has_target and self._decision.verdict.route is None and self._pilot.habits.learns_scores:
-            self._pilot.observe(Scored(self._request.line.model, hard.scope, 1, 0, (value,)))
+        self._learn_scores(0, (value,))
         return decision
+
+    def _learn_scores(self, large: int, values: tuple[float, ...]) -> None:
+        """Tell the router whether the row was hard: what a share or a risk is held by counts every request."""
+        hard = self._settings.hard
+        has_target = hard is not None and not (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk))
+        if hard is not None and has_target and self._pilot.habits.learns_scores:
+            self._pilot.observe(Scored(self._request.line.model, hard.scope, 1, large, values))
 
     def _settle(self, call: Call) -> Process[None]:
         """Wait for the cloud, with the device in time for the answer that stands in for it."""

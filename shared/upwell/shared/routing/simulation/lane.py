@@ -1,6 +1,7 @@
 """The device, simulated: one run at a time, the most urgent first, with slots promised to those who wait for the cloud.
 
-The order and the promises are those of the agent's own lane.
+The order and the promises are those of the agent's own lane. What differs: a run that would reach into a promised slot
+is taken on here, and the fallback behind it ends later by at most that run; the agent refuses it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""When a kept case may be sent: never in the way of a live request, and not to a cloud that is left alone."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_model, policy, rows_of
+from upwell.edge import background, router_cell
+from upwell.edge.background import PATIENCE_S, QUIET_S, Sender
+from upwell.edge.models.served import ServedModel
+from upwell.edge.router_cell import RouterCell
+from upwell.edge.spool.item import Later
+from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.oip.client import RemoteError
+from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.state import LINK, CloudAnswered, CloudDropped, CloudFailure, CloudSent
+
+NOWHERE = "127.0.0.1:9"
+CASE = InferRequest(CLOUD_MODEL, rows_of((0.4, 0.3, 0.3)), id="a")
+
+
+class Clock:
+    """The monotonic clock of cell and sender."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (background, router_cell):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=made.monotonic, time=lambda: 1.7e9))
+    return made
+
+
+@pytest.fixture
+def cell(clock: Clock) -> RouterCell:
+    return RouterCell(policy("defaults: {budget: {cloud_requests: 1/day}}"))
+
+
+@pytest.fixture
+def sender(cell: RouterCell) -> Iterator[Sender]:
+    uplink = Uplink(NOWHERE, ClientSecurity(), MAX_MESSAGE_BYTES)
+    yield Sender(cell, uplink, {MODEL: ServedModel(MODEL, edge_model(), CLOUD_MODEL)})
+    uplink.close()
+
+
+def live(cell: RouterCell, name: str, *, ends: bool = True) -> None:
+    """A live request goes up and, perhaps, is answered at once."""
+    cell.observe(CloudSent(MODEL, name, 1, 100))
+    if ends:
+        cell.observe(CloudAnswered(MODEL, 1, 100, 0.01, 0.0, call=name))
+
+
+def test_it_waits_for_the_live_request_under_way_however_long_that_takes(
+    sender: Sender, cell: RouterCell, clock: Clock
+) -> None:
+    assert sender.may_send()
+    live(cell, "1", ends=False)
+    clock.now_s += 20
+    assert not sender.may_send()
+    cell.observe(CloudDropped(MODEL, (), "1"))
+    assert sender.may_send()
+
+
+def test_it_waits_a_moment_for_the_next_live_request(sender: Sender, cell: RouterCell, clock: Clock) -> None:
+    sender.still_allowed(MODEL, {}, CASE)
+    with pytest.raises(RemoteError):
+        sender.send(CASE, 5.0)
+    assert sender.may_send()  # its own message is no live request
+    clock.now_s += 0.01
+    live(cell, "1")
+    assert not sender.may_send()
+    clock.now_s += QUIET_S + 0.01
+    assert sender.may_send()
+
+
+def test_live_requests_without_a_pause_do_not_keep_it_waiting_for_ever(
+    sender: Sender, cell: RouterCell, clock: Clock
+) -> None:
+    sender.still_allowed(MODEL, {}, CASE)
+    with pytest.raises(RemoteError):
+        sender.send(CASE, 5.0)
+    seen = []
+    for number in range(24):
+        clock.now_s += 0.2499
+        live(cell, str(number))
+        seen.append(sender.may_send())
+    assert seen == [(number + 1) * 0.2499 > PATIENCE_S for number in range(24)]
+    assert seen.index(True) == 20
+
+
+def test_an_open_breaker_is_waited_for_and_then_a_case_finds_out(
+    sender: Sender, cell: RouterCell, clock: Clock
+) -> None:
+    for _ in range(Breaker.FAILURES):
+        cell.observe(CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE))
+    assert cell.state.breakers[LINK].is_open
+    assert not sender.may_send()
+    clock.now_s += Breaker.FIRST_WAIT_S
+    assert sender.may_send()
+
+
+def test_a_model_s_open_breaker_holds_the_cases_of_that_model_alone(
+    sender: Sender, cell: RouterCell, clock: Clock
+) -> None:
+    for _ in range(Breaker.FAILURES):
+        cell.observe(CloudFailure(MODEL, Reason.CLOUD_ERROR))
+    assert sender.may_send()
+    assert set(sender.left_alone()) == {MODEL}
+    clock.now_s += Breaker.FIRST_WAIT_S
+    assert not sender.left_alone()
+
+
+def test_a_case_is_paid_for_and_waits_where_a_budget_is_spent(sender: Sender) -> None:
+    assert sender.still_allowed(MODEL, {}, CASE)
+    with pytest.raises(RemoteError):  # nobody listens there, and the try is paid for
+        sender.send(CASE, 5.0)
+    with pytest.raises(Later, match="budget"):
+        sender.send(CASE, 5.0)
+
+
+def test_a_case_of_a_model_that_is_no_longer_served_is_judged_too(sender: Sender, cell: RouterCell) -> None:
+    assert sender.still_allowed("former", {}, CASE)
+    cell.replace_policy(policy("rules: [{name: no, match: {model: former}, egress: deny}]"))
+    assert not sender.still_allowed("former", {}, CASE)
+    assert sender.still_allowed(MODEL, {}, CASE)
