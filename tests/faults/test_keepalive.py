@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.clouds import ScriptedCloud, slow
 from tests.faults.proxy import Proxy
-from tests.faults.scene import ONE
+from tests.faults.scene import ONE, until
 from tests.faults.stalling import LIMIT_BYTES, Sender, StallingCloud, decision, sender, serving
 from upwell.edge.uplink.calls import CloudMiss, CloudReply
 from upwell.edge.uplink.keepalive import RoundTrips, channel_options
@@ -54,11 +54,12 @@ def test_after_a_silent_death_the_next_call_uses_a_fresh_connection(way: Way) ->
     """The proxy keeps a connection that lost bytes dead for good, as a router does that forgot it."""
     assert way.ask() is None
     way.proxy.blackhole()
-    assert way.ask(within_s=0.2) is Reason.CLOUD_DEADLINE
+    before = way.proxy.accepted
+    for _ in range(2):  # after one it may be no more than slow
+        assert way.ask(within_s=0.2) is Reason.CLOUD_DEADLINE
     way.proxy.restore()
-    accepted = way.proxy.accepted
-    assert way.ask() is None
-    assert way.proxy.accepted == accepted + 1
+    until(lambda: way.ask() is None)
+    assert way.proxy.accepted > before
 
 
 def test_a_call_with_time_learns_of_a_dead_link_by_pings_long_before_its_deadline(way: Way) -> None:

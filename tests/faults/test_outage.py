@@ -42,6 +42,7 @@ from upwell.shared.errors import (
     UpwellError,
 )
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.routing.state import EdgeRan
 
 FAILURES_UNTIL_OPEN = 3
 
@@ -66,6 +67,21 @@ def test_after_three_failures_the_cloud_is_left_alone_until_a_probe_finds_it_bac
         cloud.behaviour = good
         assert_recovers(it.ask)
         assert len(cloud.requests) == asked + 1
+
+
+@pytest.mark.parametrize("objective", ["accuracy", "latency", "energy"])
+def test_a_silent_cloud_is_left_alone_whatever_the_objective(cloud: ScriptedCloud, objective: str) -> None:
+    """Where the first answer counts it is the device's then, and yet each request has waited long for the cloud."""
+    wants = {"objective": objective, "deadline": "300ms", "large": {"above": "1B"}, "energy": {"inference": "1J"}}
+    with slow_agent(0.02, {"defaults": {**wants, "hard": "off"}}, cloud.address) as (agent, _):
+        ask = in_process(agent)
+        for _ in range(5):
+            agent.router.observe(EdgeRan("digits", 1, 0.02))
+        assert_from_cloud(ask(ONE))
+        cloud.behaviour = silent
+        reasons = [ask(ONE).reason for _ in range(16)]
+        assert reasons[0] == ("cloud_deadline" if objective == "accuracy" else "edge_faster")
+        assert set(reasons[10:]) <= {"breaker_open", "cloud_not_better"}
 
 
 def test_one_probe_at_a_time(folder: Path, cloud: ScriptedCloud) -> None:

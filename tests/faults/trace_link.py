@@ -92,9 +92,10 @@ class TraceLink:
 
     async def _close(self) -> None:
         self._server.close()
-        for task in self._tasks:
+        tasks = tuple(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _keep(self, coroutine: object) -> None:
         task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]  # always a coroutine of ours
@@ -102,6 +103,10 @@ class TraceLink:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         far_reader, far_writer = await asyncio.open_connection(*self._target)
         self._keep(self._down(far_reader, writer))
         try:

@@ -47,7 +47,7 @@ def test_an_answer_is_told_from_signals_to_reason(config: Path, recorder: Flight
     assert result.exit_code == 0, result.output
     headings = ["request", "signals", "policy", "decided on arrival", "predicted and actual", "outcome"]
     assert [line for line in result.output.splitlines() if not line.startswith(" ")] == headings
-    for part in ("id 0123abcd", "camera=dock", "no rule set it", "hard by margin, threshold 0.35", "10.0 ms"):
+    for part in ("id 0123abcd", "camera=dock", "no rule set it", "hard by margin, threshold 0.75", "10.0 ms"):
         assert part in result.output
     assert "reason easy: The device answered and was sure enough." in result.output
 

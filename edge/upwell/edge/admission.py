@@ -49,6 +49,10 @@ class Bucket:
         """With one token less; None where there is none."""
         return Bucket(self.tokens - 1.0, self.at_s) if self.tokens >= 1.0 else None
 
+    def give(self) -> Bucket:
+        """With one token more."""
+        return Bucket(self.tokens + 1.0, self.at_s)
+
     def wait_s(self, rate_per_s: float) -> float:
         """How long until there is a token."""
         return max(0.0, 1.0 - self.tokens) / rate_per_s
@@ -71,12 +75,22 @@ class Admission:
         source = settings.source
         if source is None:
             return Claim(priority=settings.priority, arrived_s=now_s)
-        value = tags.get(source.tag, "")
-        key = (model, source.tag, _short(value))
+        key, value = _key(model, source, tags), tags.get(source.tag, "")
         if math.isfinite(source.rate_per_s):
             self._take(key, source, value, now_s)
         stream = key if source.keep_latest and value else None
         return Claim(priority=settings.priority, stream=stream, arrived_s=now_s)
+
+    def give_back(self, model: str, settings: Settings, tags: Mapping[str, str]) -> None:
+        """Let the source have another request for one that was admitted and then refused: it got nothing."""
+        source = settings.source
+        if source is None:
+            return
+        key = _key(model, source, tags)
+        with self._lock:
+            bucket = self._buckets.get(key)
+            if bucket is not None:
+                self._buckets[key] = bucket.give()
 
     def _take(self, key: tuple[str, str, str], source: Source, value: str, now_s: float) -> None:
         with self._lock:
@@ -105,6 +119,10 @@ def timed(claim: Claim, times: RunTimes | None, rows: int, now_s: float) -> Clai
     run_s = window.lately_s if window.is_known(now_s) else window.fastest_s
     spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
     return replace(claim, run_s=run_s, spread_s=spread_s)
+
+
+def _key(model: str, source: Source, tags: Mapping[str, str]) -> tuple[str, str, str]:
+    return (model, source.tag, _short(tags.get(source.tag, "")))
 
 
 def _short(value: str) -> str:

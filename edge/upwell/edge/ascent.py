@@ -7,12 +7,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from upwell.edge.admission import Admission
+from upwell.edge.answer import Timings
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.served import NotFinite, ServedModel
 from upwell.edge.router_cell import RouterCell
@@ -55,8 +56,8 @@ class Ascent:
     Usually one message is sent. Where the decision names a hedge, a second one follows once the first has been under
     way for so long and the router grants it: to another endpoint, or where there is none over a connection of its own.
     The first good answer wins and the other call is cancelled. Where the policy says `retry`, a call that failed is
-    followed by one more in the same way, if the time left is as long as an answer is predicted to take. A probe of the
-    breaker is sent once: it is to find out how one request fares.
+    followed by one more in the same way, if the time left is as long as an answer is predicted to take and the budgets
+    have it. A probe of the breaker is sent once: it is to find out how one request fares.
     """
 
     def __init__(
@@ -105,16 +106,19 @@ class Ascent:
 
     def give_up(self) -> None:
         """End calls that are late; without an answer by now that counts as one failure of the cloud."""
+        if self.outcome is None and self._under_way:
+            self._settle(*self._end_late())
+
+    def overtaken(self) -> None:
+        """End calls that the device's answer came before; that is a failure of the cloud if it took longer than it
+        was sure to take, or nobody knew how long it would take. There is no outcome: nobody waits for one any more."""
         if self.outcome is not None or not self._under_way:
             return
-        first, *others = self._under_way
-        self._under_way = []
-        for hedge in others:  # it had less time than the call before it, so it says nothing more
-            hedge.call.give_up()
-            self._tell_dropped(hedge)
-        miss = first.call.give_up()
-        self._tell_failed(first, miss)
-        self._settle(first, miss)
+        if self.elapsed_s < self.decision.predicted_sure_s:
+            self.drop()
+        else:
+            first, _ = self._end_late()
+            self._ended_s = first.call.ended_s
 
     def drop(self) -> None:
         """Cancel calls whose answer nobody needs any more; that says nothing about the cloud."""
@@ -122,20 +126,29 @@ class Ascent:
             self._drop_others()
             self._ended_s = time.monotonic()
 
-    def _send(self, apart_from: CloudCall | None = None, *, is_drawn: bool = True) -> None:
-        """Send the message; `is_drawn` where it was paid for when it was granted."""
+    def _end_late(self) -> tuple[_Attempt, CloudMiss]:
+        """Give up every call that is under way, and count that as one failure: that of the first."""
+        first, *others = self._under_way
+        self._under_way = []
+        for hedge in others:  # it had less time than the call before it, so it says nothing more
+            hedge.call.give_up()
+            self._tell_dropped(hedge)
+        miss = first.call.give_up()
+        self._tell_failed(first, miss)
+        return first, miss
+
+    def _send(self, apart_from: CloudCall | None = None) -> None:
+        """Send the message, which is paid for."""
         name, size_bytes = str(next(_names)), len(self._message.data)
         # Told before it is done: on a busy machine the answer may be there before the sending returns.
         self._desk.router.observe(CloudSent(self._model.name, name, len(self.rows), size_bytes))
         try:
             call = self._uplink.start(self._message, self.decision.verdict, self.decision.give_up_s, apart_from)
         except BaseException:
-            if is_drawn:
-                self._desk.router.settle(self.decision, None)
+            self._desk.router.settle(self.decision, None)
             self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, name))
             raise
-        if is_drawn:
-            self._desk.router.settle(self.decision, call.sent_bytes or None)
+        self._desk.router.settle(self.decision, call.sent_bytes or None)
         self._desk.metrics.sent(self._model.name, call.sent_bytes)
         self._under_way.append(_Attempt(name, call))
         news = self._news
@@ -193,9 +206,9 @@ class Ascent:
         self._tell_failed(attempt, miss)
         if self._under_way:
             return
-        if self._is_worth_another(miss):
+        if self._is_worth_another(miss) and self._desk.router.acquire_retry(self.decision):
             self._may_retry = False
-            self._send(apart_from=attempt.call, is_drawn=False)
+            self._send(apart_from=attempt.call)
         else:
             self._settle(attempt, miss)
 
@@ -225,3 +238,16 @@ class Ascent:
 
     def _tell_dropped(self, attempt: _Attempt) -> None:
         self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, attempt.name))
+
+
+def timings(arrived_s: float, edge_s: float | None, ascents: Sequence[Ascent]) -> Timings:
+    """Where the time of a request went that arrived at `arrived_s` and is answered now."""
+    replies = [ascent.outcome for ascent in ascents if isinstance(ascent.outcome, CloudReply)]
+    slowest = max(replies, key=lambda reply: reply.total_s, default=None)
+    return Timings(
+        total_s=time.monotonic() - arrived_s,
+        edge_s=edge_s,
+        uplink_s=max((ascent.elapsed_s for ascent in ascents), default=None),
+        cloud_queue_s=slowest.queue_s if slowest else None,
+        cloud_compute_s=slowest.compute_s if slowest else None,
+    )

@@ -10,21 +10,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from upwell.edge.admission import timed
-from upwell.edge.answer import Answer, Timings
-from upwell.edge.ascent import Ascent, Desk
+from upwell.edge.answer import Answer
+from upwell.edge.ascent import Ascent, Desk, timings
 from upwell.edge.handled import Handled
 from upwell.edge.models.served import ServedModel
 from upwell.edge.refusals import failure, refusal
-from upwell.edge.rows import RowParts, without
+from upwell.edge.rows import RowParts, size_bytes, without
 from upwell.edge.timetable import Claim
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
-from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelFailed, Refused, UpwellError
+from upwell.shared.errors import CloudFailed, DeadlineExceeded, ModelFailed, Refused, UpwellError
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.routing.rules import Subject
 from upwell.shared.routing.settings import HardSettings
@@ -59,7 +57,7 @@ class Handling:
         has_cloud = bool(model.cloud_model) and desk.uplink is not None
         # Pictures are encoded before anything is decided, since it is the bytes really sent that decide.
         self._sent_inputs = encode_for_uplink(model.edge.signature, inputs) if model.edge and has_cloud else inputs
-        sizes = model.edge.signature.row_sizes_bytes(self._sent_inputs) if model.edge else (_size_bytes(inputs),)
+        sizes = model.edge.signature.row_sizes_bytes(self._sent_inputs) if model.edge else (size_bytes(inputs),)
         self._signals = Signals(
             subject=Subject(model.name, tags, max(sizes), time.time()),
             row_sizes_bytes=sizes,
@@ -85,7 +83,7 @@ class Handling:
         if self._signals.has_cloud and self._desk.uplink is not None and not decision.verdict.egress_rule:
             self._desk.uplink.note_candidate()
         if decision.refusal:
-            raise refusal(decision)
+            raise self._turned_away(refusal(decision))
         try:
             plan, reason = self._ask(decision)
             self._settle(decision)
@@ -126,6 +124,13 @@ class Handling:
             self._desk.router.give_back(decision)
             raise
         return replace(claim, arrived_s=self._arrived_s)
+
+    def _turned_away(self, error: UpwellError) -> UpwellError:
+        """The error; a request that is refused does not count against the rate of its source."""
+        if isinstance(error, Refused) and self._first is not None:
+            subject = self._signals.subject
+            self._desk.admission.give_back(subject.model, self._first.verdict.settings, subject.tags)
+        return error
 
     def _ask(self, decision: Decision) -> tuple[Plan, Reason]:
         """Send what goes up at once and run the rest on the device, then send what turned out hard."""
@@ -178,7 +183,7 @@ class Handling:
         """The device failed, or has no time: everything that it should have answered goes up, if it may."""
         decision = self._desk.router.decide(replace(self._signals, has_edge=False))
         if decision.refusal or not decision.up_rows:
-            raise error
+            raise self._turned_away(error)
         self._second = decision = replace(decision, up_rows=rows, reason=reason)
         self._send(decision)
         self._edge = None
@@ -206,12 +211,12 @@ class Handling:
     def _settle(self, decision: Decision) -> None:
         """Wait for the cloud, with the edge run beside it in time, until every row has an answer or none can come."""
         settings = decision.verdict.settings
-        stands_in = self._edge is not None and settings.on_failure(Reason.CLOUD_DEADLINE) != "error"
-        if stands_in:
+        if any(action != "error" for action in settings.on_cloud_failure.values()):
             self._cover(decision)
         for ascent in self._ascents:
-            if settings.objective == "latency" and stands_in and self._parts.edge_covers(ascent.rows):
+            if settings.objective != "accuracy" and self._parts.edge_covers(ascent.rows):
                 ascent.wait(-math.inf)  # the first good answer wins, and the device's is there
+                ascent.overtaken()
                 continue
             ascent.wait(ascent.decision.give_up_s)
             ascent.give_up()
@@ -224,7 +229,7 @@ class Handling:
         with self._edge.lane.promise(decision.fallback_start_s, decision.give_up_s) as start_s:
             for ascent in uncovered:
                 ascent.wait(start_s)
-        missing = tuple(row for a in uncovered if not isinstance(a.outcome, CloudReply) for row in a.rows)
+        missing = tuple(row for a in uncovered if self._may_stand_in(a) for row in a.rows)
         if not missing:
             return
         try:
@@ -232,6 +237,12 @@ class Handling:
         except (ModelFailed, DeadlineExceeded):
             if all(ascent.outcome is not None for ascent in self._ascents):
                 raise  # otherwise the cloud may still answer
+
+    def _may_stand_in(self, ascent: Ascent) -> bool:
+        """Whether the device's answer may be needed for these rows; while the cloud is waited for it may."""
+        if isinstance(ascent.outcome, CloudMiss):
+            return ascent.decision.verdict.settings.on_failure(ascent.outcome.reason) != "error"
+        return ascent.outcome is None
 
     def _note_obstacle(self, decision: Decision) -> None:
         if not decision.degraded:
@@ -245,8 +256,7 @@ class Handling:
         misses = [a.outcome for a in self._ascents if isinstance(a.outcome, CloudMiss)]
         dropped = any(a.outcome is None for a in self._ascents)
         routes = self._parts.routes(replies)
-        if misses:
-            self._check_stand_in(misses[0], self._parts.are_complete(replies))
+        self._check_stand_ins(self._parts.are_complete(replies))
         if misses:
             reason = misses[0].reason
         elif self._obstacle is not None:
@@ -263,42 +273,19 @@ class Handling:
             reason=reason,
             degraded=bool(misses) or self._obstacle is not None or gateway is not None,
             plan=plan,
-            timings=self._timings([reply for _, reply in replies]),
+            timings=timings(self._arrived_s, self._edge_s, self._ascents),
             id=self._id,
             routes=routes,
             edge_digest=self._model.edge.digest if self._model.edge is not None and Route.EDGE in kinds else "",
             cloud_digest=replies[0][1].digest if replies else "",
         )
 
-    def _check_stand_in(self, miss: CloudMiss, is_complete: bool) -> None:
-        """Raise unless the edge answer stands in for the cloud's, and may."""
-        text = f"{miss.reason}: {miss.detail}"
-        if (
-            self._model.edge is not None
-            and self._ascents[0].decision.verdict.settings.on_failure(miss.reason) == "error"
-        ):
-            raise CloudFailed(text)
-        if not is_complete:
-            raise failure(miss.reason, text)
-
-    def _timings(self, replies: Sequence[CloudReply]) -> Timings:
-        slowest = max(replies, key=lambda reply: reply.total_s, default=None)
-        waited = [ascent.elapsed_s for ascent in self._ascents]
-        return Timings(
-            total_s=time.monotonic() - self._arrived_s,
-            edge_s=self._edge_s,
-            uplink_s=max(waited, default=None),
-            cloud_queue_s=slowest.queue_s if slowest else None,
-            cloud_compute_s=slowest.compute_s if slowest else None,
-        )
-
-
-def _size_bytes(inputs: Mapping[str, Array]) -> int:
-    """Bytes of a request to a model whose signature only the cloud knows."""
-    try:
-        return sum(
-            sum(len(item) + 4 for item in array.flat) if array.dtype == np.object_ else array.nbytes
-            for array in inputs.values()
-        )
-    except TypeError:
-        raise InvalidRequest("an array of objects holds something other than bytes") from None
+    def _check_stand_ins(self, is_complete: bool) -> None:
+        """Raise unless edge answers stand in for all that the cloud missed, and may."""
+        missed = [(a, a.outcome) for a in self._ascents if isinstance(a.outcome, CloudMiss)]
+        for ascent, miss in missed:
+            if self._model.edge is not None and not self._may_stand_in(ascent):
+                raise CloudFailed(f"{miss.reason}: {miss.detail}")
+        if missed and not is_complete:
+            _, miss = next(one for one in missed if not self._parts.edge_covers(one[0].rows))
+            raise failure(miss.reason, f"{miss.reason}: {miss.detail}")

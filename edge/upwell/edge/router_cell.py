@@ -85,6 +85,12 @@ class RouterCell:
             self._state, granted = self._router.acquire_hedge(self._state, decision, time.monotonic())
         return granted
 
+    def acquire_retry(self, decision: Decision) -> bool:
+        """Whether the budgets allow one more message for this decision; it is paid for then."""
+        with self._lock:
+            self._state, granted = self._router.acquire_retry(self._state, decision)
+        return granted
+
     def settle(self, decision: Decision, sent_bytes: int | None) -> None:
         """Correct what a message drew from budgets, once its size is known; None where none was sent."""
         if decision.draws:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from upwell.edge.uplink.uplink import CloudReply
+from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.reasons import Route
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array
@@ -49,6 +52,17 @@ class RowParts:
             if kept:
                 parts.append(([rows[index] for index in kept], {name: a[kept] for name, a in outputs.items()}))
         return signature.merge_rows(parts, self.rows)
+
+
+def size_bytes(inputs: Mapping[str, Array]) -> int:
+    """Bytes of a request to a model whose signature only the cloud knows. Raises `InvalidRequest`."""
+    try:
+        return sum(
+            sum(len(item) + 4 for item in array.flat) if array.dtype == np.object_ else array.nbytes
+            for array in inputs.values()
+        )
+    except TypeError:
+        raise InvalidRequest("an array of objects holds something other than bytes") from None
 
 
 def without(rows: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:

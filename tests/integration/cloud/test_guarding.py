@@ -68,10 +68,11 @@ def test_no_token_and_a_wrong_one_are_refused(guarded: str, files: Path, token: 
 
 def test_without_tls_or_trust_nothing_gets_through(guarded: str, files: Path, tmp_path: Path) -> None:
     stranger = Authority.make("stranger").write(tmp_path / "stranger.pem")
-    for tls in (None, TlsFiles(ca=stranger)):
+    expected = {None: RemoteErrorKind.UNAVAILABLE, TlsFiles(ca=stranger): RemoteErrorKind.CERTIFICATE}
+    for tls, kind in expected.items():
         with pytest.raises(RemoteError) as caught:
             ask(guarded, ClientSecurity(tls, files / "token"))
-        assert caught.value.kind is RemoteErrorKind.UNAVAILABLE
+        assert caught.value.kind is kind
 
 
 def test_a_probe_needs_no_token(guarded: str, files: Path) -> None:

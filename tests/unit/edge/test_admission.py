@@ -48,6 +48,19 @@ def test_the_refusal_names_the_source_its_rate_and_when_to_come_back() -> None:
     )
 
 
+def test_what_is_given_back_may_be_had_again_and_no_more_than_that() -> None:
+    admission, asked = Admission(), Settings(source=Source("camera", rate_per_s=1.0))
+    assert passes(admission, 0.0, DOCK, asked)
+    admission.give_back("digits", asked, DOCK)
+    assert passes(admission, 0.0, DOCK, asked)
+    assert not passes(admission, 0.0, DOCK, asked)
+    for _ in range(5):
+        admission.give_back("digits", asked, DOCK)
+    assert [passes(admission, 9.0, DOCK, asked) for _ in range(2)] == [True, False]
+    admission.give_back("digits", asked, {"camera": "never seen"})
+    admission.give_back("digits", Settings(), DOCK)
+
+
 def test_sources_models_and_tags_have_a_rate_each() -> None:
     admission, asked = Admission(), Settings(source=Source("camera", rate_per_s=1.0))
     assert passes(admission, 0.0, asked=asked)

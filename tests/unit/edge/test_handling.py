@@ -191,13 +191,28 @@ def test_an_error_that_the_policy_asks_for_is_given(text: str) -> None:
             at.infer(rows_of(UNSURE))
 
 
-def test_latency_takes_the_answer_of_the_device_where_it_is_there_first() -> None:
-    text = "defaults: {deadline: 400ms, objective: latency, large: {above: 1B}}"
+FIRST_WINS = [
+    "defaults: {deadline: 400ms, objective: latency, large: {above: 1B}}",
+    "defaults: {deadline: 400ms, objective: energy, energy: {inference: 1J}, large: {above: 1B}}",
+]
+
+
+@pytest.mark.parametrize("text", FIRST_WINS, ids=["latency", "energy"])
+def test_the_first_answer_counts_unless_accuracy_is_wanted(text: str) -> None:
     with scene(text) as at:
-        at.teach(edge_s=0.2)
+        at.teach(edge_s=0.2, cloud_s=0.1)
         at.cloud.hold()
+        begin_s = time.monotonic()
         answer = at.infer(rows_of(SURE))
+        assert time.monotonic() - begin_s < 0.36, "the cloud would have been waited for until 375 ms"
         assert facts(answer) == (Plan.CLOUD, Route.EDGE, Reason.EDGE_FASTER, False)
+
+
+def test_a_cloud_that_a_quick_device_overtakes_has_not_failed() -> None:
+    with scene(FIRST_WINS[0]) as at:
+        at.teach(edge_s=0.37, cloud_s=0.3)  # so the device starts early, and then is done at once
+        at.cloud.hold()
+        assert at.infer(rows_of(SURE)).reason is Reason.EDGE_FASTER
         assert not any(breaker.failures for breaker in at.agent.router.state.breakers.values())
 
 
@@ -229,6 +244,19 @@ def test_a_busy_device_without_a_cloud_refuses_at_once() -> None:
         with pytest.raises(Refused, match="no allowed route is predicted to answer in time"):
             at.infer(rows_of(SURE))
         assert time.monotonic() - begin_s < 1.0
+
+
+def test_what_the_device_has_no_time_for_does_not_count_against_the_rate_of_its_source() -> None:
+    text = f"defaults: {{deadline: 5s, source: {{tag: camera, rate: 1/h}}}}\n{DENY}"
+    with scene(text) as at:
+        for _ in range(2):
+            at.teach(edge_s=9.0)
+            with pytest.raises(Refused, match="no allowed route is predicted to answer in time"):
+                at.infer(rows_of(SURE))
+        at.agent.router.replace_policy(policy(text.replace("5s", "1h")))
+        at.infer(rows_of(SURE))
+        with pytest.raises(Refused, match="sends more than its rate"):
+            at.infer(rows_of(SURE))
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, -math.inf, math.nan])

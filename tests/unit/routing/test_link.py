@@ -153,10 +153,21 @@ def test_waiting_in_vain_makes_the_link_look_slower_and_an_answer_faster_again()
     assert slower.expect_s(100_000) == pytest.approx(0.15, rel=0.1)
 
 
-def test_waiting_in_vain_is_all_that_is_known_of_a_link_that_never_answered() -> None:
-    estimate = LinkEstimate().add(bound(1.0, 100_000, 0.5))
-    assert estimate.expect_s(100_000) == pytest.approx(0.5)
-    assert estimate.expect_s(10_000) == pytest.approx(0.05)
+def test_of_a_link_that_never_answered_nothing_is_known() -> None:
+    assert not LinkEstimate().add(bound(1.0, 100_000, 0.5)).is_known
+
+
+def test_waiting_in_vain_with_much_tells_the_speed_where_a_small_message_told_no_slope() -> None:
+    estimate = LinkEstimate().add(seen(0.0, 20_000, 0.1)).add(bound(0.5, 180_000, 0.3)).add(bound(1.0, 100_000, 0.3))
+    assert estimate.expect_s(180_000) > 0.25
+    assert estimate.expect_s(20_000) < 0.15
+
+
+def test_the_round_trip_is_at_most_the_shortest_time() -> None:
+    estimate = LinkEstimate()
+    for number, (size_bytes, took_s) in enumerate([(20_000, 0.08), (90_000, 0.3), (95_000, 0.31), (60_000, 0.29)] * 3):
+        estimate = estimate.add(seen(number * 0.2, size_bytes, took_s))
+    assert estimate.rtt_s <= 0.08
 
 
 @pytest.mark.parametrize("confidence", [0.1, 0.5, 0.9, 0.99])

@@ -95,8 +95,8 @@ HARD = [
     ("{below: 0.2}", "off", "{below: 0.3}", ("margin", 0.3)),
     ("{below: 0}", "{}", "{}", ("margin", 0.0)),
     ("{measure: max_prob, below: 1}", "{}", "{}", ("max_prob", 1.0)),
-    ("{}", "{}", "{}", ("margin", 0.35)),
-    ("{measure: margin}", "{}", "{}", ("margin", 0.35)),
+    ("{}", "{}", "{}", ("margin", 0.75)),
+    ("{measure: margin}", "{}", "{}", ("margin", 0.75)),
 ]
 
 
@@ -358,12 +358,12 @@ def test_each_setting_names_the_level_that_wrote_it() -> None:
 
 
 TARGETS = [
-    ("{cloud_share: 20%}", "{}", (0.35, 0.2, math.nan)),
+    ("{cloud_share: 20%}", "{}", (0.75, 0.2, math.nan)),
     ("{cloud_share: 20%, below: 0.1}", "{}", (0.1, 0.2, math.nan)),
     ("{cloud_share: 20%}", "{below: 0.1}", (0.1, math.nan, math.nan)),
     ("{below: 0.1}", "{cloud_share: 20%}", (0.1, 0.2, math.nan)),
-    ("{max_risk: 2%}", "{cloud_share: 20%}", (0.35, 0.2, math.nan)),
-    ("{cloud_share: 20%}", "{max_risk: 2%}", (0.35, math.nan, 0.02)),
+    ("{max_risk: 2%}", "{cloud_share: 20%}", (0.75, 0.2, math.nan)),
+    ("{cloud_share: 20%}", "{max_risk: 2%}", (0.75, math.nan, 0.02)),
     ("{cloud_share: 20%}", "{measure: entropy}", (0.5, 0.2, math.nan)),
 ]
 
@@ -416,7 +416,7 @@ def test_a_calibration_for_other_models_leaves_the_plain_threshold() -> None:
     for identity, calibrated in ((Identity("b"), False), (Identity("a"), True), (Identity(edge_runtime="x"), True)):
         hard = of.settings("m", None, identity).hard
         assert hard is not None
-        assert (hard.calibrated, hard.threshold) == (calibrated, 0.1 if calibrated else 0.35)
+        assert (hard.calibrated, hard.threshold) == (calibrated, 0.1 if calibrated else 0.75)
 
 
 WRONG = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from upwell.edge.uplink.keepalive import RoundTrips, channel_options
 from upwell.shared.errors import ConfigError
@@ -24,6 +25,8 @@ class Link:
         self.users = 0
         self.retired = False
         self.answered_at_s: float | None = None
+        self.late = 0
+        """Calls in a row that got no answer in time."""
 
     @property
     def answered(self) -> bool:
@@ -43,6 +46,7 @@ class Station:
         self._max_message_bytes = max_message_bytes
         self._lock = threading.Lock()
         self._closed = False
+        self._doomed: list[Link] = []
         self.round_trips = RoundTrips()
         self._links: list[Link | None] = [self._new_link(), None]
 
@@ -52,7 +56,7 @@ class Station:
         One that was made for faster answers than are now seen is replaced: it would take slowness for death.
         Raises `ConfigError` for files that went wrong, and `RemoteError` once the station is closed.
         """
-        with self._lock:
+        with self._exclusively():
             if self._closed:
                 raise RemoteError(RemoteErrorKind.CANCELLED, "the uplink is closed")
             place = 1 if apart_from is not None and self._links[0] is apart_from else 0
@@ -67,7 +71,7 @@ class Station:
 
     def give_back(self, link: Link) -> None:
         """Done with a connection that was taken."""
-        with self._lock:
+        with self._exclusively():
             link.users -= 1
             self._close_unused(link)
 
@@ -76,7 +80,7 @@ class Station:
 
         It is made at once: on a slow link the handshakes would cost the next call its deadline.
         """
-        with self._lock:
+        with self._exclusively():
             was_in_use = self._links[0] is link and not self._closed
             self._retire(link)
             if not was_in_use:
@@ -86,33 +90,37 @@ class Station:
             except ConfigError:  # files that went wrong: the next call says so
                 return
         with suppress(ConfigError, RemoteError):
-            fresh.client.warm_up(WARM_UP_S, lambda: self._warmed(fresh))
+            fresh.client.warm_up(WARM_UP_S, lambda answered: self._warmed(fresh, answered))
 
-    def _warmed(self, link: Link) -> None:
-        with self._lock:
-            link.answered_at_s = time.monotonic()
+    def _warmed(self, link: Link, answered: bool) -> None:
+        """Note that a new connection is ready; one that could not be made is not kept: gRPC would be slow to retry."""
+        with self._exclusively():
+            if answered:
+                link.answered_at_s = time.monotonic()
+            elif not link.answered:
+                self._retire(link)
 
     def renew(self) -> None:
         """Retire every connection."""
-        with self._lock:
+        with self._exclusively():
             for link in self._links:
                 if link is not None:
                     self._retire(link)
 
     def answered(self, link: Link, network_s: float) -> None:
         """Learn from an answer that spent `network_s` outside the server; handshakes in it only make for patience."""
-        with self._lock:
-            link.answered_at_s = time.monotonic()
+        with self._exclusively():
+            link.answered_at_s, link.late = time.monotonic(), 0
             self.round_trips = self.round_trips.answered(network_s)
 
     def broke(self) -> None:
         """Have more patience: a connection was taken for dead."""
-        with self._lock:
+        with self._exclusively():
             self.round_trips = self.round_trips.broke()
 
     def close(self) -> None:
         """Cancel what is in flight and close every connection."""
-        with self._lock:
+        with self._exclusively():
             self._closed = True
             links, self._links = self._links, [None, None]
         for link in links:
@@ -131,6 +139,19 @@ class Station:
         self._close_unused(link)
 
     def _close_unused(self, link: Link) -> None:
-        # Closing joins no thread and waits for nothing, so it may be done under the lock.
         if link.retired and link.users == 0:
-            link.client.close()
+            self._doomed.append(link)
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Hold the lock. Connections that are done with are closed after it, since that may call back into here."""
+        doomed: list[Link] = []
+        try:
+            with self._lock:
+                try:
+                    yield
+                finally:
+                    doomed, self._doomed = self._doomed, doomed
+        finally:
+            for link in doomed:
+                link.client.close()

@@ -35,7 +35,7 @@ SUSPECT = frozenset(
 """Failures after which the connection itself may be at fault (half open, out of step): the next call gets a new one."""
 
 ALIVE_S = 2.0
-"""A connection over which something came so lately is slow rather than dead, and a new one would be no faster."""
+"""A connection over which something came so lately, but for one call, is slow rather than dead: it is kept."""
 
 LOOK_S = 1.0
 """How often a call looks whether the device has moved to another network."""
@@ -169,7 +169,8 @@ class Uplink:
         """A call, begun at `started_s`, has failed: perhaps its connection is at fault, or the endpoint."""
         now_s = time.monotonic()
         heard_s = -math.inf if way.link.answered_at_s is None else way.link.answered_at_s
-        is_alive = heard_s > started_s or now_s - heard_s < ALIVE_S
+        way.link.late += 1
+        is_alive = heard_s > started_s or (now_s - heard_s < ALIVE_S and way.link.late == 1)
         if reason in SUSPECT and not (reason is Reason.CLOUD_DEADLINE and is_alive):
             way.station.retire(way.link)
         if reason is Reason.CLOUD_UNAVAILABLE and _went_silent(way.link, now_s - started_s):

@@ -181,10 +181,10 @@ class OipClient:
         data = request if isinstance(request, bytes) else converters.serialize_infer_request(request)
         return PendingInfer(self._start("ModelInfer", data, timeout_s), len(data))
 
-    def warm_up(self, timeout_s: float, on_answer: Callable[[], None]) -> None:
-        """Make the connection now, with an empty call; `on_answer` is called from gRPC's thread if it is answered."""
+    def warm_up(self, timeout_s: float, on_end: Callable[[bool], None]) -> None:
+        """Make the connection now, with an empty call; `on_end` is told, in gRPC's thread, whether it was answered."""
         future = self._start("ServerLive", b"", timeout_s)
-        future.add_done_callback(lambda done: on_answer() if done.code() is grpc.StatusCode.OK else None)
+        future.add_done_callback(lambda done: on_end(done.code() is grpc.StatusCode.OK))
 
     def server_live(self, timeout_s: float) -> bool:
         """Whether the server runs."""

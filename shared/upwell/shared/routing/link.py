@@ -52,7 +52,8 @@ class LinkEstimate:
       predicts the same sizes rightly.
     - rtt is the median of what remains, and `inverse_bandwidth_s_per_byte` (λ_up) the median of (y − rtt − d·λ_down)/u
       weighted by u, both weighted by 2^(−age/half-life): half of a round trip is forgotten after `RTT_HALF_S`, of a
-      bandwidth, which cellular links change from second to second, after `HALF_S`. Medians hold against outliers.
+      bandwidth, which cellular links change from second to second, after `HALF_S`. Medians hold against outliers. No
+      message is faster than the round trip, so rtt is at most the shortest time of all (as in BBR, Cardwell et al. 2016).
 
     Uncertainty is empirical, as in split conformal prediction (Vovk et al. 2005): of the last `ERRORS` messages the
     ratios of the time that they took to the time predicted before are kept, and a time that is met with probability p
@@ -85,14 +86,15 @@ class LinkEstimate:
     def add(self, sample: LinkSample) -> LinkEstimate:
         """With one more message that was answered, or that was waited for in vain.
 
-        An empty one tells the round trip only, so that what is known of the bandwidth still fades.
+        An empty one tells the round trip only, so that what is known of the bandwidth still fades. A lower bound alone
+        tells nothing: as long as nothing was answered, the cloud may be what is silent.
         """
-        if sample.is_bound and not self._is_slower(sample):
+        if sample.is_bound and not (self.is_known and self._is_slower(sample)):
             return self
         last_at_s = sample.at_s if sample.sent_bytes or not self.is_known else self.last_at_s
         samples = (*self._remembered(), sample)
         fitted = replace(self, samples=samples, last_at_s=last_at_s)._fitted()
-        if not (sample.is_bound and self.is_known):
+        if not sample.is_bound:
             return fitted
         slower = max(self.inverse_bandwidth_s_per_byte, fitted.inverse_bandwidth_s_per_byte)
         return replace(
@@ -108,20 +110,18 @@ class LinkEstimate:
         return (*self.samples[:oldest], *self.samples[oldest + 1 :])
 
     def _fitted(self) -> LinkEstimate:
-        """The parameters from the samples; from lower bounds alone, as if there were no round trip."""
+        """The parameters from the samples, of which at least one is exact."""
         exact = [sample for sample in self.samples if not sample.is_bound]
-        newest_s, up, down, rtt_s = self.samples[-1].at_s, 1.0, 0.0, 0.0
-        if exact:
-            up, down = _slopes(exact, self.LEAST_DIFFERENCE_BYTES, self.NEAR)
-            up = up or _least_slope(self.samples, self.LEAST_DIFFERENCE_BYTES)
-            rests = (
-                (s.network_s - up * s.sent_bytes - down * s.received_bytes, _weight(newest_s - s.at_s, self.RTT_HALF_S))
-                for s in exact
-            )
-            rtt_s = max(0.0, _median(rests))
-            if up > 0.0:
-                rtt_s = min(rtt_s, *(s.network_s for s in exact))
+        newest_s = self.samples[-1].at_s
+        up, down = _slopes(exact, self.LEAST_DIFFERENCE_BYTES, self.NEAR)
+        up = up or _least_slope(self.samples, self.LEAST_DIFFERENCE_BYTES)
+        rests = (
+            (s.network_s - up * s.sent_bytes - down * s.received_bytes, _weight(newest_s - s.at_s, self.RTT_HALF_S))
+            for s in exact
+        )
+        rtt_s = max(0.0, _median(rests))
         if up > 0.0:
+            rtt_s = min(rtt_s, *(s.network_s for s in exact))
             inverses = [
                 (
                     max(0.0, s.network_s - rtt_s - down * s.received_bytes) / s.sent_bytes,

@@ -59,7 +59,7 @@ class Reason(_Code):
     CLOUD_NOT_BETTER = "cloud_not_better"
     """Under `objective: latency`, `energy` or `cost`: the cloud was not predicted to lower it."""
     EDGE_FASTER = "edge_faster"
-    """Under `objective: latency` the device's answer was there before the cloud's."""
+    """Under `objective: latency` or `energy` the device's answer was there before the cloud's."""
     EDGE_BUSY = "edge_busy"
     """The device could not have answered in time (too many requests wait), so the cloud did."""
     EDGE_FAILED = "edge_failed"

@@ -32,7 +32,7 @@ _HARD = HardSettings()
 _IN_UNIT = frozenset({"max_prob", "margin", "entropy", "logit_norm", "mean_score", "low_share"})
 """Measures between 0 and 1."""
 _UNTIL_CALIBRATED: Mapping[str, float] = {
-    "margin": 0.35, "max_prob": 0.7, "logit_norm": 0.8, "entropy": 0.5, "mean_score": 0.5, "low_share": 0.5
+    "margin": 0.75, "max_prob": 0.7, "logit_norm": 0.8, "entropy": 0.5, "mean_score": 0.5, "low_share": 0.5
 }  # fmt: skip
 """The threshold under a target where no calibration fits and none is written; the other measures have no scale."""
 

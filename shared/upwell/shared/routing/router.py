@@ -131,6 +131,12 @@ class Router:
         budgets = state.budgets.take(decision.draws, self.zone)
         return replace(state, hedges={**state.hedges, decision.model: paid}, budgets=budgets), True
 
+    def acquire_retry(self, state: RouterState, decision: Decision) -> tuple[RouterState, bool]:
+        """Pay for asking once more: from every budget once more."""
+        if not state.budgets.has_all(decision.draws, self.zone):
+            return state, False
+        return replace(state, budgets=state.budgets.take(decision.draws, self.zone)), True
+
     def settle(self, state: RouterState, decision: Decision, sent_bytes: int | None) -> RouterState:
         """Correct what one message drew, once its true size is known; None where it was never sent: all goes back."""
         if not decision.draws:

@@ -60,7 +60,7 @@ class Hard(Section):
     measure: Measure = Field("margin", description="How hardness is measured.")
     below: Annotated[Number | None, Written] = Field(
         None,
-        description="Hard when below this, for max_prob, margin, logit_norm and mean_score. margin has 0.35 where "
+        description="Hard when below this, for max_prob, margin, logit_norm and mean_score. margin has 0.75 where "
         "nothing is written; the others need it.",
     )
     above: Annotated[Number | None, Written] = Field(

@@ -35,7 +35,7 @@ class HardSettings:
     """
 
     measure: Measure = "margin"
-    threshold: float = 0.35
+    threshold: float = 0.75
     temperature: float = 1.0
     output: str = ""
     function: str = ""
