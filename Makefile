@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check check-platforms bench test-slow demo-models generate lock clean help
+.PHONY: demo test check check-platforms bench traces test-slow demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -40,6 +40,9 @@ check-platforms: .venv/.dev  ## resolve the extras for every supported platform 
 
 bench: .venv/.dev  ## timings beside their baselines; prints ratios, medians and spread
 	$(BIN)/python -m pytest -m benchmark -s tests/benchmarks $(ARGS)
+
+traces: .venv/.dev  ## the router on recorded links: writes the table of docs/routing.md (TRACES=folder of mahimahi *.up)
+	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/routing.md
 
 test-slow: .venv/.dev  ## the promise over thousands of requests, and the wheel on its own (about 15 minutes)
 	$(BIN)/python -m pytest -m slow $(ARGS)

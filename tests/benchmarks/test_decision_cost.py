@@ -34,6 +34,14 @@ EVERYTHING = RULES.replace(
     "256KiB}, hedge: {after: p95, at_most: 5%}, "
     "budget: {cloud_requests: 100000/min, uplink: 5GB/month, money: 20/month}}",
 )
+CEL = RULES.replace(
+    "models:\n",
+    """  - {name: odd, if: 'request.size_bytes > 1000000 && link.rtt_s < 0.05', route: cloud}
+  - {name: lit, if: 'request.tags["light"] == "low" || request.hour >= 22', set: {hard: {below: 0.5}}}
+  - {name: far, if: 'link.rtt_s > 0.5 && request.model == "digits"', route: edge}
+models:
+""",
+)
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(120)]
 
@@ -63,6 +71,7 @@ def timed_us(call: Callable[[], object]) -> float:
 
 def test_decision_cost(capsys: pytest.CaptureFixture[str]) -> None:
     router, rich = Router(parse_yaml(RULES, Policy)), Router(parse_yaml(EVERYTHING, Policy))
+    expressive = Router(parse_yaml(CEL, Policy))
     state = learnt(router)
     subject = Subject("digits", {"camera": "dock"}, 60_000, 1_700_000_000.0)
     first = Signals(subject, (60_000,), NOW_S)
@@ -75,6 +84,7 @@ def test_decision_cost(capsys: pytest.CaptureFixture[str]) -> None:
     late = CloudFailure("digits", Reason.CLOUD_DEADLINE, waited_s=0.25, call="c")
     calls: dict[str, Callable[[], object]] = {
         "decide before the edge run": lambda: router.decide(state, first, NOW_S),
+        "the same with three CEL rules more (target 60 us more)": lambda: expressive.decide(state, first, NOW_S),
         "decide after it, hard": lambda: router.decide(state, second, NOW_S),
         "the same with budgets and hedges": lambda: rich.decide(spent, second, NOW_S),
         "acquire budgets and hedges": lambda: rich.acquire(spent, decision, NOW_S),

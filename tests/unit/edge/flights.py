@@ -40,6 +40,7 @@ def flight(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> Flig
         "hardness": {0: 0.8},
         "misses": (),
         "edge_s": 0.01,
+        "uplink_s": 0.02,
         "state": STATE,
         "policy_digest": "sha256:of-the-policy",
         "ended_s": 1000.012,

@@ -191,6 +191,18 @@ def test_an_error_that_the_policy_asks_for_is_given(text: str) -> None:
             at.infer(rows_of(UNSURE))
 
 
+def test_a_request_that_ends_in_an_error_is_recorded_with_the_time_that_the_cloud_took() -> None:
+    with scene("defaults: {deadline: 5s, on_cloud_failure: error}") as at:
+        at.cloud.failure = Refused("full")
+        with pytest.raises(CloudFailed):
+            at.infer(rows_of(UNSURE), id="one")
+        flight = at.agent.flights.find("one")
+        assert 0 < flight["uplink_s"] < flight["took_s"]
+        assert flight["error"]["type"] == "CloudFailed"
+        at.agent.infer(MODEL, rows_of(SURE), id="two")
+        assert at.agent.flights.find("two")["uplink_s"] is None
+
+
 FIRST_WINS = [
     "defaults: {deadline: 400ms, objective: latency, large: {above: 1B}}",
     "defaults: {deadline: 400ms, objective: energy, energy: {inference: 1J}, large: {above: 1B}}",

@@ -57,6 +57,7 @@ class Flight(NamedTuple):
     hardness: Mapping[int, float]
     misses: Sequence[CloudMiss]
     edge_s: float | None
+    uplink_s: float | None
     state: RouterState
     policy_digest: str
     ended_s: float
@@ -77,8 +78,9 @@ class Flight(NamedTuple):
             answer, error = None, (type(ended).__name__, str(ended))
         misses = [a.outcome for a in done.ascents if isinstance(a.outcome, CloudMiss)] if done.ascents else _NO_MISSES
         return cls(
-            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, state, policy_digest,
-            ended_s, answer, error,
+            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s,
+            max((ascent.elapsed_s for ascent in done.ascents), default=None), state, policy_digest, ended_s, answer,
+            error,
         )  # fmt: skip
 
 
@@ -168,6 +170,7 @@ def _end(flight: Flight) -> dict[str, Any]:
     end: dict[str, Any] = {
         "took_s": took_s,
         "edge_s": flight.edge_s,
+        "uplink_s": flight.uplink_s,
         "late_s": flight.ended_s - flight.first.deadline_s,
     }
     answer = flight.answer

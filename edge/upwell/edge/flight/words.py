@@ -138,7 +138,7 @@ def _rows(rows: list[int]) -> str:
 
 def _times(flight: Mapping[str, Any], decisions: list[Mapping[str, Any]]) -> Iterator[str]:
     answer = flight.get("answer") or {}
-    edge, uplink = flight.get("edge_s"), answer.get("uplink_s")
+    edge, uplink = flight.get("edge_s"), flight.get("uplink_s", answer.get("uplink_s"))
     cloud = [one["predicted_cloud_s"] for one in decisions if one.get("predicted_cloud_s") is not None]
     yield f"device: predicted {ms(decisions[0].get('predicted_edge_s'))}, " + ("not run" if edge is None else ms(edge))
     yield f"cloud: predicted {ms(cloud[-1] if cloud else None)}, " + (
