@@ -26,6 +26,14 @@ rules:
   - {name: audit, match: {model: [digits], tags: {audit: "yes"}}, route: cloud}
 models: {digits: {deadline: 50ms}}
 """
+
+
+def test_a_speed_may_have_a_unit() -> None:
+    link = {"rtt_s": 0.01}
+    with_unit, plain = (told(link={**link, "uplink_bps": speed}, cloud_s=0.006) for speed in ("20Mbps", 2e7))
+    assert with_unit == plain
+
+
 FAST: dict[str, Any] = {"edge_s": 0.004, "cloud_s": 0.006, "link": {"rtt_s": 0.01, "uplink_bps": 2e7}}
 NOON_S = 1_777_629_600.0  # 2026-05-01 10:00 UTC, which is noon in Berlin
 

@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.hardness import Measure
@@ -15,6 +15,7 @@ from upwell.shared.routing.router import Router
 from upwell.shared.routing.settings import Identity
 from upwell.shared.routing.state import CloudAnswered, CloudFailure, EdgeRan, RouterState, Signals
 from upwell.shared.routing.subject import Subject
+from upwell.shared.units import parse_bits_per_second
 
 NOW_S = 1_000_000.0
 """The instant of the explained decision, on a clock of its own."""
@@ -28,11 +29,16 @@ class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def _speed(value: object) -> object:
+    """`20Mbps` is understood beside the plain number of bits per second."""
+    return parse_bits_per_second(value) if isinstance(value, str) else value
+
+
 class Link(_Keys):
     """The link to the cloud."""
 
     rtt_s: _Seconds = 0.0
-    uplink_bps: Annotated[float, Field(strict=True, gt=0)] | None = None
+    uplink_bps: Annotated[float, BeforeValidator(_speed), Field(strict=True, gt=0)] | None = None
 
 
 def _time(text: str) -> str:
