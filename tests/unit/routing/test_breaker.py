@@ -104,3 +104,39 @@ def test_it_is_a_value() -> None:
     assert before == opened()
     with pytest.raises(FrozenInstanceError):
         before.failures = 0  # type: ignore[misc]  # that is the point
+
+
+def late(size_bytes: float, times: int = 3) -> Breaker:
+    """Open after calls of so many bytes that got no answer within 0.2 s."""
+    breaker = Breaker()
+    for _ in range(times):
+        breaker = breaker.failed(T, 0.2, size_bytes)
+    return breaker
+
+
+def test_a_much_smaller_message_passes_where_large_ones_were_late() -> None:
+    assert late(100_000).admit(T + 0.1, 0.2, 50_000) is ALLOW
+    assert late(100_000).admit(T + 0.1, 0.2, 60_000) is REFUSE
+    assert late(100_000).outlasted(0.2, 50_000).admit(T + 0.1, 0.2, 40_000) is REFUSE
+
+
+@pytest.mark.parametrize("size_bytes", [0, 20, 100, 8_000])
+def test_of_small_messages_none_passes_for_its_size(size_bytes: float) -> None:
+    assert late(100).admit(T + 0.1, 0.2, size_bytes) is REFUSE
+    assert late(16_000).admit(T + 0.1, 0.2, size_bytes) is REFUSE
+
+
+def test_after_a_failure_of_another_kind_size_does_not_matter() -> None:
+    assert late(100_000, times=2).failed(T).admit(T + 0.1, 0.2, 1_000) is REFUSE
+
+
+def test_a_smaller_probe_need_not_sit_out_what_a_large_one_added() -> None:
+    breaker = late(40_000)
+    at_s = T
+    for _ in range(3):
+        at_s = breaker.open_until_s
+        breaker = breaker.take_probe(at_s).failed(at_s, 0.2, 200_000)
+    assert breaker.wait_s == Breaker.LONGEST_WAIT_S
+    assert breaker.admit(at_s + 0.4, 0.2, 30_000) is REFUSE
+    assert breaker.admit(at_s + 0.6, 0.2, 30_000) is PROBE
+    assert breaker.admit(at_s + 0.6, 0.2, 150_000) is REFUSE

@@ -32,6 +32,7 @@ class Breaker:
     Nor do callers with much to send those with little: `least_bytes` is the smallest message that timed out (0 after a
     failure of another kind), and one `SMALLER` times smaller passes. One that is that much smaller than the last probe,
     `probed_bytes`, waits no longer than `FIRST_WAIT_S` after it: a link that came back weak carries the small ones.
+    Of messages under `SIZE_MATTERS_BYTES`, which a connection sends at once, none is late for its size.
     """
 
     FAILURES: ClassVar[int] = 3
@@ -41,6 +42,7 @@ class Breaker:
     PROBE_TIMEOUT_S: ClassVar[float] = 30.0
     MORE_PATIENT: ClassVar[float] = 2.0
     SMALLER: ClassVar[float] = 2.0
+    SIZE_MATTERS_BYTES: ClassVar[int] = 16_384
 
     failures: float = 0.0
     wait_s: float = 0.0
@@ -60,9 +62,9 @@ class Breaker:
         """Whether a request of so many bytes that can wait `wait_s` for its answer may go up now."""
         if not self.is_open or wait_s > self.patience_s * self.MORE_PATIENT:
             return Admission.ALLOW
-        if 0.0 < size_bytes * self.SMALLER <= self.least_bytes < math.inf:
+        if self.SIZE_MATTERS_BYTES <= self.least_bytes < math.inf and size_bytes * self.SMALLER <= self.least_bytes:
             return Admission.ALLOW
-        is_smaller = size_bytes * self.SMALLER <= self.probed_bytes
+        is_smaller = size_bytes * self.SMALLER <= self.probed_bytes >= self.SIZE_MATTERS_BYTES
         again_s = self.open_until_s - (self.wait_s - self.FIRST_WAIT_S if is_smaller else 0.0)
         if not self.has_slot(now_s) or (now_s < again_s and wait_s <= self.probed_s * self.MORE_PATIENT):
             return Admission.REFUSE

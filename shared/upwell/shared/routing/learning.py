@@ -123,6 +123,8 @@ def _count(breakers: dict[str, Breaker], failure: CloudFailure, flight: Flight |
         )
     if failure.reason in CALLERS_FAULTS:
         return
+    if failure.reason in LINK_FAILURES and failure.model in failure.probes:  # it found out nothing about the model
+        breakers[failure.model] = breakers[failure.model].failed(now_s, failure.waited_s, size_bytes)
     key = LINK if failure.reason in LINK_FAILURES else failure.model
     breaker = breakers.get(key, _CLOSED)
     # A straggler, sent before the breaker opened, tells nothing new: only a probe may keep it open.
