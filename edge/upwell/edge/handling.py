@@ -229,11 +229,13 @@ class Handling:
         with self._edge.lane.promise(decision.fallback_start_s, decision.give_up_s) as start_s:
             for ascent in uncovered:
                 ascent.wait(start_s)
-        missing = tuple(row for a in uncovered if self._may_stand_in(a) for row in a.rows)
-        if not missing:
-            return
+            missing = tuple(row for a in uncovered if self._may_stand_in(a) for row in a.rows)
+            if missing:
+                self._stand_in(missing, decision)
+
+    def _stand_in(self, rows: tuple[int, ...], decision: Decision) -> None:
         try:
-            self._run_edge(missing, decision.deadline_s, is_owed=True)
+            self._run_edge(rows, decision.deadline_s, is_owed=True)
         except (ModelFailed, DeadlineExceeded):
             if all(ascent.outcome is not None for ascent in self._ascents):
                 raise  # otherwise the cloud may still answer

@@ -93,7 +93,8 @@ class Lane:
         Wanted is [start_s, end_s]; where other promises lie there already, the slot moves to the latest gap before it,
         so that all who wait for the same silent cloud can fall back in time, one after the other. Such a slot is twice
         as long as wanted: what runs slower than predicted would add up from slot to slot. New turns stay clear of the
-        slots that begin before the device would be done with them.
+        slots that begin before the device would be done with them: before a slot, or, where they have the time, after
+        it. The run itself is a turn with a claim that `is_owed`, taken within the context.
         """
         claim = Claim(run_s=end_s - start_s, is_owed=True)
         with self._lock:
@@ -107,6 +108,8 @@ class Lane:
         finally:
             with self._lock:
                 self._slots.remove(slot)
+                if self._running is None:
+                    self._run_next(time.monotonic())
 
     def _enter(self, ticket: _Ticket) -> None:
         ticket.gate.acquire()
@@ -131,17 +134,28 @@ class Lane:
         start = self._start(now_s)
         due: list[Job] = [*waiting, *self._due_slots([*waiting, new], start)]
         leaving = make_room(due, new, start, is_free=self._running is None)
+        waits = self._running is not None
         if leaving is None:
-            raise _refused(due, new, start, now_s)
+            if not self._fits_behind_slots(waiting, new, start):
+                raise _refused(due, new, start, now_s)
+            leaving, waits = [], True
         if twin is not None:
             self._tell(twin, _superseded())
         for other in waiting:
             if other in leaving:
                 self._tell(other, Refused("a request of higher priority took its place on the busy device"))
-        if self._running is None:
-            self._run(new, now_s)
-        else:
+        if waits:
             self._waiting.append(new)
+        else:
+            self._run(new, now_s)
+
+    def _fits_behind_slots(self, waiting: Sequence[_Ticket], new: _Ticket, start: Start) -> bool:
+        """Whether everybody is in time if all the promises in the way are kept first."""
+        due = self._due_slots([*waiting, new], start)
+        if not due:
+            return False
+        behind = Start(max(start.at_s, due[-1].ready_s + due[-1].claim.known_run_s), start.spread_s)
+        return make_room(waiting, new, behind, is_free=False) == []
 
     def _start(self, now_s: float) -> Start:
         return Start(now_s) if self._running is None else Start.after(self._running.claim, self._began_s, now_s)
@@ -171,8 +185,19 @@ class Lane:
         if self._waiting:
             start = Start(now_s)
             chosen = choose(self._waiting, start, self._due_slots(self._waiting, start))
+            if self._is_in_the_way(chosen, now_s):
+                return  # the end of the promise brings its turn
             self._waiting.remove(chosen)
             self._run(chosen, now_s)
+
+    def _is_in_the_way(self, ticket: _Ticket, now_s: float) -> bool:
+        """Whether the run would make a promise late that can be kept first."""
+        end_s = now_s + ticket.claim.known_run_s
+        return not ticket.claim.is_owed and any(
+            slot.ready_s < end_s and end_s + slot.claim.known_run_s > slot.deadline_s
+            and slot.ready_s + slot.claim.known_run_s + ticket.claim.known_run_s <= ticket.deadline_s
+            for slot in self._slots
+        )  # fmt: skip
 
     def _run(self, ticket: _Ticket, now_s: float) -> None:
         self._running, self._began_s = ticket, now_s

@@ -15,7 +15,8 @@ import pytest
 
 from tests.unit.edge.lanes import PATIENT_S, assert_free, holding, until
 from upwell.edge.lane import Lane
-from upwell.shared.errors import DeadlineExceeded
+from upwell.edge.timetable import Claim
+from upwell.shared.errors import DeadlineExceeded, Refused
 
 
 def test_a_turn_is_counted_while_it_lasts() -> None:
@@ -249,3 +250,50 @@ def test_a_promise_is_free_again_whatever_ends_it() -> None:
         raise KeyboardInterrupt
     with lane.promise(1.0, 2.0) as start_s:
         assert start_s == 1.0
+
+
+def test_a_turn_that_would_break_a_promise_waits_until_it_is_kept() -> None:
+    lane, order = Lane(), list[str]()
+    now_s = time.monotonic()
+
+    def other() -> None:
+        with lane.turn(now_s + 5.0, Claim(run_s=0.5)):
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with lane.promise(now_s + 0.2, now_s + 0.3):
+        thread.start()
+        until(lambda: lane.ahead == 1)
+        with lane.turn(now_s + 5.0, Claim(run_s=0.1, is_owed=True)):
+            order.append("owed")
+    thread.join(10.0)
+    assert order == ["owed", "other"]
+
+
+def test_it_gets_its_turn_where_the_promise_is_not_needed() -> None:
+    lane = Lane()
+    now_s = time.monotonic()
+    done = threading.Event()
+
+    def other() -> None:
+        with lane.turn(now_s + 5.0, Claim(run_s=0.5)):
+            done.set()
+
+    thread = threading.Thread(target=other)
+    with lane.promise(now_s + 0.2, now_s + 0.3):
+        thread.start()
+        until(lambda: lane.ahead == 1)
+        assert not done.is_set()
+    thread.join(10.0)
+    assert done.is_set()
+
+
+def test_a_turn_without_the_time_to_wait_for_a_promise_is_refused() -> None:
+    lane = Lane()
+    now_s = time.monotonic()
+    with (
+        lane.promise(now_s + 0.2, now_s + 0.3),
+        pytest.raises(Refused),
+        lane.turn(now_s + 0.6, Claim(run_s=0.5)),
+    ):
+        pass

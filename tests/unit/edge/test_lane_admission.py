@@ -193,7 +193,7 @@ def test_a_turn_stays_clear_of_a_promise_that_it_would_run_into() -> None:
     lane = Lane()
     with lane.promise(soon(5.0), soon(10.0)):
         assert takes(lane, soon(100.0), Claim(run_s=4.0))
-        with pytest.raises(Refused), lane.turn(soon(100.0), Claim(run_s=8.0)):
+        with pytest.raises(Refused), lane.turn(soon(12.0), Claim(run_s=8.0)):
             pytest.fail("it got a turn")
     assert takes(lane, soon(100.0), Claim(run_s=8.0))
     assert_free(lane)
