@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -13,14 +12,13 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.yaml import load_yaml
 
-POLL_S = 1.0
 _Fingerprint: TypeAlias = tuple[int, int, int]
 
 _log = logging.getLogger(__name__)
 
 
 class PolicyFile:
-    """A policy file, looked at again and again; `take` gets each new policy, on the thread that looks.
+    """A policy file, looked at again and again; `take` gets each new policy, on the thread that calls `poll`.
 
     The file is read once it has stayed the same from one look to the next, so neither a half-written file nor one
     that is being written in place is taken; what changes while it is read is read again. A file that is wrong or gone
@@ -34,13 +32,6 @@ class PolicyFile:
         self._take = take
         self._read_as = self._seen = _fingerprint(path)
         self.policy = load_yaml(path, Policy)
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Look every `POLL_S` seconds from now on, on a thread of its own."""
-        self._thread = threading.Thread(target=self._look_for_ever, name="policy-file", daemon=True)
-        self._thread.start()
 
     def poll(self) -> None:
         """Look once. Not to be called from two threads at a time."""
@@ -61,16 +52,6 @@ class PolicyFile:
         elif policy != self.policy:
             self.policy = policy
             self._take(policy)
-
-    def close(self) -> None:
-        """Stop looking. May be called twice."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _look_for_ever(self) -> None:
-        while not self._closed.wait(POLL_S):
-            self.poll()
 
 
 def _fingerprint(path: Path) -> _Fingerprint:

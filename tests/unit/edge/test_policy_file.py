@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -134,19 +133,3 @@ def test_a_wrong_file_at_the_start_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("defaults: 5\n")
     with pytest.raises(ConfigError):
         PolicyFile(tmp_path / "policy.yaml", lambda _: None)
-
-
-def test_it_looks_by_itself_until_it_is_closed(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_file, "POLL_S", 0.005)
-    taken = threading.Event()
-    file = PolicyFile(watched.path, lambda _: taken.set())
-    file.start()
-    watched.write("60ms")
-    assert taken.wait(20)
-    file.close()
-    file.close()
-    assert "policy-file" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_closing_what_was_never_started_is_fine(watched: Watched) -> None:
-    watched.file.close()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from upwell.shared.routing.facts import facts_of
+from upwell.shared.routing.ascending import facts
 from upwell.shared.routing.inquiry import NOW_S, Inquiry
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.router import Router
@@ -65,7 +65,7 @@ def explain(policy: Policy, inquiry: Inquiry, wall_time_s: float) -> Explanation
     identities = {inquiry.model: inquiry.identity}
     router = Router(policy, identities)
     state, signals = inquiry.state(router), inquiry.signals(wall_time_s)
-    facts = facts_of(state, signals, NOW_S)
+    known = facts(state, signals, NOW_S)
     first = router.decide(state, signals, NOW_S)
     settings = first.verdict.settings
     value = None if settings.hard is None else inquiry.hardness_of(settings.hard.measure)
@@ -74,8 +74,8 @@ def explain(policy: Policy, inquiry: Inquiry, wall_time_s: float) -> Explanation
         steps.append(Step(True, _after_edge(router, state, inquiry, first, value, wall_time_s)))
     return Explanation(
         signals,
-        facts,
-        CompiledPolicy(policy, identities).examine(signals.subject, facts),
+        known,
+        CompiledPolicy(policy, identities).examine(signals.subject, known),
         _settings(policy, inquiry, first.verdict.rule, settings),
         tuple(steps),
         value,
