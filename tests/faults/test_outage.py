@@ -42,6 +42,7 @@ from upwell.shared.errors import (
     UpwellError,
 )
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.state import EdgeRan
 
 FAILURES_UNTIL_OPEN = 3
@@ -59,11 +60,12 @@ def test_after_three_failures_the_cloud_is_left_alone_until_a_probe_finds_it_bac
 ) -> None:
     cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
     with scene(folder, policy, cloud) as it:
+        began_s = time.monotonic()
         fail_until_open(it)
         asked = len(cloud.requests)
-        for _ in range(20):
+        while time.monotonic() < began_s + 0.9 * Breaker.FIRST_WAIT_S:  # on a machine that is busy that may be never
             assert_from_edge(it.ask(ONE), ("breaker_open",))
-        assert len(cloud.requests) == asked
+            assert len(cloud.requests) == asked
         cloud.behaviour = good
         assert_recovers(it.ask)
         assert len(cloud.requests) == asked + 1

@@ -67,6 +67,7 @@ class TraceLink:
         self._room = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="trace link", daemon=True)
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
@@ -96,6 +97,11 @@ class TraceLink:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await self._server.wait_closed()
+        for _ in range(5):  # transports end in the loop's next rounds
+            await asyncio.sleep(0)
 
     def _keep(self, coroutine: object) -> None:
         task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]  # always a coroutine of ours
@@ -107,7 +113,9 @@ class TraceLink:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self._writers.append(writer)
         far_reader, far_writer = await asyncio.open_connection(*self._target)
+        self._writers.append(far_writer)
         self._keep(self._down(far_reader, writer))
         try:
             while data := await reader.read(PACKET_BYTES):

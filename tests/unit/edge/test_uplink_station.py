@@ -35,7 +35,7 @@ def test_a_connection_that_is_still_being_made_can_be_replaced_in_turn(silent: s
     for _ in range(5):
         link = station.take()
         station.give_back(link)
-        assert done_within(lambda link=link: station.retire(link))  # type: ignore[misc]  # a default binds it
+        assert done_within(lambda link=link: station.retire(link, at_once=True))  # type: ignore[misc]  # a default binds it
     assert done_within(station.close)
 
 
@@ -46,7 +46,7 @@ def test_the_next_call_finds_its_connection_made() -> None:
         first = station.take()
         assert not first.answered
         station.give_back(first)
-        station.retire(first)
+        station.retire(first, at_once=True)
         fresh = station.take()
         assert fresh is not first
         assert fresh.client.server_live(5.0)
@@ -66,7 +66,7 @@ def test_a_connection_that_cannot_be_made_is_not_kept() -> None:
     station = Station(address, ClientSecurity(), LIMIT_BYTES)
     first = station.take()
     station.give_back(first)
-    station.retire(first)
+    station.retire(first, at_once=True)
     seen: set[int] = set()
 
     def until_another() -> None:

@@ -75,15 +75,15 @@ class Station:
             link.users -= 1
             self._close_unused(link)
 
-    def retire(self, link: Link) -> None:
+    def retire(self, link: Link, *, at_once: bool = False) -> None:
         """Make a new connection for the next call; those under way on this one end in peace.
 
-        It is made at once: on a slow link the handshakes would cost the next call its deadline.
+        `at_once`: before that call, since on a slow link the handshakes would cost it its deadline.
         """
         with self._exclusively():
             was_in_use = self._links[0] is link and not self._closed
             self._retire(link)
-            if not was_in_use:
+            if not (at_once and was_in_use):
                 return
             try:
                 self._links[0] = fresh = self._new_link()

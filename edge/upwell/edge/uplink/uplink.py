@@ -172,7 +172,7 @@ class Uplink:
         way.link.late += 1
         is_alive = heard_s > started_s or (now_s - heard_s < ALIVE_S and way.link.late == 1)
         if reason in SUSPECT and not (reason is Reason.CLOUD_DEADLINE and is_alive):
-            way.station.retire(way.link)
+            way.station.retire(way.link, at_once=reason is Reason.CLOUD_DEADLINE)
         if reason is Reason.CLOUD_UNAVAILABLE and _went_silent(way.link, now_s - started_s):
             way.station.broke()
         place = self._stations.index(way.station)
