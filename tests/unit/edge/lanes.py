@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from upwell.edge.lane import Lane
 from upwell.edge.timetable import Claim
@@ -22,24 +22,9 @@ def until(true: Callable[[], bool]) -> None:
         assert time.monotonic() < limit_s, "it never came"
 
 
-@contextmanager
-def holding(lane: Lane) -> Iterator[threading.Event]:
+def holding(lane: Lane) -> AbstractContextManager[threading.Event]:
     """The lane held by another thread until the event is set, or the block ends."""
-    release, held = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lane.turn(math.inf):
-            held.set()
-            release.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
-        yield release
-    finally:
-        release.set()
-        thread.join()
+    return running(lane, math.nan)
 
 
 def assert_free(lane: Lane) -> None:
@@ -72,7 +57,7 @@ def waiting(lane: Lane, deadline_s: float, claim: Claim, log: list[str], name: s
 
 @contextmanager
 def running(lane: Lane, run_s: float) -> Iterator[threading.Event]:
-    """As `holding`, by a run that claims to take `run_s`."""
+    """As `holding`, by a run that claims to take `run_s`; NaN is a claim to nothing."""
     release, held = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -17,29 +17,10 @@ from upwell.edge.demo.cases import DIGITS
 from upwell.edge.demo.runs import Outage, Outcome
 from upwell.edge.demo.summary import Summary
 from upwell.edge.demo.sweep import Sweep
+from upwell.shared.plot_style import ALARM, CLOUD, EDGE, HYBRID, INK, MUTED, STYLE
 from upwell.shared.routing.settings import HardSettings, Settings
 
-_INK, _MUTED = "#22303c", "#7b8794"
-_EDGE, _CLOUD, _HYBRID, _ALARM = "#2a78b8", "#e07b27", "#2f9e63", "#c8374a"
-_STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _MUTED,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 12,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6eaee",
-    "axes.axisbelow": True,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "legend.frameon": False,
-}
+_TITLES = {"axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlepad": 12}
 
 
 def draw(runs: Mapping[str, Summary], every: Sweep, singles: Sweep, outage: Outage, settings: Settings) -> bytes:
@@ -48,7 +29,7 @@ def draw(runs: Mapping[str, Summary], every: Sweep, singles: Sweep, outage: Outa
     `every` and `singles` are what other thresholds give for all requests and for single digits alone; `settings` are
     those under which the hybrid run and the outage were recorded.
     """
-    with matplotlib.style.context(["default", _STYLE]):  # whatever the user's own settings are
+    with matplotlib.style.context(["default", {**STYLE, **_TITLES}]):  # whatever the user's own settings are
         figure = Figure(figsize=(11.5, 4.6), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2)
@@ -61,19 +42,19 @@ def draw(runs: Mapping[str, Summary], every: Sweep, singles: Sweep, outage: Outa
 
 def _draw_threshold(axes: Axes, runs: Mapping[str, Summary], every: Sweep, singles: Sweep, settings: Settings) -> None:
     edge, cloud, hybrid = (runs[name] for name in ("edge_only", "cloud_only", "hybrid"))
-    for run, color, name in ((edge, _EDGE, "edge only"), (cloud, _CLOUD, "cloud only")):
+    for run, color, name in ((edge, EDGE, "edge only"), (cloud, CLOUD, "cloud only")):
         axes.axhline(run.accuracy, color=color, linewidth=1.5, linestyle=(0, (5, 3)))
         _note(axes, f"{name}  {run.accuracy:.1%}", (1, run.accuracy), (0, 4), color, ha="right")
-    axes.plot(singles.shares, singles.accuracies, color=_MUTED, linewidth=1.5, label="single digits alone")
-    axes.plot(every.shares, every.accuracies, color=_INK, linewidth=2.2, label="all, pages always sent up")
+    axes.plot(singles.shares, singles.accuracies, color=MUTED, linewidth=1.5, label="single digits alone")
+    axes.plot(every.shares, every.accuracies, color=INK, linewidth=2.2, label="all, pages always sent up")
     hard = settings.hard or HardSettings()
     threshold = f"hybrid, {hard.measure} threshold {hard.threshold:g}"
     for run, label in ((hybrid.kinds[DIGITS], "_"), (hybrid, threshold)):
         point: dict[str, Any] = {"markersize": 11, "markeredgecolor": "white", "zorder": 5, "linestyle": "none"}
-        axes.plot(run.cloud_share, run.accuracy, "o", color=_HYBRID, label=label, **point)
+        axes.plot(run.cloud_share, run.accuracy, "o", color=HYBRID, label=label, **point)
     parts = (("all", hybrid), ("single digits", hybrid.kinds[DIGITS]))
     text = "\n".join(f"{name}: {run.accuracy:.1%} with {run.cloud_share:.0%} sent up" for name, run in parts)
-    _note(axes, text, (hybrid.cloud_share, hybrid.accuracy), (14, -46), _HYBRID, weight="bold")
+    _note(axes, text, (hybrid.cloud_share, hybrid.accuracy), (14, -46), HYBRID, weight="bold")
     axes.set(title="What a threshold buys", xlabel="share of requests sent up", ylabel="digits read rightly")
     axes.set_xlim(0, 1)
     low = min(edge.accuracy, *singles.accuracies, *every.accuracies)
@@ -88,17 +69,17 @@ def _draw_outage(axes: Axes, outage: Outage, deadline_s: float) -> None:
     every = [*outage.before.outcomes, *outage.after.outcomes]
     start_s = every[0].began_s
     groups = (
-        ("device", _EDGE, [one for one in every if not one.from_cloud and not _is_degraded(one)]),
-        ("cloud", _CLOUD, [one for one in every if one.from_cloud]),
-        ("device for the cloud (degraded)", _ALARM, [one for one in every if _is_degraded(one)]),
+        ("device", EDGE, [one for one in every if not one.from_cloud and not _is_degraded(one)]),
+        ("cloud", CLOUD, [one for one in every if one.from_cloud]),
+        ("device for the cloud (degraded)", ALARM, [one for one in every if _is_degraded(one)]),
     )
     for name, color, outcomes in groups:
         times = [one.began_s - start_s for one in outcomes]
         axes.scatter(times, [one.elapsed_s * 1e3 for one in outcomes], s=14, color=color, linewidths=0, label=name)
-    axes.axvline(outage.killed_at_s - start_s, color=_ALARM, linewidth=1.5)
-    axes.axhline(deadline_s * 1e3, color=_MUTED, linewidth=1.5, linestyle=(0, (5, 3)))
-    _note(axes, f"deadline {deadline_s * 1e3:.0f} ms", (0, deadline_s * 1e3), (4, 4), _MUTED)
-    _note(axes, "cloud killed", (outage.killed_at_s - start_s, deadline_s * 1e3), (6, -14), _ALARM, weight="bold")
+    axes.axvline(outage.killed_at_s - start_s, color=ALARM, linewidth=1.5)
+    axes.axhline(deadline_s * 1e3, color=MUTED, linewidth=1.5, linestyle=(0, (5, 3)))
+    _note(axes, f"deadline {deadline_s * 1e3:.0f} ms", (0, deadline_s * 1e3), (4, 4), MUTED)
+    _note(axes, "cloud killed", (outage.killed_at_s - start_s, deadline_s * 1e3), (6, -14), ALARM, weight="bold")
     fastest_ms = min(one.elapsed_s for one in every) * 1e3
     axes.set(title="The cloud dies, answers keep coming", xlabel="seconds", ylabel="answered after, ms", yscale="log")
     axes.set_ylim(fastest_ms * 0.6, max(deadline_s * 1e3, np.max([one.elapsed_s for one in every]) * 1e3) * 1.8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -13,31 +12,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from upwell.shared.plot_style import ALARM, EDGE, MUTED, STYLE
 from upwell.shared.routing.calibration.calibrate import Calibration
 from upwell.shared.routing.calibration.choosing import found
 
 _POINTS = 150
-_INK, _MUTED, _LINE, _CHOSEN = "#22303c", "#7b8794", "#2a78b8", "#c8374a"
-_STYLE: dict[str, Any] = {
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _MUTED,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6eaee",
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "legend.frameon": False,
-    "svg.hashsalt": "upwell",
-}
 
 
 def draw(calibrations: Sequence[Calibration], kind: str) -> bytes:
     """A panel for each calibration, as a file of the kind `png`, `svg` or `pdf`."""
-    with matplotlib.style.context(["default", _STYLE]):  # whatever the user's own settings are
+    with matplotlib.style.context(["default", dict(STYLE)]):  # whatever the user's own settings are
         figure = Figure(figsize=(6.5, 4.2 * len(calibrations)), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         for axes, one in zip(figure.subplots(len(calibrations), squeeze=False)[:, 0], calibrations, strict=True):
@@ -52,16 +36,16 @@ def _panel(axes: Axes, one: Calibration) -> None:
     chosen_cuts = cuts[np.unique(np.linspace(0, len(cuts) - 1, _POINTS).astype(int))]
     line = [found(one.sample, float(cut), one.target.confidence) for cut in chosen_cuts]
     shares = [point.share for point in line]
-    axes.plot(shares, [point.risk for point in line], color=_LINE, label="kept by the device and wrong")
+    axes.plot(shares, [point.risk for point in line], color=EDGE, label="kept by the device and wrong")
     bound = f"upper bound at {one.target.confidence:.4g} confidence"
-    axes.plot(shares, [point.risk_bound for point in line], color=_LINE, linestyle=":", label=bound)
+    axes.plot(shares, [point.risk_bound for point in line], color=EDGE, linestyle=":", label=bound)
     chosen = one.chosen
-    axes.vlines(chosen.share, chosen.risk, chosen.risk_bound, color=_CHOSEN)
-    axes.plot([chosen.share], [chosen.risk], "o", color=_CHOSEN, label=f"chosen: {chosen.share:.1%} go up")
+    axes.vlines(chosen.share, chosen.risk, chosen.risk_bound, color=ALARM)
+    axes.plot([chosen.share], [chosen.risk], "o", color=ALARM, label=f"chosen: {chosen.share:.1%} go up")
     if one.target.is_share:
-        axes.axvline(one.target.cloud_share, color=_MUTED, linewidth=1, linestyle="--", label="share asked for")
+        axes.axvline(one.target.cloud_share, color=MUTED, linewidth=1, linestyle="--", label="share asked for")
     else:
-        axes.axhline(one.target.max_risk, color=_MUTED, linewidth=1, linestyle="--", label="risk asked for")
+        axes.axhline(one.target.max_risk, color=MUTED, linewidth=1, linestyle="--", label="risk asked for")
     axes.set_title(f"{one.model}: {one.hard.measure}, {chosen.requests} requests", parse_math=False)
     axes.set_xlabel("share of requests that go up")
     axes.set_ylabel("share of all requests")

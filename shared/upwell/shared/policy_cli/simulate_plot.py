@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.style
 import numpy as np
@@ -13,37 +12,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from upwell.shared.plot_style import ALARM, CLOUD, EDGE, INK, MUTED, STYLE
 from upwell.shared.routing.reasons import DEGRADED, Route
 from upwell.shared.routing.simulation.runs import Scene
 from upwell.shared.routing.simulation.served import Served
 from upwell.shared.tensors import Array
 
-_INK, _MUTED = "#22303c", "#7b8794"
-_EDGE, _CLOUD, _ALARM = "#2a78b8", "#e07b27", "#c8374a"
-_STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6eaee",
-    "axes.axisbelow": True,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "legend.frameon": False,
-    "svg.hashsalt": "upwell",
-}
 _UNDATED: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _MOST_BINS = 200
-_KINDS = {"edge": _EDGE, "cloud": _CLOUD, "edge, degraded": _ALARM, "no answer": _INK}
+_KINDS = {"edge": EDGE, "cloud": CLOUD, "edge, degraded": ALARM, "no answer": INK}
 
 
 def draw(scene: Scene, run: Sequence[Served], kind: str) -> bytes:
     """The picture as `kind`: png, svg or pdf."""
-    with matplotlib.style.context(["default", _STYLE]):  # whatever the user's own settings are
+    with matplotlib.style.context(["default", dict(STYLE)]):  # whatever the user's own settings are
         figure = Figure(figsize=(12, 7), dpi=130, layout="constrained")
         FigureCanvasAgg(figure)
         link, routes, latency = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 3))
@@ -69,7 +51,7 @@ def _draw_link(axes: Axes, scene: Scene, run: Sequence[Served], edges_s: Array) 
     mbps = np.diff(offered) * 8e-6 / np.diff(edges_s)
     axes.stairs(mbps, edges_s, fill=True, color="#d5dee6", label="capacity")
     times_s = [one.request.t_s for one in run]
-    axes.plot(times_s, [one.estimate_bits_per_s / 1e6 for one in run], color=_INK, linewidth=0.9, label="estimate")
+    axes.plot(times_s, [one.estimate_bits_per_s / 1e6 for one in run], color=INK, linewidth=0.9, label="estimate")
     axes.set(ylabel="uplink, Mbit/s", ylim=(0, max(float(mbps.max()) * 1.15, 1e-3)))
     _legend(axes, 2)
 
@@ -105,5 +87,5 @@ def _draw_latency(axes: Axes, run: Sequence[Served]) -> None:
         latencies_ms = [one.latency_s * 1e3 for one in chosen]
         axes.plot([one.request.t_s for one in chosen], latencies_ms, ".", markersize=3, color=color)
     deadlines_ms = [(one.deadline_s - one.request.t_s) * 1e3 for one in run]
-    axes.plot([one.request.t_s for one in run], deadlines_ms, color=_MUTED, linewidth=1, linestyle=(0, (5, 3)))
+    axes.plot([one.request.t_s for one in run], deadlines_ms, color=MUTED, linewidth=1, linestyle=(0, (5, 3)))
     axes.set(ylabel="latency, ms", xlabel="time, s", ylim=(0, None))
