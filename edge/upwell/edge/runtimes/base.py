@@ -29,7 +29,7 @@ class Placement:
 class Runtime(Protocol):
     """A loaded model that runs on the device.
 
-    `run` may be called from any thread, but the agent makes sure that one call runs at a time.
+    `run` may be called from any thread; up to `instances` calls run at one time, and more wait for each other.
     """
 
     name: str
@@ -39,6 +39,8 @@ class Runtime(Protocol):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     placement: Placement
+    instances: int
+    """How many runs it does at one time."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once.

@@ -21,11 +21,15 @@ def _library(value: object, info: ValidationInfo) -> Path:
     return resolve(value, (info.context or {}).get("base_dir", Path()))
 
 
+def _one_or_more(value: object) -> object:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
 class AcceleratorOptions(BaseModel):
     """An accelerator to run the model on, and what happens to the nodes it does not take.
 
-    `require` is `must` (loading fails unless every node runs there), `prefer` (what the accelerator does
-    not take runs on the CPU, and the placement says why) or `cpu` (the accelerator is left alone).
+    `require` is `must` (it counts only with every node, and if nothing after it can be used either, loading fails),
+    `prefer` (what the accelerator does not take runs on the CPU) or `cpu` (the accelerator is left alone).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,10 +37,11 @@ class AcceleratorOptions(BaseModel):
     provider: str = Field(
         min_length=1,
         description="ONNX Runtime: an execution provider by its short or full name (`qnn`, `openvino`, `cuda`, "
-        "`CUDAExecutionProvider`). TFLite: a name for the delegate in `library`, used in reports.",
+        "`CUDAExecutionProvider`). TFLite: a name for the delegate in `library`, used in reports; or `litert_npu`, "
+        "LiteRT's own way to an NPU, which needs no `library`.",
     )
     require: Literal["must", "prefer", "cpu"] = Field(
-        "prefer", description="`must`: every node or no start; `prefer`: fall back to the CPU; `cpu`: do not use it."
+        "prefer", description="`must`: every node or not at all; `prefer`: fall back to the CPU; `cpu`: do not use it."
     )
     library: Annotated[Path, BeforeValidator(_library)] | None = Field(
         None,
@@ -66,7 +71,18 @@ class RuntimeOptions(BaseModel):
         le=1024,
         description=f"Threads for one run; the default is one per core, {MAX_DEFAULT_THREADS} at most.",
     )
-    accelerator: AcceleratorOptions | None = Field(None, description="The accelerator to use; without it the CPU.")
+    instances: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Runs of the model at one time; the default is as many as fit the cores with `threads` each where "
+        "`threads` is written, else 1. On an accelerator it is 1 unless written.",
+    )
+    accelerator: Annotated[tuple[AcceleratorOptions, ...], BeforeValidator(_one_or_more)] = Field(
+        (),
+        description="The accelerator to use, or a list of them in the order in which they are tried; without it, or "
+        "where none can be used, the CPU.",
+    )
     package: Literal["ai_edge_litert", "tflite_runtime"] | None = Field(
         None, description="The TFLite package to use; without it ai_edge_litert where it is installed."
     )
@@ -80,14 +96,22 @@ class RuntimeOptions(BaseModel):
     @property
     def thread_count(self) -> int:
         """Threads to use: what was asked for, or one per core that this process may use, 4 at most."""
-        return self.threads or min(MAX_DEFAULT_THREADS, _usable_cores())
+        return self.threads or min(MAX_DEFAULT_THREADS, usable_cores())
 
     @property
-    def wanted_accelerator(self) -> AcceleratorOptions | None:
-        """The accelerator unless it is told to be left alone."""
-        return self.accelerator if self.accelerator is not None and self.accelerator.require != "cpu" else None
+    def instance_count(self) -> int:
+        """Runs at one time on the CPU: what was asked for, or, where `threads` was, as many as the cores allow."""
+        if self.instances is not None:
+            return self.instances
+        return 1 if self.threads is None else max(1, usable_cores() // self.threads)
+
+    @property
+    def wanted_accelerators(self) -> tuple[AcceleratorOptions, ...]:
+        """Those to try, in order."""
+        return tuple(one for one in self.accelerator if one.require != "cpu")
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS and Windows
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,0 +1,98 @@
+"""What a bundle is, and why one is refused.
+
+A bundle is a folder, or a tar file of one, with
+
+- `model.onnx`, `model.tflite`: the model, for one runtime or several (`EdgeSide.runtime` chooses);
+- `model.yaml` and what it names (labels);
+- `golden.npz`: golden vectors, run at load (`upwell.edge.models.golden`);
+- `calibrations.yaml`: thresholds that were found for this model (`upwell.shared.routing.calibrations`);
+- `manifest.json`: name, version, and SHA-256 and size of every other file but the signature;
+- `model.sig`: an Ed25519 signature of all files, manifest included, in the OpenSSF model-signing format.
+
+A folder without `manifest.json` is served too: nothing verifies it then, and the agent says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from upwell.shared.errors import ConfigError, Problem
+
+MANIFEST_NAME = "manifest.json"
+SIGNATURE_NAME = "model.sig"
+DESCRIPTION_NAME = "model.yaml"
+GOLDEN_NAME = "golden.npz"
+CALIBRATIONS_NAME = "calibrations.yaml"
+
+
+class Refusal(str, Enum):
+    """Why a bundle is refused."""
+
+    MISSING = "missing"  # there is none
+    MALFORMED = "malformed"  # not a bundle, or a manifest that cannot be read
+    TRUNCATED = "truncated"  # a file is shorter than the manifest or the archive says
+    TAMPERED = "tampered"  # a file differs from the manifest, is not listed there, or is missing
+    UNSIGNED = "unsigned"  # a signature is required and there is none
+    WRONG_SIGNATURE = "wrong_signature"  # signed by no trusted key, or the signature does not fit the files
+    OLDER = "older"  # not newer than what is installed
+    DIGEST_MISMATCH = "digest_mismatch"  # what was fetched is not what was asked for
+    UNCONFINED = "unconfined"  # a path of the archive leads out of it, or is no plain file
+    TOO_LARGE = "too_large"  # more bytes or files than allowed
+    FAILED_SELF_TEST = "failed_self_test"  # it loads nowhere, or answers its golden vectors wrongly
+    CONDEMNED = "condemned"  # this version was rolled back on this device before
+
+
+class BundleRefused(ConfigError):
+    """A bundle that is not used; nothing of it was installed."""
+
+    def __init__(self, refusal: Refusal, path: Path | None, message: str) -> None:
+        self.refusal = refusal
+        super().__init__([Problem(path, None, None, "", message)])
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a bundle: 64 hexadecimal digits, and its size."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`manifest.json`. `version` grows from bundle to bundle of one name; `files` go by their POSIX paths."""
+
+    name: str
+    version: int
+    files: Mapping[str, FileEntry]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whose signatures count: PEM files of Ed25519 public keys, of which any one is enough (so keys can be rotated).
+
+    With `require` an unsigned bundle is refused; a wrong signature is refused wherever there are `keys`.
+    """
+
+    keys: tuple[Path, ...] = ()
+    require: bool = False
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk that was verified as far as it can be.
+
+    `manifest` is None for a plain folder. `signed_by` is the SHA-256 fingerprint of the trusted key, empty if unsigned.
+    """
+
+    folder: Path
+    manifest: Manifest | None = None
+    signed_by: str = ""
+
+    @property
+    def version(self) -> int:
+        """Of the manifest; 0 without one."""
+        return self.manifest.version if self.manifest else 0
