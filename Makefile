@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check check-platforms bench traces test-slow demo-models generate lock clean help
+.PHONY: demo test check check-platforms bench traces test-slow test-accelerators demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -47,6 +47,9 @@ traces: .venv/.dev  ## the router on recorded links: writes the table of docs/ro
 test-slow: .venv/.dev  ## the promise over thousands of requests, and the wheel on its own (about 15 minutes)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+test-accelerators: .venv/.dev  ## every accelerator that runs here, each in an environment of its own; writes the README's table
+	$(BIN)/python tests/accelerators/run.py $(ARGS)
+
 demo-models:  ## train and export the demo's models again (needs torch and litert-torch; an environment of its own)
 	$(PYTHON) -m venv .venv-models
 	.venv-models/bin/pip install --quiet --requirement examples/digits/requirements.txt
@@ -59,4 +62,4 @@ lock: .venv/.dev  ## resolve constraints.txt again
 	$(BIN)/python .ci/lock.py
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-models demo-out
+	rm -rf .venv .venv-models .venv-accelerators demo-out

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.unit.weights_for_tests import linear_weights as linear_weights  # also for those who import it from here
 from upwell.shared.tensors import Array
 
 OPSET = 17
@@ -65,13 +66,6 @@ def identity(directory: Path, datatype: str = "FP32", shape: Sequence[Size] = ("
     node = helper.make_node("Identity", ["x"], ["y"], name="copy")
     path = directory / f"identity_{datatype.lower()}.onnx"
     return save(path, [node], [tensor("x", shape, datatype)], [tensor("y", shape, datatype)])
-
-
-def linear_weights(seed: int = 0, features: int = 8, classes: int = 3) -> tuple[Array, Array]:
-    """The weights [features, classes] and the bias [classes] of `linear` with the same arguments."""
-    random = np.random.default_rng(seed)
-    weights = random.standard_normal((features, classes), np.float32)
-    return weights, random.standard_normal(classes, np.float32)
 
 
 def linear(directory: Path, seed: int = 0, *, rows: int | None = None, features: int = 8, classes: int = 3) -> Path:

@@ -20,6 +20,8 @@ from upwell.cloud.config import CloudConfig
 from upwell.edge.answer import Answer, Timings
 from upwell.edge.config import AgentConfig
 from upwell.edge.metrics import AgentMetrics
+from upwell.edge.models.report import LoadReport, ModelHealth
+from upwell.edge.runtimes.base import Placement
 from upwell.shared.errors import Refused
 from upwell.shared.oip.tokens import TokensConfig
 from upwell.shared.routing import reasons
@@ -205,7 +207,10 @@ def full_answer() -> Answer:
     """An answer to which every fact applies."""
     timings = Timings(total_s=0.1, edge_s=0.01, uplink_s=0.05, cloud_queue_s=0.001, cloud_compute_s=0.02)
     routes = (Route.EDGE, Route.CLOUD)
-    return Answer({}, Route.MIXED, Reason.CLOUD_ERROR, True, Plan.CASCADE, timings, "1", routes, "sha256:0", "sha256:1")
+    return Answer(
+        {}, Route.MIXED, Reason.CLOUD_ERROR, True, Plan.CASCADE, timings, "1", routes, "sha256:0", "sha256:1",
+        accelerator="cpu", edge_state="ready",
+    )  # fmt: skip
 
 
 def test_response_parameters_are_listed_with_their_types() -> None:
@@ -228,7 +233,8 @@ def test_numbers_are_those_of_the_code() -> None:
 
 def test_metrics_are_listed_with_their_labels() -> None:
     metrics = AgentMetrics(
-        lambda: RouterState(breakers={"": Breaker()}, audits={"digits": AuditTally.start(HardSettings())})
+        lambda: RouterState(breakers={"": Breaker()}, audits={"digits": AuditTally.start(HardSettings())}),
+        lambda: [ModelHealth("digits", "ready", "onnxruntime 1", "npu", Placement(), LoadReport())],
     )
     metrics.answered("digits", full_answer())
     metrics.failed("digits", Refused("no"))

@@ -11,7 +11,7 @@ import flatbuffers  # type: ignore[import-untyped]  # it has no stubs
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from tests.unit.models_for_tests import linear_weights
+from tests.unit.weights_for_tests import linear_weights
 from upwell.shared.tensors import Array
 
 _TYPES = {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
@@ -17,10 +20,12 @@ from upwell.edge.background import Sender
 from upwell.edge.flight.flight import Flight
 from upwell.edge.flight.recorder import FOLDER_NAME, LIMIT, FlightRecorder
 from upwell.edge.handling import Handling
+from upwell.edge.health import health_of
 from upwell.edge.inputs import as_arrays
 from upwell.edge.keeping import Keeping
 from upwell.edge.metrics import AgentMetrics
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.report import ModelHealth
+from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.policy_check import check_policy
 from upwell.edge.policy_file import PolicyFile
 from upwell.edge.router_cell import RouterCell
@@ -32,6 +37,7 @@ from upwell.edge.upkeep import BUDGETS_NAME, BudgetFile, Upkeep
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.state import EdgeRan
 from upwell.shared.tensors import Array
 
 _log = logging.getLogger(__name__)
@@ -54,10 +60,20 @@ class Agent:
         sinks: Sequence[Sink] = (),
     ) -> None:
         self.name = name
-        self.models: Mapping[str, ServedModel] = MappingProxyType({model.name: model for model in models})
+        self._models = {model.name: model for model in models}
+        self.models: Mapping[str, ServedModel] = MappingProxyType(self._models)
+        """What is served now. A request keeps to the version that it found here."""
+        self._switching = threading.Lock()
         self.uplink = uplink
-        self.router = RouterCell(policy, {model.name: model.identity for model in models})
-        self.metrics = AgentMetrics(lambda: self.router.state)
+        self.router = RouterCell(
+            policy,
+            {model.name: model.identity for model in models},
+            {model.name: model.edge.calibrations for model in models if model.edge and model.edge.calibrations},
+        )
+        for model in models:
+            for duration_s in model.edge.durations_s if model.edge else ():
+                self.router.observe(EdgeRan(model.name, 1, duration_s))
+        self.metrics = AgentMetrics(lambda: self.router.state, self.health)
         self._desk = Desk(self.router, uplink, self.metrics, Admission())
         self._state_dir = state_dir
         folder = None if state_dir is None else state_dir.path
@@ -84,6 +100,7 @@ class Agent:
                 self._keeping.spool = self.spool
                 self.metrics.watch_spool(self.spool)
         self._upkeep: Upkeep | None = None
+        self._on_close = ExitStack()
         self._closed = False
 
     @classmethod
@@ -184,6 +201,28 @@ class Agent:
         if done is not None:
             self.flights.note(Flight.of(done, ended, self.router.state, time.monotonic(), self.router.digest))
 
+    def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
+        """Answer with this edge side from now on; requests under way end on the one that they began with.
+
+        It is loaded, tested and warmed up. Nothing is closed: the one before goes once the last request that holds it
+        has ended. With `former` nothing happens, and the answer is False, unless that is what is served now.
+        """
+        with self._switching:
+            served = self.model(name)
+            if former is not None and served.edge is not former:
+                return False
+            if served.edge is not None:
+                edge.lane = served.edge.lane
+                edge.lane.resize(edge.runtime.instances)
+            served = replace(served, edge=edge)
+            self.router.replace_model(name, served.identity, edge.calibrations, edge.durations_s)
+            self._models[name] = served
+        return True
+
+    def health(self) -> Sequence[ModelHealth]:
+        """How each model on the device fares: where it runs, how that is known, and why it is not where it should."""
+        return health_of(self.models.values())
+
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises `ModelNotFound` with those that there are."""
         try:
@@ -197,9 +236,14 @@ class Agent:
         """Whether `close` was called."""
         return self._closed
 
+    def close_with(self, part: Callable[[], None]) -> None:
+        """Have this called first when the agent is closed."""
+        self._on_close.callback(part)
+
     def close(self) -> None:
         """Free models and channels. Requests after it raise `Unavailable`; calling it twice is harmless."""
         self._closed = True
+        self._on_close.close()
         if self.spool is not None:
             self.spool.news.close()
         if self.uplink is not None:

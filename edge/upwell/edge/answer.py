@@ -29,6 +29,8 @@ class Answer:
     """One answer with its reason. `routes` has one entry for each row; `route` is `mixed` where they differ.
 
     `spool_id` names the case that was kept for the cloud, empty where none was: its result comes later.
+    Where the device had a part, `accelerator` names what ran nodes of its model by the evidence, `cpu` where none did,
+    and `edge_state` says whether that is what was asked for (`ready`, `compiling`, `fallback`).
     """
 
     outputs: Mapping[str, Array]
@@ -42,6 +44,8 @@ class Answer:
     edge_digest: str = ""
     cloud_digest: str = ""
     spool_id: str = ""
+    accelerator: str = ""
+    edge_state: str = ""
 
     def parameters(self) -> dict[str, Parameter]:
         """The facts as Open Inference Protocol response parameters (`upwell.route`, ...); times in milliseconds."""
@@ -64,6 +68,8 @@ class Answer:
             "upwell.edge_digest": self.edge_digest,
             "upwell.cloud_digest": self.cloud_digest,
             "upwell.spool_id": self.spool_id,
+            "upwell.accelerator": self.accelerator,
+            "upwell.edge_state": self.edge_state,
         }
         facts.update({key: name for key, name in names.items() if name})
         return facts

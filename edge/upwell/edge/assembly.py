@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from upwell.edge.agent import Agent
-from upwell.edge.config import AgentConfig, EdgeSide, ModelSection
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.config import AgentConfig
+from upwell.edge.models.served import EdgeModel
+from upwell.edge.models.starting import ModelStart, Surroundings, clear_unpacked, in_background
+from upwell.edge.models.switching import Switching
+from upwell.edge.models.updating import Updater
 from upwell.edge.policy_check import check_policy
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.inputs import blank
 from upwell.edge.spool.item import SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
 from upwell.edge.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.state import EdgeRan
-from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.processor import Processor
-from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.shared.tensors import Array
 from upwell.shared.yaml import load_yaml
 
 WARM_UP_RUNS = 5
@@ -46,12 +44,17 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
         if config.agent.state_dir is not None:
             state_dir = StateDir(config.agent.state_dir)
             on_failure.callback(state_dir.close)
+            clear_unpacked(state_dir.path)
         if config.cloud is not None:
             cloud = config.cloud
             uplink = Uplink(cloud.endpoint, cloud.security, config.agent.max_message, cloud.fallbacks)
             on_failure.callback(uplink.close)
-        models = load_models(config.models)
+        starts = load_models(config, on_failure)
+        models = [start.served for start in starts]
         check_policy(policy, models, config.policy, has_state_dir=state_dir is not None)
+        for model in models:
+            if model.edge is not None:
+                warm_up(model.name, model.edge)
         spool = config.agent.spool
         sinks: list[Sink] = [] if spool.results is None else [JsonlSink(spool.results)]
         if on_result is not None:
@@ -61,12 +64,45 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
             spool=SpoolLimits(max_bytes=spool.limit, max_age_s=spool.max_age), sinks=sinks,
         )  # fmt: skip
         on_failure.callback(agent.close)
-        for model in agent.models.values():
-            if model.edge is not None:
-                warm_up(agent, model.name, model.edge)
+        _keep_current(agent, starts)
         agent.look_after(config.policy)
         on_failure.pop_all()
     return agent
+
+
+def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:
+    """Every model of the configuration. Raises one `ConfigError` with what is wrong with any of them."""
+    around = Surroundings(config.agent.state_dir, config.agent.trust.trust)
+    starts: list[ModelStart] = []
+    problems: list[Problem] = []
+    for name, section in config.models.items():
+        try:
+            starts.append(ModelStart(name, section, around))
+            on_failure.callback(starts[-1].close)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return starts
+
+
+def _keep_current(agent: Agent, starts: Sequence[ModelStart]) -> None:
+    """Serve accelerators once they are ready, and new versions as they come."""
+    def rolled_back(name: str, edge: EdgeModel, reason: str) -> None:
+        if edge.bundle is not None:
+            in_background("roll-back", partial(updater.rolled_back, name, edge.bundle.version, reason))
+
+    switching = Switching(agent, warm_up, rolled_back)
+    for start in starts:
+        start.serve(switching, partial(_edge_of, agent, start.name))
+        agent.close_with(start.close)
+    updater = Updater([start.follower for start in starts if start.follower is not None])
+    agent.close_with(updater.close)
+    agent.metrics.watch_updates(updater.status)
+
+
+def _edge_of(agent: Agent, name: str) -> EdgeModel | None:
+    return agent.model(name).edge
 
 
 def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
@@ -78,87 +114,25 @@ def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
         _log.warning("%s names the model %r, which this agent does not serve", config.policy, name)
 
 
-def load_models(sections: Mapping[str, ModelSection]) -> list[ServedModel]:
-    """Every model of the configuration. Raises one `ConfigError` with what is wrong with any of them."""
-    models: list[ServedModel] = []
-    problems: list[Problem] = []
-    for name, section in sections.items():
-        try:
-            models.append(load_model(name, section))
-        except ConfigError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise ConfigError(problems)
-    return models
-
-
-def load_model(name: str, section: ModelSection) -> ServedModel:
-    """One model of the configuration. Raises `ConfigError`."""
-    edge = load_edge(section.edge) if section.edge else None
-    return ServedModel(name, edge, section.cloud.model if section.cloud else "")
-
-
-def load_edge(side: EdgeSide) -> EdgeModel:
-    """The edge side of a model, from its bundle or file. Raises `ConfigError`."""
-    path, described_by = _files(side)
-    runtime = load_runtime(path, side)
-    # Whatever lies there is meant as the description, also where it turns out to be a folder or a broken link.
-    description = load_yaml(described_by, ModelDescription) if os.path.lexists(described_by) else None
-    processor = Processor(description, runtime.inputs, runtime.outputs, runtime.name)
-    if runtime.placement.reason:
-        _log.warning("%s runs on the CPU: %s", path, runtime.placement.reason)
-    if side.file is not None:
-        _log.warning("%s is a bare file without a bundle: nothing tests or verifies it", path)
-    return EdgeModel(runtime, processor, model_digest(path), is_described=description is not None)
-
-
-def _files(side: EdgeSide) -> tuple[Path, Path]:
-    """The model file and the path where its description would be."""
-    if side.file is not None:
-        return side.file, side.file.with_suffix(".yaml")
-    assert side.bundle is not None  # noqa: S101  the configuration has one of the two
-    candidates = [side.bundle / f"model.{side.runtime}"] if side.runtime else _candidates(side.bundle)
-    names = " or ".join(path.name for path in candidates)
-    try:
-        for path in candidates:
-            if path.is_file():
-                return path, side.bundle / "model.yaml"
-        problem = "no such folder" if not side.bundle.is_dir() else f"no {names} in it"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    raise ConfigError.at(side.bundle, f"{problem}; expected a folder with {names}", "bundle")
-
-
-def _candidates(bundle: Path) -> list[Path]:
-    return [bundle / "model.onnx", bundle / "model.tflite"]
-
-
-def warm_up(agent: Agent, name: str, edge: EdgeModel) -> None:
-    """Run the model on zeros, and teach the router how long a request takes. Raises `ConfigError` if it cannot run."""
-    zeros = {spec.name: _zeros(spec) for spec in edge.runtime.inputs}
-    blank = {one.name: _BLANK_PICTURE if one.kind == "image" else _zeros(one.spec) for one in edge.signature.inputs}
+def warm_up(name: str, edge: EdgeModel) -> None:
+    """Run the model on zeros, and note how long a request takes. Raises `ConfigError` if it cannot run."""
+    zeros = {spec.name: blank(spec.datatype, spec.shape) for spec in edge.runtime.inputs}
+    empty = {
+        one.name: _BLANK_PICTURE if one.kind == "image" else blank(one.spec.datatype, one.spec.shape)
+        for one in edge.signature.inputs
+    }
     try:
         edge.runtime.run(zeros)  # pays for lazy initialization, and is no sample
-        for _ in range(WARM_UP_RUNS):
-            agent.router.observe(EdgeRan(name, 1, _timed_run(edge, blank, zeros)))
+        edge.durations_s = [_timed_run(edge, empty, zeros) for _ in range(WARM_UP_RUNS)]
     except UpwellError as error:
         raise ConfigError.at(None, f"the model fails on a run with zeros: {error}", f"models.{name}.edge") from None
 
 
-def _timed_run(edge: EdgeModel, blank: Mapping[str, Array], zeros: Mapping[str, Array]) -> float:
+def _timed_run(edge: EdgeModel, empty: Mapping[str, Array], zeros: Mapping[str, Array]) -> float:
     """Seconds for a whole request, or for the bare model where what `model.yaml` describes takes no blank request."""
     try:
-        return edge.run(blank, math.inf).duration_s
+        return edge.run_now(empty).duration_s
     except (InvalidRequest, ModelFailed):
         started_s = time.monotonic()
         edge.runtime.run(zeros)
         return time.monotonic() - started_s
-
-
-def _zeros(spec: TensorSpec) -> Array:
-    shape = tuple(1 if size < 0 else size for size in spec.shape)
-    if spec.datatype == "BYTES":
-        array = np.empty(shape, dtype=np.object_)
-        array.fill(b"")
-        return array
-    return np.zeros(shape, dtype=numpy_dtype(spec.datatype))

@@ -15,6 +15,7 @@ from rich.console import Console
 from upwell.edge.assembly import build_agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.dataplane import AgentDataplane
+from upwell.edge.health import summary
 from upwell.edge.spool.service import MAX_STREAMS, add_agent_service
 from upwell.shared.oip.security import parse_address
 from upwell.shared.oip.server import start_server
@@ -52,6 +53,8 @@ def agent(
             address = parse_address(settings.metrics)
             metrics = running.metrics.serve(address.host, address.port)
             console.print(f"metrics on http://{address.host}:{metrics.server_port}/metrics", markup=False)
+        for health in running.health():
+            console.print(summary(health), markup=False)
         count = len(running.models)
         console.print(
             f"serving on {', '.join(server.addresses)} ({count} model{'s' if count > 1 else ''})", markup=False

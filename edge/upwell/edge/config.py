@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from upwell.edge.bundle.base import Trust
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.located import Location, located
@@ -85,6 +86,28 @@ class SpoolSection(_Section):
     )
 
 
+class TrustSection(_Section):
+    """Whose signatures on bundles count."""
+
+    keys: list[RelativePath] = Field(
+        [], description="PEM files of Ed25519 public keys; a signature of any one of them is enough."
+    )
+    require: bool | None = Field(
+        None, description="Refuse bundles without a signature; the default is to do so where there are `keys`."
+    )
+
+    @model_validator(mode="after")
+    def _has_keys(self) -> TrustSection:
+        if self.require and not self.keys:
+            raise ValueError("`require` needs `keys`, or every bundle would be refused")
+        return self
+
+    @property
+    def trust(self) -> Trust:
+        """For the verification of bundles."""
+        return Trust(tuple(self.keys), bool(self.keys) if self.require is None else self.require)
+
+
 class AgentSection(_Section):
     """The agent itself."""
 
@@ -109,6 +132,7 @@ class AgentSection(_Section):
         10_000, ge=0, le=1_000_000, description="Decisions that the flight recorder keeps, for `upwell explain`."
     )
     spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
+    trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")
 
     @property
     def security(self) -> ServerSecurity:
@@ -140,18 +164,46 @@ class CloudSection(_Section):
         return ClientSecurity(tls=tls, token_file=self.token_file, insecure=self.insecure)
 
 
-class EdgeSide(RuntimeOptions):
-    """A model on the device: a bundle (a folder with model.onnx or model.tflite and model.yaml) or a bare file."""
+class UpdatesSection(_Section):
+    """Where new versions of a bundle come from while the agent runs; needs `state_dir`."""
 
-    bundle: RelativePath | None = Field(None, description="A folder with the model files and their model.yaml.")
+    source: str = Field(
+        min_length=1,
+        description="A folder, `https://…/model.bundle.tar`, or `oci://registry/repository:tag` (or `@sha256:…`).",
+    )
+    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at, give or take a tenth.")
+    digest: str = Field(
+        "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Take this archive only: `sha256:…` of its bytes."
+    )
+    ca: RelativePath | None = Field(
+        None, description="Issuers of the server's certificate (PEM); the system's if not written."
+    )
+
+
+class EdgeSide(RuntimeOptions):
+    """A model on the device: a bundle (a folder or archive) or a bare file."""
+
+    bundle: RelativePath | None = Field(
+        None,
+        description="A folder with the model files and their model.yaml, or an archive that `upwell model pack` wrote.",
+    )
     file: RelativePath | None = Field(
         None, description="A model file; a .yaml of the same name beside it describes it."
+    )
+    updates: UpdatesSection | None = Field(
+        None,
+        description="Where new versions come from; the newest that was installed is used in place of `bundle`, which "
+        "may be left out if the first one is to be fetched at the first start.",
     )
 
     @model_validator(mode="after")
     def _one_source(self) -> EdgeSide:
-        if (self.bundle is None) == (self.file is None):
-            raise ValueError("expected either bundle (a folder) or file (a model file)")
+        if self.bundle is not None and self.file is not None:
+            raise ValueError("expected either bundle (a folder or archive) or file (a model file)")
+        if self.bundle is None and self.file is None and self.updates is None:
+            raise ValueError("expected bundle (a folder or archive), file (a model file), or updates")
+        if self.file is not None and self.updates is not None:
+            raise ValueError("updates are for bundles; a bare file has no version")
         return self
 
 
@@ -193,6 +245,9 @@ class AgentConfig(_Section):
             for name, model in self.models.items()
             if model.edge is None and self.cloud is None
         }
+        for name, model in self.models.items():
+            if model.edge is not None and model.edge.updates is not None and self.agent.state_dir is None:
+                found["models", name, "edge", "updates"] = "what is fetched needs a place; expected agent.state_dir"
         try:
             check_exposure(self.agent.listen, self.agent.security)
         except ConfigError as error:

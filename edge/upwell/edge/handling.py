@@ -70,6 +70,7 @@ class Handling:
         )
         self._ascents: list[Ascent] = []
         self._edge_s: float | None = None
+        self._edge_digest = ""
         self._obstacle: Reason | None = None
         self._claim = Claim()
         self._hardness: dict[int, float] = {}
@@ -204,7 +205,7 @@ class Handling:
         claim = timed(replace(self._claim, is_owed=is_owed), times, len(rows), time.monotonic())
         run = self._edge.run(self._select(self._inputs, rows), deadline_s, claim)
         self._desk.router.observe(EdgeRan(self._model.name, len(rows), run.duration_s))
-        self._edge_s = (self._edge_s or 0.0) + run.duration_s
+        self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest
         self._parts.edge.append((rows, run.outputs))
         return run.outputs
 
@@ -278,8 +279,8 @@ class Handling:
             timings=timings(self._arrived_s, self._edge_s, self._ascents),
             id=self._id,
             routes=routes,
-            edge_digest=self._model.edge.digest if self._model.edge is not None and Route.EDGE in kinds else "",
             cloud_digest=replies[0][1].digest if replies else "",
+            **(self._model.edge.facts(self._edge_digest) if self._model.edge and Route.EDGE in kinds else {}),
         )
 
     def _check_stand_ins(self, is_complete: bool) -> None:

@@ -134,6 +134,7 @@ def _show(response: InferResponse, elapsed_s: float) -> None:
         "route": f"{facts.get('upwell.route', '')} {facts.get('upwell.routes', '')}".strip(),
         "reason": facts.get("upwell.reason", ""),
         "degraded": "" if "upwell.degraded" not in facts else "yes" if facts["upwell.degraded"] else "no",
+        "device": f"{facts.get('upwell.accelerator', '')} {_unready(facts)}".strip(),
         "time": _times(facts, elapsed_s),
         "id": response.id,
     }
@@ -145,6 +146,11 @@ def _show(response: InferResponse, elapsed_s: float) -> None:
         console.print()
         console.print(_text(f"{name}  {oip_datatype(array.dtype)} {list(array.shape)}"), style="bold")
         console.print(_output(array))
+
+
+def _unready(facts: Mapping[str, Parameter]) -> str:
+    state = facts.get("upwell.edge_state", "ready")
+    return "" if state == "ready" else f"({state})"
 
 
 def _times(facts: Mapping[str, Parameter], elapsed_s: float) -> str:

@@ -1,4 +1,4 @@
-"""The device's turnstile: one run of a model at a time, and nobody waits in vain."""
+"""The device's turnstile: so many runs of a model at a time, and nobody waits in vain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from upwell.edge.timetable import Claim, Job, Start, by_deadline, choose, ends_s, late, make_room
+from upwell.edge.timetable import (
+    Claim,
+    Job,
+    Start,
+    by_deadline,
+    choose,
+    ends_s,
+    is_in_the_way,
+    late,
+    latest_gap,
+    make_room,
+    slots_due,
+)
 from upwell.shared.errors import DeadlineExceeded, Refused, Superseded, UpwellError
 
 _UNKNOWN = Claim()
@@ -19,7 +31,7 @@ _UNKNOWN = Claim()
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """Somebody who waits. The gate opens when it is their turn, or when `told` says that it never will be."""
+    """Somebody who waits or runs. The gate opens when it is their turn, or when `told` says that it never will be."""
 
     ready_s: ClassVar[float] = -math.inf
 
@@ -27,41 +39,54 @@ class _Ticket:
     claim: Claim
     gate: threading.Lock = field(default_factory=threading.Lock)
     told: UpwellError | None = None
+    began_s: float = math.nan
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(eq=False, slots=True)
 class _Slot:
-    """Kept for a run that may be needed: it would begin at `ready_s`, be over by `deadline_s`, and take its `claim`."""
+    """Kept for a run that may be needed: it would begin at `ready_s`, be over by `deadline_s`, and take its `claim`.
+
+    `is_used` once the run has asked for its turn: what keeps its place from then on is its ticket.
+    """
 
     ready_s: float
     deadline_s: float
-    claim: Claim = field(compare=False)
+    claim: Claim
+    thread: int
+    is_used: bool = False
 
 
 class Lane:
-    """Mutual exclusion in the callers' own threads, with admission.
+    """Runs in the callers' own threads, `instances` of them at one time, with admission.
 
     Who asks for a turn is taken on only if it will be in time, by the run times that the claims predict, and if nobody
     who was taken on before is late for it; asking and joining are one step. So what waits here is answered in time,
-    unless runs take longer than predicted. The order is the earliest deadline first (Liu & Layland 1973); a higher
-    priority goes before a lower one wherever that makes nobody late, and where it does, takes the place of a lower one,
-    which is told at once. See `upwell.edge.timetable` for the arithmetic.
+    unless runs take longer than predicted or a promise is made later. The order is the earliest deadline first (Liu &
+    Layland 1973); a higher priority goes before a lower one wherever that makes nobody late, and where it does, takes
+    the place of a lower one, which is told at once. See `upwell.edge.timetable` for the arithmetic, and for what holds
+    for several runs at one time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, instances: int = 1) -> None:
+        self.instances = instances
         self._lock = threading.Lock()
         self._waiting: list[_Ticket] = []  # in the order of their coming
-        self._running: _Ticket | None = None
-        self._began_s = 0.0
-        self._slots: list[_Slot] = []  # disjoint, in order
+        self._running: list[_Ticket] = []
+        self._slots: list[_Slot] = []  # in order; at no instant more than `instances`
+
+    def resize(self, instances: int) -> None:
+        """From now on so many runs at one time; those in progress go on, and whoever waits keeps its place."""
+        with self._lock:
+            self.instances = instances
+            self._run_waiting(time.monotonic())
 
     @property
     def ahead(self) -> int:
-        """Runs in progress or waiting."""
-        return len(self._waiting) + (self._running is not None)
+        """Runs that end before one that comes now could begin, one after the other: all others go on beside those."""
+        return (len(self._waiting) + len(self._running)) // self.instances
 
     def ahead_of(self, deadline_s: float, claim: Claim) -> int:
-        """Of those, the runs that a request like this one would wait for."""
+        """The same for a request like this one, which does not wait for all that are there."""
         with self._lock:
             before = [
                 other
@@ -69,11 +94,11 @@ class Lane:
                 if not _replaces(claim, other.claim)
                 and (other.claim.rank, -other.deadline_s) >= (claim.rank, -deadline_s)
             ]
-            return len(before) + (self._running is not None)
+            return (len(before) + len(self._running)) // self.instances
 
     @contextmanager
     def turn(self, deadline_s: float, claim: Claim = _UNKNOWN) -> Iterator[None]:
-        """Hold the lane for a run that must be over by `deadline_s`.
+        """Hold a place in the lane for a run that must be over by `deadline_s`.
 
         Raises `Refused` at once where that cannot be, or later where a request of higher priority takes the place,
         `Superseded` where a newer one of the same stream does, and `DeadlineExceeded` where the runs before it took so
@@ -90,31 +115,31 @@ class Lane:
     def promise(self, start_s: float, end_s: float) -> Iterator[float]:
         """Keep a slot for a request that may need a turn later, and say when it must begin.
 
-        Wanted is [start_s, end_s]; where other promises lie there already, the slot moves to the latest gap before it,
-        so that all who wait for the same silent cloud can fall back in time, one after the other. Such a slot is twice
-        as long as wanted: what runs slower than predicted would add up from slot to slot. New turns stay clear of the
-        slots that begin before the device would be done with them: before a slot, or, where they have the time, after
-        it. The run itself is a turn with a claim that `is_owed`, taken within the context.
+        Wanted is [start_s, end_s]; where as many other promises lie there already as there are runs at one time, the
+        slot moves to the latest gap before, so that all who wait for the same silent cloud can fall back in time, one
+        after the other. Slots that may follow another are twice as long as wanted: what runs slower than predicted
+        would add up from slot to slot. New turns stay clear of the slots that begin before the device would be done
+        with them: before a slot, or, where they have the time, after it. The run itself is a turn with a claim that
+        `is_owed`, taken within the context by the same thread.
         """
         claim = Claim(run_s=end_s - start_s, is_owed=True)
         with self._lock:
-            if self._slots:
+            if len(self._slots) >= self.instances:
                 start_s -= end_s - start_s
             taken = [(slot.ready_s, slot.deadline_s) for slot in self._slots]
-            slot = _Slot(*_latest_gap(taken, start_s, end_s), claim)
-            bisect.insort(self._slots, slot)
+            slot = _Slot(*latest_gap(taken, start_s, end_s, self.instances), claim, threading.get_ident())
+            bisect.insort(self._slots, slot, key=lambda one: one.ready_s)
         try:
             yield slot.ready_s
         finally:
             with self._lock:
                 self._slots.remove(slot)
-                if self._running is None:
-                    self._run_next(time.monotonic())
+                self._run_waiting(time.monotonic())
 
     def _enter(self, ticket: _Ticket) -> None:
-        ticket.gate.acquire()
         with self._lock:
-            self._join(ticket, time.monotonic())
+            if self._join(ticket, time.monotonic()):
+                return
         useful_s = ticket.deadline_s - (0.0 if ticket.claim.is_owed else ticket.claim.known_run_s)
         timeout_s = min(max(0.0, useful_s - time.monotonic()), threading.TIMEOUT_MAX)
         is_told = ticket.gate.acquire(timeout=timeout_s)
@@ -123,47 +148,57 @@ class Lane:
         if not is_told:  # a turn that came in this very moment is passed on
             raise _late(ticket.claim)
 
-    def _join(self, new: _Ticket, now_s: float) -> None:
-        """Take the free lane or a place in the queue. Raises what the caller is told where there is neither."""
-        if self._running is not None and new.deadline_s <= now_s:
+    def _join(self, new: _Ticket, now_s: float) -> bool:
+        """Take a free place (True) or one in the queue. Raises what the caller is told where there is neither."""
+        is_free = len(self._running) < self.instances
+        if is_free and not self._waiting and not self._slots:
+            self._run(new, now_s)
+            return True
+        if not is_free and new.deadline_s <= now_s:
             raise _late(new.claim)
         twin = next((other for other in self._waiting if _replaces(new.claim, other.claim)), None)
         if twin is not None and twin.claim.arrived_s > new.claim.arrived_s:
             raise _superseded()
+        if new.claim.is_owed:
+            self._use_slot()
         waiting = [other for other in self._waiting if other is not twin]
-        start = self._start(now_s)
-        due: list[Job] = [*waiting, *self._due_slots([*waiting, new], start)]
-        leaving = make_room(due, new, start, is_free=self._running is None)
-        waits = self._running is not None
+        starts = self._starts(now_s)
+        due: list[Job] = [*waiting, *slots_due(self._kept_slots(), [*waiting, new], *starts)]
+        runs_now = is_free and not self._must_wait(new, starts)
+        leaving = make_room(due, new, *starts, is_free=runs_now)
         if leaving is None:
-            if not self._fits_behind_slots(waiting, new, start):
-                raise _refused(due, new, start, now_s)
-            leaving, waits = [], True
+            raise _refused(due, new, starts, now_s)
         if twin is not None:
             self._tell(twin, _superseded())
         for other in waiting:
             if other in leaving:
                 self._tell(other, Refused("a request of higher priority took its place on the busy device"))
-        if waits:
-            self._waiting.append(new)
-        else:
+        if runs_now:
             self._run(new, now_s)
+        else:
+            new.gate.acquire()
+            self._waiting.append(new)
+        if new.claim.is_owed:
+            self._run_waiting(now_s)  # who had to wait for its slot may go beside it
+        return runs_now
 
-    def _fits_behind_slots(self, waiting: Sequence[_Ticket], new: _Ticket, start: Start) -> bool:
-        """Whether everybody is in time if all the promises in the way are kept first."""
-        due = self._due_slots([*waiting, new], start)
-        if not due:
-            return False
-        behind = Start(max(start.at_s, due[-1].ready_s + due[-1].claim.known_run_s), start.spread_s)
-        return make_room(waiting, new, behind, is_free=False) == []
+    def _use_slot(self) -> None:
+        own = (slot for slot in self._slots if slot.thread == threading.get_ident() and not slot.is_used)
+        slot = next(own, None)
+        if slot is not None:
+            slot.is_used = True
 
-    def _start(self, now_s: float) -> Start:
-        return Start(now_s) if self._running is None else Start.after(self._running.claim, self._began_s, now_s)
+    def _kept_slots(self) -> list[_Slot]:
+        return [slot for slot in self._slots if not slot.is_used]
 
-    def _due_slots(self, tickets: Sequence[_Ticket], start: Start) -> list[_Slot]:
-        """The promises that begin before the device is done with these: one that is far off is seldom needed."""
-        busy_until_s = start.at_s + sum(ticket.claim.known_run_s for ticket in tickets)
-        return [slot for slot in self._slots if slot.ready_s < busy_until_s]
+    def _starts(self, now_s: float) -> list[Start]:
+        """When each place is free, in order. Where it was resized to fewer than run, the last to end free the places."""
+        busy = [Start.after(ticket.claim, ticket.began_s, now_s) for ticket in self._running]
+        busy.sort(key=lambda start: start.at_s)
+        return [Start(now_s)] * (self.instances - len(busy)) + busy[-self.instances :]
+
+    def _must_wait(self, ticket: _Ticket, starts: Sequence[Start]) -> bool:
+        return is_in_the_way(ticket, [start.at_s for start in starts], self._kept_slots())
 
     def _tell(self, ticket: _Ticket, error: UpwellError) -> None:
         self._waiting.remove(ticket)
@@ -173,35 +208,32 @@ class Lane:
     def _leave(self, ticket: _Ticket) -> None:
         """Stop waiting, or end the turn, or neither: whatever ended the caller's wait, the lane is never lost."""
         with self._lock:
-            if ticket in self._waiting:
+            if ticket in self._running:
+                self._running.remove(ticket)
+                if self._waiting:
+                    self._run_waiting(time.monotonic())
+            elif ticket in self._waiting:
                 self._waiting.remove(ticket)
-            elif ticket is self._running:
-                self._running = None
-                self._run_next(time.monotonic())
 
-    def _run_next(self, now_s: float) -> None:
-        for ticket in [one for one in self._waiting if _is_hopeless(one, now_s)]:
-            self._tell(ticket, _late(ticket.claim))
-        if self._waiting:
-            start = Start(now_s)
-            chosen = choose(self._waiting, start, self._due_slots(self._waiting, start))
-            if self._is_in_the_way(chosen, now_s):
-                return  # the end of the promise brings its turn
+    def _run_waiting(self, now_s: float) -> None:
+        """Fill the free places; who must wait for a promise gets its turn when the promise ends."""
+        while self._waiting and len(self._running) < self.instances:
+            for ticket in [one for one in self._waiting if _is_hopeless(one, now_s)]:
+                self._tell(ticket, _late(ticket.claim))
+            starts = self._starts(now_s)
+            ready = [ticket for ticket in self._waiting if not self._must_wait(ticket, starts)]
+            if not ready:
+                return
+            others = [ticket for ticket in self._waiting if ticket not in ready]
+            due = slots_due(self._kept_slots(), self._waiting, *starts)
+            chosen = choose(ready, *starts, others=[*others, *due])
             self._waiting.remove(chosen)
             self._run(chosen, now_s)
-
-    def _is_in_the_way(self, ticket: _Ticket, now_s: float) -> bool:
-        """Whether the run would make a promise late that can be kept first."""
-        end_s = now_s + ticket.claim.known_run_s
-        return not ticket.claim.is_owed and any(
-            slot.ready_s < end_s and end_s + slot.claim.known_run_s > slot.deadline_s
-            and slot.ready_s + slot.claim.known_run_s + ticket.claim.known_run_s <= ticket.deadline_s
-            for slot in self._slots
-        )  # fmt: skip
+            chosen.gate.release()
 
     def _run(self, ticket: _Ticket, now_s: float) -> None:
-        self._running, self._began_s = ticket, now_s
-        ticket.gate.release()
+        ticket.began_s = now_s
+        self._running.append(ticket)
 
 
 def _replaces(new: Claim, old: Claim) -> bool:
@@ -224,26 +256,15 @@ def _superseded() -> Superseded:
     return Superseded("a newer request of the same source came while this one was waiting for the device")
 
 
-def _refused(due: Sequence[Job], new: _Ticket, start: Start, now_s: float) -> Refused:
+def _refused(due: Sequence[Job], new: _Ticket, starts: Sequence[Start], now_s: float) -> Refused:
     """Why there is no room: it would be late itself, or make another late."""
     ahead = by_deadline([*due, new])
     ahead = ahead[: ahead.index(new) + 1]
-    end_s = dict(ends_s(ahead, start))[new]
+    end_s = dict(ends_s(ahead, *starts))[new]
     left_ms, needed_ms = (new.deadline_s - now_s) * 1e3, (end_s - now_s) * 1e3
-    if new in late(ahead, start):
+    if new in late(ahead, *starts):
         return Refused(
             f"the device is busy: {left_ms:.1f} ms are left and it is done in {needed_ms:.1f} ms "
             f"with the {len(ahead)} requests before this one; try again later"
         )
     return Refused("the device is busy: others, taken on before, would be late with this request; try again later")
-
-
-def _latest_gap(taken: Sequence[tuple[float, float]], start_s: float, end_s: float) -> tuple[float, float]:
-    """The latest interval as long as [start_s, end_s] that ends by `end_s` and overlaps none of `taken` (in order)."""
-    length_s = end_s - start_s
-    for taken_start_s, taken_end_s in reversed(taken):
-        if taken_end_s <= end_s - length_s:
-            break
-        if taken_start_s < end_s:
-            end_s = taken_start_s
-    return (end_s - length_s, end_s)

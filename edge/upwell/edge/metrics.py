@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from upwell.edge.answer import Answer
+from upwell.edge.health import Health, HealthCollector, serve
+from upwell.edge.models.following import UpdateStatus
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
-from upwell.shared.errors import ConfigError
 from upwell.shared.routing.link import LinkEstimate
 from upwell.shared.routing.state import RouterState
 
@@ -23,8 +25,9 @@ _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.
 class AgentMetrics:
     """The agent's counters in a registry of their own, so that two agents may live in one process."""
 
-    def __init__(self, state: Callable[[], RouterState]) -> None:
+    def __init__(self, state: Callable[[], RouterState], health: Health = tuple) -> None:
         self.registry = CollectorRegistry()
+        self._health = health
         labels = ("model", "route", "reason")
         self._requests = Counter("upwell_requests", "Requests answered.", labels, registry=self.registry)
         self._latency = Histogram(
@@ -51,6 +54,7 @@ class AgentMetrics:
             registry=self.registry,
         )
         self.registry.register(_StateCollector(state))
+        self.registry.register(HealthCollector(health))
 
     def watch_spool(self, spool: Spool) -> None:
         """Export what the spool does."""
@@ -59,6 +63,10 @@ class AgentMetrics:
     def watch_log(self, recorded: Callable[[], Mapping[str, int]]) -> None:
         """Export what became of the lines of the request log."""
         self.registry.register(_LogCollector(recorded))
+
+    def watch_updates(self, status: Callable[[], Mapping[str, UpdateStatus]]) -> None:
+        """Export how the updates of bundles fare."""
+        self.registry.register(_UpdateCollector(status))
 
     def rule_failed(self, rule: str) -> None:
         """Count a rule that could not be evaluated."""
@@ -80,11 +88,12 @@ class AgentMetrics:
         self._up.labels(model).inc(size_bytes)
 
     def serve(self, host: str, port: int) -> WSGIServer:
-        """Answer `GET /metrics` on a thread; port 0 takes a free one. Raises `ConfigError` where it cannot listen."""
-        try:
-            server, _ = start_http_server(port, host, self.registry)
-        except OSError as error:
-            raise ConfigError.at(None, f"cannot listen on {host}:{port}: {error.strerror}", "agent.metrics") from None
+        """Answer `GET /metrics` and `GET /health` on a thread; port 0 takes a free one.
+
+        Raises `ConfigError` where it cannot listen.
+        """
+        server = serve(host, port, self.registry, self._health)
+        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
         return server
 
 
@@ -101,6 +110,28 @@ class _LogCollector(Collector):
         for became in ("written", "dropped", "failed"):
             lines.add_metric([became], counts.get(became, 0))
         yield lines
+
+
+class _UpdateCollector(Collector):
+    """How the updates of each model fare, read when scraped."""
+
+    def __init__(self, status: Callable[[], Mapping[str, UpdateStatus]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Looks at each source by outcome, bytes fetched, and whether the last offer was refused."""
+        looks = CounterMetricFamily("upwell_update_looks", "Looks for a new version.", labels=["model", "outcome"])
+        fetched = CounterMetricFamily("upwell_update_bytes", "Bytes of bundles fetched.", labels=["model"])
+        refused = GaugeMetricFamily(
+            "upwell_update_refused", "1 where the last offer is refused.", labels=["model", "refusal"]
+        )
+        for model, status in self._status().items():
+            for outcome, count in status.looks.items():
+                looks.add_metric([model, outcome], count)
+            fetched.add_metric([model], status.fetched_bytes)
+            if status.refusal is not None:
+                refused.add_metric([model, status.refusal.value], 1.0)
+        yield from (looks, fetched, refused)
 
 
 _SPOOL_COUNTS = {

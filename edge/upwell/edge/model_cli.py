@@ -1,4 +1,4 @@
-"""`upwell model`: describing models."""
+"""`upwell model init`: a starting description of a model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.signature.init import starting_description
 from upwell.shared.tensors import TensorSpec
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.callback()
-def model() -> None:
-    """Describe models."""
-
-
-@app.command()
 def init(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file.", show_default=False)],
     out: Annotated[

@@ -7,18 +7,20 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from upwell.shared.routing.audit import AuditTally
 from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.budget import Ledger
+from upwell.shared.routing.calibrations import Calibration
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.router import Router
 from upwell.shared.routing.rules import Subject, Verdict
 from upwell.shared.routing.settings import HardSettings, Identity, Settings
-from upwell.shared.routing.state import CloudDropped, CloudSent, Decision, Outcome, RouterState, Signals
+from upwell.shared.routing.state import CloudDropped, CloudSent, Decision, EdgeRan, Outcome, RouterState, Signals
 
 IDENTITY_HOLDS_S = 10.0
 """So long a cloud's digest is believed: two versions behind one endpoint must not compile the policy each time."""
@@ -26,6 +28,8 @@ IDENTITY_HOLDS_S = 10.0
 PROBE_AFTER_S = 5.0
 """A link of which nothing was heard for so long is worth an empty call while requests come that may leave."""
 
+_Carried: TypeAlias = Sequence[Calibration]
+_NOTHING: Mapping[str, _Carried] = MappingProxyType({})
 _NOBODY: Mapping[str, Identity] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
@@ -33,11 +37,14 @@ _log = logging.getLogger(__name__)
 class RouterCell:
     """Owns the `RouterState`. Every method is safe to call from many threads and holds the lock for microseconds.
 
-    `identities` say, by model, which calibrations of the policy fit.
+    `identities` say, by model, which calibrations fit: those of the policy, and those that came with the models.
     """
 
-    def __init__(self, policy: Policy, identities: Mapping[str, Identity] = _NOBODY) -> None:
+    def __init__(
+        self, policy: Policy, identities: Mapping[str, Identity] = _NOBODY, carried: Mapping[str, _Carried] = _NOTHING
+    ) -> None:
         self._identities = dict(identities)
+        self._carried = dict(carried)
         self._use(policy)
         self._state = RouterState()
         self._identified_at_s = -math.inf
@@ -47,7 +54,11 @@ class RouterCell:
 
     def _use(self, policy: Policy) -> None:
         """Compile the policy. Nothing changes where that raises."""
-        router = Router(policy, self._identities)
+        # A model may go by another name here than where it was calibrated.
+        carried = [one.model_copy(update={"model": name}) for name, each in self._carried.items() for one in each]
+        # Those of the policy stand last: between two that fit equally the later one holds.
+        whole = policy.model_copy(update={"calibrations": [*carried, *policy.calibrations]}) if carried else policy
+        router = Router(whole, self._identities)
         digest = hashlib.sha256(policy.model_dump_json().encode()).hexdigest()
         self._policy, self._router, self.digest = policy, router, f"sha256:{digest}"
 
@@ -131,8 +142,24 @@ class RouterCell:
                 return
             self._identified_at_s = now_s
             self._identities = {**self._identities, model: replace(known, cloud_digest=digest)}
-            if self._policy.calibrations:
+            if self._policy.calibrations or self._carried:
                 self._use(self._policy)
+
+    def replace_model(self, model: str, identity: Identity, carried: _Carried, durations_s: Sequence[float]) -> None:
+        """From now on this model is another one, or runs elsewhere: what was learnt of its run times is forgotten.
+
+        `durations_s` are those of runs of one row that the new one did already. What its cloud is stays known.
+        """
+        with self._lock:
+            known = self._identities.get(model, Identity())
+            self._identities = {**self._identities, model: replace(identity, cloud_digest=known.cloud_digest)}
+            self._carried = {**self._carried, model: carried}
+            self._use(self._policy)
+            edge = {name: times for name, times in self._state.edge.items() if name != model}
+            state, now_s = replace(self._state, edge=edge), time.monotonic()
+            for duration_s in durations_s:
+                state = self._router.observe(state, EdgeRan(model, 1, duration_s), now_s)
+            self._state = state
 
     def hards(self, model: str) -> Collection[HardSettings]:
         """Every way in which the policy may ask whether a row of this model is hard."""

@@ -41,6 +41,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 _GROUPS: Mapping[str, str] = MappingProxyType(
     {
+        "model": "Describe, quantize, pack, sign and check models for the device.",
         "policy": "Check, explain, calibrate and simulate a routing policy.",
         "spool": "Look at the cases that an agent keeps for the cloud, or drop them.",
     }

@@ -83,7 +83,7 @@ ONE_LINE = {
     "a model that is none": ("models: {m: {edge: {file: no.onnx}}}", "no.onnx"),
     "a bundle that is none": (
         "models: {m: {edge: {bundle: no}}}",
-        "no: bundle: no such folder; expected a folder with",
+        "no: no such folder; expected a bundle",
     ),
     "a bundle without that runtime": (
         "models: {m: {edge: {bundle: onnx-only, runtime: tflite}}}",
@@ -93,7 +93,7 @@ ONE_LINE = {
         "models: {m: {edge: {file: good.onnx, runtime: torch}}}",
         "agent.yaml:1:47: models.m.edge.runtime: ",
     ),
-    "the wrong runtime": ("models: {m: {edge: {file: good.onnx, runtime: tflite}}}", "good.onnx"),
+    "the wrong runtime": ("models: {m: {edge: {file: good.onnx, runtime: tflite, package: tflite_runtime}}}", "good.onnx"),
     "another suffix": ("models: {m: {edge: {file: agent.yaml}}}", "agent.yaml: no runtime is known for suffix '.yaml'"),
     "a tflite package with onnx": (
         "models: {m: {edge: {file: good.onnx, runtime: onnx, package: tflite_runtime}}}",

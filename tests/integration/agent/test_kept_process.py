@@ -129,9 +129,9 @@ def test_a_policy_written_while_the_models_were_loaded_is_not_missed(
 ) -> None:
     load = assembly.load_models
 
-    def load_and_write(sections: Any) -> Any:
+    def load_and_write(*how: Any) -> Any:
         (folder / "policy.yaml").write_text(json.dumps({"version": 1, "defaults": {"deadline": "3s"}}))
-        return load(sections)
+        return load(*how)
 
     monkeypatch.setattr(assembly, "load_models", load_and_write)
     with Agent.from_config(write_agent(folder, {"defaults": EASY})) as agent:

@@ -42,6 +42,8 @@ def test_an_answer_with_everything_says_all_that_the_design_lists() -> None:
         timings=Timings(0.5, edge_s=0.002, uplink_s=0.25, cloud_queue_s=0.0, cloud_compute_s=0.125),
         edge_digest="sha256:e",
         cloud_digest="sha256:c",
+        accelerator="qnn",
+        edge_state="ready",
     )
     facts = answer.parameters()
     assert facts == {
@@ -56,6 +58,8 @@ def test_an_answer_with_everything_says_all_that_the_design_lists() -> None:
         "upwell.cloud_compute_ms": 125.0,
         "upwell.edge_digest": "sha256:e",
         "upwell.cloud_digest": "sha256:c",
+        "upwell.accelerator": "qnn",
+        "upwell.edge_state": "ready",
     }
     for name, value in facts.items():
         expected: type = bool if name == "upwell.degraded" else float if name.endswith("_ms") else str

@@ -73,7 +73,7 @@ def test_everything_that_is_wrong_with_any_model_is_told_at_once(tmp_path: Path)
         "absent.onnx",
         "broken.onnx",
         "empty: bundle: no model.onnx or model.tflite in it",
-        "nowhere: bundle: no such folder",
+        "nowhere: no such folder",
         "'.yaml'",
     ):
         assert part in text

@@ -12,8 +12,10 @@ from pydantic import ValidationError
 
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
+from upwell.edge.runtimes.coverage_of import coverage_of
 from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions, usable_cores
+from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError
 from upwell.shared.yaml import parse_yaml
 
@@ -40,6 +42,14 @@ def test_a_missing_onnxruntime_names_the_extra(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match=r"pip install 'upwell\[onnx\]'"):
         load_runtime(onnx_models.linear(tmp_path))
+
+
+def test_coverage_names_the_extra_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match=r"pip install 'upwell\[onnx\]'"):
+        coverage_of(onnx_models.linear(tmp_path), RuntimeOptions(), AcceleratorOptions(provider="qnn"))
 
 
 def test_no_runtime_is_imported_before_one_is_needed() -> None:
@@ -90,9 +100,29 @@ def test_accelerator_options_pass_as_text() -> None:
 )
 def test_a_library_is_a_path_from_the_file_or_a_bare_name(written: str, library: str) -> None:
     text = f"accelerator: {{provider: npu, library: {written}}}"
-    accelerator = parse_yaml(text, RuntimeOptions, Path("/etc/upwell/agent.yaml")).accelerator
-    assert accelerator is not None
+    (accelerator,) = parse_yaml(text, RuntimeOptions, Path("/etc/upwell/agent.yaml")).accelerator
     assert accelerator.library == Path(library)
+
+
+def test_the_accelerator_to_load_on_is_the_one_that_is_given(tmp_path: Path) -> None:
+    model = tflite_models.linear(tmp_path)
+    missing = AcceleratorOptions(provider="npu", library=Path("/nowhere/libnpu.so"))
+    assert load_runtime(model, RuntimeOptions(accelerator=missing)).placement.accelerator == ""
+    with pytest.raises(AcceleratorNotUsable, match=r"/nowhere/libnpu\.so"):
+        load_runtime(model, RuntimeOptions(), missing)
+
+
+def test_litert_npu_is_a_way_of_its_own(tmp_path: Path) -> None:
+    wanted = AcceleratorOptions(provider="litert_npu", options={"vendor": "acme"})
+    with pytest.raises(AcceleratorNotUsable, match=r"vendor is one of .*intel_openvino.*, got 'acme'"):
+        load_runtime(tflite_models.linear(tmp_path), RuntimeOptions(), wanted)
+
+
+def test_instances_default_to_what_fits_the_cores_where_threads_are_written() -> None:
+    assert RuntimeOptions().instance_count == 1
+    assert RuntimeOptions(threads=1).instance_count == usable_cores()
+    assert RuntimeOptions(threads=1000).instance_count == 1
+    assert RuntimeOptions(threads=1, instances=3).instance_count == 3
 
 
 @pytest.mark.parametrize("written", ["''", "7", "[a]"])

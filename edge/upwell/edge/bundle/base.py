@@ -38,6 +38,7 @@ class Refusal(str, Enum):
     UNSIGNED = "unsigned"  # a signature is required and there is none
     WRONG_SIGNATURE = "wrong_signature"  # signed by no trusted key, or the signature does not fit the files
     OLDER = "older"  # not newer than what is installed
+    OTHER_MODEL = "other_model"  # of another name than what is installed
     DIGEST_MISMATCH = "digest_mismatch"  # what was fetched is not what was asked for
     UNCONFINED = "unconfined"  # a path of the archive leads out of it, or is no plain file
     TOO_LARGE = "too_large"  # more bytes or files than allowed

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from upwell.edge.assembly import load_model
 from upwell.edge.collect.asking import Asker
 from upwell.edge.collect.collecting import Collection, Report, check_same, report_of
 from upwell.edge.collect.items import Item, find_items, read_labels
@@ -20,6 +19,7 @@ from upwell.edge.collect.log_file import opened
 from upwell.edge.collect.truth import Judge
 from upwell.edge.config import AgentConfig, CloudSection, ModelSection
 from upwell.edge.models.served import ServedModel
+from upwell.edge.models.starting import loaded
 from upwell.shared.cli import EXIT_FAILED
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.client import OipClient
@@ -50,16 +50,12 @@ def collect(
     section, cloud = _sides(agent, config, model)
     policy = CompiledPolicy(load_yaml(config.policy, Policy) if config.policy else Policy())
     items = find_items(data)
-    served = load_model(model, section)
-    try:
+    with loaded(model, section, config.agent.trust.trust) as served:
         client = OipClient(cloud.endpoint, cloud.security, max_message_bytes=config.agent.max_message)
         try:
             report = _collected(served, client, policy, items, labels, out)
         finally:
             client.close()
-    finally:
-        if served.edge is not None:
-            served.edge.close()
     if as_json:
         typer.echo(json.dumps(asdict(report)))
     else:

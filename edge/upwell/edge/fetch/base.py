@@ -14,14 +14,21 @@ Progress = Callable[[int, int], None]
 
 
 class FetchFailed(UpwellError):
-    """The source cannot be reached or does not have it; trying later may work. What was fetched so far is kept."""
+    """The source cannot be reached or does not have it; trying later may work. What was fetched so far is kept.
+
+    `retry_after_s` is how long the source asks to be left alone, 0 where it does not say.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 @dataclass(frozen=True)
 class Offer:
     """What a source has now.
 
-    `token` names it: two offers with the same token are the same bundle (a digest, an ETag, or path with size and time).
+    `token` names it: two offers with the same token are the same bundle (a digest, an ETag, or name, size and time).
     `sha256` is the digest of the archive where the source states it, else empty. `size_bytes` is 0 if unknown.
     """
 
@@ -31,10 +38,13 @@ class Offer:
 
 
 class Source(Protocol):
-    """A place that bundles come from. Used by one thread at a time."""
+    """A place that bundles come from. Used by one thread at a time, but for `close`."""
 
     def newest(self) -> Offer | None:
-        """What there is now; None where there is nothing. Asks for little more than its name. Raises `FetchFailed`."""
+        """What there is now; None where there is nothing. Asks for little more than its name.
+
+        Raises `FetchFailed`, and `BundleRefused` for what can already be seen to be no bundle or not the one wanted.
+        """
         ...
 
     def fetch(self, offer: Offer, into: Path, progress: Progress) -> Path:
@@ -46,5 +56,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave nothing open. Calling it twice is harmless."""
+        """Leave nothing open, from any thread: what is under way soon raises `FetchFailed`. Twice is harmless."""
         ...

@@ -33,13 +33,15 @@ class Landing(NamedTuple):
     edge_digest: str
     cloud_digest: str
     spool_id: str
+    accelerator: str = ""
+    edge_state: str = ""
 
     @classmethod
     def of(cls, answer: Answer) -> Landing:
         """What is kept of an answer."""
         return cls(
             answer.plan, answer.route, answer.routes, answer.reason, answer.degraded, answer.timings,
-            answer.edge_digest, answer.cloud_digest, answer.spool_id,
+            answer.edge_digest, answer.cloud_digest, answer.spool_id, answer.accelerator, answer.edge_state,
         )  # fmt: skip
 
 
@@ -190,6 +192,8 @@ def _end(flight: Flight) -> dict[str, Any]:
         "cloud_queue_s": times.cloud_queue_s,
         "cloud_compute_s": times.cloud_compute_s,
         "edge_digest": answer.edge_digest[:LONGEST_ID],
+        "accelerator": answer.accelerator[:LONGEST_ID],
+        "edge_state": answer.edge_state,
         "cloud_digest": answer.cloud_digest[:LONGEST_ID],
         "spool_id": answer.spool_id[:LONGEST_ID],
     }

@@ -166,7 +166,7 @@ def _outcome(flight: Mapping[str, Any]) -> Iterator[str]:
     yield _meaning("reason", "Reason", str(answer.get("reason", "")))
     if answer.get("degraded"):
         yield "degraded"
-    for name in ("edge_digest", "cloud_digest", "spool_id"):
+    for name in ("edge_digest", "accelerator", "edge_state", "cloud_digest", "spool_id"):
         if answer.get(name):
             yield f"{name.replace('_', ' ')} {answer[name]}"
 

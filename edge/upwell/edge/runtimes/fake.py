@@ -15,7 +15,7 @@ from upwell.shared.tensors import Array, TensorSpec
 
 
 class FakeRuntime:
-    """Runs `function` as the model.
+    """Runs `function` as the model, up to `instances` runs at one time.
 
     Each run waits for `gate` (if there is one) to be set, then takes `latency_s`, then raises `ModelFailed` with
     the text in `failure` if there is one, else answers. `latency_s`, `failure` and `gate` may be changed between
@@ -35,6 +35,7 @@ class FakeRuntime:
         failure: str = "",
         gate: threading.Event | None = None,
         placement: Placement | None = None,
+        instances: int = 1,
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -42,10 +43,12 @@ class FakeRuntime:
         self.latency_s = latency_s
         self.failure = failure
         self.gate = gate
+        self.instances = instances
         self.runs = 0
         self._function = function
         self._check = InputCheck(self.inputs)
         self._count = threading.Lock()
+        self._places = threading.BoundedSemaphore(instances)
         self._closed = False
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -56,6 +59,10 @@ class FakeRuntime:
         mismatch = self._check.mismatch(inputs)
         if mismatch:
             raise InvalidRequest(mismatch)
+        with self._places:
+            return self._run_now(inputs)
+
+    def _run_now(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         with self._count:
             self.runs += 1
         if self.gate is not None:

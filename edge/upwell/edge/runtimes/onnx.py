@@ -10,9 +10,10 @@ import onnxruntime
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.inputs import InputCheck, check_file
-from upwell.edge.runtimes.onnx_sessions import open_on_cpu, open_session, plain_text
-from upwell.edge.runtimes.onnx_tensors import caller_for, symbols_of
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.onnx_providers import plain_text
+from upwell.edge.runtimes.onnx_sessions import open_on_accelerator, open_on_cpu
+from upwell.edge.runtimes.onnx_tensors import Call, caller_for, symbols_of
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import lost
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.onnx_files import BadOnnxFile, external_weights
@@ -21,20 +22,28 @@ from upwell.shared.tensors import Array
 
 
 class OnnxRuntime:
-    """A model in ONNX Runtime. `run` may be called from many threads at a time.
+    """A model in ONNX Runtime, on one accelerator or on the CPU. `run` may be called from many threads at a time.
 
     Raises `ConfigError` where the file is missing or broken, where its weights lie elsewhere than beside it, where
-    it needs what this ONNX Runtime does not have (custom operators, a newer IR version), where it takes or gives
-    other things than tensors, and where an accelerator that is a must does not take every node. Nodes are counted
-    as the runtime places them, after it fused some.
+    it needs what this ONNX Runtime does not have (custom operators, a newer IR version), and where it takes or gives
+    other things than tensors; `AcceleratorNotUsable` where `accelerator` takes no node, or not every node and is a
+    must. Nodes are counted as the runtime hands them out, after it removed and rewrote some.
 
-    `must` is kept when the model is loaded. An accelerator that fails later never costs an answer: the model
-    goes on on the CPU and `placement.reason` says so.
+    `cache_dir` keeps what the accelerator compiled for the next start. An accelerator that fails later never costs an
+    answer: the model goes on on the CPU and `placement.reason` says so. `instances` says how many runs make sense at
+    one time; one session, whose runs may overlap, serves them all.
     """
 
     name: str = "onnx"
 
-    def __init__(self, path: Path, options: RuntimeOptions | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: RuntimeOptions | None = None,
+        accelerator: AcceleratorOptions | None = None,
+        *,
+        cache_dir: Path | None = None,
+    ) -> None:
         check_file(path)
         _check_weights(path)
         self.version = f"onnxruntime {onnxruntime.__version__}"
@@ -42,24 +51,29 @@ class OnnxRuntime:
         self._path = path
         self._options = options or RuntimeOptions()
         self._recovery = threading.Lock()
-        self._session, self.placement = open_session(path, self._options)
+        if accelerator is None:
+            self.instances = self._options.instance_count
+            session, self.placement = open_on_cpu(path, self._options)
+        else:
+            self.instances = self._options.instances or 1
+            session, self.placement = open_on_accelerator(path, self._options, accelerator, cache_dir)
         try:
-            self.inputs = tuple(map(spec_of, self._session.get_inputs()))
-            self.outputs = tuple(map(spec_of, self._session.get_outputs()))
-            self._call = caller_for(self.inputs, self.outputs)
+            self.inputs = tuple(map(spec_of, session.get_inputs()))
+            self.outputs = tuple(map(spec_of, session.get_outputs()))
+            self._call: Call | None = caller_for(session, self.inputs, self.outputs)
         except Unsupported as error:
             raise ConfigError.at(path, str(error)) from None
-        self._symbols = {argument.name: symbols_of(argument) for argument in self._session.get_inputs()}
+        self._symbols = {argument.name: symbols_of(argument) for argument in session.get_inputs()}
         self._check = InputCheck(self.inputs)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once; see `Runtime.run`."""
-        session = self._session
-        if session is None:
+        call = self._call
+        if call is None:
             raise ModelFailed(f"{self._path.name} is closed")
         self._check(inputs)
         try:
-            return self._call(session, inputs)
+            return call(inputs)
         except UpwellError:
             raise
         except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
@@ -69,7 +83,7 @@ class OnnxRuntime:
 
     def close(self) -> None:
         """Free the model; see `Runtime.close`."""
-        self._session = None
+        self._call = None
 
     def _run_without_accelerator(self, inputs: Mapping[str, Array], failure: Exception) -> dict[str, Array]:
         """Answer on the CPU. Where that works the accelerator was at fault and is left; else the request was."""
@@ -78,11 +92,12 @@ class OnnxRuntime:
                 return self.run(inputs)
             try:
                 session, _ = open_on_cpu(self._path, self._options)
-                answer = self._call(session, inputs)
+                call = caller_for(session, self.inputs, self.outputs)
+                answer = call(inputs)
             except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
                 raise self._explained(error, inputs) from None
-            if self._session is not None:
-                self._session, self.placement = session, lost(self.placement, plain_text(failure))
+            if self._call is not None:
+                self._call, self.placement = call, lost(self.placement, plain_text(failure))
         return answer
 
     def _explained(self, error: Exception, inputs: Mapping[str, Array]) -> UpwellError:

@@ -23,10 +23,24 @@ RECORD_KEY = "session.record_ep_graph_assignment_info"
 
 @dataclass(frozen=True)
 class AssignedNode:
-    """One node of the graph: `conv1 (Conv)`, and the full name of the provider that runs it."""
+    """One node of the graph, and the full name of the provider that runs it."""
 
-    label: str
+    name: str
+    operator: str
     provider: str
+
+    @property
+    def label(self) -> str:
+        """`conv1 (Conv)`, or `Conv` for a node without a name."""
+        return f"{self.name} ({self.operator})" if self.name else self.operator
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes that a provider was given together; one that compiles makes one kernel of them."""
+
+    provider: str
+    nodes: Sequence[AssignedNode]
 
 
 def records_assignment() -> bool:
@@ -36,10 +50,14 @@ def records_assignment() -> bool:
 
 def assigned_nodes(session: Any) -> Sequence[AssignedNode]:
     """Every node of a session that was made with `RECORD_KEY` set, in the order of the assignment."""
+    return tuple(node for part in parts_of(session) for node in part.nodes)
+
+
+def parts_of(session: Any) -> Sequence[Part]:
+    """The same, as ONNX Runtime handed them out."""
     return tuple(
-        AssignedNode(_label(node.name, node.op_type), part.ep_name)
+        Part(part.ep_name, tuple(AssignedNode(node.name, node.op_type, part.ep_name) for node in part.get_nodes()))
         for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
     )
 
 
@@ -51,7 +69,7 @@ def from_profile(session: Any) -> Sequence[AssignedNode]:
     """
     try:
         inputs, outputs = ([*map(spec_of, arguments)] for arguments in (session.get_inputs(), session.get_outputs()))
-        caller_for(inputs, outputs)(session, {spec.name: blank(spec.datatype, spec.shape) for spec in inputs})
+        caller_for(session, inputs, outputs)({spec.name: blank(spec.datatype, spec.shape) for spec in inputs})
     finally:
         profile = Path(session.end_profiling())
     return kernels_in_profile(json.loads(profile.read_text(encoding="utf-8")))
@@ -65,9 +83,5 @@ def kernels_in_profile(events: Iterable[Mapping[str, Any]]) -> Sequence[Assigned
         if event.get("cat") != "Node" or "provider" not in facts or str(facts.get("op_name", "")).startswith("Memcpy"):
             continue
         name = str(event.get("name", "")).removesuffix("_kernel_time")
-        ran[name] = AssignedNode(_label(name, str(facts.get("op_name", ""))), str(facts["provider"]))
+        ran[name] = AssignedNode(name, str(facts.get("op_name", "")), str(facts["provider"]))
     return tuple(ran.values())
-
-
-def _label(name: str, operator: str) -> str:
-    return f"{name} ({operator})" if name else operator

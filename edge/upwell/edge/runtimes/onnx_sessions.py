@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
+import logging
 import tempfile
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import onnxruntime
 
 from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.onnx_compiled import Entry, entry_for
 from upwell.edge.runtimes.onnx_evidence import (
     RECORD_KEY,
     AssignedNode,
@@ -20,104 +21,205 @@ from upwell.edge.runtimes.onnx_evidence import (
     from_profile,
     records_assignment,
 )
+from upwell.edge.runtimes.onnx_providers import CPU, OPENVINO, Provider, find_provider, plain_text
+from upwell.edge.runtimes.onnx_saturation import saturation
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge, open_without, unused
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
 from upwell.shared.errors import ConfigError
 
-_CPU = "CPUExecutionProvider"
 _LOG_ERRORS = 3
-_TEXT_END = 150
+_LOG_FATAL = 4
 _NO_FALLBACK = {"enable_fallback": 0}
 """Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
 
-_PLUGIN_PACKAGES = {"QNNExecutionProvider": "onnxruntime_qnn"}
-"""Packages that bring a provider as a plugin and tell where it is by `get_library_path()`."""
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_STRICT: Mapping[str, str] = MappingProxyType({"session.disable_cpu_ep_fallback": "1"})
+_LEFT_NODES = "assigned to the default CPU EP"
+_EXACT: Mapping[str, str] = MappingProxyType({"session.x64quantprecision": "1"})
+"""Rewrites int8 weights as uint8, which takes another kernel. Only heeded on x86-64."""
 
-_registered: dict[str, Path] = {}
-_registration_lock = threading.Lock()
+Opened: TypeAlias = "tuple[Any, Sequence[AssignedNode]]"
+"""A session and where its nodes are."""
 
-
-@dataclass(frozen=True)
-class _Provider:
-    """An execution provider that this process has: built in (no devices) or a plugin with its devices."""
-
-    name: str
-    devices: Sequence[Any] = ()
-
-
-def open_session(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
-    """A session for the model at `path`, on the accelerator asked for or on the CPU.
-
-    Raises `ConfigError` where the model cannot be loaded, or where `must` cannot be kept.
-    """
-    wanted = options.wanted_accelerator
-    if wanted is None:
-        return open_on_cpu(path, options)
-    try:
-        session, placement = _open_on_provider(path, options, wanted)
-    except AcceleratorNotUsable as reason:
-        session, placement = None, unused(wanted, str(reason))
-    judge(path, wanted, placement)
-    if placement.nodes_on_accelerator:
-        return session, placement
-    on_cpu, cpu_placement = open_without(path, placement, lambda: open_on_cpu(path, options))
-    return on_cpu, unused(wanted, placement.reason, cpu_placement.nodes or placement.nodes)
+_log = logging.getLogger(__name__)
 
 
 def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
     """A session on the CPU. Raises `ConfigError` where the model cannot be loaded."""
-    settings = _session_options(options)
+    settings = session_options(options, cpu_settings(path))
     try:
-        session = onnxruntime.InferenceSession(str(path), settings, providers=[_CPU], **_NO_FALLBACK)
+        session = onnxruntime.InferenceSession(str(path), settings, providers=[CPU], **_NO_FALLBACK)
     except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
         raise ConfigError.at(path, f"ONNX Runtime cannot load the model: {plain_text(error)}") from None
     nodes = assigned_nodes(session) if records_assignment() else ()
     return session, Placement(nodes=len(nodes))
 
 
-def plain_text(error: Exception) -> str:
-    """An error of ONNX Runtime on one line, shortened in the middle: the point is at its end, the operator before."""
-    text = " ".join(str(error).split())
-    _, tag, rest = text.rpartition("[ONNXRuntimeError] : ")
-    plain = rest.split(" : ", 2)[-1] if tag else text
-    return plain if len(plain) <= 2 * _TEXT_END else f"{plain[:_TEXT_END]} ... {plain[-_TEXT_END:]}"
+def open_on_accelerator(
+    path: Path, options: RuntimeOptions, wanted: AcceleratorOptions, cache_dir: Path | None = None
+) -> tuple[Any, Placement]:
+    """A session on the execution provider that `wanted` names, and what it took.
+
+    What the provider compiled is kept in `cache_dir` and taken from there the next time. Raises
+    `AcceleratorNotUsable` where it takes no node, or not every node and `wanted` is a must.
+    """
+    opening = Opening(path, options, wanted)
+    try:
+        entry = None if cache_dir is None else entry_for(cache_dir, path, opening.provider, wanted)
+        if entry is not None:
+            return _kept(opening, entry) or _compiled(opening, entry)
+    except OSError as error:
+        _log.warning("%s: what %s compiles cannot be kept: %s", path, opening.provider.name, error)
+    return _judged(opening, opening.open())
 
 
-def _session_options(options: RuntimeOptions) -> Any:
+class Opening:
+    """One model on its way to one provider. Raises `AcceleratorNotUsable` where the provider is not there.
+
+    `by_profile` takes the evidence from a run, for an ONNX Runtime that does not record it; `is_basic` keeps the nodes
+    of the graph as the provider meets them, without the fusions for the CPU that come after.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: RuntimeOptions,
+        wanted: AcceleratorOptions,
+        *,
+        by_profile: bool | None = None,
+        is_basic: bool = False,
+    ) -> None:
+        self.path = path
+        self.wanted = wanted
+        self.provider = find_provider(wanted)
+        self._options = options
+        self._cpu_settings = cpu_settings(path)
+        self._by_profile = not records_assignment() if by_profile is None else by_profile
+        self._is_basic = is_basic
+
+    def open(self, entries: Mapping[str, str] = _NOTHING, extra: Mapping[str, str] = _NOTHING) -> Opened:
+        """A session and where its nodes are, with `entries` for its configuration and `extra` for the provider.
+
+        Strict where `wanted` is a must and it can be; otherwise the nodes left on the CPU are among those it gives.
+        """
+        if self.wanted.require == "must" or self._hides_fallback():
+            try:
+                return self.open_once(self.path, {**entries, **_STRICT}, extra)
+            except _NodesLeft:
+                pass  # without the strict mode they can be named
+        return self.open_once(self.path, entries, extra)
+
+    def open_once(self, path: Path, entries: Mapping[str, str], extra: Mapping[str, str]) -> Opened:
+        """A session for `path` in place of the model, and where its nodes are."""
+        settings = session_options(self._options, {**self._cpu_settings, **entries})
+        if self._is_basic:
+            settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        with tempfile.TemporaryDirectory(prefix="upwell-profile-") as profiles:
+            if self._by_profile:
+                settings.enable_profiling = True
+                settings.profile_file_prefix = str(Path(profiles) / "profile")
+            session = _create(path, settings, self.provider, {**self.provider.options, **extra})
+            return session, _profiled(session) if self._by_profile else assigned_nodes(session)
+
+    def placement(self, nodes: Sequence[AssignedNode]) -> Placement:
+        """What the evidence shows."""
+        left = tuple(node.label for node in nodes if node.provider != self.provider.name)
+        placement = from_nodes(self.wanted, len(nodes), left)
+        if placement.nodes_on_accelerator:
+            return placement
+        why = "; ONNX Runtime wrote why to standard error where it knows"
+        return replace(placement, reason=f"{self.wanted.provider} took none of the {len(nodes)} nodes{why}")
+
+    def _hides_fallback(self) -> bool:
+        """OpenVINO goes on on its own CPU device where its NPU refuses the model, except in strict mode.
+
+        The strict mode fails for nodes left on ONNX Runtime's CPU only after OpenVINO has compiled the others.
+        """
+        return self.provider.name == OPENVINO and "NPU" in self.provider.options.get("device_type", "")
+
+
+def _judged(opening: Opening, opened: Opened) -> tuple[Any, Placement]:
+    session, nodes = opened
+    placement = opening.placement(nodes)
+    judge(opening.wanted, placement)
+    return session, placement
+
+
+def _kept(opening: Opening, entry: Entry) -> tuple[Any, Placement] | None:
+    """From what was compiled before; None where there is nothing, or it cannot be used and is gone now."""
+    before = entry.kept()
+    if before is None:
+        return None
+    try:
+        if entry.context is None:
+            return _judged(opening, opening.open(extra=entry.options(entry.folder)))
+        strict = _STRICT if not before.left_on_cpu else _NOTHING
+        session, nodes = opening.open_once(entry.context, strict, _NOTHING)
+        placement = opening.placement(nodes)
+        # A compiled part is one node now: what it was made of stands in the seal, what is left stands here too.
+        if placement.nodes_on_accelerator and set(placement.left_on_cpu) <= set(before.left_on_cpu):
+            return session, before
+        reason = f"it leaves other nodes on the CPU: {', '.join(placement.left_on_cpu)}"
+    except AcceleratorNotUsable as error:
+        reason = str(error)
+    _log.warning("%s: what %s compiled before is compiled anew: %s", opening.path, opening.provider.name, reason)
+    entry.remove()
+    return None
+
+
+def _compiled(opening: Opening, entry: Entry) -> tuple[Any, Placement]:
+    """Compiled and kept, then taken from there, which shows that it can be."""
+    with entry.unfinished() as folder:
+        session, placement = _judged(opening, opening.open(entry.settings(folder), entry.options(folder)))
+        if not entry.keep(folder, placement):
+            return session, placement
+    del session
+    return _kept(opening, entry) or _judged(opening, opening.open())
+
+
+def session_options(options: RuntimeOptions, entries: Mapping[str, str]) -> Any:
+    """The options that every session on the device is made with, and `entries` for its configuration."""
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _LOG_ERRORS
+    # In strict mode nodes left on the CPU are an answer and no error.
+    settings.log_severity_level = _LOG_FATAL if _STRICT.items() <= entries.items() else _LOG_ERRORS
     settings.intra_op_num_threads = options.thread_count
     settings.inter_op_num_threads = 1
     # Threads that spin between runs answer a few microseconds sooner and drain a battery.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.add_session_config_entry(RECORD_KEY, "1")
+    for key, value in entries.items():
+        settings.add_session_config_entry(key, value)
     return settings
 
 
-def _open_on_provider(path: Path, options: RuntimeOptions, wanted: AcceleratorOptions) -> tuple[Any, Placement]:
-    provider = _find_provider(wanted)
-    settings = _session_options(options)
-    with tempfile.TemporaryDirectory(prefix="upwell-profile-") as profiles:
-        if not records_assignment():
-            settings.enable_profiling = True
-            settings.profile_file_prefix = str(Path(profiles) / "profile")
-        session = _create(path, settings, provider, wanted)
-        nodes = assigned_nodes(session) if records_assignment() else _profiled(session)
-    left = tuple(node.label for node in nodes if node.provider != provider.name)
-    return session, from_nodes(wanted, len(nodes), left)
+def cpu_settings(path: Path) -> Mapping[str, str]:
+    """What the CPU must be told about the model: to multiply exactly where its fast way would saturate."""
+    warning = saturation(path)
+    if not warning:
+        return _NOTHING
+    _log.warning("%s: %s", path, warning)
+    return _EXACT
 
 
-def _create(path: Path, settings: Any, provider: _Provider, wanted: AcceleratorOptions) -> Any:
+class _NodesLeft(AcceleratorNotUsable):
+    """Strict mode refused the model because a node is left on the CPU."""
+
+
+def _create(path: Path, settings: Any, provider: Provider, texts: Mapping[str, str]) -> Any:
+    is_strict = settings.log_severity_level == _LOG_FATAL
     try:
-        if provider.devices:
-            settings.add_provider_for_devices(provider.devices, wanted.option_texts())
+        if provider.device is not None:
+            settings.add_provider_for_devices([provider.device], dict(texts))
             session = onnxruntime.InferenceSession(str(path), settings, **_NO_FALLBACK)
         else:
-            chain = [(provider.name, wanted.option_texts()), _CPU]
+            # Strict mode refuses a session that names the CPU.
+            chain = [(provider.name, dict(texts)), *([] if is_strict else [CPU])]
             session = onnxruntime.InferenceSession(str(path), settings, providers=chain, **_NO_FALLBACK)
     except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+        if _LEFT_NODES in str(error):
+            raise _NodesLeft(f"{provider.name} leaves nodes on the CPU") from None
         raise AcceleratorNotUsable(f"{provider.name} refused the model: {plain_text(error)}") from None
-    if not provider.devices and provider.name not in session.get_providers():
+    if provider.device is None and provider.name not in session.get_providers():
         raise AcceleratorNotUsable(f"{provider.name} does not start here; ONNX Runtime wrote why to standard error")
     return session
 
@@ -130,51 +232,3 @@ def _profiled(session: Any) -> Sequence[AssignedNode]:
             f"onnxruntime {onnxruntime.__version__} cannot tell where the nodes run (1.24 and later can), "
             f"and a probing run failed: {plain_text(error)}"
         ) from None
-
-
-def _find_provider(wanted: AcceleratorOptions) -> _Provider:
-    name = _full_name(wanted.provider)
-    # A plugin that has been registered is listed as available too, and asked for by name it gives the CPU.
-    if wanted.library is None and name not in _registered and name in onnxruntime.get_available_providers():
-        return _Provider(name)
-    if not hasattr(onnxruntime, "get_ep_devices"):
-        raise AcceleratorNotUsable(f"onnxruntime {onnxruntime.__version__} has no {name} and knows no plugin providers")
-    _register(name, wanted.library or _registered.get(name) or _packaged_library(name))
-    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
-    if not devices:
-        raise AcceleratorNotUsable(f"{name} is loaded and finds no device here")
-    return _Provider(name, devices)
-
-
-def _full_name(provider: str) -> str:
-    """`qnn` or `QNNExecutionProvider` as ONNX Runtime spells it; other names are a plugin's own."""
-    key = provider.lower().removesuffix("executionprovider") + "executionprovider"
-    return next((name for name in onnxruntime.get_all_providers() if name.lower() == key), provider)
-
-
-def _packaged_library(name: str) -> Path:
-    package = _PLUGIN_PACKAGES.get(name)
-    try:
-        if package is not None:
-            return Path(importlib.import_module(package).get_library_path())
-    except ImportError:
-        pass
-    available = ", ".join(onnxruntime.get_available_providers())
-    hint = f"; install {package.replace('_', '-')} or name its `library`" if package else "; a plugin needs `library`"
-    raise AcceleratorNotUsable(f"this onnxruntime has no {name}, it has {available}{hint}")
-
-
-def _register(name: str, library: Path) -> None:
-    """Load a plugin library once in this process; sessions keep using it, so it is never unloaded."""
-    with _registration_lock:
-        if _registered.get(name, library) != library:
-            raise AcceleratorNotUsable(f"{name} is already loaded from {_registered[name]} in this process")
-        if name in _registered:
-            return
-        if not library.is_file():
-            raise AcceleratorNotUsable(f"there is no library {library}")
-        try:
-            onnxruntime.register_execution_provider_library(name, str(library))
-        except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
-            raise AcceleratorNotUsable(f"{library} cannot be loaded: {plain_text(error)}") from None
-        _registered[name] = library

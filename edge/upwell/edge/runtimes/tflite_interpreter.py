@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.coverage import NodeCover
 from upwell.edge.runtimes.inputs import InputCheck, blank, check_file
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
 from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
+from upwell.edge.runtimes.tflite_nodes import walk
 from upwell.edge.runtimes.tflite_package import TflitePackage
-from upwell.edge.runtimes.tflite_tensors import ports_of
+from upwell.edge.runtimes.tflite_tensors import Port, ports_of
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import Array
 
 INTERPRETER_ERRORS = (RuntimeError, ValueError, MemoryError, SystemError)
 """What the interpreters raise: mostly the first two, `MemoryError` where a shape asks for too much."""
 
-_DELEGATE = "DELEGATE"
+XNNPACK = "xnnpack"
+"""The provider name of the delegate that both packages carry; it needs no library."""
+
 _DELEGATE_ENTRY = "tflite_plugin_create_delegate"
 
 
@@ -43,6 +48,7 @@ class OpenModel:
 
     def __init__(self, interpreter: Any, placement: Placement) -> None:
         self.placement = placement
+        self.accelerated = placement.nodes_on_accelerator > 0
         self._interpreter = interpreter
         self.inputs, self.outputs = ports_of(interpreter)
         self._shapes = {port.index: port.shape for port in self.inputs}
@@ -78,29 +84,62 @@ def open_model(
 ) -> OpenModel:
     """Open the model at `path`, with the delegate of `accelerator` or, for None, on the CPU (XNNPACK and kernels).
 
-    Raises `ConfigError` where the model cannot be run, `AcceleratorNotUsable` where it cannot be with the delegate.
+    Raises `ConfigError` where the model cannot be run, `AcceleratorNotUsable` where it cannot be with the delegate,
+    or where that does not take what it must.
     """
-    check_file(path)
-    if package.name == "tflite_runtime":
-        _check_bounds(path)
-    delegates = [] if accelerator is None else [_load_delegate(package, accelerator)]
-    try:
-        interpreter = package.interpreter.Interpreter(
-            model_path=str(path), experimental_delegates=delegates, num_threads=options.thread_count
-        )
-        # Before the first allocation every DELEGATE node is ours; XNNPACK takes what is left during it.
-        nodes, left = _nodes(interpreter)
-        interpreter.allocate_tensors()
-        placement = Placement(nodes=nodes) if accelerator is None else from_nodes(accelerator, nodes, left)
+    interpreter, nodes = open_nodes(package, path, options, accelerator)
+    if accelerator is None:
+        placement = Placement(nodes=len(nodes))
+    else:
+        left = tuple(node.name for node in nodes if node.partition is None)
+        placement = from_nodes(accelerator, len(nodes), left)
+        judge(accelerator, placement)
+    with _refusals(package, path, accelerator):
         opened = OpenModel(interpreter, placement)
         for port in opened.inputs:
             # Some datatypes are described and then refused (INT4, UINT16 in tflite_runtime): find out now.
             interpreter.set_tensor(port.index, blank(port.spec.datatype, port.shape))
+    return opened
+
+
+def open_nodes(
+    package: TflitePackage, path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None
+) -> tuple[Any, tuple[NodeCover, ...]]:
+    """An interpreter with its tensors allocated, and its nodes as the delegate of `accelerator` took them.
+
+    Raises as `open_model` does, but judges nothing.
+    """
+    check_file(path)
+    if package.name == "tflite_runtime":
+        _check_bounds(path)
+    own = accelerator is not None and accelerator.provider == XNNPACK and accelerator.library is None
+    delegates = [] if accelerator is None or own else [_load_delegate(package, accelerator)]
+    with _refusals(package, path, accelerator):
+        interpreter = package.interpreter.Interpreter(
+            model_path=str(path), experimental_delegates=delegates, num_threads=options.thread_count
+        )
+        # Before the first allocation every DELEGATE node is ours; XNNPACK takes what is left during it.
+        nodes = () if own else walk(interpreter)
+        interpreter.allocate_tensors()
+        return interpreter, walk(interpreter) if own else nodes
+
+
+def describe(package: TflitePackage, path: Path) -> tuple[Sequence[Port], Sequence[Port], Sequence[NodeCover]]:
+    """Inputs, outputs and nodes of a model, which need not run on the CPU (it may be compiled for an accelerator)."""
+    check_file(path)
+    with _refusals(package, path, None):
+        interpreter = package.interpreter.Interpreter(model_path=str(path))
+        return *ports_of(interpreter), walk(interpreter)
+
+
+@contextlib.contextmanager
+def _refusals(package: TflitePackage, path: Path, accelerator: AcceleratorOptions | None) -> Iterator[None]:
+    try:
+        yield
     except (*INTERPRETER_ERRORS, InvalidRequest) as error:
         if accelerator is not None:
             raise AcceleratorNotUsable(f"{accelerator.provider} refused the model: {one_line(error)}") from None
         raise ConfigError.at(path, f"{package.version} cannot run the model: {one_line(error)}") from None
-    return opened
 
 
 def _check_bounds(path: Path) -> None:
@@ -112,6 +151,10 @@ def _check_bounds(path: Path) -> None:
 
 
 def _load_delegate(package: TflitePackage, accelerator: AcceleratorOptions) -> Any:
+    if accelerator.library is None:
+        raise AcceleratorNotUsable(
+            f"accelerator {accelerator.provider!r} needs `library`, the path of a TFLite external delegate"
+        )
     library = str(accelerator.library)
     try:
         # load_delegate prints a traceback from its destructor where the library is missing or no delegate.
@@ -121,27 +164,3 @@ def _load_delegate(package: TflitePackage, accelerator: AcceleratorOptions) -> A
         return package.interpreter.load_delegate(library, accelerator.option_texts())
     except (OSError, ValueError) as error:
         raise AcceleratorNotUsable(f"delegate {library} cannot be loaded: {one_line(error)}") from None
-
-
-def _nodes(interpreter: Any) -> tuple[int, tuple[str, ...]]:
-    """How many nodes the main graph has, and those that no delegate took, such as `3 CONV_2D`.
-
-    The nodes that a delegate replaced stay in the runtime's list: they are the ones that lie between the inputs
-    and the outputs of a DELEGATE node, found by walking back from its outputs.
-    """
-    listed = interpreter._get_ops_details()
-    originals = [node for node in listed if node["op_name"] != _DELEGATE]
-    producers = {int(tensor): node for node in originals for tensor in node["outputs"]}
-    taken: set[int] = set()
-    for delegate in listed:
-        if delegate["op_name"] != _DELEGATE:
-            continue
-        borders = {int(tensor) for tensor in delegate["inputs"]}
-        reached = [int(tensor) for tensor in delegate["outputs"]]
-        while reached:
-            node = producers.get(reached.pop())
-            if node is not None and node["index"] not in taken:
-                taken.add(node["index"])
-                reached += [int(tensor) for tensor in node["inputs"] if int(tensor) not in borders]
-    left = tuple(f"{node['index']} {node['op_name']}" for node in originals if node["index"] not in taken)
-    return len(originals), left

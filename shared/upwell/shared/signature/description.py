@@ -9,6 +9,8 @@ from pydantic import Field, PrivateAttr
 
 from upwell.shared.errors import Problem
 from upwell.shared.signature.keys import Datatype, Dimension, FilePart, Labels, Name, PostOp, PreOp
+from upwell.shared.units import Share
+from upwell.shared.yaml import RelativePath
 from upwell.shared.yaml_tree import dotted
 
 RuntimeName: TypeAlias = Literal["onnx", "tflite", "torch"]
@@ -52,6 +54,18 @@ class SignaturePart(FilePart):
     outputs: dict[Name, Output] = Field(min_length=1)
 
 
+class Golden(FilePart):
+    """Golden vectors, run when the model loads on the device, and how far its answers may differ from them.
+
+    Classes must agree in a share of at least `agree`, other numbers up to a relative error of `tolerance`. Without
+    `file` they are `golden.npz` in a bundle's folder, if that is there.
+    """
+
+    file: RelativePath | None = None
+    tolerance: Share = 0.05
+    agree: Share = 0.95
+
+
 class RuntimeOverride(FilePart):
     """Steps that replace those of the file for one runtime, whose model file has other tensors."""
 
@@ -67,6 +81,7 @@ class ModelDescription(FilePart):
     pre: tuple[PreOp, ...] = ()
     post: tuple[PostOp, ...] = ()
     runtimes: dict[RuntimeName, RuntimeOverride] = Field(default_factory=dict)
+    golden: Golden = Golden()
 
     _context: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -3,22 +3,26 @@
  * It claims nodes as a vendor's delegate does, through the external delegate entry points and the partitioning of
  * the runtime, and then runs the runtime's own kernels for them on the CPU. It is no NPU and no measure of one.
  *
- * Options: claim=all | comma-separated builtin operator codes; fail_prepare=1; fail_after=N (invocations that
- * succeed before every further one fails); static_only=1 (as delegates that take no tensors of varying size);
+ * Options: claim=all | comma-separated builtin operator codes; nodes=comma-separated node indices (claimed too);
+ * fail_prepare=1; fail_after=N (invocations that succeed before every further one fails); crash=load | prepare |
+ * invoke (it takes the process down there); wrong=1 (it answers with garbage and no error); delay_us=N (each
+ * invocation of a partition waits so long); meet=N:FILE (each writes a byte to the file and goes on when it has N, or
+ * fails after ten seconds); static_only=1 (as delegates that take no tensors of varying size);
  * device=FILE (creation fails where there is no such file); report=FILE (one line per partition: the claimed nodes).
  *
- * The structs below repeat only the beginning of the runtime's, whose order is stable from TFLite 2.14 on. Tensors
- * stay opaque: their struct has changed between releases. */
+ * The structs below repeat only the beginning of the runtime's, whose order is stable from TFLite 2.14 on. */
+#define _POSIX_C_SOURCE 200809L
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { STATUS_OK = 0, STATUS_ERROR = 1 };
 enum { ALLOW_DYNAMIC_TENSORS = 1 };
-enum { BUILTIN_CODES = 512 };
+enum { BUILTIN_CODES = 512, NODES = 4096, HEADROOM = 16 };
 
 typedef struct {
   int size;
@@ -49,14 +53,24 @@ typedef struct {
   void *newer_fields[12]; /* zero; the runtime copies as much as its own struct holds */
 } Kernel;
 
+typedef struct {
+  int type;
+  unsigned char *data;
+  void *dimensions;
+  int32_t quantization[2];
+  int allocation;
+  size_t size_bytes;
+  void *unused_fields[8];
+} Tensor;
+
 struct Context {
   size_t tensors_size;
   int (*get_execution_plan)(Context *, Indices **);
-  void *tensors;
+  Tensor *tensors;
   void *implementation;
   void *resize_tensor;
   void (*report_error)(Context *, const char *, ...);
-  void *add_tensors;
+  int (*add_tensors)(Context *, int, int *);
   int (*get_node)(Context *, int, Node **, Kernel **);
   int (*replace_nodes)(Context *, Kernel, const Indices *, Delegate *);
 };
@@ -74,11 +88,18 @@ struct Delegate {
   void *newer_fields[8];
 };
 
+typedef enum { CRASH_NEVER, CRASH_LOAD, CRASH_PREPARE, CRASH_INVOKE } Crash;
+
 typedef struct {
-  bool claims[BUILTIN_CODES];
-  bool fail_prepare, static_only;
+  bool claims[BUILTIN_CODES], claimed_nodes[NODES];
+  bool fail_prepare, static_only, wrong;
+  Crash crash;
   long invocations_left; /* below zero: no limit */
-  char report[1024];
+  long delay_us;
+  char report[1024], meeting[1024];
+  long meeting_size;
+  const Context *context; /* of the last partition that was prepared */
+  size_t capacity;        /* tensors that the context's array is known to hold before it moves */
 } Settings;
 
 /* One partition: copies of the claimed nodes and of their kernels. */
@@ -155,17 +176,36 @@ static void adopt(Indices **adopted, const Node *partition, const Indices *tenso
   }
 }
 
+/* Kernels hold pointers to tensors while they add some. The runtime keeps room for so many before it prepares a node;
+ * a partition is one node and many kernels. An array that has to grow doubles, so it is made to grow between them. */
+static int make_room(Context *context, Settings *settings) {
+  while (context->tensors_size + HEADROOM > settings->capacity) {
+    const Tensor *tensors = context->tensors;
+    size_t size = context->tensors_size;
+    int added;
+    if (context->add_tensors(context, 1, &added) != STATUS_OK) return STATUS_ERROR;
+    if (context->tensors != tensors) settings->capacity = 2 * size;
+  }
+  return STATUS_OK;
+}
+
 static int partition_prepare(Context *context, Node *partition) {
   Claimed *claimed = partition->kernel_data;
+  if (claimed->settings->crash == CRASH_PREPARE) abort();
   if (claimed->settings->fail_prepare) {
     context->report_error(context, "software delegate: told to fail in prepare. ");
     return STATUS_ERROR;
   }
+  Settings *settings = claimed->settings;
+  if (settings->context != context) settings->capacity = 0;
+  settings->context = context;
+  if (settings->capacity < context->tensors_size + HEADROOM) settings->capacity = context->tensors_size + HEADROOM;
   Indices *adopted = new_indices(0);
   for (int i = 0; i < claimed->count; i++) {
     Node *node = &claimed->nodes[i];
     Kernel *kernel = &claimed->kernels[i];
-    if (kernel->prepare && kernel->prepare(context, node) != STATUS_OK) {
+    bool room = make_room(context, settings) == STATUS_OK;
+    if (!room || (kernel->prepare && kernel->prepare(context, node) != STATUS_OK)) {
       free(adopted);
       return STATUS_ERROR;
     }
@@ -177,8 +217,43 @@ static int partition_prepare(Context *context, Node *partition) {
   return STATUS_OK;
 }
 
+/* The highest bit of every byte: another class wins, and numbers stay finite ones. */
+static void spoil(const Context *context, const Indices *tensors) {
+  for (int i = 0; i < tensors->size; i++) {
+    Tensor *tensor = &context->tensors[tensors->items[i]];
+    for (size_t at = 0; at < tensor->size_bytes; at++) tensor->data[at] ^= 0x80;
+  }
+}
+
+static void wait_us(long delay_us) {
+  struct timespec delay = {delay_us / 1000000, delay_us % 1000000 * 1000};
+  nanosleep(&delay, NULL);
+}
+
+static bool met(const Settings *settings) {
+  FILE *file = fopen(settings->meeting, "a");
+  if (!file) return false;
+  fputc('.', file);
+  fflush(file);
+  for (int tries = 0; tries < 10000; tries++) {
+    fseek(file, 0, SEEK_END);
+    if (ftell(file) >= settings->meeting_size) break;
+    wait_us(1000);
+  }
+  bool all = ftell(file) >= settings->meeting_size;
+  fclose(file);
+  return all;
+}
+
 static int partition_invoke(Context *context, Node *partition) {
   Claimed *claimed = partition->kernel_data;
+  const Settings *settings = claimed->settings;
+  if (settings->crash == CRASH_INVOKE) abort();
+  if (settings->delay_us > 0) wait_us(settings->delay_us);
+  if (settings->meeting_size && !met(settings)) {
+    context->report_error(context, "software delegate: alone at the meeting. ");
+    return STATUS_ERROR;
+  }
   long *left = &claimed->settings->invocations_left;
   if (*left == 0) {
     context->report_error(context, "software delegate: told to fail in invoke. ");
@@ -187,6 +262,7 @@ static int partition_invoke(Context *context, Node *partition) {
   if (*left > 0) (*left)--;
   for (int i = 0; i < claimed->count; i++)
     if (claimed->kernels[i].invoke(context, &claimed->nodes[i]) != STATUS_OK) return STATUS_ERROR;
+  if (settings->wrong) spoil(context, partition->outputs);
   return STATUS_OK;
 }
 
@@ -203,7 +279,9 @@ static int delegate_prepare(Context *context, Delegate *delegate) {
     Kernel *kernel;
     if (context->get_node(context, order->items[i], &node, &kernel) != STATUS_OK) continue;
     int32_t code = kernel->builtin_code;
-    if (code >= 0 && code < BUILTIN_CODES && settings->claims[code]) claim->items[claim->size++] = order->items[i];
+    bool claimed = code >= 0 && code < BUILTIN_CODES && settings->claims[code];
+    if (claimed || (order->items[i] < NODES && settings->claimed_nodes[order->items[i]]))
+      claim->items[claim->size++] = order->items[i];
   }
   Kernel partition = {.init = partition_init,
                       .free = partition_free,
@@ -217,21 +295,45 @@ static int delegate_prepare(Context *context, Delegate *delegate) {
   return status;
 }
 
+static Crash crash_at(const char *when) {
+  if (!strcmp(when, "load")) return CRASH_LOAD;
+  if (!strcmp(when, "prepare")) return CRASH_PREPARE;
+  return !strcmp(when, "invoke") ? CRASH_INVOKE : CRASH_NEVER;
+}
+
+static void mark(bool *marks, int size, const char *numbers) {
+  for (const char *at = numbers; *at; at += strcspn(at, ","), at += *at == ',') {
+    int number = atoi(at);
+    if (number >= 0 && number < size) marks[number] = true;
+  }
+}
+
 /* NULL, or what is wrong with the option. */
 static const char *set_option(Settings *settings, const char *key, const char *value) {
   if (!strcmp(key, "claim")) {
     bool all = !strcmp(value, "all");
     for (int i = 0; i < BUILTIN_CODES; i++) settings->claims[i] = all;
-    for (const char *at = value; !all && *at; at += strcspn(at, ","), at += *at == ',') {
-      int code = atoi(at);
-      if (code >= 0 && code < BUILTIN_CODES) settings->claims[code] = true;
-    }
+    if (!all) mark(settings->claims, BUILTIN_CODES, value);
+  } else if (!strcmp(key, "nodes")) {
+    mark(settings->claimed_nodes, NODES, value);
   } else if (!strcmp(key, "fail_prepare")) {
     settings->fail_prepare = atoi(value) != 0;
   } else if (!strcmp(key, "static_only")) {
     settings->static_only = atoi(value) != 0;
   } else if (!strcmp(key, "fail_after")) {
     settings->invocations_left = atol(value);
+  } else if (!strcmp(key, "crash")) {
+    settings->crash = crash_at(value);
+    if (settings->crash == CRASH_NEVER) return "software delegate: crash is load, prepare or invoke";
+  } else if (!strcmp(key, "wrong")) {
+    settings->wrong = atoi(value) != 0;
+  } else if (!strcmp(key, "delay_us")) {
+    settings->delay_us = atol(value);
+  } else if (!strcmp(key, "meet")) {
+    const char *file = strchr(value, ':');
+    if (!file) return "software delegate: meet is N:FILE";
+    settings->meeting_size = atol(value);
+    snprintf(settings->meeting, sizeof settings->meeting, "%s", file + 1);
   } else if (!strcmp(key, "device")) {
     FILE *device = fopen(value, "r");
     if (!device) return "software delegate: no such device";
@@ -255,6 +357,7 @@ __attribute__((visibility("default"))) Delegate *tflite_plugin_create_delegate(c
     free(settings);
     return NULL;
   }
+  if (settings->crash == CRASH_LOAD) abort();
   Delegate *delegate = calloc(1, sizeof *delegate);
   delegate->data = settings;
   delegate->prepare = delegate_prepare;

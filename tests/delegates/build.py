@@ -1,4 +1,4 @@
-"""Builds the software delegate once per test run."""
+"""Builds the software delegate, a TFLite external delegate in plain C that stands in for an accelerator."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).with_name("software_delegate.c")
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
 
 
-@pytest.fixture(scope="session")
-def software_delegate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The path of the compiled software delegate."""
+class CannotBuild(Exception):
+    """There is no C compiler, or this is not Linux."""
+
+
+def build_software_delegate(folder: Path) -> Path:
+    """Compile the software delegate into `folder` and give the library's path. Raises `CannotBuild`."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("the software delegate needs Linux and a C compiler")
-    library = tmp_path_factory.mktemp("delegate") / "libsoftware_delegate.so"
+        raise CannotBuild("the software delegate needs Linux and a C compiler")
+    library = folder / "libsoftware_delegate.so"
     subprocess.run([compiler, *FLAGS, "-o", str(library), str(SOURCE)], check=True)
     return library

@@ -1,0 +1,195 @@
+"""A bundle as one file: a plain tar, written so that the same files give the same bytes, and unpacked confined.
+
+Only the ustar format of POSIX is read: one header block per file, nothing compressed, no extension headers, and so
+nothing that has to be believed before it was checked. Every header is checked before anything is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.bundle.files import CHUNK_BYTES, Progress, nobody, sizes_in
+from upwell.edge.bundle.paths import first_clash, why_unfit
+from upwell.shared.errors import ConfigError
+
+_BLOCK_BYTES = 512
+_END = bytes(2 * _BLOCK_BYTES)
+_MAGIC = slice(257, 265)
+_USTAR = b"ustar\x0000"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that an archive may hold: bytes of all its files together, and entries."""
+
+    max_bytes: int = 4 << 30
+    max_entries: int = 1000
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A file of an archive: its path there, and where its bytes are."""
+
+    path: str
+    offset: int
+    size_bytes: int
+
+
+def write_archive(out: Path, folder: Path, progress: Progress = nobody) -> None:
+    """Write the files of `folder` into a tar at `out`, whole or not at all; the bytes depend on the files alone.
+
+    Raises `BundleRefused` where the folder holds what no bundle may, and `ConfigError` where it cannot be written.
+    """
+    sizes = sizes_in(folder)
+    if len(sizes) > DEFAULT_LIMITS.max_entries or sum(sizes.values()) > DEFAULT_LIMITS.max_bytes:
+        most = f"{DEFAULT_LIMITS.max_entries} files and {DEFAULT_LIMITS.max_bytes} bytes"
+        raise BundleRefused(Refusal.TOO_LARGE, folder, f"more than the {most} that a device takes")
+    unfinished = ""
+    try:
+        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
+            unfinished = file.name
+            for path, size_bytes in sizes.items():
+                _append(file, path, folder / path, size_bytes, progress)
+            file.write(_END)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(unfinished, 0o644)  # a bundle is no secret
+        os.replace(unfinished, out)
+    except OSError as error:
+        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
+    finally:
+        if unfinished:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(unfinished)
+
+
+def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, progress: Progress) -> None:
+    header = tarfile.TarInfo(path)  # of 1970, of user 0, with no names
+    header.size = size_bytes
+    file.write(header.tobuf(tarfile.USTAR_FORMAT, "ascii"))
+    left = size_bytes
+    with source.open("rb") as opened:
+        while left and (chunk := opened.read(min(CHUNK_BYTES, left))):
+            file.write(chunk)
+            left -= len(chunk)
+            progress(len(chunk))
+    if left:
+        raise ConfigError.at(source, "became shorter while it was read")
+    file.write(bytes(-size_bytes % _BLOCK_BYTES))
+
+
+@contextlib.contextmanager
+def unpacked(path: Path, beside: Path, limits: Limits = DEFAULT_LIMITS, progress: Progress = nobody) -> Iterator[Path]:
+    """The files of the archive at `path` in a new folder beside `beside`, which is gone after the block unless moved.
+
+    Raises `BundleRefused`: `MISSING`, `TRUNCATED`, `MALFORMED` (no plain tar), `UNCONFINED` (a path that leads out,
+    a link, a device, two entries of one name) and `TOO_LARGE`; and `ConfigError` where the files cannot be written.
+    """
+    try:
+        archive = path.open("rb")
+    except OSError as error:
+        raise BundleRefused(Refusal.MISSING, path, f"cannot be read: {error.strerror}") from None
+    with archive:
+        members = _members(path, archive, limits)
+        try:
+            folder = Path(tempfile.mkdtemp(dir=beside.parent, prefix=f".{beside.name}."))
+        except OSError as error:
+            raise ConfigError.at(beside, f"cannot be written: {error.strerror}") from None
+        try:
+            for member in members:
+                _extract(path, archive, member, folder, progress)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _members(path: Path, archive: IO[bytes], limits: Limits) -> list[_Member]:
+    """The files of an archive by its headers, every one of them checked; of their contents nothing is read."""
+    archive_bytes = os.fstat(archive.fileno()).st_size
+    members: list[_Member] = []
+    folders: list[str] = []
+    total_bytes = 0
+    while (block := _block(path, archive)) != bytes(_BLOCK_BYTES):
+        header = _header(path, block)
+        if len(members) + len(folders) == limits.max_entries:
+            raise BundleRefused(Refusal.TOO_LARGE, path, f"more than {limits.max_entries} files and folders")
+        if header.isdir():
+            folders.append(header.name)
+            continue
+        total_bytes += header.size
+        if total_bytes > limits.max_bytes:
+            raise BundleRefused(Refusal.TOO_LARGE, path, f"more than {limits.max_bytes} bytes once unpacked")
+        members.append(_Member(header.name, archive.tell(), header.size))
+        following = archive.tell() + header.size + -header.size % _BLOCK_BYTES
+        if following > archive_bytes:
+            raise BundleRefused(Refusal.TRUNCATED, path, f"ends in the middle of {header.name}")
+        archive.seek(following)
+    _check_end(path, archive)
+    clash = first_clash([member.path for member in members], folders)
+    if clash:
+        raise BundleRefused(Refusal.UNCONFINED, path, f"{clash[0]} and {clash[1]} are one file on some systems")
+    return members
+
+
+def _block(path: Path, archive: IO[bytes]) -> bytes:
+    block = archive.read(_BLOCK_BYTES)
+    if len(block) < _BLOCK_BYTES:
+        raise BundleRefused(Refusal.TRUNCATED, path, f"ends after {archive.tell()} bytes without the mark of its end")
+    return block
+
+
+def _header(path: Path, block: bytes) -> tarfile.TarInfo:
+    expected = "expected a plain tar file as `upwell model pack` writes it"
+    if block[_MAGIC] != _USTAR:
+        raise BundleRefused(Refusal.MALFORMED, path, f"not a tar file of POSIX (ustar); {expected}")
+    try:
+        header = tarfile.TarInfo.frombuf(block, "ascii", "strict")
+    except (tarfile.HeaderError, ValueError) as error:
+        raise BundleRefused(Refusal.MALFORMED, path, f"a header cannot be read ({error}); {expected}") from None
+    if header.size < 0 or (header.isdir() and header.size):
+        raise BundleRefused(Refusal.MALFORMED, path, f"{header.name!r} has an impossible size")
+    kind = "" if header.type in (tarfile.REGTYPE, tarfile.DIRTYPE) else "it is a link, a device or an extension"
+    reason = kind or why_unfit(header.name)
+    if reason:
+        raise BundleRefused(Refusal.UNCONFINED, path, f"holds {header.name!r}: {reason}")
+    return header
+
+
+def _check_end(path: Path, archive: IO[bytes]) -> None:
+    """After the first block of zeros there is a second one, and nothing but zeros up to the end."""
+    if any(_block(path, archive)):
+        raise BundleRefused(Refusal.MALFORMED, path, "something follows the mark of its end")
+    while chunk := archive.read(CHUNK_BYTES):
+        if any(chunk):
+            raise BundleRefused(Refusal.MALFORMED, path, "something follows the mark of its end")
+
+
+def _extract(path: Path, archive: IO[bytes], member: _Member, folder: Path, progress: Progress) -> None:
+    target = folder.joinpath(*member.path.split("/"))
+    archive.seek(member.offset)
+    left = member.size_bytes
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as file:
+            while left and (chunk := archive.read(min(CHUNK_BYTES, left))):
+                file.write(chunk)
+                left -= len(chunk)
+                progress(len(chunk))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError.at(target, f"cannot be written: {error.strerror}") from None
+    if left:
+        raise BundleRefused(Refusal.TRUNCATED, path, f"ends in the middle of {member.path}")

@@ -1,0 +1,60 @@
+"""`calibrations.yaml`: thresholds that were found for the models of a bundle, and travel with them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from ruamel.yaml import YAML
+
+from upwell.edge.bundle.base import CALIBRATIONS_NAME
+from upwell.shared.errors import ConfigError
+from upwell.shared.routing.calibrations import Calibration
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.sections import Section
+from upwell.shared.yaml import load_yaml
+
+
+class CalibrationsFile(Section):
+    """A whole `calibrations.yaml`: the list that `upwell policy calibrate` writes into a policy, on its own."""
+
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    calibrations: Annotated[list[Calibration], Field(description="As in a policy.")]
+
+
+def load_calibrations(folder: Path) -> tuple[Calibration, ...]:
+    """The calibrations of the bundle in `folder`; none where it has no such file. Raises `ConfigError`."""
+    path = folder / CALIBRATIONS_NAME
+    if not path.exists():
+        return ()
+    found = load_yaml(path, CalibrationsFile).calibrations
+    if len({one.key() for one in found}) < len(found):
+        raise ConfigError.at(path, "two calibrations are for the same models, measure and target", "calibrations")
+    return tuple(found)
+
+
+def calibrations_text(policy: Path, digests: Collection[str], name: str) -> str:
+    """A `calibrations.yaml` of those calibrations in a policy that are for models of these digests.
+
+    One that names no digest of a device's model counts where it is for the model called `name`. Raises `ConfigError`
+    where there is none.
+    """
+    found = [
+        one
+        for one in load_yaml(policy, Policy).calibrations
+        if one.edge_digest in digests or (not one.edge_digest and one.model == name)
+    ]
+    if not found:
+        raise ConfigError.at(policy, "none of its calibrations is for a model of this bundle", "calibrations")
+    return _text(found)
+
+
+def _text(calibrations: Sequence[Calibration]) -> str:
+    yaml, buffer = YAML(), io.StringIO()
+    yaml.width = 1 << 20
+    written = [one.model_dump(mode="json", exclude_unset=True) for one in calibrations]
+    yaml.dump({"version": 1, "calibrations": written}, buffer)
+    return buffer.getvalue()

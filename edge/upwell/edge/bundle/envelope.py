@@ -1,0 +1,187 @@
+"""The signature's form: OpenSSF model signing 1.0, a DSSE envelope in a Sigstore bundle.
+
+`model.sig` is a Sigstore bundle (JSON) whose DSSE envelope carries an in-toto statement. The statement's predicate
+(`https://model_signing/signature/v1.0`) lists every file with its SHA-256; its subject is the SHA-256 of all these
+digests in the order of the list. What is signed is DSSE's pre-authentication encoding of the statement's bytes.
+Sources: https://github.com/sigstore/model-transparency, https://github.com/secure-systems-lab/dsse/blob/v1.0.0.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+_MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+_PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+
+
+def _base64(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("expected text in base64")
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:
+        raise ValueError("expected text in base64") from None
+
+
+_Bytes = Annotated[bytes, BeforeValidator(_base64)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Part(BaseModel):
+    """A part of the document; what other writers add to it is not looked at."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class _PublicKey(_Part):
+    hint: str = ""
+
+
+class _Material(_Part):
+    public_key: Annotated[_PublicKey, Field(alias="publicKey")]
+
+
+class _Signature(_Part):
+    sig: _Bytes
+
+
+class _Dsse(_Part):
+    payload: _Bytes
+    payload_type: Annotated[Literal["application/vnd.in-toto+json"], Field(alias="payloadType")]
+    signatures: Annotated[list[_Signature], Field(min_length=1, max_length=1)]
+
+
+class _Document(_Part):
+    media_type: Annotated[Literal["application/vnd.dev.sigstore.bundle.v0.3+json"], Field(alias="mediaType")]
+    material: Annotated[_Material, Field(alias="verificationMaterial")]
+    envelope: Annotated[_Dsse, Field(alias="dsseEnvelope")]
+
+
+class _SubjectDigest(_Part):
+    sha256: _Digest
+
+
+class _Subject(_Part):
+    digest: _SubjectDigest
+
+
+class _Resource(_Part):
+    name: str
+    algorithm: Literal["sha256"]
+    digest: _Digest
+
+
+class _Serialization(_Part):
+    method: Literal["files"]
+    hash_type: Literal["sha256"]
+
+
+class _Predicate(_Part):
+    serialization: _Serialization
+    resources: list[_Resource]
+
+
+class _Statement(_Part):
+    type: Annotated[Literal["https://in-toto.io/Statement/v1"], Field(alias="_type")]
+    subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
+    predicate_type: Annotated[Literal["https://model_signing/signature/v1.0"], Field(alias="predicateType")]
+    predicate: _Predicate
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What a signature file carries: the statement's bytes, their signature, and a hint at the key (may be empty)."""
+
+    payload: bytes
+    signature: bytes
+    hint: str
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """What the signature is of."""
+        return signed_bytes(self.payload)
+
+
+def signed_bytes(payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding of a statement."""
+    return b" ".join([b"DSSEv1", b"%d" % len(_PAYLOAD_TYPE), _PAYLOAD_TYPE.encode(), b"%d" % len(payload), payload])
+
+
+def statement(name: str, digests: Mapping[str, str]) -> bytes:
+    """The in-toto statement that a model called `name` consists of exactly these files: path -> SHA-256 in hex."""
+    ordered = sorted(digests.items(), key=lambda item: PurePosixPath(item[0]))
+    document = {
+        "_type": _STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": _root_digest(digest for _, digest in ordered)}}],
+        "predicateType": _PREDICATE_TYPE,
+        "predicate": {
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": False,
+                "ignore_paths": ["model.sig"],
+            },
+            "resources": [{"name": path, "algorithm": "sha256", "digest": digest} for path, digest in ordered],
+        },
+    }
+    return json.dumps(document, indent=2).encode("ascii")
+
+
+def write_envelope(envelope: Envelope) -> bytes:
+    """The text of a signature file."""
+    document = {
+        "mediaType": _MEDIA_TYPE,
+        "verificationMaterial": {"publicKey": {"hint": envelope.hint}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(envelope.payload).decode("ascii"),
+            "payloadType": _PAYLOAD_TYPE,
+            "signatures": [{"sig": base64.b64encode(envelope.signature).decode("ascii"), "keyid": ""}],
+        },
+    }
+    return (json.dumps(document) + "\n").encode("ascii")
+
+
+def read_envelope(data: bytes) -> Envelope:
+    """What a signature file carries. Raises `ValueError` where it is not one that was made with a key."""
+    try:
+        document = _Document.model_validate_json(data)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from None
+    signature = document.envelope.signatures[0].sig
+    return Envelope(document.envelope.payload, signature, document.material.public_key.hint)
+
+
+def digests_of(payload: bytes) -> Mapping[str, str]:
+    """The files of a statement: path -> SHA-256 in hex. Raises `ValueError` where it is not one by whole files."""
+    try:
+        read = _Statement.model_validate_json(payload)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from None
+    resources = read.predicate.resources
+    if _root_digest(one.digest for one in resources) != read.subject[0].digest.sha256:
+        raise ValueError("its subject is not the digest of its resources")
+    digests = {one.name: one.digest for one in resources}
+    if len(digests) < len(resources):
+        raise ValueError("it names a file twice")
+    return digests
+
+
+def _root_digest(digests: Iterable[str]) -> str:
+    return hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in digests)).hexdigest()
+
+
+def _first(error: ValidationError) -> str:
+    """The first problem of a document, with its place."""
+    first = error.errors(include_url=False)[0]
+    return ": ".join(part for part in (".".join(str(key) for key in first["loc"]), first["msg"]) if part)

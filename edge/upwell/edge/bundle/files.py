@@ -1,0 +1,81 @@
+"""The files of a bundle's folder: which there are, how large, and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from upwell.edge.bundle.base import BundleRefused, FileEntry, Refusal
+from upwell.edge.bundle.paths import first_clash, why_unfit
+
+CHUNK_BYTES = 1 << 20
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were handled since the last call."""
+
+
+def nobody(_count: int) -> None:
+    """Tell nobody of the progress."""
+
+
+def sizes_in(folder: Path) -> Mapping[str, int]:
+    """Size in bytes of each file under `folder`, by its POSIX path, in order.
+
+    Raises `BundleRefused`: `MISSING` where it is no folder or cannot be read, `UNCONFINED` where it holds a link, a
+    device or a name that does not fit a bundle.
+    """
+    if not folder.is_dir():
+        raise BundleRefused(Refusal.MISSING, folder, "no such folder; expected a bundle")
+    sizes: dict[str, int] = {}
+    try:
+        _collect(folder, "", sizes)
+    except OSError as error:
+        raise BundleRefused(Refusal.MISSING, folder, f"cannot be read: {error.strerror}") from None
+    clash = first_clash(sizes)
+    if clash:
+        raise BundleRefused(Refusal.UNCONFINED, folder, f"{clash[0]} and {clash[1]} are one file on some systems")
+    return dict(sorted(sizes.items()))
+
+
+def _collect(folder: Path, prefix: str, sizes: dict[str, int]) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = prefix + entry.name
+            reason = why_unfit(path)
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if not reason and not is_folder and not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                reason = "it is a link" if entry.is_symlink() else "it is no plain file"
+            if reason:
+                raise BundleRefused(Refusal.UNCONFINED, Path(entry.path), f"does not belong in a bundle: {reason}")
+            if is_folder:
+                _collect(Path(entry.path), f"{path}/", sizes)
+            else:
+                sizes[path] = entry.stat(follow_symlinks=False).st_size
+
+
+def entry_of(source: Path, progress: Progress = nobody) -> FileEntry:
+    """Digest and size of a file, read once in chunks. Raises `BundleRefused` (`MISSING`) where it cannot be read."""
+    digest, size_bytes = hashlib.sha256(), 0
+    try:
+        with source.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                size_bytes += len(chunk)
+                progress(len(chunk))
+    except OSError as error:
+        raise BundleRefused(Refusal.MISSING, source, f"cannot be read: {error.strerror}") from None
+    return FileEntry(digest.hexdigest(), size_bytes)
+
+
+def read_small(path: Path, most_bytes: int, refusal: Refusal) -> bytes:
+    """A small file whole. Raises `BundleRefused` with `refusal` where it is larger or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise BundleRefused(refusal, path, f"cannot be read: {error.strerror}") from None
+    if len(data) > most_bytes:
+        raise BundleRefused(refusal, path, f"larger than the {most_bytes} bytes that it may have")
+    return data

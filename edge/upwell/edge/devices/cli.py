@@ -1,0 +1,129 @@
+"""`upwell devices`: which accelerators the installed runtimes really offer here, each with its evidence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from upwell.edge.devices.asking import installed, row_of_library, rows_of
+from upwell.edge.devices.catalogue import missing, missing_packages
+from upwell.edge.devices.rows import Check, Row
+from upwell.edge.devices.system import Found, Processor, device_files, libraries, processor
+from upwell.shared.errors import ConfigError
+
+
+def devices(
+    library: Annotated[
+        list[Path] | None,
+        typer.Option("--library", metavar="LIB", help="Also try this provider plugin or delegate; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """List the accelerators that the installed runtimes really offer here, with evidence, and how to get the others.
+
+    Each is tried on two small models in a process of its own; `executed` is said only where the runtime's own node
+    assignment shows nodes there and the answers are right. Vendors' libraries are not opened unless named.
+    """
+    wanted = [_existing(path) for path in library or ()]
+    packages = installed()
+    if wanted and not packages:
+        raise ConfigError.at(wanted[0], "no runtime is installed to try it with: pip install 'upwell[edge]'")
+    machine, found = processor(), libraries()
+    rows = _tried(packages, wanted)
+    rows += missing_packages(packages)
+    rows += missing(rows, [Path(one.path).name for one in found], machine.machine)
+    if as_json:
+        typer.echo(json.dumps(_document(machine, rows, found, device_files())))
+    else:
+        _show(machine, rows, found, device_files())
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ConfigError.at(path, "there is no such library")
+    return path.resolve()
+
+
+def _tried(packages: Sequence[str], libraries: Sequence[Path]) -> list[Row]:
+    console = Console(stderr=True)
+    with console.status("") as status:  # nothing is shown where this is no terminal
+
+        def trying(name: str) -> None:
+            status.update(f"trying {name}")
+
+        rows = [row for package in packages for row in rows_of(package, trying)]
+        for path in libraries:
+            trying(path.name)
+            rows.append(row_of_library(path, packages))
+    return rows
+
+
+def _document(
+    machine: Processor, rows: Sequence[Row], found: Sequence[Found], files: Sequence[Found]
+) -> dict[str, Any]:
+    return {
+        "processor": asdict(machine),
+        "accelerators": [asdict(row) for row in rows],
+        "libraries": [asdict(one) | {"status": "found, not probed"} for one in found],
+        "device_files": [asdict(one) for one in files],
+    }
+
+
+def _show(machine: Processor, rows: Sequence[Row], found: Sequence[Found], files: Sequence[Found]) -> None:
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    features = ", ".join(machine.features) or "no features known"
+    console.print(Text(f"{machine.model or machine.machine}: {machine.cores} cores usable, {features}"))
+    console.print()
+    here = [row for row in rows if row.status != "not installed"]
+    console.print(_table(here))
+    for title, lines in (
+        ("Found and not opened; try one with --library", [(one.path, one.means) for one in found]),
+        ("Device files that hint at an accelerator", [(one.path, one.means) for one in files]),
+        ("Not installed", [(_name(row), row.reason) for row in rows if row.status == "not installed"]),
+    ):
+        _list(console, title, lines)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table("runtime", "accelerator", "status", "evidence", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, (row.runtime, _name(row), row.status, evidence(row))))
+    return table
+
+
+def _list(console: Console, title: str, lines: Sequence[tuple[str, str]]) -> None:
+    if not lines:
+        return
+    console.print()
+    console.print(Text(title, style="bold"))
+    grid = Table.grid(padding=(0, 2))
+    for left, right in lines:
+        grid.add_row(Text(f"  {left}"), Text(right))
+    console.print(grid)
+
+
+def _name(row: Row) -> str:
+    return " ".join([row.accelerator or row.runtime, *(f"{key}={value}" for key, value in row.options.items())])
+
+
+def evidence(row: Row) -> str:
+    """What the row rests on: nodes of each model there, and the answers; else the reason."""
+    parts = [_checked(check) for check in row.checks if check.agrees] if row.status == "executed" else []
+    parts += [row.reason] if row.reason else []
+    if row.devices:
+        parts.append(f"devices: {', '.join(row.devices)}")
+    return "; ".join(parts)
+
+
+def _checked(check: Check) -> str:
+    nodes = f"{check.on_accelerator} of {check.nodes} nodes, " if check.nodes else ""
+    return f"{check.model}: {nodes}answers right"

@@ -1,0 +1,143 @@
+"""What an agent says of its models: where each runs, how that is known, and why it is not where it should be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias, get_args
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.registry import Collector
+
+from upwell.edge.models.report import ModelHealth, State
+from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.shared.errors import ConfigError
+
+Health: TypeAlias = Callable[[], Sequence[ModelHealth]]
+
+_STATES: tuple[State, ...] = get_args(State)
+_NAMED_NODES = 10
+
+
+def health_of(models: Iterable[ServedModel]) -> Sequence[ModelHealth]:
+    """The health of every model that has an edge side."""
+    return [_health(model) for model in models if model.edge is not None]
+
+
+def _health(model: ServedModel) -> ModelHealth:
+    edge = model.edge
+    assert edge is not None  # noqa: S101  the caller leaves the others out
+    return ModelHealth(
+        model=model.name,
+        state=edge.state,
+        runtime=edge.runtime.version,
+        accelerator=edge.accelerator,
+        placement=edge.runtime.placement,
+        report=edge.report,
+        version=edge.bundle.version if edge.bundle else 0,
+        reason="" if edge.state == "ready" else _why(edge),
+    )
+
+
+def _why(edge: EdgeModel) -> str:
+    lost = edge.runtime.placement.reason
+    return lost or "; ".join(f"{attempt.what}: {attempt.reason}" for attempt in edge.report.attempts)
+
+
+def summary(health: ModelHealth) -> str:
+    """One line: `digits 3: onnxruntime 1.31.1 on the CPU, checked by golden vectors; fallback: …`."""
+    where = "the CPU"
+    if health.accelerator:
+        placement = health.placement
+        where = f"{health.accelerator} ({placement.nodes_on_accelerator} of {placement.nodes} nodes)"
+    name = f"{health.model} {health.version}" if health.version else health.model
+    checked = "tested by " + health.report.checked_by if health.report.checked_by != "nothing" else "not tested"
+    reason = "" if health.state == "ready" else f"; {health.state}" + (f": {health.reason}" if health.reason else "")
+    return f"{name}: {health.runtime} on {where}, {checked}{reason}"
+
+
+def document(models: Sequence[ModelHealth]) -> dict[str, Any]:
+    """The whole as JSON can hold it. `status` is `ok`, or `degraded` where a model is not where it should be."""
+    return {
+        "status": "ok" if all(one.state == "ready" for one in models) else "degraded",
+        "models": {one.model: _described(one) for one in models},
+    }
+
+
+def _described(health: ModelHealth) -> dict[str, Any]:
+    described = asdict(health)
+    described["accelerator"] = health.accelerator or "cpu"
+    left = health.placement.left_on_cpu
+    described["placement"]["left_on_cpu"] = [*left[:_NAMED_NODES], *(["…"] if len(left) > _NAMED_NODES else [])]
+    return described
+
+
+class HealthCollector(Collector):
+    """The same for Prometheus, read when scraped."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Gauges by model."""
+        models = self._health()
+        states = GaugeMetricFamily(
+            "upwell_model_state", "1 for the state that the model is in.", labels=["model", "state"]
+        )
+        for one in models:
+            for state in _STATES:
+                states.add_metric([one.model, state], float(one.state == state))
+        yield states
+        nodes = GaugeMetricFamily(
+            "upwell_model_nodes", "Nodes of the model by what runs them.", labels=["model", "accelerator"]
+        )
+        for one in models:
+            taken = one.placement.nodes_on_accelerator
+            nodes.add_metric([one.model, "cpu"], one.placement.nodes - taken)
+            if one.accelerator:
+                nodes.add_metric([one.model, one.accelerator], taken)
+        yield nodes
+        gauges: Mapping[str, tuple[str, Callable[[ModelHealth], float]]] = {
+            "version": ("Version of the model's bundle; 0 without one.", lambda one: one.version),
+            "load_seconds": ("Time that loading and testing took.", lambda one: one.report.load_s),
+            "warm_up_seconds": ("Time that the first run took.", lambda one: one.report.warm_up_s),
+            "memory_bytes": ("What the process grew by; NaN if unknown.",
+                             lambda one: one.report.memory_bytes or math.nan),
+        }  # fmt: skip
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"upwell_model_{name}", text, labels=["model"])
+            for one in models:
+                gauge.add_metric([one.model], value(one))
+            yield gauge
+
+
+class _Quiet(WSGIRequestHandler):
+    """Without a line on standard error for each request."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
+    """A server for `GET /metrics` (Prometheus) and `GET /health` (JSON; 200 while the agent serves).
+
+    Port 0 takes a free one. The caller runs it on a thread. Raises `ConfigError` where it cannot listen.
+    """
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/health":
+            answer: Iterable[bytes] = metrics(environ, start_response)
+            return answer
+        start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
+        return [json.dumps(document(health())).encode()]
+
+    try:
+        return make_server(host, port, app, ThreadingWSGIServer, handler_class=_Quiet)
+    except OSError as error:
+        raise ConfigError.at(None, f"cannot listen on {host}:{port}: {error.strerror}", "agent.metrics") from None

@@ -1,0 +1,122 @@
+"""The ways to run a model of the configuration, in the order in which they are tried."""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME, Bundle
+from upwell.edge.config import EdgeSide
+from upwell.edge.runtimes.inputs import check_file
+from upwell.edge.runtimes.load import LITERT_NPU, needs_onnxruntime, runtime_of
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.tflite_interpreter import XNNPACK
+from upwell.edge.runtimes.tflite_package import PREFERRED, find_package
+from upwell.shared.errors import ConfigError
+
+_FILE_NAMES = ("model.onnx", "model.tflite")
+_ENTRY_POINTS = {"tflite": b"tflite_plugin_create_delegate", "onnx": b"CreateEpFactories"}
+"""What a library exports that a runtime can load: an external delegate, a plugin provider."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What there is of a model: its files, best first, and where its description and golden vectors would be."""
+
+    models: Sequence[Path]
+    description: Path
+    golden: Path | None
+    bundle: Bundle | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a model: a file in one runtime package, on one accelerator or the CPU."""
+
+    path: Path
+    options: RuntimeOptions
+    accelerator: AcceleratorOptions | None
+
+    @property
+    def runtime(self) -> str:
+        """`onnx` or `tflite`. Raises `ConfigError` where nothing tells."""
+        return runtime_of(self.path, self.options)
+
+    def __str__(self) -> str:
+        """`onnx on qnn`, `tflite (tflite_runtime) on the CPU`."""
+        package = f" ({self.options.package})" if self.options.package else ""
+        return f"{self.runtime}{package} on {self.accelerator.provider if self.accelerator else 'the CPU'}"
+
+    def package_version(self) -> str:
+        """The runtime package and its version. Raises `ConfigError` where it is not installed."""
+        if self.runtime == "tflite":
+            return find_package(self.options.package).version
+        with needs_onnxruntime(self.path):
+            import onnxruntime
+        return f"onnxruntime {onnxruntime.__version__}"
+
+
+def files_of(side: EdgeSide, bundle: Bundle | None) -> ModelFiles:
+    """The files of `bundle`, or of the folder or file that the configuration names, if that is None.
+
+    Raises `ConfigError` where there is no model file, or none whose runtime is known.
+    """
+    if side.file is not None:
+        runtime_of(side.file, side)
+        check_file(side.file)
+        return ModelFiles([side.file], side.file.with_suffix(".yaml"), None, None)
+    if bundle is None:
+        assert side.bundle is not None  # noqa: S101  the caller has fetched one where the configuration names none
+        bundle = Bundle(side.bundle)
+    folder = bundle.folder
+    runtime = side.runtime or ("tflite" if side.package else None)
+    names = [f"model.{runtime}"] if runtime else _FILE_NAMES
+    try:
+        found = [folder / name for name in names if (folder / name).is_file()]
+        problem = f"no {' or '.join(names)} in it" if folder.is_dir() else "no such folder"
+    except OSError as error:
+        found, problem = [], f"cannot be read: {error.strerror}"
+    if not found:
+        expected = f"expected a folder with {' or '.join(names)}"
+        raise ConfigError.at(folder, f"{problem}; {expected}", "bundle")
+    return ModelFiles(found, folder / DESCRIPTION_NAME, folder / GOLDEN_NAME, bundle)
+
+
+def accelerated(side: EdgeSide, models: Sequence[Path]) -> Iterator[Candidate]:
+    """Each accelerator that is asked for, on the files that suit it."""
+    for accelerator in side.wanted_accelerators:
+        everywhere = [one for path in models for one in _in_each_package(path, side, accelerator)]
+        # Where none suits, the runtimes themselves say why.
+        yield from [one for one in everywhere if _suits(accelerator, one.runtime)] or everywhere
+
+
+def on_cpu(side: EdgeSide, models: Sequence[Path]) -> Iterator[Candidate]:
+    """Each file on the CPU."""
+    for path in models:
+        yield from _in_each_package(path, side, None)
+
+
+def _in_each_package(path: Path, side: EdgeSide, accelerator: AcceleratorOptions | None) -> Iterator[Candidate]:
+    """The file in its runtime; for TFLite in the package that was asked for, else in each that is installed."""
+    installed = [name for name in PREFERRED if importlib.util.find_spec(name)]
+    if runtime_of(path, side) == "onnx" or side.package is not None or len(installed) < 2:
+        yield Candidate(path, side, accelerator)
+        return
+    for name in installed:
+        yield Candidate(path, side.model_copy(update={"package": name}), accelerator)
+
+
+def _suits(accelerator: AcceleratorOptions, runtime: str) -> bool:
+    """Whether the runtime may know the accelerator: by the library's entry point, or by what needs no library."""
+    if accelerator.library is None:
+        known = (LITERT_NPU, XNNPACK)
+        return accelerator.provider in known if runtime == "tflite" else accelerator.provider != LITERT_NPU
+    try:
+        with accelerator.library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            kinds = [name for name, entry in _ENTRY_POINTS.items() if data.find(entry) >= 0]
+    except (OSError, ValueError):  # a bare name, or nothing to be read
+        kinds = []
+    return not kinds or runtime in kinds

@@ -1,0 +1,203 @@
+"""Golden vectors: requests and the answers that a model must give to them, kept beside it and asked when it loads.
+
+They are those of the signature, what callers send and get, so one file holds for every runtime and model file of a
+bundle. `golden.npz` holds uncompressed or deflated numpy arrays, rows first:
+
+- `in.<name>`, `out.<name>`: an input or output of the signature; BF16 as `<V2`, as numpy writes it;
+- `in_bytes.<name>` and `in_ends.<name>` (`out_...`) instead for BYTES: all elements one after the other as UINT8, and
+  where each ends as INT64, in the shape of the input.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from upwell.edge.models.agreement import Limits, Verdict, compare
+from upwell.edge.runtimes.base import Runtime
+from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import Array, numpy_dtype, oip_datatype
+
+MAX_BYTES = 256 << 20
+"""Golden vectors that unpack to more are refused before anything is unpacked."""
+_MAX_ARRAYS = 256
+_MAX_HEADER_BYTES = 4096
+_BFLOAT16 = numpy_dtype("BF16")
+_npy: Any = np.lib.format  # its functions have no types
+
+Answering = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""From the signature's inputs to its outputs."""
+
+
+@dataclass(frozen=True)
+class GoldenVectors:
+    """Inputs and outputs of a signature, with the same rows where it has rows."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+
+class _Bad(Exception):
+    """What is wrong with a file."""
+
+
+def answering(processor: Processor, runtime: Runtime) -> Answering:
+    """How a model answers what its callers send, without the lane. Raises `UpwellError`s as `EdgeModel.run` does."""
+
+    def answer(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        prepared = processor.pre(inputs)
+        outputs = processor.run_rows(runtime.run, prepared)
+        return outputs if processor.identity else processor.post(outputs, prepared)
+
+    return answer
+
+
+def check_golden(processor: Processor, runtime: Runtime, golden: GoldenVectors, limits: Limits) -> Verdict:
+    """Ask the model for the golden vectors; a model that does not take them or fails on them has not passed."""
+    signature = processor.signature
+    missing = [one.name for one in signature.outputs if one.name not in golden.outputs]
+    if missing:
+        return Verdict(False, f"the golden vectors lack output {missing[0]!r}")
+    try:
+        answers = answering(processor, runtime)(golden.inputs)
+    except UpwellError as error:
+        return Verdict(False, f"it does not answer the golden vectors: {error}")
+    return compare(signature.outputs, answers, golden.outputs, limits)
+
+
+def record_golden(answer: Answering, inputs: Mapping[str, Array]) -> bytes:
+    """The `golden.npz` of these inputs (several rows, of several classes) and what `answer` says to them.
+
+    The same arrays give the same bytes. Raises what `answer` raises, and `ConfigError` where an answer holds a value
+    that is not finite or the whole is larger than `MAX_BYTES`: nothing could ever pass such a check.
+    """
+    outputs = answer(inputs)
+    for name, array in outputs.items():
+        if (array.dtype.kind == "f" or array.dtype == _BFLOAT16) and not np.isfinite(array.astype(np.float64)).all():
+            raise ConfigError.at(None, f"output {name!r} holds values that are not finite, so it is no golden vector")
+    arrays = {key: array for name, one in inputs.items() for key, array in _packed("in", name, one)}
+    arrays.update({key: array for name, one in outputs.items() for key, array in _packed("out", name, one)})
+    if sum(array.nbytes for array in arrays.values()) > MAX_BYTES or len(arrays) > _MAX_ARRAYS:
+        raise ConfigError.at(None, f"golden vectors may have {MAX_BYTES >> 20} MiB and {_MAX_ARRAYS} arrays; use fewer")
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key, array in sorted(arrays.items()):
+            member = io.BytesIO()
+            _npy.write_array(member, array, allow_pickle=False)
+            entry = zipfile.ZipInfo(f"{key}.npy")  # of 1980, so that equal vectors are equal files
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, member.getvalue())
+    return stream.getvalue()
+
+
+def read_golden(path: Path) -> GoldenVectors:
+    """The golden vectors in the file at `path`.
+
+    Raises `ConfigError` where there is none, where it is damaged or larger than `MAX_BYTES`, and where it holds what
+    are no golden vectors. Sizes are checked before memory is taken, and nothing is unpickled.
+    """
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            arrays = _read_all(archive)
+        inputs, outputs = (_unpacked(side, arrays) for side in ("in", "out"))
+        if not inputs or not outputs:
+            raise _Bad("it holds no inputs or no outputs; expected arrays `in.<name>` and `out.<name>`")
+        if len(arrays) != sum(1 + array.dtype.hasobject for part in (inputs, outputs) for array in part.values()):
+            raise _Bad("it holds other arrays than `in.<name>` and `out.<name>`")
+    except OSError as error:
+        raise ConfigError.at(path, f"the golden vectors cannot be read: {error.strerror or error}") from None
+    except (_Bad, ValueError, zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
+        raise ConfigError.at(path, f"these are no golden vectors: {error}") from None
+    except Exception as error:  # noqa: BLE001 (zlib.error and others of the unpackers share no base class)
+        raise ConfigError.at(path, f"the golden vectors are damaged: {error}") from None
+    return GoldenVectors(inputs, outputs)
+
+
+def _read_all(archive: zipfile.ZipFile) -> dict[str, Array]:
+    members = archive.infolist()
+    total = sum(member.file_size for member in members)
+    if len(members) > _MAX_ARRAYS or total > MAX_BYTES:
+        raise _Bad(f"{total} bytes in {len(members)} arrays; at most {MAX_BYTES} in {_MAX_ARRAYS} are read")
+    arrays = {}
+    for member in members:
+        with archive.open(member) as file:
+            arrays[member.filename.removesuffix(".npy")] = _read_array(file, member.file_size)
+    if len(arrays) != len(members):
+        raise _Bad("two of its arrays have one name")
+    return arrays
+
+
+def _read_array(file: IO[bytes], size_bytes: int) -> Array:
+    """One array, whose header must fit the size that the archive tells."""
+    version = _npy.read_magic(file)
+    read_header = {(1, 0): _npy.read_array_header_1_0, (2, 0): _npy.read_array_header_2_0}
+    if version not in read_header:
+        raise _Bad(f"an array of format {version}")
+    shape, is_fortran, dtype = read_header[version](file, max_header_size=_MAX_HEADER_BYTES)
+    data_bytes = size_bytes - file.tell()
+    if dtype.hasobject or any(size < 0 for size in shape):
+        raise _Bad("an array of Python objects, or of no size")
+    elements = 1
+    for size in shape:
+        elements *= size
+    if elements * dtype.itemsize != data_bytes:
+        raise _Bad(f"an array of {elements} x {dtype.itemsize} bytes in {data_bytes} bytes")
+    data = file.read(data_bytes)
+    if len(data) != data_bytes:
+        raise _Bad("an array that is cut short")
+    return _named_dtype(np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C"))
+
+
+def _named_dtype(array: Array) -> Array:
+    """The array in native byte order, BF16 (which numpy writes as two bytes) as what it was."""
+    if array.dtype == np.dtype("V2"):
+        return array.view(_BFLOAT16)
+    native = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    try:
+        if oip_datatype(native.dtype) == "BYTES":
+            raise _Bad(f"an array of {array.dtype}; BYTES are kept as `in_bytes.<name>` and `in_ends.<name>`")
+    except UpwellError as error:
+        raise _Bad(str(error)) from None
+    return native
+
+
+def _packed(side: str, name: str, array: Array) -> list[tuple[str, Array]]:
+    if not array.dtype.hasobject:
+        return [(f"{side}.{name}", array)]
+    elements = [bytes(element) for element in array.flat]
+    ends = np.cumsum([len(element) for element in elements], dtype=np.int64).reshape(array.shape)
+    return [
+        (f"{side}_bytes.{name}", np.frombuffer(b"".join(elements), np.uint8)),
+        (f"{side}_ends.{name}", ends),
+    ]
+
+
+def _unpacked(side: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    plain = f"{side}."
+    found = {key.removeprefix(plain): array for key, array in arrays.items() if key.startswith(plain)}
+    for key, data in arrays.items():
+        if not key.startswith(f"{side}_bytes."):
+            continue
+        name = key.removeprefix(f"{side}_bytes.")
+        ends = arrays.get(f"{side}_ends.{name}")
+        if ends is None or name in found or ends.dtype != np.int64 or data.dtype != np.uint8 or data.ndim != 1:
+            raise _Bad(f"{key!r} without a fitting {side}_ends.{name}")
+        found[name] = _elements(key, data.tobytes(), ends)
+    return found
+
+
+def _elements(key: str, data: bytes, ends: Array) -> Array:
+    places = [0, *ends.reshape(-1).tolist()]
+    if places[-1] != len(data) or any(end < start for start, end in itertools.pairwise(places)):
+        raise _Bad(f"the elements of {key!r} do not end where they say")
+    elements = np.empty(len(places) - 1, np.object_)
+    elements[:] = [data[start:end] for start, end in itertools.pairwise(places)]
+    return elements.reshape(ends.shape)

@@ -1,0 +1,212 @@
+"""From the edge side of a configuration to a model that is loaded, tested and fit to be served.
+
+The ways to run it are tried in order (`upwell.edge.models.candidates`). Each is opened, run once, and must answer the
+golden vectors; an accelerator without golden vectors must answer as the CPU does. What fails is left, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from upwell.edge.bundle.base import Bundle
+from upwell.edge.config import EdgeSide
+from upwell.edge.models.agreement import Limits
+from upwell.edge.models.candidates import Candidate, accelerated, files_of, on_cpu
+from upwell.edge.models.golden import GoldenVectors, check_golden, read_golden
+from upwell.edge.models.made_up import check_with_cpu
+from upwell.edge.models.report import Attempt, CheckedBy, LoadReport, State
+from upwell.edge.models.served import EdgeModel
+from upwell.edge.runtimes.base import Runtime
+from upwell.edge.runtimes.inputs import blank
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.onnx_saturation import saturation
+from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.probe import Subject, enter, survived
+from upwell.shared.digest import model_digest
+from upwell.shared.errors import ConfigError, Problem, UpwellError
+from upwell.shared.onnx_files import BadOnnxFile
+from upwell.shared.signature.description import Golden, ModelDescription
+from upwell.shared.signature.processor import Processor
+from upwell.shared.yaml import load_yaml
+
+COMPILED_NAME = "compiled"
+"""The folder in `state_dir` where runtimes keep what accelerators compiled."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Left(Exception):
+    """Why a candidate is not used."""
+
+
+class Loader:
+    """Loads one model of the configuration, on its accelerators or on the CPU.
+
+    `name` is the model's in the configuration. `bundle` was verified; without one the side's own folder or file is
+    loaded as it lies there. Without `state_dir` nothing is remembered between starts. Raises `ConfigError` where there
+    is no model file, and for a description or golden vectors that cannot be read.
+    """
+
+    def __init__(
+        self, name: str, side: EdgeSide, *, bundle: Bundle | None = None, state_dir: Path | None = None
+    ) -> None:
+        self.name = name
+        self.side = side
+        self._key = f"models.{name}.edge"
+        self._began_s = time.monotonic()
+        self._files = files_of(side, bundle)
+        self._state_dir = state_dir
+        described_by = self._files.description
+        # Whatever lies there is meant as the description, also where it turns out to be a folder or a broken link.
+        self._description = load_yaml(described_by, ModelDescription) if os.path.lexists(described_by) else None
+        wanted = self._description.golden if self._description else Golden()
+        self._limits = Limits(wanted.tolerance, wanted.agree)
+        self._golden = _golden_vectors(wanted, self._files.golden)
+        self._errors: dict[Attempt, ConfigError] = {}
+        if side.file is not None:
+            untested = "" if self._golden else "tests or "
+            _log.warning("%s is a bare file without a bundle: nothing %sverifies it", side.file, untested)
+
+    @property
+    def must(self) -> bool:
+        """Whether the CPU will not do."""
+        return any(one.require == "must" for one in self.side.wanted_accelerators)
+
+    def on_accelerator(self) -> tuple[EdgeModel | None, Sequence[Attempt]]:
+        """The model on the first accelerator that can be used, if there is one, and what was left before it."""
+        return self._first(accelerated(self.side, self._files.models), "ready", [])
+
+    def on_cpu(self, state: State, before: Sequence[Attempt]) -> EdgeModel:
+        """The model on the CPU, reported as in `state` after the attempts `before`.
+
+        Raises `ConfigError` with every attempt where it runs nowhere.
+        """
+        edge, attempts = self._first(on_cpu(self.side, self._files.models), state, before)
+        if edge is None:
+            raise self.failure(attempts)
+        return edge
+
+    def failure(self, attempts: Sequence[Attempt]) -> ConfigError:
+        """What to say where every attempt failed: of each all that is wrong, with its place where that is a file's."""
+        if len(attempts) == 1 and attempts[0] in self._errors:
+            return self._errors[attempts[0]]
+        problems: list[Problem] = []
+        for one in attempts:
+            plain = Problem(None, None, None, self._key, one.reason)
+            found = self._errors[one].problems if one in self._errors else (plain,)
+            problems += [replace(problem, message=f"{one.what}: {problem.message}") for problem in found]
+        return ConfigError(problems)
+
+    def _first(
+        self, candidates: Iterable[Candidate], state: State, before: Sequence[Attempt]
+    ) -> tuple[EdgeModel | None, Sequence[Attempt]]:
+        attempts = [*before]
+        for candidate in candidates:
+            try:
+                return self._load(candidate, state, attempts), attempts
+            except (_Left, UpwellError, AcceleratorNotUsable, BadOnnxFile, OSError) as error:
+                attempts.append(Attempt(str(candidate), str(error)))
+                if isinstance(error, ConfigError):
+                    self._errors[attempts[-1]] = error
+                _log.warning("model %s: %s is left: %s", self.name, candidate, error)
+        return None, attempts
+
+    def _load(self, candidate: Candidate, state: State, before: Sequence[Attempt]) -> EdgeModel:
+        wanted, cache_dir = candidate.accelerator, self._state_dir and self._state_dir / COMPILED_NAME
+        if wanted is None or wanted.library is None:
+            return self._open(candidate, cache_dir, state, before)
+        version = candidate.package_version()
+        subject = Subject(candidate.path, candidate.options, wanted, version, cache_dir)
+        lock = enter(subject, self._state_dir)
+        try:
+            edge = self._open(candidate, cache_dir, state, before)
+        except BaseException:
+            lock.release()
+            raise
+        finally:
+            survived(subject, self._state_dir)
+        edge.device_lock = lock
+        weakref.finalize(edge, lock.release)
+        return edge
+
+    def _open(self, candidate: Candidate, cache_dir: Path | None, state: State, before: Sequence[Attempt]) -> EdgeModel:
+        memory_bytes = resident_bytes()
+        runtime = load_runtime(candidate.path, candidate.options, candidate.accelerator, cache_dir=cache_dir)
+        try:
+            processor = Processor(self._description, runtime.inputs, runtime.outputs, runtime.name)
+            warm_up_s = self._first_run_s(runtime)
+            checked_by = self._test(candidate, processor, runtime)
+        except BaseException:
+            runtime.close()
+            raise
+        grown_bytes = max(0, resident_bytes() - memory_bytes)
+        load_s = time.monotonic() - self._began_s
+        return EdgeModel(
+            runtime, processor, model_digest(candidate.path), is_described=self._description is not None,
+            report=LoadReport(state, checked_by, tuple(before), load_s, warm_up_s, grown_bytes),
+            bundle=self._files.bundle,
+        )  # fmt: skip
+
+    def _first_run_s(self, runtime: Runtime) -> float:
+        """Seconds of a first run on zeros, which pays for lazy initialization. Raises `ConfigError` where it fails."""
+        zeros = {spec.name: blank(spec.datatype, spec.shape) for spec in runtime.inputs}
+        started_s = time.monotonic()
+        try:
+            runtime.run(zeros)
+        except UpwellError as error:
+            raise ConfigError.at(None, f"the model fails on a run with zeros: {error}", self._key) from None
+        return time.monotonic() - started_s
+
+    def _test(self, candidate: Candidate, processor: Processor, runtime: Runtime) -> CheckedBy:
+        """How the model's answers were checked. Raises `_Left` where they are wrong."""
+        checked_by: CheckedBy = "nothing"
+        wrong = ""
+        if self._golden is not None:
+            checked_by = "golden vectors"
+            verdict = check_golden(processor, runtime, self._golden, self._limits)
+            wrong = "" if verdict.passed else f"it answers the golden vectors wrongly: {verdict.text}"
+        elif candidate.accelerator is not None:
+            checked_by = "the CPU's answers"
+            cpu = load_runtime(candidate.path, candidate.options)
+            try:
+                verdict = check_with_cpu(processor, runtime, cpu, self._limits)
+            finally:
+                cpu.close()
+            wrong = "" if verdict.passed else f"it does not answer as the CPU does: {verdict.text}"
+        if candidate.accelerator is not None:
+            if not runtime.placement.nodes_on_accelerator:
+                raise _Left(runtime.placement.reason)
+        else:
+            wrong = self._with_saturation(candidate, wrong)
+        if wrong:
+            raise _Left(wrong)
+        return checked_by
+
+    def _with_saturation(self, candidate: Candidate, wrong: str) -> str:
+        """The known cause of wrong answers on the CPU added to them; without wrong answers it is worth a line."""
+        saturates = saturation(candidate.path) if candidate.runtime == "onnx" else ""
+        if saturates and not wrong:
+            _log.warning("model %s: %s", self.name, saturates)
+        return "; ".join(filter(None, (wrong, wrong and saturates)))
+
+
+def _golden_vectors(wanted: Golden, beside: Path | None) -> GoldenVectors | None:
+    """Those that the description names, or that lie in the bundle."""
+    path = wanted.file or beside
+    if path is None or (wanted.file is None and not os.path.lexists(path)):
+        return None
+    return read_golden(path)
+
+
+def resident_bytes() -> int:
+    """Memory of this process, shared pages included; 0 where that cannot be told."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0

@@ -1,0 +1,200 @@
+"""One model of the configuration from the agent's start on: which bundle it begins with, and what updates do to it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.config import EdgeSide, ModelSection, UpdatesSection
+from upwell.edge.fetch.base import FetchFailed
+from upwell.edge.models.compiling import Loading, load_edge, start_loading
+from upwell.edge.models.following import Follower, Updates
+from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.store import Shelf
+from upwell.edge.models.switching import Switching
+from upwell.shared.errors import ConfigError, UpwellError
+
+_UNPACKED = "unpacked"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every model's start depends on; `state_dir` is None where the agent has none."""
+
+    state_dir: Path | None
+    trust: Trust
+
+
+class ModelStart:
+    """Loads one model, and later its new versions.
+
+    `served` is what to serve at once. `final`, where it is not None, gives the edge side to serve in its place once an
+    accelerator is ready. `follower` looks for new versions; they go to the agent once `serve` was called, and before
+    that a first one is only loaded. Raises `ConfigError` where the model can neither be loaded nor left to the cloud.
+    """
+
+    def __init__(self, name: str, section: ModelSection, around: Surroundings) -> None:
+        self.name = name
+        self.final: Future[EdgeModel] | None = None
+        self.follower: Follower | None = None
+        self._around = around
+        self._switching: Switching | None = None
+        self._current: Callable[[], EdgeModel | None] = lambda: None
+        self._first: Loading | None = None
+        self._unpacked: Path | None = None
+        cloud_model = section.cloud.model if section.cloud else ""
+        if section.edge is None:
+            self.served = ServedModel(name, None, cloud_model)
+            return
+        self._side = section.edge
+        try:
+            loading = self._load(may_wait=bool(cloud_model))
+        except BaseException:
+            self.close()
+            raise
+        self.served = ServedModel(name, loading.model if loading else None, cloud_model)
+        self.final = loading.final if loading else None
+
+    def serve(self, switching: Switching, current: Callable[[], EdgeModel | None]) -> None:
+        """From now on new versions take the place of `current()` in the agent."""
+        self._current, self._switching = current, switching
+        if self.final is not None and self.served.edge is not None:
+            switching.follow(self.name, self.served.edge, self.final)
+
+    def close(self) -> None:
+        """End what is under way, and remove what was unpacked for this run of the agent."""
+        if self.follower is not None:
+            self.follower.close()
+        if self._unpacked is not None:
+            shutil.rmtree(self._unpacked, ignore_errors=True)
+
+    def _load(self, *, may_wait: bool) -> Loading | None:
+        """The newest bundle's model; None where that is still to be fetched and the cloud answers meanwhile."""
+        factory = self._factory()
+        if self._side.updates is None:
+            return self._loading(self._side, factory)
+        assert self._around.state_dir is not None  # noqa: S101  the configuration demands it
+        try:
+            shelf = Shelf(self._around.state_dir, self.name, self._around.trust, factory)
+            installed = shelf.open()
+        except FetchFailed as error:
+            raise self._problem(str(error)) from None
+        self.follower = Follower(shelf, _updates(self._side.updates), self._activate)
+        if installed is not None:
+            return self._loading_or(installed, factory)
+        return self._fetch_first(self.follower, may_wait)
+
+    def _loading_or(self, bundle: Bundle, factory: Bundle | None) -> Loading:
+        """The installed version; where it cannot be loaded here any more, the factory's."""
+        try:
+            return self._loading(self._side, bundle)
+        except ConfigError as error:
+            if factory is None or factory is bundle:
+                raise
+            _log.error("model %s: the installed version %d is not used: %s", self.name, bundle.version, error)
+            return self._loading(self._side, factory)
+
+    def _fetch_first(self, follower: Follower, may_wait: bool) -> Loading | None:
+        _log.info("model %s: fetching it from %s", self.name, follower.updates.source)
+        try:
+            outcome = follower.look()
+            problem = follower.status.message or f"nothing there ({outcome})"
+        except FetchFailed as error:
+            problem = str(error)
+        if self._first is not None:
+            return self._first
+        if not may_wait:
+            raise self._problem(f"there is no bundle yet, and the first cannot be fetched: {problem}")
+        _log.warning("model %s: the cloud answers alone until a bundle can be fetched: %s", self.name, problem)
+        return None
+
+    def _factory(self) -> Bundle | None:
+        """The bundle that the configuration names, verified; an archive is unpacked for as long as the agent runs."""
+        path = self._side.bundle
+        if path is None:
+            return None
+        if not path.is_file():
+            return open_bundle(path, self._around.trust)
+        parent = None if self._around.state_dir is None else self._around.state_dir / _UNPACKED
+        try:
+            if parent is not None:
+                parent.mkdir(mode=0o700, exist_ok=True)
+            self._unpacked = Path(tempfile.mkdtemp(prefix="upwell-bundle-", dir=parent))
+        except OSError as error:
+            raise self._problem(f"the archive cannot be unpacked: {error.strerror}") from None
+        return open_archive(path, self._unpacked / "bundle", self._around.trust)
+
+    def _loading(self, side: EdgeSide, bundle: Bundle | None) -> Loading:
+        return start_loading(self.name, side, bundle=bundle, state_dir=self._around.state_dir)
+
+    def _activate(self, bundle: Bundle) -> None:
+        """Serve a new version. Raises `BundleRefused` where it fails its tests here."""
+        try:
+            if self._switching is None:
+                self._first = self._loading(self._side, bundle)
+            else:
+                edge = load_edge(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
+                self._switching.switch(self.name, edge, self._current())
+        except BundleRefused:
+            raise
+        except UpwellError as error:
+            raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, f"it does not run here: {error}") from None
+
+    def _problem(self, text: str) -> ConfigError:
+        return ConfigError.at(None, text, f"models.{self.name}.edge")
+
+
+@contextmanager
+def loaded(name: str, section: ModelSection, trust: Trust) -> Iterator[ServedModel]:
+    """One model on its own, beside an agent that may be running: from its bundle or file, without updates.
+
+    Waits for its accelerator. Raises `ConfigError`.
+    """
+    side = section.edge
+    if side is not None and side.updates is not None:
+        if side.bundle is None:
+            problem = "only `updates` says where it comes from; expected `bundle` too, a folder or an archive"
+            raise ConfigError.at(None, problem, f"models.{name}.edge")
+        section = section.model_copy(update={"edge": side.model_copy(update={"updates": None})})
+    start = ModelStart(name, section, Surroundings(None, trust))
+    served = start.served
+    try:
+        if start.final is not None:
+            served = replace(served, edge=start.final.result())
+        yield served
+    finally:
+        start.close()
+        for edge in {start.served.edge, served.edge} - {None}:
+            edge.close()
+
+
+def clear_unpacked(state_dir: Path) -> None:
+    """Remove what an agent that was killed had unpacked."""
+    shutil.rmtree(state_dir / _UNPACKED, ignore_errors=True)
+
+
+def in_background(name: str, job: Callable[[], object]) -> None:
+    """Do `job` on a thread of its own; what it raises is logged."""
+
+    def run() -> None:
+        try:
+            job()
+        except Exception:  # noqa: BLE001 (the boundary of a thread)
+            _log.exception("%s failed", name)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def _updates(section: UpdatesSection) -> Updates:
+    return Updates(section.source, section.every, section.digest, section.ca)

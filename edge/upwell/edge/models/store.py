@@ -1,0 +1,296 @@
+"""The bundles of a device, version beside version, and which of them is served after the next start.
+
+`state_dir/bundles/<model>/` holds
+
+- `state.json`: the current and the previous version, those never to be installed again, and the last offer;
+- `<version>/`: a bundle, complete and verified before it got this name;
+- `incoming/`: what is being fetched.
+
+`state.json` is replaced whole and decides alone. What it does not name is cleared away at the next start, so a crash
+between two steps costs nothing but the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import string
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.fetch.base import FetchFailed
+from upwell.edge.fetch.disk import sync_folder, sync_tree, write_whole
+from upwell.shared.errors import ConfigError
+
+FOLDER_NAME = "bundles"
+STATE_NAME = "state.json"
+INCOMING_NAME = "incoming"
+
+_DRAFT_NAME = ".new"
+_MOST_CONDEMNED = 100
+_MOST_TRIES = 3
+_LONGEST_REASON = 500
+_LONGEST_NAME = 100
+_PLAIN = frozenset(string.ascii_lowercase + string.digits + "-_")
+_BY_KEYS = frozenset({Refusal.UNSIGNED, Refusal.WRONG_SIGNATURE})
+_log = logging.getLogger(__name__)
+
+
+class Look(BaseModel):
+    """What became of the last offer that was dealt with: installed, or refused for a reason.
+
+    `key` names the offer and all that its verification depended on. While it stays the same there is nothing to do.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: str = ""
+    refusal: Refusal | None = None
+    message: str = ""
+
+
+class _State(BaseModel):
+    """`state.json`. Version 0 is none of these: the factory's bundle, if there is one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = ""
+    current: int = Field(0, ge=0)
+    previous: int = Field(0, ge=0)
+    condemned: dict[int, str] = {}
+    trying: str = ""
+    tries: int = 0
+    look: Look = Look()
+
+
+class Shelf:
+    """The bundles of one model. Safe to use from many threads, by one process at a time (`StateDir` sees to that).
+
+    `factory` is the verified bundle that agent.yaml names, if it names one: what to fall back on, and never replaced by
+    an older one. One thread at a time installs. Raises `FetchFailed` where the folder cannot be used.
+    """
+
+    def __init__(self, state_dir: Path, model: str, trust: Trust, factory: Bundle | None = None) -> None:
+        self.model = model
+        self.trust = trust
+        self.factory = factory
+        self.folder = state_dir / FOLDER_NAME / encoded(model)
+        self.incoming = self.folder / INCOMING_NAME
+        """Where a source puts what it fetches."""
+        self._lock = threading.Lock()
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._state = self._read()
+            self._clear()
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+
+    @property
+    def look(self) -> Look:
+        """What became of the last offer."""
+        return self._state.look
+
+    @property
+    def current(self) -> int:
+        """The version that is taken first at the next start; 0 for the factory's."""
+        return self._state.current
+
+    @property
+    def condemned(self) -> Mapping[int, str]:
+        """Why a version is not installed again, by version."""
+        return self._state.condemned
+
+    def open(self) -> Bundle | None:
+        """The bundle to serve, verified again: the current one, else the one before, else the factory's, else None.
+
+        One that was damaged is forgotten, so that it can be fetched again; one that only the trusted keys of now speak
+        against stays for a start with others. The log names both.
+        """
+        for version in (self._state.current, self._state.previous):
+            bundle = self._verified(version) if version else None
+            if bundle is not None:
+                return bundle
+        return self.factory
+
+    def install(self, fetched: Path) -> Bundle:
+        """Verify an archive or a folder that lies in `incoming`, and put it beside the others. Not current yet.
+
+        Raises `BundleRefused` with what is wrong with it, and `FetchFailed` where the disk does not take it.
+        """
+        draft = self.folder / _DRAFT_NAME
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            return self._install(fetched, draft)
+        except BundleRefused:
+            raise
+        except ConfigError as error:
+            raise FetchFailed(str(error)) from None
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    @contextmanager
+    def trying(self, key: str) -> Iterator[None]:
+        """Load and test a bundle in the block. A process that keeps dying of it is not sent there again and again.
+
+        `key` is that of its offer. Raises `BundleRefused` (`FAILED_SELF_TEST`) where the agent ended in there before.
+        """
+        with self._lock:
+            tries = self._state.tries if self._state.trying == key else 0
+            if tries >= _MOST_TRIES:
+                raise BundleRefused(Refusal.FAILED_SELF_TEST, None, f"the agent ended {tries} times while it tried it")
+            self._save({"trying": key, "tries": tries + 1})
+        try:
+            yield
+        finally:
+            self.stop_trying()
+
+    def stop_trying(self) -> None:
+        """That the agent ends now is not the fault of what it tries."""
+        with self._lock:
+            if self._state.trying:
+                self._save({"trying": "", "tries": 0})
+
+    def commit(self, bundle: Bundle, key: str) -> None:
+        """Make an installed bundle current, and clear away what is neither that nor the one before.
+
+        `key` is that of its offer. Raises `BundleRefused` (`CONDEMNED`) where it was condemned in the meantime.
+        """
+        with self._lock:
+            self._check_condemned(bundle.version, None)
+            name = bundle.manifest.name if bundle.manifest else ""
+            update = {"current": bundle.version, "previous": self._state.current, "name": name, "look": Look(key=key)}
+            self._save(update)
+        self._clear()
+        shutil.rmtree(self.incoming, ignore_errors=True)
+
+    def refuse(self, look: Look) -> None:
+        """Remember why an offer was refused, and drop what was fetched of it."""
+        with self._lock:
+            self._save({"look": look})
+        self._clear()
+        shutil.rmtree(self.incoming, ignore_errors=True)
+
+    def condemn(self, version: int, reason: str) -> None:
+        """Never install this version again. Where it is current, the one before takes its place."""
+        with self._lock:
+            newest = sorted({*self._state.condemned, version})[-_MOST_CONDEMNED:]
+            reasons = {**self._state.condemned, version: reason[:_LONGEST_REASON]}
+            update: dict[str, Any] = {"condemned": {one: reasons[one] for one in newest}}
+            if version == self._state.current:
+                look = {
+                    "refusal": Refusal.CONDEMNED,
+                    "message": f"version {version} was rolled back: {reasons[version]}",
+                }
+                update["look"] = self._state.look.model_copy(update=look)
+            self._save(update | self._without(version))
+
+    def _install(self, fetched: Path, draft: Path) -> Bundle:
+        factory_version = self.factory.version if self.factory else 0
+        newer_than = max(self._state.current, factory_version)
+        if fetched.is_dir():
+            fetched.rename(draft)
+            bundle = open_bundle(draft, self.trust, newer_than)
+            sync_tree(draft)
+        else:
+            bundle = open_archive(fetched, draft, self.trust, newer_than)
+        self._check_condemned(bundle.version, fetched)
+        name, expected = bundle.manifest.name if bundle.manifest else "", self._name
+        if expected and name != expected:
+            raise BundleRefused(
+                Refusal.OTHER_MODEL, fetched, f"it is a bundle of {name!r}; expected one of {expected!r}"
+            )
+        target = self.folder / str(bundle.version)
+        shutil.rmtree(target, ignore_errors=True)  # of an earlier attempt that ended before it was committed
+        draft.rename(target)
+        sync_folder(self.folder)
+        return Bundle(target, bundle.manifest, bundle.signed_by)
+
+    @property
+    def _name(self) -> str:
+        """The name that a bundle has in its manifest if it is one of this model; empty if any will do."""
+        manifest = self.factory.manifest if self.factory else None
+        return manifest.name if manifest else self._state.name
+
+    def _verified(self, version: int) -> Bundle | None:
+        folder = self.folder / str(version)
+        try:
+            bundle = open_bundle(folder, self.trust)
+            if bundle.version != version:
+                raise BundleRefused(Refusal.TAMPERED, folder, f"holds version {bundle.version}")
+        except BundleRefused as error:
+            _log.warning("model %s: the installed version %d is not used: %s", self.model, version, error)
+            if error.refusal not in _BY_KEYS:
+                with self._lock:
+                    self._save({"look": Look()} | self._without(version))
+            return None
+        name = bundle.manifest.name if bundle.manifest else ""
+        is_newer = self.factory is None or version > self.factory.version
+        return bundle if is_newer and name == (self._name or name) else None
+
+    def _without(self, version: int) -> dict[str, Any]:
+        """What changes where a version is given up."""
+        if version == self._state.current:
+            return {"current": self._state.previous, "previous": 0}
+        return {"previous": 0} if version == self._state.previous else {}
+
+    def _check_condemned(self, version: int, path: Path | None) -> None:
+        reason = self._state.condemned.get(version)
+        if reason is not None:
+            raise BundleRefused(Refusal.CONDEMNED, path, f"version {version} was rolled back on this device: {reason}")
+
+    def _read(self) -> _State:
+        path = self.folder / STATE_NAME
+        try:
+            return _State.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return _State()
+        except ValidationError:
+            _log.warning("%s cannot be read; what was installed is fetched again", path)
+            return _State()
+
+    def _save(self, update: Mapping[str, Any]) -> None:
+        state = self._state.model_copy(update=dict(update))
+        try:
+            write_whole(self.folder / STATE_NAME, state.model_dump_json(indent=2).encode())
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+        self._state = state
+
+    def _clear(self) -> None:
+        """Remove what `state.json` does not name. What cannot be removed now is tried again next time."""
+        kept = {STATE_NAME, INCOMING_NAME, str(self._state.current), str(self._state.previous)}
+        for path in self.folder.iterdir():
+            if path.name in kept:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def encoded(model: str) -> str:
+    """A model's name as that of a folder: safe on every file system, and of no two models the same.
+
+    Lower-case letters, digits, `-` and `_` stand for themselves, everything else for its bytes in UTF-8.
+    """
+    text = "".join(
+        char if char in _PLAIN else "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+        for char in model
+    )
+    if len(text) <= _LONGEST_NAME:
+        return text
+    return f"{text[:_LONGEST_NAME]}~{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _unwritable(folder: Path, error: OSError) -> FetchFailed:
+    return FetchFailed(f"{folder}: cannot be written: {error.strerror or error}")

@@ -1,0 +1,71 @@
+"""`upwell model quantize`: an int8 model from a float one, and what that costs on the user's data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from upwell.edge.quantize.base import Interface, Method, Settings, T, Target, Weights
+from upwell.edge.quantize.quantizing import quantize_model
+from upwell.edge.quantize.quiet import quiet
+from upwell.edge.quantize.report import show
+from upwell.edge.quantize.writing import check_free, write_whole
+
+_DATA = (
+    "An .npz whose arrays are named as the model's inputs, N rows first, and `labels` if there are any; or one .npy."
+)
+_WEIGHTS = "u8 is right on every CPU and the default there; s8 saturates on x86 without VNNI, and is what NPUs take."
+_KEEP = "Leave this node float; may be given again."
+
+
+def quantize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A float .onnx or .tflite file.", show_default=False)],
+    data: Annotated[Path, typer.Option(metavar="FILE", help=_DATA)],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where it goes; default MODEL with .int8 before its suffix.")
+    ] = None,
+    weights: Annotated[Weights | None, typer.Option(help=_WEIGHTS)] = None,
+    target: Annotated[Target, typer.Option(help="What the model will run on.")] = "cpu",
+    method: Annotated[Method, typer.Option(help="How ranges are chosen.")] = "minmax",
+    interface: Annotated[Interface, typer.Option(help="Inputs and outputs of a TFLite model.")] = "float",
+    keep_float: Annotated[list[str] | None, typer.Option("--keep-float", metavar="NODE", help=_KEEP)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Make an int8 model of MODEL, calibrated on your data, and measure what that costs on rows held out of it."""
+    written_to = out if out is not None else model.with_name(f"{model.stem}.int8{model.suffix}")
+    check_free(written_to, model, force)
+    settings = Settings(weights, target, method, interface)
+    with quiet() as terminal:
+        bar = _Bar(Console(file=terminal, highlight=False))
+        made = quantize_model(model, data, written_to, settings, keep_float or (), bar)
+    write_whole(written_to, made.model)
+    if as_json:
+        typer.echo(json.dumps(made.report.document(), allow_nan=False))
+    else:
+        show(made.report, Console(highlight=False, soft_wrap=True))
+
+
+class _Bar:
+    """A `Track` that draws a bar for each part of the work; silent where nobody looks."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, items: Sequence[T], doing: str) -> Iterator[T]:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        ) as progress:
+            yield from progress.track(items, description=doing)

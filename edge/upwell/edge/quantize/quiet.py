@@ -1,0 +1,42 @@
+"""Keeping what libraries print away from the terminal, whether Python or C++ wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import IO
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[IO[str]]:
+    """Standard output and error lead nowhere, log records and warnings too; gives the true standard error to write to.
+
+    The file descriptors themselves are turned away, so this is for a command that has the process for itself.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(number) for number in (1, 2)]
+    logged = logging.root.manager.disable
+    with (
+        tempfile.TemporaryFile("w+") as sink,
+        os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding or "utf-8", errors="replace") as terminal,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            for number in (1, 2):
+                os.dup2(sink.fileno(), number)
+            yield terminal
+        finally:
+            for number, copy in zip((1, 2), saved, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
+            logging.disable(logged)

@@ -1,0 +1,272 @@
+"""Trying an unknown library out in a process of its own before it may enter the agent's.
+
+A delegate or provider library that crashes or hangs takes its process with it. So the first process to open a model
+with one is a child (`upwell.edge.runtimes.probe_child`), under the device's exclusive lock and never while anybody has
+the device open. What came of it is remembered by everything that the answer may depend on: the digests of library and
+model, the versions of runtime package and driver, the options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from upwell.edge.runtimes import device_lock
+from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.shared.digest import model_digest
+
+TIMEOUT_S = 120.0
+"""A library that takes longer to open a model and run it once hangs."""
+RESULTS_NAME = "probes.json"
+
+_MAX_RESULTS = 64
+_MAX_RESULTS_BYTES = 1 << 20
+_STDERR_TAIL_BYTES = 400
+_KILL_S = 5.0
+_CHUNK_BYTES = 1 << 20
+_SYSTEM_FOLDERS = ("/usr/local/lib", "/lib", "/usr/lib", f"/lib/{platform.machine()}-linux-gnu",
+                   f"/usr/lib/{platform.machine()}-linux-gnu")  # fmt: skip
+_DRIVERS = ("nvidia", "apex", "galcore", "rknpu", "intel_vpu", "amdxdna", "hailo_pci", "qaic", "mali", "ethosu")
+"""Kernel modules of accelerators; those that say a version in /sys/module count as drivers."""
+
+_CRASHES = frozenset(
+    getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
+)
+"""How a process ends by its own fault. Others may have sent any other signal."""
+
+_SUSPECT = "suspect"
+"""Remembered while a model is opened that was not tried out; it stays where that ends the process."""
+
+_opened: set[tuple[str, str]] = set()
+"""What this process has opened and survived: libraries with their options."""
+_lock = threading.Lock()
+
+
+class ProbeCrashed(AcceleratorNotUsable):
+    """The library crashed the probing process; it would crash this one."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be opened: a model, its options, the accelerator (with a library), and the runtime's version."""
+
+    path: Path
+    options: RuntimeOptions
+    accelerator: AcceleratorOptions
+    version: str
+    cache_dir: Path | None = None
+
+    @property
+    def library(self) -> str:
+        """The library as it is named in messages and locks: its real path where that can be found."""
+        found = _located(self.accelerator.library)
+        return str(self.accelerator.library) if found is None else str(found)
+
+    @property
+    def means(self) -> tuple[str, str]:
+        """The library and its options, with which another model may be opened."""
+        return self.library, repr(sorted(self.accelerator.option_texts().items()))
+
+    def key(self) -> str:
+        """A digest of everything that a probe's outcome may depend on; empty where the library cannot be found."""
+        library = _located(self.accelerator.library)
+        if library is None:
+            return ""
+        facts = {
+            "library": _sha256(library),
+            "runtime": self.version,
+            "driver": driver_versions(),
+            "provider": self.accelerator.provider,
+            "options": self.accelerator.option_texts(),
+            "model": model_digest(self.path),
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def enter(subject: Subject, state_dir: Path | None, timeout_s: float = TIMEOUT_S) -> DeviceLock:
+    """Make sure that opening the model is safe, and hold the device; the caller releases it once it is closed.
+
+    While this process has the device open itself by the same options, another model is not tried out before it is
+    opened; `survived` tells that this went well, and where it did not the next start knows. Raises
+    `AcceleratorNotUsable` that says what happened to the child, what is remembered of an earlier one, or that the
+    device is in use and nothing is known.
+    """
+    library, options = subject.library, subject.accelerator.option_texts()
+    _try_out(subject, None if state_dir is None else state_dir / RESULTS_NAME, timeout_s)
+    try:
+        return device_lock.hold(library, options, timeout_s)
+    except DeviceBusy as error:
+        raise AcceleratorNotUsable(f"{library}: {error}") from None
+
+
+def survived(subject: Subject, state_dir: Path | None) -> None:
+    """The model was opened in this process, and run unless it was refused, and the process goes on."""
+    with _lock:
+        _opened.add(subject.means)
+    if state_dir is not None:
+        results, key = state_dir / RESULTS_NAME, subject.key()
+        if _read(results).get(key) == _SUSPECT:
+            _remember(results, key, "")
+
+
+def _try_out(subject: Subject, results: Path | None, timeout_s: float) -> None:
+    key = "" if results is None else subject.key()
+    known = None if results is None else _read(results).get(key)
+    if known == "":
+        return
+    if known not in (None, _SUSPECT):
+        raise AcceleratorNotUsable(f"{known} (in an earlier start; delete {results} to try it again)")
+    try:
+        lock = device_lock.try_out(subject.library, subject.accelerator.option_texts())
+    except DeviceBusy as error:
+        if known == _SUSPECT:
+            why = f"{subject.library} may have ended the agent before, and cannot be tried out now: {error}"
+            raise AcceleratorNotUsable(why) from None
+        with _lock:
+            is_ours = subject.means in _opened
+        if not is_ours:
+            why = f"{subject.library} was never tried out like this, and cannot be now: {error}"
+            raise AcceleratorNotUsable(why) from None
+        _remember(results, key, _SUSPECT)
+        return
+    try:
+        run_child(subject, timeout_s, lock)
+    except ProbeCrashed as error:
+        _remember(results, key, str(error))
+        raise
+    finally:
+        lock.release()
+    _remember(results, key, "")
+
+
+def run_child(subject: Subject, timeout_s: float, lock: DeviceLock) -> None:
+    """Open the model in a child process, which takes part in `lock`, and run it once.
+
+    Raises `ProbeCrashed` or a plain `AcceleratorNotUsable` that says how it hung, failed or was refused there.
+    """
+    name = Path(subject.library).name
+    request = {
+        "path": str(subject.path.absolute()),
+        "options": subject.options.model_dump(mode="json", include={"runtime", "threads", "package"}),
+        "accelerator": subject.accelerator.model_dump(mode="json"),
+        "cache_dir": None if subject.cache_dir is None else str(subject.cache_dir.absolute()),
+        "timeout_s": timeout_s,
+        "parent": os.getpid(),
+    }
+    with tempfile.TemporaryFile() as noise:
+        code, answer = _talk(json.dumps(request).encode(), noise, timeout_s, lock)
+        said = _said(noise)
+    if code == 0:
+        refused = json.loads(answer)["refused"]
+        if refused:
+            raise AcceleratorNotUsable(str(refused))
+    elif code in (None, -signal.SIGALRM):
+        raise AcceleratorNotUsable(f"{name} hung for {timeout_s:g} s in the probing process, which was ended")
+    elif -code in _CRASHES:
+        raise ProbeCrashed(f"{name} crashed the probing process with {signal.Signals(-code).name}{said}")
+    else:
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        raise AcceleratorNotUsable(f"the process that tried {name} out ended with {how}{said}")
+
+
+def _talk(request: bytes, noise: IO[bytes], timeout_s: float, lock: DeviceLock) -> tuple[int | None, bytes]:
+    """The child's exit code, None where it was ended for hanging, and what it answered."""
+    command = [sys.executable, "-m", "upwell.edge.runtimes.probe_child"]
+    try:
+        child = subprocess.Popen(  # noqa: S603  no shell, and no text of a user's in it
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise,
+            cwd=Path(sys.executable).anchor,  # Python looks for modules where it is started
+            pass_fds=lock.descriptors,  # so that the device stays locked where a driver keeps the child from ending
+        )  # fmt: skip
+    except OSError as error:
+        raise AcceleratorNotUsable(f"no process can be started to try it out: {error.strerror}") from None
+    try:
+        answer, _ = child.communicate(request, timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):  # a driver can keep a process alive that was killed
+            child.communicate(timeout=_KILL_S)
+        return None, b""
+    return child.returncode, answer
+
+
+def _said(noise: IO[bytes]) -> str:
+    """The last line that the child wrote to standard error."""
+    size = noise.seek(0, os.SEEK_END)
+    noise.seek(max(0, size - _STDERR_TAIL_BYTES))
+    lines = noise.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f": {last}" if last else ""
+
+
+def driver_versions() -> Mapping[str, str]:
+    """What can be known of drivers without knowing the vendor: the kernel's release and its modules' own versions."""
+    versions = {"kernel": platform.release()}
+    places = {name: Path("/sys/module") / name / "version" for name in _DRIVERS}
+    places["nvidia"] = Path("/proc/driver/nvidia/version")
+    for name, path in places.items():
+        with suppress(OSError):
+            versions[name] = path.read_text(errors="replace").strip()
+    return versions
+
+
+def _located(library: Path | None) -> Path | None:
+    """The library's file; for a bare name, where the system's loader would most likely find it."""
+    if library is None:
+        return None
+    if library.name != str(library):
+        return library.resolve() if library.is_file() else None
+    folders = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), *_SYSTEM_FOLDERS]
+    found = (Path(folder) / library for folder in folders)
+    return next((path.resolve() for path in found if path.is_file()), None)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read(results: Path) -> dict[str, str]:
+    """What is remembered: why by key, empty where all went well. A file that cannot be read says nothing."""
+    try:
+        with results.open("rb") as file:
+            found = json.loads(file.read(_MAX_RESULTS_BYTES + 1))
+    except (OSError, ValueError):
+        return {}
+    known = found.get("results") if isinstance(found, dict) and found.get("version") == 1 else None
+    if not isinstance(known, dict):
+        return {}
+    return {str(key): why for key, why in known.items() if isinstance(why, str)}
+
+
+def _remember(results: Path | None, key: str, why: str) -> None:
+    """Keep the outcome with the newest before it. A disk that does not take it costs another probe next time."""
+    if results is None or not key:
+        return
+    temporary = results.with_suffix(".tmp")
+    with _lock, suppress(OSError):
+        others = [one for one in _read(results).items() if one[0] != key]
+        kept = dict([*others, (key, why)][-_MAX_RESULTS:])
+        results.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump({"version": 1, "results": kept}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(results)

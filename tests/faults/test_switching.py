@@ -1,0 +1,183 @@
+"""Models switched under load: no request is lost, no memory either, and a bad version goes back by itself."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of
+from upwell.edge import Agent
+from upwell.edge.answer import Answer
+from upwell.edge.assembly import warm_up
+from upwell.edge.config import EdgeSide
+from upwell.edge.models.compiling import load_edge
+from upwell.edge.models.loading import resident_bytes
+from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.switching import Switching
+from upwell.edge.models.trial import MIN_FAILURES
+from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.shared.errors import ModelFailed
+from upwell.shared.routing.policy import Policy
+from upwell.shared.tensors import Array
+
+DIGITS = Path(__file__).resolve().parents[2] / "edge/upwell/edge/demo/assets/edge/digits"
+CALLERS = 2
+
+
+def picture() -> Mapping[str, Array]:
+    return {"image": np.full((1, 8, 8, 1), 128, np.uint8)}
+
+
+class Load:
+    """Callers that ask one after the other until told to stop, each answer checked."""
+
+    def __init__(self, agent: Agent, inputs: Mapping[str, Array], model: str) -> None:
+        self._agent, self._inputs, self._model = agent, inputs, model
+        self._stop = threading.Event()
+        self.answered = 0
+        self.digests: set[str] = set()
+        self.errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._ask) for _ in range(CALLERS)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            try:
+                answer = self._agent.infer(self._model, self._inputs, deadline_s=5.0)
+                assert all(np.isfinite(array).all() for array in answer.outputs.values())
+                self.answered += 1  # the answers themselves would be the memory that grows
+                self.digests.add(answer.edge_digest)
+            except BaseException as error:  # noqa: BLE001  every one is shown at the end
+                self.errors.append(error)
+
+
+@pytest.fixture
+def versions() -> tuple[EdgeSide, EdgeSide]:
+    """Two versions of one model: for ONNX Runtime and for LiteRT."""
+    return EdgeSide(bundle=DIGITS, runtime="onnx", threads=1), EdgeSide(bundle=DIGITS, runtime="tflite", threads=1)
+
+
+@pytest.fixture
+def agent(versions: tuple[EdgeSide, EdgeSide]) -> Iterator[Agent]:
+    with Agent([ServedModel("digits", load_edge("digits", versions[0]))], None, Policy()) as agent:
+        yield agent
+
+
+def nothing(name: str, edge: EdgeModel, reason: str) -> None:
+    raise AssertionError(f"{name} was rolled back: {reason}")
+
+
+@pytest.mark.parametrize("switches", [120, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_switching_under_load_loses_no_request_and_no_memory(
+    agent: Agent, versions: tuple[EdgeSide, EdgeSide], switches: int
+) -> None:
+    switching = Switching(agent, warm_up, nothing)
+    sizes_bytes: list[int] = []
+    with Load(agent, picture(), "digits") as load:
+        for index in range(switches):
+            edge = load_edge("digits", versions[(index + 1) % 2])
+            switching.switch("digits", edge, agent.model("digits").edge)
+            del edge
+            sizes_bytes.append(resident_bytes())
+    assert load.errors == []
+    assert len(load.digests) == 2
+    settled_bytes = np.median(sizes_bytes[90:110])
+    print(f"{switches} switches, about {load.answered} answers, {settled_bytes / 2**20:.1f} MiB resident after the first "
+          f"hundred, {max(sizes_bytes[100:]) / 2**20:.1f} MiB at most after that")  # fmt: skip
+    assert max(sizes_bytes[100:]) <= settled_bytes * 1.1
+
+
+def test_a_version_that_is_switched_away_goes_once_its_last_request_has_ended() -> None:
+    gate = threading.Event()
+    former, new = edge_model(gate=gate), edge_model()
+    new.digest = "sha256:of-the-new-model"
+    gate.set()
+    answers: list[Answer] = []
+    with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
+        gate.clear()
+        under_way = threading.Thread(target=lambda: answers.append(agent.infer(MODEL, rows_of(SURE))))
+        under_way.start()
+        while not former.lane.ahead:  # until it runs
+            pass
+        assert agent.replace_edge(MODEL, new)
+        gate.set()
+        under_way.join()
+        after = agent.infer(MODEL, rows_of(SURE))
+    assert answers[0].edge_digest == former.digest
+    assert after.edge_digest == new.digest
+
+
+def test_nothing_refers_to_a_former_version_once_the_new_one_has_proven_itself() -> None:
+    with Agent([ServedModel(MODEL, edge_model())], None, Policy()) as agent:
+        switching = Switching(agent, warm_up_nothing, nothing)
+        for _ in range(5):
+            switching.switch(MODEL, edge_model(), agent.model(MODEL).edge)
+        gc.collect()
+        alive = [one for one in gc.get_objects() if isinstance(one, FakeRuntime)]
+        assert len(alive) == 2  # the one that is served, and the one that stands in for it
+
+
+def warm_up_nothing(name: str, edge: EdgeModel) -> None:
+    edge.durations_s = [0.001]
+
+
+def test_a_version_that_fails_goes_back_and_every_request_is_answered() -> None:
+    rolled_back: list[tuple[str, str]] = []
+    former, bad = edge_model(), edge_model(failure="bad kernel")
+    bad.digest = "sha256:of-the-bad-model"
+    with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
+        switching = Switching(
+            agent, warm_up_nothing, lambda name, edge, reason: rolled_back.append((edge.digest, reason))
+        )
+        switching.switch(MODEL, bad, former)
+        assert agent.model(MODEL).edge is bad
+        answers = [agent.infer(MODEL, rows_of(SURE)) for _ in range(20)]
+        assert {answer.edge_digest for answer in answers} == {former.digest}
+        assert agent.model(MODEL).edge is former
+    (digest, reason) = rolled_back[0]
+    assert len(rolled_back) == 1
+    assert digest == bad.digest
+    assert reason.startswith(f"{MIN_FAILURES} of its first {MIN_FAILURES} runs failed")
+
+
+def test_a_version_that_cannot_be_warmed_up_changes_nothing() -> None:
+    former, bad = edge_model(), edge_model(failure="bad kernel")
+
+    def prepare(name: str, edge: EdgeModel) -> None:
+        edge.run_now(rows_of(SURE))
+
+    with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
+        with pytest.raises(ModelFailed, match="bad kernel"):
+            Switching(agent, prepare, nothing).switch(MODEL, bad, former)
+        assert agent.model(MODEL).edge is former
+        assert agent.infer(MODEL, rows_of(SURE)).edge_digest == former.digest
+
+
+def test_an_accelerator_that_is_ready_late_does_not_replace_a_newer_version() -> None:
+    first, late, newer = edge_model(), edge_model(), edge_model()
+    final: Future[EdgeModel] = Future()
+    with Agent([ServedModel(MODEL, first)], None, Policy()) as agent:
+        switching = Switching(agent, warm_up_nothing, nothing)
+        switching.follow(MODEL, first, final)
+        agent.replace_edge(MODEL, newer)
+        final.set_result(late)
+        assert agent.model(MODEL).edge is newer
+        again: Future[EdgeModel] = Future()
+        switching.follow(MODEL, newer, again)
+        again.set_result(late)
+        assert agent.model(MODEL).edge is late

@@ -1,0 +1,404 @@
+"""`upwell model quantize` as a person runs it: through the command line, on trained models and real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from tests.integration.test_quickstart import Reader, blocks
+from tests.unit import models_for_tests as onnx_models
+from tests.unit.edge.quantize import digit_models
+from upwell.edge.demo.data import ASSETS, heldout
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.onnx_saturation import saturates_here
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "quantize.md"
+
+Quantize = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def quantize(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Quantize:
+    """Run `upwell model quantize ARGUMENTS`; gives exit code, standard output and standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["upwell", "model", "quantize", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return int(exit_.value.code or 0), *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def report(quantize: Quantize) -> Callable[..., dict[str, Any]]:
+    """The same with `--json`, which must succeed and leave standard error alone."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        code, out, err = quantize(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return dict(json.loads(out))
+
+    return run
+
+
+Report = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return digit_models.write_onnx(tmp_path / "digits.onnx")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return digit_models.save_data(tmp_path / "digits.npz")
+
+
+def accuracy_of(path: Path, package: str | None = None, *, last: bool = False) -> float:
+    """The share of unseen digits that a model file reads rightly, counted here."""
+    runtime = load_runtime(path, RuntimeOptions.model_validate({"threads": 1, "package": package}))
+    pictures, labels = (array[digit_models.TRAINED :] for array in digit_models.digits())
+    pictures = pictures.transpose(0, 2, 3, 1) if last else pictures
+    right = sum(
+        int(next(iter(runtime.run({"x": pictures[row : row + 1]}).values())).argmax()) == labels[row]
+        for row in range(len(labels))
+    )
+    runtime.close()
+    return right / len(labels)
+
+
+# --- ONNX
+
+
+def test_an_int8_model_is_within_a_point_of_the_float_one(report: Report, model: Path, data: Path) -> None:
+    made = report(model, "--data", data)
+    target = model.with_name("digits.int8.onnx")
+    assert made["out"] == str(target)
+    assert made["size_bytes"] == {"before": model.stat().st_size, "after": target.stat().st_size}
+    assert made["accuracy"]["before"] > 0.95
+    assert made["accuracy"]["after"] >= made["accuracy"]["before"] - 0.01
+    assert accuracy_of(target) >= accuracy_of(model) - 0.01
+    assert (made["warnings"], made["advice"]) == ([], [])
+    weights = {one.name: one.data_type for one in onnx.load(str(target)).graph.initializer if one.dims}
+    assert weights["first.weight_quantized"] == onnx.TensorProto.UINT8
+    assert weights["first.weight_scale"] == onnx.TensorProto.FLOAT  # of rank 1: one for each channel
+
+
+def test_rows_that_are_measured_on_are_not_calibrated_on(report: Report, model: Path, data: Path) -> None:
+    used = report(model, "--data", data)["data"]
+    assert used["rows"] == len(digit_models.digits()[0]) - digit_models.TRAINED
+    assert used["calibrated_on"] + used["measured_on"] == used["rows"]
+    assert used["held_out"] is True
+
+
+def test_few_rows_are_all_used_twice_and_it_says_so(report: Report, model: Path, tmp_path: Path) -> None:
+    data = digit_models.save_data(tmp_path / "few.npz", slice(0, 12))
+    made = report(model, "--data", data)
+    assert (made["data"]["calibrated_on"], made["data"]["measured_on"], made["data"]["held_out"]) == (12, 12, False)
+    assert any("only 12 rows" in warning for warning in made["warnings"])
+
+
+def test_the_node_kept_float_is_float_in_the_file_and_the_worst_one_lowers_the_error(
+    report: Report, model: Path, data: Path, tmp_path: Path
+) -> None:
+    before = report(model, "--data", data)
+    worst = before["layers"][0]
+    assert worst["added"] == max(layer["added"] for layer in before["layers"])
+    after = report(model, "--data", data, "--out", tmp_path / "kept.onnx", "--keep-float", worst["node"])
+    assert after["kept_float"] == [worst["node"]]
+    precision = {layer["node"]: layer["precision"] for layer in after["layers"]}
+    assert precision[worst["node"]] == "float"
+    assert set(precision.values()) == {"int8", "float"}
+    assert after["outputs"][0]["relative_error"] < 0.8 * before["outputs"][0]["relative_error"]
+    assert fused_operators(tmp_path / "kept.onnx") < fused_operators(model.with_name("digits.int8.onnx"))
+
+
+def fused_operators(path: Path) -> int:
+    """How many operators ONNX Runtime runs on integers in this model."""
+    target = path.with_suffix(".optimized.onnx")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(target)
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return sum(node.op_type in ("QLinearConv", "QGemm") for node in onnx.load(str(target)).graph.node)
+
+
+def test_what_is_lost_brings_a_warning_and_advice_that_was_tried(report: Report, data: Path, tmp_path: Path) -> None:
+    """One channel of a thousand times the others' range leaves those a step or two."""
+    model = digit_models.write_onnx(tmp_path / "outlier.onnx", digit_models.with_outlier(1000.0))
+    made = report(model, "--data", data)
+    assert made["accuracy"]["after"] < made["accuracy"]["before"] - 0.05
+    assert any(warning.startswith("accuracy falls by ") for warning in made["warnings"])
+    best = made["advice"][0]
+    assert best["accuracy"] > made["accuracy"]["before"] - 0.02
+    kept = [part for node in best["nodes"] for part in ("--keep-float", node)]
+    again = report(model, "--data", data, "--force", *kept)
+    assert again["accuracy"]["after"] == pytest.approx(best["accuracy"], abs=0.02)
+    assert not any(warning.startswith("accuracy") for warning in again["warnings"])
+
+
+def test_signed_weights_are_named_as_what_overflows(report: Report, model: Path, data: Path) -> None:
+    made = report(model, "--data", data, "--weights", "s8")
+    (warning,) = made["warnings"]
+    assert "overflow on x86 CPUs without VNNI" in warning
+    assert ("as this one" in warning) is saturates_here()
+    weights = {one.name: one.data_type for one in onnx.load(made["out"]).graph.initializer}
+    assert weights["first.weight_quantized"] == onnx.TensorProto.INT8
+
+
+QEMU = shutil.which("qemu-x86_64")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(QEMU is None, reason="qemu-x86_64, which imitates a CPU without VNNI, is not installed")
+def test_on_a_cpu_without_vnni_the_overflow_is_measured(model: Path, tmp_path: Path) -> None:
+    data = digit_models.save_data(tmp_path / "few.npz", slice(0, 24))
+    script = "import sys; from upwell.shared.cli import main; sys.argv[0] = 'upwell'; main()"
+    command = [str(QEMU), "-cpu", "Haswell", sys.executable, "-c", script, "model", "quantize", str(model)]
+    done = subprocess.run(
+        [*command, "--data", str(data), "--weights", "s8", "--json"], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    (warning,) = [one for one in made["warnings"] if "VNNI, as this one" in one]
+    plain, exact = map(float, re.findall(r"(\d\.\d+) (?:in plain|with exact)", warning))
+    assert plain > 3 * exact
+
+
+def test_for_an_npu_weights_are_signed_and_arithmetic_is_exact(report: Report, model: Path, data: Path) -> None:
+    made = report(model, "--data", data, "--target", "npu")
+    assert "weights s8" in made["scheme"]
+    assert (made["warnings"], made["time_here_ms"]) == ([], None)
+    assert made["accuracy"]["after"] >= made["accuracy"]["before"] - 0.01
+
+
+@pytest.mark.parametrize("method", ["entropy", "percentile"])
+def test_other_ways_to_choose_ranges(report: Report, model: Path, data: Path, method: str) -> None:
+    made = report(model, "--data", data, "--method", method)
+    assert made["method"] == method
+    assert made["accuracy"]["after"] >= made["accuracy"]["before"] - 0.02
+
+
+def test_pictures_go_through_the_models_own_pre_processing(report: Report, tmp_path: Path) -> None:
+    folder = tmp_path / "large"
+    shutil.copytree(ASSETS / "cloud" / "digits-large" / "1", folder)
+    held_out = heldout()
+    np.savez(tmp_path / "pictures.npz", image=held_out.images[:120], labels=held_out.labels[:120])
+    made = report(folder / "model.onnx", "--data", tmp_path / "pictures.npz")
+    assert made["data"]["described_by"] == str(folder / "model.yaml")
+    assert made["accuracy"]["before"] > 0.98
+    assert made["accuracy"]["after"] > 0.98
+    assert made["size_bytes"]["after"] < 0.3 * made["size_bytes"]["before"]
+
+
+def test_several_inputs_without_labels(report: Report, tmp_path: Path) -> None:
+    """`(a · w) * b`, both inputs [rows, 3]: an old opset, a node without a name, weights per channel."""
+    weights = np.random.default_rng(0).standard_normal((3, 3), np.float32)
+    nodes = [
+        onnx.helper.make_node("MatMul", ["a", "w"], ["aw"], name="product"),
+        onnx.helper.make_node("Mul", ["aw", "b"], ["y"]),
+    ]
+    inputs = [onnx_models.tensor(name, ["rows", 3]) for name in "ab"]
+    path = onnx_models.save(
+        tmp_path / "two.onnx", nodes, inputs, [onnx_models.tensor("y", ["rows", 3])], {"w": weights}
+    )
+    old = onnx.load(str(path))
+    old.opset_import[0].version = 11
+    path.write_bytes(old.SerializeToString())
+    random = np.random.default_rng(1)
+    np.savez(tmp_path / "two.npz", **{name: random.uniform(-1, 1, (400, 3)) for name in "ab"})  # float64 is converted
+    made = report(path, "--data", tmp_path / "two.npz")
+    assert made["accuracy"] is None
+    assert "opset 13 (raised from 11)" in made["scheme"]
+    (output,) = made["outputs"]
+    assert output["relative_error"] < 0.05
+    assert {layer["node"] for layer in made["layers"]} == {"product", "Mul_1"}
+    assert {layer["precision"] for layer in made["layers"]} == {"int8"}
+
+
+# --- TFLite
+
+
+@pytest.mark.parametrize("signature", [True, False])
+def test_tflite_runs_in_both_packages(report: Report, tmp_path: Path, signature: bool) -> None:
+    pytest.importorskip("tflite_runtime")
+    model = digit_models.write_tflite(tmp_path / "digits.tflite", signature=signature)
+    data = digit_models.save_data(tmp_path / "digits.npz", last=True)
+    made = report(model, "--data", data)
+    target = model.with_name("digits.int8.tflite")
+    assert made["accuracy"]["after"] >= made["accuracy"]["before"] - 0.01 > 0.94
+    for package in ("ai_edge_litert", "tflite_runtime"):
+        assert accuracy_of(target, package, last=True) >= accuracy_of(model, package, last=True) - 0.01
+    assert {layer["precision"] for layer in made["layers"]} == {"int8"}
+    runtime = load_runtime(target)
+    assert [(spec.name, spec.datatype) for spec in (*runtime.inputs, *runtime.outputs)] == [
+        ("x", "FP32"), ("logits", "FP32"),
+    ]  # fmt: skip
+
+
+def test_tflite_with_int8_inputs_and_outputs(report: Report, tmp_path: Path) -> None:
+    model = digit_models.write_tflite(tmp_path / "digits.tflite")
+    data = digit_models.save_data(tmp_path / "digits.npz", last=True)
+    made = report(model, "--data", data, "--interface", "int8")
+    assert made["accuracy"]["after"] >= made["accuracy"]["before"] - 0.01
+    runtime = load_runtime(Path(made["out"]))
+    assert [spec.datatype for spec in (*runtime.inputs, *runtime.outputs)] == ["INT8", "INT8"]
+
+
+def test_a_tflite_node_kept_float_is_float(report: Report, tmp_path: Path) -> None:
+    model = digit_models.write_tflite(tmp_path / "digits.tflite")
+    data = digit_models.save_data(tmp_path / "digits.npz", last=True)
+    before = report(model, "--data", data)
+    worst = before["layers"][0]["node"]
+    after = report(model, "--data", data, "--force", "--keep-float", worst)
+    assert {layer["node"] for layer in after["layers"] if layer["precision"] == "float"} == {worst}
+    assert after["outputs"][0]["relative_error"] < before["outputs"][0]["relative_error"]
+
+
+# --- What people see, and mistakes
+
+
+def test_a_person_sees_what_matters(quantize: Quantize, model: Path, data: Path) -> None:
+    code, out, err = quantize(model, "--data", data, "--keep-float", "head")
+    assert (code, err) == (0, "")
+    for words in ("accuracy", "same answer in", "worst first", "second", "kept float: head", "written to"):
+        assert words in out
+    mode = model.with_name("digits.int8.onnx").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o666 & ~current_umask()
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_names_like_markup_are_shown_as_they_are(quantize: Quantize, tmp_path: Path) -> None:
+    weights = np.eye(2, dtype=np.float32)
+    node = onnx.helper.make_node("MatMul", ["[bold]x", "w"], ["[/red]y"], name="[blink]n\x1b[31m")
+    inputs, outputs = [onnx_models.tensor("[bold]x", ["n", 2])], [onnx_models.tensor("[/red]y", ["n", 2])]
+    model = onnx_models.save(tmp_path / "m.onnx", [node], inputs, outputs, {"w": weights})
+    np.savez(tmp_path / "d.npz", np.random.default_rng(0).standard_normal((30, 2)).astype(np.float32))
+    code, out, _ = quantize(model, "--data", tmp_path / "d.npz")
+    assert code == 0
+    assert "[blink]n\ufffd[31m" in out
+    assert "[/red]y" in out
+    assert "\x1b" not in out
+
+
+def wrong_data(folder: Path) -> None:
+    pictures, labels = (array[:30] for array in digit_models.digits())
+    np.savez(folder / "wrong_name.npz", y=pictures)
+    np.savez(folder / "wrong_shape.npz", x=pictures[..., 0])
+    np.savez(folder / "integers.npz", x=(pictures * 255).astype(np.uint8))
+    np.savez(folder / "nan.npz", x=np.where(pictures > 0.9, np.nan, pictures))
+    np.savez(folder / "unequal.npz", x=pictures, labels=labels[:29])
+    np.savez(folder / "no_class.npz", x=pictures, labels=labels + 10)
+    np.savez(folder / "negative.npz", x=pictures, labels=labels - 1)
+    np.savez(folder / "float_labels.npz", x=pictures, labels=labels.astype(np.float32))
+    np.savez(folder / "labels_twice.npz", x=pictures, labels=np.stack([labels, labels], 1))
+    np.savez(folder / "nothing.npz", x=pictures[:0])
+    np.savez(folder / "objects.npz", x=np.array([{}], object))
+    (folder / "text.npz").write_text("no archive")
+    (folder / "text.csv").write_text("a,b")
+    (folder / "cut.npz").write_bytes((folder / "unequal.npz").read_bytes()[:-200])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["digits.onnx"], "Missing option '--data'"),
+        (["digits.onnx", "--data", "missing.npz"], "missing.npz: --data: cannot be read: No such file"),
+        (["digits.onnx", "--data", "text.npz"], "cannot be read as arrays of numpy"),
+        (["digits.onnx", "--data", "cut.npz"], "cannot be read as arrays of numpy"),
+        (["digits.onnx", "--data", "text.csv"], "expected a .npz or .npy file"),
+        (["digits.onnx", "--data", "objects.npz"], "Python objects, which are never read"),
+        (["digits.onnx", "--data", "wrong_name.npz"], "it holds the arrays 'y'; expected 'x'"),
+        (["digits.onnx", "--data", "wrong_shape.npz"], "takes N rows of FP32 [1, 8, 8]"),
+        (["digits.onnx", "--data", "integers.npz"], "is uint8, and the input takes float32; scale it"),
+        (["digits.onnx", "--data", "nan.npz"], "numbers that are not finite"),
+        (["digits.onnx", "--data", "nothing.npz"], "has no rows"),
+        (["digits.onnx", "--data", "unequal.npz"], "'x' 30, 'labels' 29"),
+        (["digits.onnx", "--data", "no_class.npz"], "is no class: 'logits' gives 10 scores"),
+        (["digits.onnx", "--data", "negative.npz"], "classes count from 0"),
+        (["digits.onnx", "--data", "float_labels.npz"], "expected the number of a class"),
+        (["digits.onnx", "--data", "labels_twice.npz"], "need an output with a vector of scores for each"),
+        (["digits.onnx", "--data", "digits.npz", "--keep-float", "secnd"], "no node 'secnd'; near are 'second'"),
+        (["digits.onnx", "--data", "digits.npz", "--interface", "int8"], "of an ONNX model stay float"),
+        (["digits.onnx", "--data", "digits.npz", "--out", "."], "--out names a file"),
+        (["digits.onnx", "--data", "digits.npz", "--out", "digits.onnx"], "this is the float model itself"),
+        (["digits.onnx", "--data", "digits.npz", "--out", "taken.onnx"], "--force replaces it"),
+        (["digits.onnx", "--data", "digits.npz", "--out", "nowhere/a.onnx"], "there is no folder nowhere"),
+        (["digits.onnx", "--data", "digits.npz", "--out", "a.tflite"], "is a .onnx file as well"),
+        (["digits.onnx", "--data", "digits.npz", "--weights", "s4"], "Invalid value for '--weights'"),
+        (["digits.tflite", "--data", "last.npz", "--weights", "u8"], "TFLite's kernels take s8 weights"),
+        (["digits.tflite", "--data", "last.npz", "--method", "entropy"], "TFLite has minmax"),
+        (["digits.tflite", "--data", "last.npz", "--keep-float", "1 CONV_2D"], "near are '2 CONV_2D', '0 CONV_2D'"),
+        (["digits.tflite", "--data", "digits.npz"], "takes N rows of FP32 [8, 8, 1]"),
+        (["int8.onnx", "--data", "digits.npz"], "it is quantized already"),
+        (["int8.tflite", "--data", "digits.npz"], "it is quantized already"),
+        (["missing.onnx", "--data", "digits.npz"], "there is no such model file"),
+        (["broken.onnx", "--data", "digits.npz"], "not an ONNX file"),
+        (["elsewhere.onnx", "--data", "digits.npz"], "external weights '../secret' are refused"),
+        (["large.onnx", "--data", "digits.npz"], "MiB cannot be quantized here"),
+    ],
+)
+def test_mistakes_are_one_clear_error(
+    quantize: Quantize, broken: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(broken)
+    before = sorted(os.listdir())
+    code, out, err = quantize(*arguments)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+    assert sorted(os.listdir()) == before
+    assert Path("taken.onnx").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of models and data, good and bad."""
+    folder = tmp_path_factory.mktemp("broken")
+    digit_models.write_onnx(folder / "digits.onnx")
+    digit_models.write_tflite(folder / "digits.tflite")
+    digit_models.save_data(folder / "digits.npz")
+    digit_models.save_data(folder / "last.npz", last=True)
+    wrong_data(folder)
+    pages = ASSETS / "edge" / "digits"
+    shutil.copy(pages / "model.onnx", folder / "int8.onnx")
+    shutil.copy(pages / "model.tflite", folder / "int8.tflite")
+    (folder / "broken.onnx").write_text("this is no model")
+    (folder / "taken.onnx").write_text("mine")
+    onnx_models.linear_elsewhere(folder, "../secret").rename(folder / "elsewhere.onnx")
+    onnx_models.linear_elsewhere(folder, "weights.bin").rename(folder / "large.onnx")
+    with (folder / "weights.bin").open("wb") as file:
+        file.truncate(2 << 30)  # a hole, which takes no room
+    return folder
+
+
+# --- docs/quantize.md
+
+
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for block in blocks(PAGE.read_text(encoding="utf-8")):
+        reader.do(block)

@@ -1,0 +1,19 @@
+"""docs/bundles.md says what is so."""
+
+from __future__ import annotations
+
+from tests.unit.test_docs import ROOT, names, prose
+from upwell.edge.bundle.archive import DEFAULT_LIMITS
+from upwell.edge.bundle.base import Refusal
+from upwell.edge.bundle.cli import PASSPHRASE_VARIABLE
+
+PAGE = ROOT / "docs" / "bundles.md"
+
+
+def test_every_refusal_is_explained() -> None:
+    assert names(PAGE, "refusal") == [refusal.value for refusal in Refusal]
+
+
+def test_figures_and_names_are_those_of_the_code() -> None:
+    assert f"more than {DEFAULT_LIMITS.max_bytes >> 30} GiB or {DEFAULT_LIMITS.max_entries:,} files" in prose(PAGE)
+    assert f"`{PASSPHRASE_VARIABLE}`" in prose(PAGE)

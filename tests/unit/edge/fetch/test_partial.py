@@ -1,0 +1,130 @@
+"""Archives that arrive in pieces: what survives a kill, a full disk and another offer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.fetch import partial
+from upwell.edge.fetch.base import FetchFailed, Offer
+from upwell.edge.fetch.partial import Partial
+
+ROOT = Path(__file__).parents[4]
+LIMIT = 100 << 20
+
+CHILD = """
+import os, resource, signal, sys
+from pathlib import Path
+from upwell.edge.fetch.base import FetchFailed, Offer
+from upwell.edge.fetch.partial import Partial
+
+partial = Partial(Path(sys.argv[1]), Offer("a"), lambda *_: None, max_bytes=100 << 20)
+if sys.argv[2] == "kill":
+    for _ in range(40):
+        partial.append(bytes(100_000))
+    os.kill(os.getpid(), signal.SIGKILL)
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, hard))
+try:
+    for _ in range(20):
+        partial.append(bytes(100_000))
+except FetchFailed as error:
+    print(error)
+"""
+
+
+def nobody(_there: int, _whole: int) -> None:
+    pass
+
+
+OFFER = Offer("a")
+
+
+def opened(folder: Path, offer: Offer = OFFER) -> Partial:
+    return Partial(folder, offer, nobody, max_bytes=LIMIT)
+
+
+def test_a_kill_costs_no_more_than_a_checkpoint(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path), "kill"], cwd=ROOT, timeout=60)
+    assert done.returncode == -9
+    with opened(tmp_path) as again:
+        assert 4_000_000 - partial.CHECKPOINT_BYTES <= again.size_bytes <= 4_000_000
+        assert again.path.stat().st_size == again.size_bytes
+
+
+def test_a_disk_that_is_full_keeps_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path), "full"], cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot be written" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_room_is_said_before_anything_comes(tmp_path: Path) -> None:
+    with Partial(tmp_path, Offer("a"), nobody, max_bytes=1 << 60) as it, pytest.raises(FetchFailed, match="are free"):
+        it.expect(1 << 59)
+
+
+def test_another_offer_begins_anew(tmp_path: Path) -> None:
+    with opened(tmp_path) as it:
+        it.append(b"first")
+    with opened(tmp_path) as it:
+        assert it.size_bytes == 5
+    with opened(tmp_path, Offer("b")) as it:
+        assert it.size_bytes == 0
+        it.append(b"other")
+    with opened(tmp_path) as it:
+        assert it.size_bytes == 0
+
+
+@pytest.mark.parametrize("record", ["", "{}", '{"token": "a", "bytes": 99, "is_complete": true}', "[]", "\0"])
+def test_a_record_that_does_not_fit_counts_for_nothing(tmp_path: Path, record: str) -> None:
+    with opened(tmp_path) as it:
+        it.append(b"first")
+    (tmp_path / partial.RECORD_NAME).write_text(record)
+    with opened(tmp_path) as it:
+        assert it.size_bytes == 0
+        assert not it.is_complete
+
+
+def test_bytes_that_no_record_vouches_for_do_not_count(tmp_path: Path) -> None:
+    with opened(tmp_path) as it:
+        it.append(b"first")
+    with (tmp_path / partial.ARCHIVE_NAME).open("ab") as file:
+        file.write(b"garbled by a power failure")
+    with opened(tmp_path) as it:
+        assert it.size_bytes == 5
+        assert it.path.read_bytes() == b"first"
+
+
+def test_a_new_beginning_is_not_vouched_for_by_the_old_record(tmp_path: Path) -> None:
+    with opened(tmp_path) as it:
+        it.append(b"first")
+    again = opened(tmp_path)
+    again.restart()
+    again.append(b"anew and longer")
+    assert not (tmp_path / partial.RECORD_NAME).exists()
+    again.close()
+
+
+def test_the_limit_holds_while_bytes_come(tmp_path: Path) -> None:
+    it = Partial(tmp_path, Offer("a"), nobody, max_bytes=10)
+    it.append(b"0123456789")
+    with pytest.raises(BundleRefused) as caught:
+        it.append(b"x")
+    assert caught.value.refusal is Refusal.TOO_LARGE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_complete_archive_is_known_as_such(tmp_path: Path) -> None:
+    with opened(tmp_path) as it:
+        it.append(b"whole")
+        it.finish()
+    with opened(tmp_path) as it:
+        assert it.is_complete
+        assert it.finish().read_bytes() == b"whole"

@@ -1,0 +1,135 @@
+"""The arithmetic of the report: errors, agreement, accuracy, and what is added by which layer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from upwell.edge.quantize.base import FloatModel, Layer, added_error
+from upwell.edge.quantize.compare import Difference, compared
+from upwell.edge.quantize.samples import FEWEST_TO_HOLD_OUT, MOST_CALIBRATION_ROWS, Samples, read_samples
+from upwell.edge.quantize.writing import write_whole
+from upwell.shared.errors import ConfigError
+from upwell.shared.tensors import Array, TensorSpec
+
+numbers = arrays.arrays(np.float32, st.integers(1, 30), elements=st.floats(-100, 100, width=32))
+
+
+@given(numbers, st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_a_difference_in_parts_is_that_of_the_whole(expected: Array, seed: int, parts: int) -> None:
+    got = expected + np.random.default_rng(seed).standard_normal(expected.shape).astype(np.float32)
+    difference = Difference()
+    for one, other in zip(np.array_split(expected, parts), np.array_split(got, parts), strict=True):
+        difference.add(one, other)
+    norm = np.linalg.norm(expected.astype(np.float64))
+    if norm:
+        wanted = np.linalg.norm(got.astype(np.float64) - expected.astype(np.float64)) / norm
+        assert difference.relative == pytest.approx(wanted, rel=1e-9)
+    else:
+        assert math.isnan(difference.relative)
+
+
+def test_zeros_that_stay_zeros_have_no_error() -> None:
+    difference = Difference()
+    difference.add(np.zeros(3, np.float32), np.zeros(3, np.float32))
+    assert difference.relative == 0
+
+
+def test_uncorrelated_noise_adds_up_as_the_estimate_says() -> None:
+    random = np.random.default_rng(0)
+    signal = random.standard_normal(100_000)
+    first = signal + 0.03 * random.standard_normal(signal.shape)
+    second = first + 0.04 * random.standard_normal(signal.shape)
+    errors = [np.linalg.norm(one - signal) / np.linalg.norm(signal) for one in (first, second)]
+    assert errors[1] == pytest.approx(0.05, rel=0.02)
+    assert added_error(errors[1], [errors[0], 0.0, math.nan]) == pytest.approx(0.04, rel=0.02)
+    assert added_error(0.02, [0.03]) == 0
+
+
+def test_decibels() -> None:
+    assert Layer("n", "Conv", "int8", 0.01, 0.0).sqnr_db == pytest.approx(40)
+    assert Layer("n", "Conv", "int8", 0.0, 0.0).sqnr_db == math.inf
+
+
+def model_of(*shapes: tuple[int, ...], path: Path = Path("model.onnx")) -> FloatModel:
+    """A model with one input `x` of the first shape and outputs `y0`, `y1`, ... of the others."""
+    specs = [TensorSpec(f"y{index}", "FP32", shape) for index, shape in enumerate(shapes[1:])]
+    return FloatModel(path, "onnx", 0, [TensorSpec("x", "FP32", shapes[0])], specs, lambda feed: feed)
+
+
+def samples_of(folder: Path, model: FloatModel, **data: Array) -> Samples:
+    np.savez(folder / "data.npz", **data)
+    return read_samples(folder / "data.npz", model)
+
+
+@given(rows=st.integers(1, 1500))
+def test_no_row_is_both_calibrated_and_measured_on(rows: int) -> None:
+    samples = object.__new__(Samples)
+    samples.count = rows
+    first, second = samples.split()
+    if rows < FEWEST_TO_HOLD_OUT:
+        assert list(first) == list(second) == list(range(rows))
+    else:
+        assert sorted([*first, *second]) == list(range(rows))
+        assert len(first) == min(rows // 2, MOST_CALIBRATION_ROWS)
+
+
+@pytest.mark.parametrize(("leading", "runs"), [((-1,), 5), ((1,), 5), ((2,), 5), ((), 5)])
+def test_rows_become_runs(tmp_path: Path, leading: tuple[int, ...], runs: int) -> None:
+    """A model that fixes two rows and describes none takes [N, 2, 3]: what one run takes, N times."""
+    data = np.arange(5 * (2 if leading == (2,) else 1) * 3, dtype=np.float32).reshape(5, -1, 3)
+    data = data if leading == (2,) else data[:, 0]
+    samples = samples_of(tmp_path, model_of((*leading, 3), (*leading, 3)), x=data)
+    feeds = [samples.case(run).feed["x"] for run in samples.runs(range(5))]
+    assert len(feeds) == runs
+    assert {feed.shape for feed in feeds} == {(*(abs(size) for size in leading), 3)}
+    np.testing.assert_array_equal(np.concatenate([feed.ravel() for feed in feeds]), data.ravel())
+
+
+def test_accuracy_and_agreement_are_counted_by_hand(tmp_path: Path) -> None:
+    model = model_of((-1, 3), (-1, 3))
+    scores = np.array([[3, 2, 1], [1, 3, 2], [1, 2, 3], [3, 1, 2]], np.float32)
+    after = np.array([[3, 2, 1], [3, 1, 2], [1, 2, 3], [1, 3, 2]], np.float32)
+    samples = samples_of(tmp_path, model, x=scores, labels=np.array([0, 0, 2, 0]))
+    lines = iter(after)
+    comparison = compared(
+        lambda feed: {"y0": feed["x"]},
+        lambda _: {"y0": next(lines)[None]},
+        samples,
+        map(samples.case, samples.runs(range(4))),
+    )
+    assert comparison.accuracy is not None
+    assert (comparison.accuracy.before, comparison.accuracy.after, comparison.accuracy.count) == (0.75, 0.75, 4)
+    (output,) = comparison.outputs
+    assert output.agreement == 0.5
+    assert output.relative_error == pytest.approx(np.linalg.norm(after - scores) / np.linalg.norm(scores))
+
+
+def test_a_column_of_numbers_has_no_largest_score(tmp_path: Path) -> None:
+    samples = samples_of(tmp_path, model_of((-1, 1), (-1, 1)), x=np.ones((4, 1), np.float32))
+    run = lambda feed: {"y0": feed["x"]}  # noqa: E731  as short as what it says
+    comparison = compared(run, run, samples, map(samples.case, samples.runs(range(4))))
+    assert comparison.outputs[0].agreement is None
+    assert comparison.worst_agreement == 1.0
+
+
+def test_outputs_of_another_size_count_as_lost(tmp_path: Path) -> None:
+    samples = samples_of(tmp_path, model_of((-1, 2), (-1, 2)), x=np.ones((1, 2), np.float32))
+    comparison = compared(
+        lambda feed: {"y0": feed["x"]}, lambda feed: {"y0": feed["x"][:, :1]}, samples, [samples.case([0])]
+    )
+    assert comparison.worst_error == math.inf
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "inside").write_text("x")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_whole(tmp_path / "full", b"model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

@@ -1,0 +1,249 @@
+"""What `upwell devices` is made of: what counts as executed, the samples, and what is found without opening it."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.accelerators.make_samples import make
+from upwell.edge.config import AgentConfig
+from upwell.edge.devices import asking, system, trying
+from upwell.edge.devices.catalogue import RECIPES, missing, missing_packages
+from upwell.edge.devices.rows import Check, Row, judged, with_options
+from upwell.edge.devices.samples import ASSETS, samples
+from upwell.edge.runtimes import device_lock
+from upwell.shared.yaml import load_yaml
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "accelerators.md"
+
+# --- What counts as executed
+
+THERE = Check("int8", 10, 10, True)
+NOWHERE = Check("float", 3, 0, True, "npu took none of the 3 nodes")
+WRONG = Check("float", 3, 3, False, "its answers are wrong")
+REFUSED = Check("float", reason="npu refused the model")
+
+
+@pytest.mark.parametrize(
+    ("checks", "status", "reason"),
+    [
+        ((THERE, THERE), "executed", ""),
+        ((THERE, REFUSED), "executed", ""),
+        ((THERE, NOWHERE), "executed", ""),
+        ((NOWHERE, NOWHERE), "not usable", NOWHERE.reason),
+        ((THERE, WRONG), "not usable", WRONG.reason),
+        ((REFUSED, WRONG), "not usable", WRONG.reason),
+        ((REFUSED, NOWHERE), "not usable", REFUSED.reason),
+        ((), "not usable", ""),
+    ],
+)
+def test_executed_needs_nodes_there_and_no_wrong_answer(checks: tuple[Check, ...], status: str, reason: str) -> None:
+    row = judged("onnxruntime 1.31.1", "npu", checks)
+    assert (row.status, row.reason) == (status, reason)
+
+
+def test_the_cpu_needs_no_count_of_nodes() -> None:
+    """ONNX Runtime before 1.24 tells none."""
+    uncounted = Check("int8", 0, 0, True)
+    assert judged("onnxruntime 1.23.0", "CPU", [uncounted]).status == "executed"
+    assert judged("onnxruntime 1.23.0", "npu", [uncounted]).status == "not usable"
+    assert judged("onnxruntime 1.23.0", "CPU", [Check("int8", 0, 0, False)]).status == "not usable"
+
+
+@pytest.mark.parametrize(
+    ("options", "devices", "minded"),
+    [
+        ({"device_type": "CPU"}, (), True),
+        ({"backend_type": "htp"}, ("CPU of Intel (0x8086:0x0000)",), True),
+        ({"backend_type": "htp"}, ("NPU of Qualcomm (0x5143:0x0a01)", "CPU of Qualcomm (0x5143:0x0000)"), False),
+        ({"device_type": "NPU"}, (), False),
+    ],
+)
+def test_what_ran_on_the_processor_is_never_passed_off_as_an_npu(
+    options: dict[str, str], devices: tuple[str, ...], minded: bool
+) -> None:
+    row = with_options(judged("onnxruntime 1.31.1", "npu", [THERE]), options, devices)
+    assert ("on this processor" in row.reason) == minded
+    refused = with_options(judged("onnxruntime 1.31.1", "npu", [REFUSED]), options, devices)
+    assert refused.reason == REFUSED.reason
+
+
+# --- The samples
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".tflite"])
+def test_a_sample_knows_right_from_wrong(suffix: str) -> None:
+    for sample in samples(suffix):
+        expected = sample.expected
+        assert sample.agrees(expected)
+        assert not sample.agrees(np.zeros_like(expected))
+        assert not sample.agrees(expected[:-1])
+        assert not sample.agrees(np.roll(expected, 1, axis=1))
+        spoilt = expected.copy()
+        spoilt[3, 1] = np.nan
+        assert not sample.agrees(spoilt)
+
+
+def test_half_precision_is_right_and_more_is_wrong() -> None:
+    sample = samples(".onnx")[1]
+    assert sample.agrees(sample.expected.astype(np.float16).astype(np.float32))
+    assert not sample.agrees(sample.expected * 1.05)
+
+
+def test_the_samples_are_those_of_their_script(tmp_path: Path) -> None:
+    make(tmp_path)
+    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert made == {path.name: path.read_bytes() for path in ASSETS.iterdir()}
+
+
+# --- Reasons from a log
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (b"", ""),
+        (b"INFO: Attempting to load; cannot tell\nall is well", ""),
+        (b"\x1b[1;31mFailed to load /usr/lib/libnpu.so\x1b[m\nERROR: errs", "Failed to load libnpu.so"),
+        (b"something failed\nsomething else", "something failed"),
+        (b"cannot open " + b"word " * 100, "word " * 31 + "word"),
+    ],
+)  # fmt: skip
+def test_the_reason_is_the_last_line_that_names_a_cause(log: bytes, reason: str) -> None:
+    assert trying._reason_in(io.BytesIO(log)).endswith(reason)
+    assert len(trying._reason_in(io.BytesIO(log))) <= 160
+
+
+# --- The machine
+
+
+def test_libraries_are_found_and_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "libedgetpu.so.1").write_text("no library at all")
+    (tmp_path / "libother.so").write_text("")
+    found = system.libraries([str(tmp_path)])
+    assert [(one.path, one.means) for one in found] == [(str(tmp_path / "libedgetpu.so.1"), "Coral Edge TPU")]
+
+
+def test_the_processor_counts_what_this_process_may_use() -> None:
+    found = system.processor()
+    assert found.cores >= 1
+    assert set(found.features) <= set(system.FEATURES.values())
+
+
+# --- What could be installed
+
+
+def test_only_what_fits_the_system_is_offered() -> None:
+    def names(system_name: str, machine: str, rows: tuple[Row, ...] = (), libraries: tuple[str, ...] = ()) -> set[str]:
+        return {row.accelerator for row in missing(rows, libraries, machine, system_name)}
+
+    assert "coreml" in names("darwin", "arm64")
+    assert "coreml" not in names("linux", "x86_64")
+    assert "dml" in names("win32", "AMD64")
+    assert "vx" in names("linux", "aarch64")
+    assert "vx" not in names("linux", "aarch64", libraries=("libvx_delegate.so",))
+    assert "qnn" not in names("linux", "x86_64", rows=(Row("onnxruntime", "qnn", "not usable"),))
+
+
+def test_missing_packages_name_their_extra() -> None:
+    rows = missing_packages(["onnxruntime"])
+    assert [(row.runtime, row.reason) for row in rows] == [
+        ("ai-edge-litert", "pip install 'upwell[litert]'"),
+        ("tflite-runtime", "pip install 'upwell[tflite]'"),
+    ]
+
+
+# --- Child processes
+
+
+def test_a_package_that_crashes_is_a_row_and_the_rest_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "tflite_runtime"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '0'\n")
+    (package / "interpreter.py").write_text(
+        "import os\nclass Interpreter:\n    def __init__(self, *args, **options):\n        os.abort()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    asked: list[str] = []
+    rows = list(asking.rows_of("tflite_runtime", asked.append))
+    assert [(row.accelerator, row.status) for row in rows] == [("CPU", "not usable"), ("XNNPACK", "not usable")]
+    assert {row.reason for row in rows} == {"trying it crashed its process with SIGABRT"}
+    assert asked == ["tflite_runtime"] * 3
+
+
+def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "tflite_runtime"
+    package.mkdir()
+    (package / "__init__.py").write_text("import threading\nthreading.Event().wait()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    asked: list[str] = []
+    (row,) = asking.rows_of("tflite_runtime", asked.append, timeout_s=2.0)
+    assert (row.status, row.reason) == ("not usable", "trying it took longer than 2 s")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs Linux and a C compiler")
+def test_a_library_that_crashes_when_it_is_loaded_is_a_row(tmp_path: Path) -> None:
+    library = tmp_path / "libboom.so"
+    compile_library("#include <stdlib.h>\n__attribute__((constructor)) static void boom(void) { abort(); }\n", library)
+    row = asking.row_of_library(library, ["ai_edge_litert"])
+    assert (row.accelerator, row.reason) == ("libboom.so", "trying it crashed its process with SIGABRT")
+
+
+def test_a_library_whose_device_is_open_is_left_alone(software_delegate: Path) -> None:
+    held = device_lock.hold(str(software_delegate), {}, 1.0)
+    try:
+        row = asking.row_of_library(software_delegate, ["ai_edge_litert"])
+    finally:
+        held.release()
+    assert row.status == "found, not probed"
+    assert "another process" in row.reason
+
+
+def test_a_delegate_that_takes_nothing_says_so(software_delegate: Path) -> None:
+    row = asking.row_of_library(software_delegate, ["ai_edge_litert"])
+    assert row.status == "not usable"
+    assert "took none of the 10 nodes" in row.reason
+
+
+@pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs Linux and a C compiler")
+def test_a_library_that_is_neither_says_so(tmp_path: Path) -> None:
+    library = tmp_path / "libother.so"
+    compile_library("int other(void) { return 0; }", library)
+    row = asking.row_of_library(library, ["ai_edge_litert"])
+    assert (row.status, row.reason.partition(" (")[0]) == ("not usable", "it is no provider plugin")
+
+
+def compile_library(source: str, library: Path) -> None:
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=source.encode(), check=True)
+
+
+# --- docs/accelerators.md
+
+SNIPPETS = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippets_are_agent_files(snippet: str, tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text(snippet)
+    edge = load_yaml(file, AgentConfig).models["digits"].edge
+    assert edge is not None
+    assert edge.wanted_accelerators
+
+
+def test_each_recipe_is_on_the_page_and_marked() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    written = set(re.findall(r"provider: (\w+)", text))
+    assert {recipe.accelerator for recipe in RECIPES} - {"rknpu"} <= written
+    sections = re.split(r"^### ", text.partition("## Recipes")[2], flags=re.MULTILINE)[1:]
+    assert len(sections) == 12
+    assert [part.splitlines()[0] for part in sections if "ntested on hardware" not in part.split("\n\n")[1]] == []

@@ -1,0 +1,285 @@
+"""Bundles side by side on a device: what is current, what was before, and what a crash leaves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.faults.bundles_for_tests import Signer, archive_of, bundle_archive, bundle_folder
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.verify import open_bundle
+from upwell.edge.fetch.base import FetchFailed
+from upwell.edge.models import store
+from upwell.edge.models.store import FOLDER_NAME, STATE_NAME, Look, Shelf, encoded
+
+NO_TRUST = Trust()
+
+
+def fetched(shelf: Shelf, version: int, **about: object) -> Path:
+    """An archive where a source would have put it."""
+    shelf.incoming.mkdir(exist_ok=True)
+    path = shelf.incoming / "download.bundle.tar"
+    return bundle_archive(path, version, **about)  # type: ignore[arg-type]  # names and sizes
+
+
+def installed(shelf: Shelf, version: int, **about: object) -> Bundle:
+    bundle = shelf.install(fetched(shelf, version, **about))
+    shelf.commit(bundle, f"offer {version}")
+    return bundle
+
+
+def versions(shelf: Shelf) -> list[str]:
+    return sorted(path.name for path in shelf.folder.iterdir() if path.name != STATE_NAME)
+
+
+def refusal_of(action: Callable[[], object]) -> Refusal:
+    with pytest.raises(BundleRefused) as caught:
+        action()
+    return caught.value.refusal
+
+
+def test_versions_lie_side_by_side_and_older_ones_go(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    assert shelf.open() is None
+    for version in (1, 2, 3):
+        bundle = installed(shelf, version)
+        assert open_bundle(bundle.folder).version == version
+        again = Shelf(tmp_path, "digits", NO_TRUST)
+        assert again.open() == bundle
+        assert again.look == Look(key=f"offer {version}")
+    assert versions(shelf) == ["2", "3"]
+    assert stat.S_IMODE(shelf.folder.stat().st_mode) == 0o700
+
+
+def test_what_is_not_committed_is_not_served(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    installed(shelf, 1)
+    shelf.install(fetched(shelf, 2))
+    again = Shelf(tmp_path, "digits", NO_TRUST)
+    bundle = again.open()
+    assert bundle is not None
+    assert bundle.version == 1
+    assert versions(again) == ["1", "incoming"]
+    assert again.install(fetched(again, 2)).version == 2
+
+
+def test_a_folder_is_installed_too(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    folder = bundle_folder(shelf.incoming / "folder", 4)
+    shelf.commit(shelf.install(folder), "")
+    assert versions(shelf) == ["4"]
+    assert open_bundle(shelf.folder / "4").version == 4
+
+
+def test_each_reason_to_refuse_leaves_the_old_one(tmp_path: Path) -> None:
+    signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
+    shelf = Shelf(tmp_path, "digits", signer.trust)
+    installed(shelf, 2, signer=signer)
+    spoilt = bundle_folder(tmp_path / "spoilt", 3, signer=signer)
+    (spoilt / "labels.txt").write_text("one\nzero\n")
+    archive = archive_of(spoilt, tmp_path / "spoilt.bundle.tar")
+    assert refusal_of(lambda: shelf.install(archive)) is Refusal.TAMPERED
+    archive.write_bytes(bundle_archive(tmp_path / "x.bundle.tar", 3, signer=signer).read_bytes()[:-3000])
+    assert refusal_of(lambda: shelf.install(archive)) is Refusal.TRUNCATED
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 3, size=1))) is Refusal.UNSIGNED
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 3, size=2, signer=stranger))) is Refusal.WRONG_SIGNATURE
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 2, signer=signer))) is Refusal.OLDER
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 1, signer=signer))) is Refusal.OLDER
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 3, name="pages", signer=signer))) is Refusal.OTHER_MODEL
+    shelf.refuse(Look(key="that one", refusal=Refusal.OTHER_MODEL, message="no"))
+    assert versions(shelf) == ["2"]
+    again = Shelf(tmp_path, "digits", signer.trust)
+    assert again.look.refusal is Refusal.OTHER_MODEL
+    assert again.open() is not None
+
+
+def test_a_version_that_was_rolled_back_does_not_come_again(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    installed(shelf, 1)
+    bundle = installed(shelf, 2)
+    shelf.condemn(2, "every tenth request failed")
+    again = Shelf(tmp_path, "digits", NO_TRUST)
+    for one in (shelf, again):
+        opened = one.open()
+        assert opened is not None
+        assert opened.version == one.current == 1
+        assert one.condemned == {2: "every tenth request failed"}
+        assert one.look.refusal is Refusal.CONDEMNED
+        assert refusal_of(lambda: again.install(fetched(again, 2))) is Refusal.CONDEMNED
+    assert refusal_of(lambda: again.commit(bundle, "")) is Refusal.CONDEMNED
+    assert installed(again, 3).version == 3
+
+
+def test_a_version_may_be_condemned_before_it_is_committed(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    installed(shelf, 1)
+    bundle = shelf.install(fetched(shelf, 2))
+    shelf.condemn(2, "it crashed")
+    assert refusal_of(lambda: shelf.commit(bundle, "")) is Refusal.CONDEMNED
+    assert shelf.current == 1
+
+
+def test_the_condemned_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_MOST_CONDEMNED", 3)
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    for version in (7, 1, 9, 8):
+        shelf.condemn(version, "x" * 10_000)
+    assert sorted(shelf.condemned) == [7, 8, 9]
+    assert len((shelf.folder / STATE_NAME).read_text()) < 3000
+
+
+@pytest.mark.parametrize("damage", ["changed", "shortened", "missing", "added", "another"])
+def test_a_damaged_version_is_refused_at_the_next_start(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    installed(shelf, 1)
+    folder = installed(shelf, 2).folder
+    model = folder / "model.onnx"
+    if damage == "changed":
+        model.write_bytes(bytes(2000))
+    elif damage == "shortened":
+        os.truncate(model, 10)
+    elif damage == "missing":
+        model.unlink()
+    elif damage == "added":
+        (folder / "more.bin").write_bytes(b"")
+    else:
+        shutil.rmtree(folder)
+        shutil.copytree(shelf.folder / "1", folder)
+    again = Shelf(tmp_path, "digits", NO_TRUST)
+    bundle = again.open()
+    assert bundle is not None
+    assert bundle.version == 1
+    assert "the installed version 2 is not used" in caplog.text
+    assert again.look == Look()  # so that it is fetched again
+    assert installed(again, 2).version == 2
+
+
+def test_keys_that_are_not_trusted_now_do_not_cost_the_bundle(tmp_path: Path) -> None:
+    signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
+    installed(Shelf(tmp_path, "digits", signer.trust), 1, signer=signer)
+    assert Shelf(tmp_path, "digits", stranger.trust).open() is None
+    assert Shelf(tmp_path, "digits", signer.trust).open() is not None
+
+
+def test_the_factory_bundle_is_fallen_back_on_and_goes_before_older_ones(tmp_path: Path) -> None:
+    factory = open_bundle(bundle_folder(tmp_path / "factory", 5))
+    shelf = Shelf(tmp_path, "digits", NO_TRUST, factory)
+    assert shelf.open() == factory
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 5))) is Refusal.OLDER
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 6, name="pages"))) is Refusal.OTHER_MODEL
+    newer = installed(shelf, 6)
+    assert Shelf(tmp_path, "digits", NO_TRUST, factory).open() == newer
+    newest = open_bundle(bundle_folder(tmp_path / "newer", 7))
+    assert Shelf(tmp_path, "digits", NO_TRUST, newest).open() == newest
+    other = open_bundle(bundle_folder(tmp_path / "other", 1, name="pages"))
+    assert Shelf(tmp_path, "digits", NO_TRUST, other).open() == other
+    shelf.condemn(6, "it failed")
+    assert shelf.open() == factory
+
+
+def test_a_disk_that_takes_nothing_is_a_failure_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    bundle = installed(shelf, 1)
+    path = fetched(shelf, 2)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(FetchFailed, match="No space left"):
+            shelf.install(path)
+        with pytest.raises(FetchFailed, match="No space left"):
+            shelf.commit(bundle, "")
+    assert versions(shelf) == ["1", "incoming"]
+    assert shelf.install(path).version == 2
+
+
+def test_a_state_that_cannot_be_read_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    installed(shelf, 1)
+    for text in ("", "{", json.dumps({"current": "x"}), json.dumps({"future": 1})):
+        (shelf.folder / STATE_NAME).write_text(text)
+        again = Shelf(tmp_path, "digits", NO_TRUST)
+        assert again.open() is None
+        assert again.current == 0
+    assert caplog.text.count("cannot be read") == 4
+    installed(again, 1)
+
+
+class _Crash(BaseException):
+    pass
+
+
+def test_a_crash_at_any_step_leaves_one_version_or_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call that changes something on disk is, in turn, the one that is not reached any more."""
+    for steps in itertools.count():
+        state_dir = tmp_path / str(steps)
+        shelf = Shelf(state_dir, "digits", NO_TRUST)
+        installed(shelf, 1)
+        path = fetched(shelf, 2)
+        left = steps
+
+        def counted(wanted: Callable[..., object]) -> Callable[..., object]:
+            def call(*arguments: object, **named: object) -> object:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise _Crash
+                return wanted(*arguments, **named)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "open", "fsync"):
+                patched.setattr(os, name, counted(getattr(os, name)))
+            try:
+                shelf.commit(shelf.install(path), "offer 2")
+                crashed = False
+            except _Crash:
+                crashed = True
+        again = Shelf(state_dir, "digits", NO_TRUST)
+        bundle = again.open()
+        assert bundle is not None
+        assert bundle.version == again.current
+        assert bundle.version in (1, 2)
+        assert not [path for path in again.folder.iterdir() if path.name.startswith(".")]
+        if bundle.version == 1:
+            assert installed(again, 2).version == 2
+        if not crashed:
+            assert bundle.version == 2
+            break
+    assert steps > 5
+
+
+@given(st.sets(st.text(min_size=1, max_size=60), min_size=2, max_size=20))
+def test_no_two_models_share_a_folder(models: set[str]) -> None:
+    names = [encoded(model) for model in models]
+    assert len({name.lower() for name in names}) == len(models)
+    for name in names:
+        assert name == Path(name).name
+        assert name not in (".", "..")
+        assert len(name) < 200
+        assert name.isascii()
+
+
+@pytest.mark.parametrize(
+    ("model", "folder"), [("digits", "digits"), ("..", "%2e%2e"), ("a/b", "a%2fb"), ("Ä b", "%c3%84%20b"), ("A", "%41")]
+)
+def test_the_folder_of_a_model(tmp_path: Path, model: str, folder: str) -> None:
+    shelf = Shelf(tmp_path, model, NO_TRUST)
+    assert shelf.folder == tmp_path / FOLDER_NAME / folder
+    assert shelf.folder.is_dir()

@@ -1,0 +1,119 @@
+"""A new version on trial: who answers, and when it is condemned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from tests.unit.edge.agents import SURE, edge_model, rows_of
+from upwell.edge.models import trial as trials
+from upwell.edge.models.served import EdgeModel, EdgeRun
+from upwell.edge.models.trial import Trial
+from upwell.shared.errors import InvalidRequest, ModelFailed
+from upwell.shared.tensors import Array
+
+NOTHING: Mapping[str, Array] = {}
+
+
+class Version:
+    """Answers with its name, or fails."""
+
+    def __init__(self, name: str, failure: Exception | None = None) -> None:
+        self.name = name
+        self.failure = failure
+
+    def __call__(self, inputs: Mapping[str, Array]) -> str:
+        if self.failure is not None:
+            raise self.failure
+        return self.name
+
+
+def test_where_the_new_version_fails_the_former_one_answers() -> None:
+    new, condemned = Version("new"), list[str]()
+    trial = Trial(Version("former"), condemned.append)
+    assert trial.run(new, NOTHING) == "new"
+    new.failure = ModelFailed("bad kernel")
+    assert trial.run(new, NOTHING) == "former"
+    new.failure = None
+    assert trial.run(new, NOTHING) == "new"
+    assert condemned == []
+
+
+def test_a_version_that_fails_too_often_is_condemned_once_and_still_stood_in_for() -> None:
+    condemned: list[str] = []
+    trial = Trial(Version("former"), condemned.append)
+    new = Version("new", ModelFailed("bad kernel"))
+    answers = [trial.run(new, NOTHING) for _ in range(trials.MIN_FAILURES + 5)]
+    assert answers == ["former"] * len(answers)
+    assert condemned == ["3 of its first 3 runs failed, the last with: bad kernel"]
+    assert not trial.is_proven
+
+
+def test_failures_below_the_allowed_share_do_not_condemn() -> None:
+    condemned: list[str] = []
+    trial = Trial(Version("former"), condemned.append)
+    good, bad = Version("new"), Version("new", ModelFailed("now and then"))
+    for index in range(1, trials.RUNS + 1):
+        is_bad = index % 25 == 0  # 4 %, and the first three failures stand among enough runs
+        trial.run(bad if is_bad else good, NOTHING)
+    assert condemned == []
+    assert trial.is_proven
+
+
+def test_a_bad_request_counts_for_nothing() -> None:
+    condemned: list[str] = []
+    trial = Trial(Version("former"), condemned.append)
+    for _ in range(trials.RUNS * 2):
+        with pytest.raises(InvalidRequest):
+            trial.run(Version("new", InvalidRequest("no picture")), NOTHING)
+    assert condemned == []
+    assert not trial.is_proven
+
+
+def test_where_the_former_version_takes_other_inputs_the_new_ones_error_stands() -> None:
+    trial = Trial(Version("former", InvalidRequest("unknown input")), lambda _: None)
+    with pytest.raises(ModelFailed, match="bad kernel"):
+        trial.run(Version("new", ModelFailed("bad kernel")), NOTHING)
+
+
+def test_it_is_condemned_once_whatever_threads_fail_at_once() -> None:
+    condemned: list[str] = []
+    trial = Trial(Version("former"), condemned.append)
+    together = threading.Barrier(8)
+
+    def fail() -> None:
+        together.wait()
+        for _ in range(50):
+            trial.run(Version("new", ModelFailed("bad kernel")), NOTHING)
+
+    threads = [threading.Thread(target=fail) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(condemned) == 1
+
+
+def served_on_trial(former: EdgeModel, new: EdgeModel, condemned: list[str]) -> EdgeModel:
+    new.trial = Trial(former.run_now, condemned.append)
+    return new
+
+
+def test_an_edge_model_on_trial_says_which_version_answered() -> None:
+    former, new = edge_model(), edge_model(failure="bad kernel")
+    new.digest = "sha256:of-the-new-model"
+    served_on_trial(former, new, [])
+    run: EdgeRun = new.run(rows_of(SURE), np.inf)
+    assert run.digest == former.digest
+    assert new.lane.ahead == 0
+
+
+def test_a_version_that_has_proven_itself_lets_the_former_one_go() -> None:
+    former, new = edge_model(), edge_model()
+    served_on_trial(former, new, [])
+    for _ in range(trials.RUNS + 1):
+        new.run(rows_of(SURE), np.inf)
+    assert new.trial is None

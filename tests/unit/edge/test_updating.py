@@ -1,0 +1,326 @@
+"""Keeping bundles up to date: what is installed, what is refused and remembered, and a thread that ends when told."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.bundle_servers import FileServer
+from tests.faults.bundles_for_tests import Signer, bundle_archive
+from tests.integration.spool.harness import until
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.fetch.base import FetchFailed
+from upwell.edge.models.following import Follower, Updates
+from upwell.edge.models.store import Shelf
+from upwell.edge.models.updating import Updater
+from upwell.shared.errors import ConfigError, ModelFailed
+
+NAME = "digits.bundle.tar"
+ROOT = Path(__file__).parents[3]
+
+
+class Device:
+    """A shelf, a folder that it follows, and what was activated."""
+
+    def __init__(self, folder: Path, trust: Trust | None = None) -> None:
+        self.folder = folder
+        self.offered = folder / "offered"
+        self.offered.mkdir(exist_ok=True)
+        self.trust = trust or Trust()
+        self.activated: list[int] = []
+        self.trouble: Exception | None = None
+        self.restart()
+
+    def restart(self, source: str = "", every_s: float = 3600.0) -> None:
+        """As a new process would have it."""
+        self.shelf = Shelf(self.folder / "state", "digits", self.trust)
+        self.follower = Follower(self.shelf, Updates(source or str(self.offered), every_s), self.activate)
+
+    def offer(self, version: int, *, signer: Signer | None = None, size: int = 2000) -> None:
+        for path in self.offered.glob("*.bundle.tar"):
+            path.unlink()
+        bundle_archive(self.offered / f"v{version}.bundle.tar", version, size=size, signer=signer)
+
+    def activate(self, bundle: Bundle) -> None:
+        self.activated.append(bundle.version)
+        if self.trouble is not None:
+            raise self.trouble
+
+    @property
+    def serves(self) -> int:
+        bundle = self.shelf.open()
+        return bundle.version if bundle else 0
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+def test_a_new_version_is_installed_once(device: Device) -> None:
+    assert device.follower.look() == "nothing_new"
+    device.offer(1)
+    assert [device.follower.look() for _ in range(3)] == ["installed", "nothing_new", "nothing_new"]
+    device.restart()
+    assert device.follower.look() == "nothing_new"
+    device.offer(2)
+    assert device.follower.look() == "installed"
+    assert device.activated == [1, 2]
+    assert device.serves == 2
+    status = device.follower.status
+    assert (status.version, status.refusal, status.message, status.failure) == (2, None, "", "")
+    assert status.looks == {"nothing_new": 1, "installed": 1}
+    assert status.looked_unix_s > 0
+    assert status.fetched_bytes == next(device.offered.glob("*.bundle.tar")).stat().st_size
+
+
+def test_a_bundle_that_fails_its_self_test_is_not_tried_again(device: Device) -> None:
+    device.offer(1)
+    device.follower.look()
+    device.offer(2)
+    device.trouble = BundleRefused(Refusal.FAILED_SELF_TEST, None, "2 of 10 golden vectors differ")
+    assert device.follower.look() == "refused"
+    device.trouble = None
+    for _ in range(2):
+        status = device.follower.status
+        assert status.refusal is Refusal.FAILED_SELF_TEST
+        assert "2 of 10" in status.message
+        assert device.follower.look() == "nothing_new"
+        device.restart()
+    assert device.activated == [1, 2]
+    assert device.serves == 1
+    assert sorted(path.name for path in device.shelf.folder.iterdir()) == ["1", "state.json"]
+    device.offer(3)
+    assert device.follower.look() == "installed"
+    assert device.follower.status.refusal is None
+
+
+def test_trouble_that_is_not_the_bundles_fault_is_tried_again_without_fetching(device: Device) -> None:
+    device.offer(1)
+    device.trouble = ModelFailed("out of memory")
+    with pytest.raises(ModelFailed):
+        device.follower.look()
+    fetched_bytes = device.follower.fetched_bytes
+    assert device.follower.status.failure == "internal error"
+    device.trouble = None
+    assert device.follower.look() == "installed"
+    assert device.follower.fetched_bytes == fetched_bytes > 0
+
+
+DYING = """
+import os, sys
+from pathlib import Path
+from tests.unit.edge.test_updating import Device
+
+device = Device(Path(sys.argv[1]))
+device.follower._activate = lambda bundle: os._exit(11)
+print(device.follower.look(), device.follower.status.message)
+"""
+
+
+def test_a_bundle_that_kills_the_agent_is_given_up(device: Device) -> None:
+    device.offer(1)
+    device.follower.look()
+    device.offer(2)
+    ended = []
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", DYING, str(device.folder)], cwd=ROOT, timeout=60, capture_output=True, text=True
+        )
+        ended.append((done.returncode, done.stdout.strip()))
+    assert ended[:3] == [(11, "")] * 3
+    assert ended[3] == (0, "refused the agent ended 3 times while it tried it")
+    assert ended[4][1].startswith("nothing_new")
+    device.restart()
+    assert device.serves == 1
+    assert device.follower.status.refusal is Refusal.FAILED_SELF_TEST
+    device.offer(3)
+    assert device.follower.look() == "installed"
+
+
+def test_other_keys_are_a_reason_to_look_again(tmp_path: Path) -> None:
+    signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
+    device = Device(tmp_path, stranger.trust)
+    device.offer(1, signer=signer)
+    assert device.follower.look() == "refused"
+    assert device.follower.status.refusal is Refusal.WRONG_SIGNATURE
+    device.trust = Trust((stranger.public, signer.public), require=True)
+    device.restart()
+    assert device.follower.look() == "installed"
+    signer.public.unlink()
+    device.restart()
+    device.offer(2, signer=signer)
+    with pytest.raises(FetchFailed, match="key cannot be read"):
+        device.follower.look()
+
+
+def test_a_version_that_is_rolled_back_stays_away(device: Device) -> None:
+    device.offer(1)
+    device.follower.look()
+    device.offer(2)
+    device.follower.look()
+    updater = Updater([device.follower], draw=lambda: 0.99)
+    bundle = updater.rolled_back("digits", 2, "30% of the requests failed")
+    updater.close()
+    assert bundle is not None
+    assert bundle.version == device.serves == 1
+    status = updater.status()["digits"]
+    assert (status.version, status.refusal) == (1, Refusal.CONDEMNED)
+    assert "30%" in status.message
+    device.restart()
+    assert device.follower.look() == "nothing_new"
+    device.offer(2, size=3000)
+    assert device.follower.look() == "refused"
+    assert device.follower.status.refusal is Refusal.CONDEMNED
+    device.offer(3)
+    assert device.follower.look() == "installed"
+
+
+def test_a_version_that_is_rolled_back_while_it_is_activated_is_not_committed(device: Device) -> None:
+    device.offer(1)
+    device.follower.look()
+    device.offer(2)
+    activate = device.activate
+
+    def condemned(bundle: Bundle) -> None:
+        activate(bundle)
+        device.shelf.condemn(2, "it crashed")
+
+    device.follower._activate = condemned
+    assert device.follower.look() == "refused"
+    assert device.follower.status.refusal is Refusal.CONDEMNED
+    assert device.serves == 1
+
+
+def test_a_source_that_cannot_be_one_is_said_at_the_start(device: Device) -> None:
+    with pytest.raises(ConfigError, match="expected https://"):
+        device.restart("http://models.example.com/digits.bundle.tar")
+
+
+def test_the_thread_installs_what_comes_and_goes_on_after_trouble(device: Device) -> None:
+    installed: queue.Queue[int] = queue.Queue()
+    activate = device.activate
+
+    def noted(bundle: Bundle) -> None:
+        installed.put(bundle.version)
+        activate(bundle)
+
+    device.restart(every_s=0.02)
+    device.follower._activate = noted
+    device.offer(1)
+    updater = Updater([device.follower], retry_s=0.01)
+    assert installed.get(timeout=30) == 1
+    device.trouble = ModelFailed("out of memory")
+    device.offer(2)
+    assert [installed.get(timeout=30) for _ in range(2)] == [2, 2]
+    device.trouble = None
+    until(lambda: updater.status()["digits"].version == 2, "version 2 current")
+    device.offered.rename(device.folder / "away")
+    until(lambda: updater.status()["digits"].looks.get("failed", 0) > 3, "failures")
+    assert "No such file" in updater.status()["digits"].failure
+    (device.folder / "away").rename(device.offered)
+    device.offer(3)
+    until(lambda: updater.status()["digits"].version == 3, "version 3 current")
+    updater.close()
+    updater.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FileServer]:
+    (tmp_path / "www").mkdir()
+    with FileServer(tmp_path / "www") as server:
+        yield server
+
+
+def test_closing_does_not_wait_for_a_download(device: Device, server: FileServer) -> None:
+    bundle_archive(server.folder / NAME, 1, size=500_000)
+    server.stall_after = 100_000
+    device.restart(server.url(NAME))
+    updater = Updater([device.follower], draw=lambda: 0.0)
+    assert server.stalled.wait(30)
+    until(lambda: device.follower.fetched_bytes == 100_000, "what was sent")
+    updater.close()
+    assert not updater._thread.is_alive()
+    server.release.set()
+    server.stall_after = None
+    device.restart(server.url(NAME))
+    assert device.follower.look() == "installed"
+    assert [one.start for one in server.asked if one.method == "GET"] == [0, 100_000]
+    device.follower.close()
+
+
+def test_nothing_is_installed_once_it_is_closed(device: Device) -> None:
+    device.offer(1)
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(bundle: Bundle) -> None:
+        began.set()
+        go_on.wait(30)
+
+    device.follower._activate = slow
+    updater = Updater([device.follower], draw=lambda: 0.0)
+    assert began.wait(30)
+    device.follower.close()
+    go_on.set()
+    updater.close()
+    assert device.serves == 0
+
+
+class Clockless(Updater):
+    """An updater whose thread has ended, to ask how long it would wait."""
+
+    def __init__(self, follower: Follower, retry_s: float, draw: float) -> None:
+        super().__init__([follower], retry_s=retry_s, draw=lambda: 0.99)
+        self._closing.set()
+        self._thread.join()
+        self._closing.clear()
+        self._draw = lambda: draw
+
+    def pauses_s(self, count: int) -> list[float]:
+        return [self._look(next(iter(self._followers.values()))) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("draw", "share"), [(0.0, 0.5), (1.0, 1.0)])
+def test_pauses_grow_with_failures_up_to_the_usual_one(device: Device, draw: float, share: float) -> None:
+    device.restart(str(device.folder / "none"), every_s=60.0)
+    expected = [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    assert Clockless(device.follower, 5.0, draw).pauses_s(6) == [share * pause_s for pause_s in expected]
+
+
+@pytest.mark.parametrize(("draw", "share"), [(0.0, 0.9), (0.5, 1.0), (1.0, 1.1)])
+def test_looks_are_spread_by_a_tenth(device: Device, draw: float, share: float) -> None:
+    assert Clockless(device.follower, 5.0, draw).pauses_s(2) == pytest.approx([share * 3600.0] * 2)
+
+
+def test_the_first_look_is_spread(device: Device) -> None:
+    before_s = time.monotonic()
+    updater = Updater([device.follower], draw=lambda: 0.5)
+    assert 150.0 <= updater._due_s["digits"] - before_s <= 150.0 + time.monotonic() - before_s
+    updater.close()
+
+
+def test_a_source_that_asks_for_a_pause_gets_it_and_more(device: Device, server: FileServer) -> None:
+    server.answers[NAME] = lambda: (429, {"Retry-After": "7200"}, b"")
+    device.restart(server.url(NAME))
+    assert Clockless(device.follower, 5.0, 0.0).pauses_s(1) == [7200.0]
+    device.restart(server.url(NAME))
+    assert Clockless(device.follower, 5.0, 1.0).pauses_s(1) == [10800.0]
+
+
+def test_a_download_that_comes_on_is_not_held_back(device: Device, server: FileServer) -> None:
+    bundle_archive(server.folder / NAME, 1, size=50_000)
+    server.stall_after = 10_000
+    server.release.set()
+    device.restart(server.url(NAME))
+    updater = Clockless(device.follower, 5.0, 1.0)
+    assert updater.pauses_s(4) == [5.0] * 4
+    server.stall_after = None
+    assert updater.pauses_s(1) == pytest.approx([3960.0])
+    assert device.serves == 1
