@@ -98,6 +98,8 @@ def run_tests(name: str) -> Outcome:
     if done.returncode != 0:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
     last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
+    if done.returncode < 0:
+        last = f"signal {-done.returncode} ended them after {last}"
     failure = "" if done.returncode == 0 else f"its tests failed: {last}"
     return Outcome(name, gathered(map(json.loads, lines)), failure, last)
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from upwell.cloud.config import CloudConfig
 from upwell.edge.answer import Answer, Timings
+from upwell.edge.bundle.calibrations import CalibrationsFile
 from upwell.edge.config import AgentConfig
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.report import LoadReport, ModelHealth
@@ -48,6 +49,7 @@ LOADERS: Mapping[str, type[BaseModel]] = MappingProxyType(
         "cloud.yaml": CloudConfig,
         "tokens.yaml": TokensConfig,
         "model.yaml": ModelDescription,
+        "calibrations.yaml": CalibrationsFile,
     }
 )
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from upwell.edge.bundle.base import Trust
+from upwell.edge.fetch.sources import check_source, names_folder
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.located import Location, located
@@ -21,7 +23,7 @@ from upwell.shared.oip.security import (
 )
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.units import Bytes, Seconds
-from upwell.shared.yaml import RelativePath
+from upwell.shared.yaml import RelativePath, resolve
 
 DEFAULT_MAX_REQUESTS = 32
 
@@ -90,7 +92,8 @@ class TrustSection(_Section):
     """Whose signatures on bundles count."""
 
     keys: list[RelativePath] = Field(
-        [], description="PEM files of Ed25519 public keys; a signature of any one of them is enough."
+        [],
+        description="PEM files of public keys (Ed25519, P-256, P-384, P-521); a signature of any one of them is enough.",
     )
     require: bool | None = Field(
         None, description="Refuse bundles without a signature; the default is to do so where there are `keys`."
@@ -164,10 +167,22 @@ class CloudSection(_Section):
         return ClientSecurity(tls=tls, token_file=self.token_file, insecure=self.insecure)
 
 
+def _source(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        check_source(value)
+    except ConfigError as error:
+        raise ValueError(error.problems[0].message) from None
+    if names_folder(value) and not value.startswith("file:"):
+        return str(resolve(value, (info.context or {}).get("base_dir", Path())))
+    return value
+
+
 class UpdatesSection(_Section):
     """Where new versions of a bundle come from while the agent runs; needs `state_dir`."""
 
-    source: str = Field(
+    source: Annotated[str, BeforeValidator(_source)] = Field(
         min_length=1,
         description="A folder, `https://…/model.bundle.tar`, or `oci://registry/repository:tag` (or `@sha256:…`).",
     )

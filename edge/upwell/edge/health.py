@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, TypeAlias, get_args
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -14,11 +15,15 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
+from upwell.edge.models.following import UpdateStatus
 from upwell.edge.models.report import ModelHealth, State
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.shared.errors import ConfigError
 
 Health: TypeAlias = Callable[[], Sequence[ModelHealth]]
+UpdatesHealth: TypeAlias = Callable[[], Mapping[str, UpdateStatus]]
+
+_NOBODY: Mapping[str, UpdateStatus] = MappingProxyType({})
 
 _STATES: tuple[State, ...] = get_args(State)
 _NAMED_NODES = 10
@@ -61,11 +66,12 @@ def summary(health: ModelHealth) -> str:
     return f"{name}: {health.runtime} on {where}, {checked}{reason}"
 
 
-def document(models: Sequence[ModelHealth]) -> dict[str, Any]:
+def document(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY) -> dict[str, Any]:
     """The whole as JSON can hold it. `status` is `ok`, or `degraded` where a model is not where it should be."""
     return {
         "status": "ok" if all(one.state == "ready" for one in models) else "degraded",
         "models": {one.model: _described(one) for one in models},
+        "updates": {model: asdict(status) for model, status in updates.items()},
     }
 
 
@@ -123,7 +129,7 @@ class _Quiet(WSGIRequestHandler):
         """Write nothing."""
 
 
-def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
+def serve(host: str, port: int, registry: CollectorRegistry, health: Health, updates: UpdatesHealth) -> WSGIServer:
     """A server for `GET /metrics` (Prometheus) and `GET /health` (JSON; 200 while the agent serves).
 
     Port 0 takes a free one. The caller runs it on a thread. Raises `ConfigError` where it cannot listen.
@@ -135,7 +141,7 @@ def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> 
             answer: Iterable[bytes] = metrics(environ, start_response)
             return answer
         start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
-        return [json.dumps(document(health())).encode()]
+        return [json.dumps(document(health(), updates())).encode()]
 
     try:
         return make_server(host, port, app, ThreadingWSGIServer, handler_class=_Quiet)

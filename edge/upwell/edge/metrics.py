@@ -12,8 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from upwell.edge.answer import Answer
-from upwell.edge.health import Health, HealthCollector, serve
-from upwell.edge.models.following import UpdateStatus
+from upwell.edge.health import Health, HealthCollector, UpdatesHealth, serve
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.shared.routing.link import LinkEstimate
@@ -28,6 +27,7 @@ class AgentMetrics:
     def __init__(self, state: Callable[[], RouterState], health: Health = tuple) -> None:
         self.registry = CollectorRegistry()
         self._health = health
+        self._updates: UpdatesHealth = dict
         labels = ("model", "route", "reason")
         self._requests = Counter("upwell_requests", "Requests answered.", labels, registry=self.registry)
         self._latency = Histogram(
@@ -64,8 +64,9 @@ class AgentMetrics:
         """Export what became of the lines of the request log."""
         self.registry.register(_LogCollector(recorded))
 
-    def watch_updates(self, status: Callable[[], Mapping[str, UpdateStatus]]) -> None:
+    def watch_updates(self, status: UpdatesHealth) -> None:
         """Export how the updates of bundles fare."""
+        self._updates = status
         self.registry.register(_UpdateCollector(status))
 
     def rule_failed(self, rule: str) -> None:
@@ -92,7 +93,7 @@ class AgentMetrics:
 
         Raises `ConfigError` where it cannot listen.
         """
-        server = serve(host, port, self.registry, self._health)
+        server = serve(host, port, self.registry, self._health, self._updates)
         threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
         return server
 
@@ -115,7 +116,7 @@ class _LogCollector(Collector):
 class _UpdateCollector(Collector):
     """How the updates of each model fare, read when scraped."""
 
-    def __init__(self, status: Callable[[], Mapping[str, UpdateStatus]]) -> None:
+    def __init__(self, status: UpdatesHealth) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:

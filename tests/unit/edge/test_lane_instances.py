@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from tests.unit.edge.agents import SURE, edge_model, rows_of
 from tests.unit.edge.lanes import PATIENT_S, running, soon, until, waiting
 from upwell.edge.lane import Lane
+from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.timetable import Claim
 from upwell.shared.errors import DeadlineExceeded, Refused, Superseded
 from upwell.shared.routing.settings import Priority
@@ -38,6 +40,20 @@ def test_two_run_at_one_time_and_the_third_waits_for_the_first_to_end() -> None:
     assert not lane._running
 
 
+def test_a_model_runs_as_often_at_one_time_as_its_runtime_can() -> None:
+    gate = threading.Event()
+    edge = edge_model(instances=2, gate=gate)
+    assert isinstance(edge.runtime, FakeRuntime)
+    threads = [threading.Thread(target=edge.run, args=(rows_of(SURE), math.inf)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(edge.lane._running) == 2 and len(edge.lane._waiting) == 1)
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert edge.runtime.runs == 3
+
+
 def test_the_most_urgent_first_and_equals_in_order() -> None:
     lane, log = Lane(2), list[str]()
     with ExitStack() as stack, all_running(lane, [math.nan, math.nan]) as releases:
@@ -56,13 +72,13 @@ def test_admission_counts_a_run_on_each_place() -> None:
         stack.enter_context(waiting(lane, soon(25.0), Claim(run_s=10.0), log, "behind the first"))
         with pytest.raises(Refused), lane.turn(soon(29.0), Claim(run_s=10.0)):
             pytest.fail("it got a turn")
-        stack.enter_context(waiting(lane, soon(45.0), Claim(run_s=10.0), log, "behind that"))
-        stack.enter_context(waiting(lane, soon(45.0), Claim(run_s=10.0), log, "behind the second"))
+        for name in ("from 20 s to 30 s", "from 30 s to 40 s", "beside it"):
+            stack.enter_context(waiting(lane, soon(45.0), Claim(run_s=10.0), log, name))
         with pytest.raises(Refused), lane.turn(soon(45.0), Claim(run_s=10.0)):
             pytest.fail("it got a turn")
         for release in releases:
             release.set()
-    assert sorted(log) == ["behind that", "behind the first", "behind the second"]
+    assert sorted(log) == ["behind the first", "beside it", "from 20 s to 30 s", "from 30 s to 40 s"]
 
 
 def test_what_is_ahead_is_whole_rounds() -> None:

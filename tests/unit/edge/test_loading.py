@@ -164,15 +164,15 @@ def test_an_accelerator_that_answers_rightly_is_used_and_its_device_held(
     np.testing.assert_allclose(answers(edge), right, rtol=1e-4, atol=1e-4)
     assert (state_dir / RESULTS_NAME).exists()
     with pytest.raises(DeviceBusy):
-        try_out(str(software_delegate), {})
+        try_out(str(software_delegate), {}, 0.0)
     edge.close()
-    try_out(str(software_delegate), {}).release()
+    try_out(str(software_delegate), {}, 0.0).release()
 
 
 def test_a_model_that_is_forgotten_gives_its_device_back(tmp_path: Path, load: Load, software_delegate: Path) -> None:
     edge = load(bundle(tmp_path / "b", tflite=0), software(software_delegate))
     del edge
-    try_out(str(software_delegate), {}).release()
+    try_out(str(software_delegate), {}, 0.0).release()
 
 
 @pytest.mark.parametrize("golden", [True, False])
@@ -185,7 +185,7 @@ def test_garbage_of_an_accelerator_is_caught(
     assert reasons(edge)[0][0].endswith("on software")
     assert (edge.state, edge.accelerator) == ("fallback", "")
     np.testing.assert_allclose(answers(edge), right, rtol=1e-4, atol=1e-4)
-    try_out(str(software_delegate), {}).release()
+    try_out(str(software_delegate), {}, 0.0).release()
 
 
 def test_without_golden_vectors_the_cpu_is_the_witness(tmp_path: Path, load: Load, software_delegate: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_cpu_serves_until_the_accelerator_is_ready(folder: Path, state_dir: 
     expected, answer = (edge.run_now(requests(2)).outputs["scores"] for edge in (first, final))
     np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-4)
     loading.close()
-    try_out(str(software_delegate), {}).release()
+    try_out(str(software_delegate), {}, 0.0).release()
 
 
 def test_an_accelerator_that_comes_to_nothing_leaves_the_cpu_with_the_reason(
@@ -101,7 +101,7 @@ def test_closing_it_frees_what_comes_later(folder: Path, state_dir: Path, softwa
     assert loading.final.cancelled()
     (thread,) = [one for one in threading.enumerate() if one.name == "load-m"]
     thread.join(WAIT_S)
-    try_out(str(software_delegate), {}).release()
+    try_out(str(software_delegate), {}, 0.0).release()
     loading.close()
 
 
@@ -130,7 +130,7 @@ def test_a_device_that_is_in_use_elsewhere_is_left_alone(folder: Path, software_
     elsewhere = hold(str(library), {}, 0.0)
     loading = start_loading("m", one, state_dir=tmp_path, patience_s=WAIT_S)
     assert loading.model.state == "fallback"
-    assert "was never tried out here, and cannot be now" in loading.model.report.attempts[0].reason
+    assert "was never tried out like this, and cannot be now" in loading.model.report.attempts[0].reason
     elsewhere.release()
     loading = start_loading("m", one, state_dir=tmp_path, patience_s=WAIT_S)
     assert loading.model.accelerator == "software"

@@ -23,7 +23,6 @@ from upwell.edge.models.updating import Updater
 from upwell.shared.errors import ConfigError, ModelFailed
 
 NAME = "digits.bundle.tar"
-ROOT = Path(__file__).parents[3]
 
 
 class Device:
@@ -117,11 +116,19 @@ def test_trouble_that_is_not_the_bundles_fault_is_tried_again_without_fetching(d
 DYING = """
 import os, sys
 from pathlib import Path
-from tests.unit.edge.test_updating import Device
+from upwell.edge.bundle.base import Trust
+from upwell.edge.models.following import Follower, Updates
+from upwell.edge.models.store import Shelf
 
-device = Device(Path(sys.argv[1]))
-device.follower._activate = lambda bundle: os._exit(11)
-print(device.follower.look(), device.follower.status.message)
+for _ in range(5):
+    child = os.fork()
+    if child:
+        print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    shelf = Shelf(Path(sys.argv[1]), "digits", Trust())
+    follower = Follower(shelf, Updates(sys.argv[2]), lambda bundle: os._exit(11))
+    print(follower.look(), follower.status.message, flush=True)
+    os._exit(0)
 """
 
 
@@ -129,15 +136,12 @@ def test_a_bundle_that_kills_the_agent_is_given_up(device: Device) -> None:
     device.offer(1)
     device.follower.look()
     device.offer(2)
-    ended = []
-    for _ in range(5):
-        done = subprocess.run(
-            [sys.executable, "-c", DYING, str(device.folder)], cwd=ROOT, timeout=60, capture_output=True, text=True
-        )
-        ended.append((done.returncode, done.stdout.strip()))
-    assert ended[:3] == [(11, "")] * 3
-    assert ended[3] == (0, "refused the agent ended 3 times while it tried it")
-    assert ended[4][1].startswith("nothing_new")
+    arguments = [sys.executable, "-c", DYING, str(device.folder / "state"), str(device.offered)]
+    done = subprocess.run(arguments, timeout=60, capture_output=True, text=True, check=True)
+    reason = "the agent ended 3 times while it tried it"
+    assert done.stdout.splitlines() == [
+        *["ended with 11"] * 3, f"refused {reason}", "ended with 0", f"nothing_new {reason}", "ended with 0",
+    ]  # fmt: skip
     device.restart()
     assert device.serves == 1
     assert device.follower.status.refusal is Refusal.FAILED_SELF_TEST

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
-from upwell.shared.tensors import TensorSpec
+from upwell.shared.tensors import Array, TensorSpec
 
 X = {"x": np.ones(2, np.float32)}
 
@@ -63,3 +64,25 @@ def test_invalid_inputs_do_not_count_as_runs() -> None:
     with pytest.raises(InvalidRequest):
         runtime.run({"x": np.ones((2, 2), np.float32)})
     assert runtime.runs == 0
+
+
+def test_it_runs_as_often_at_one_time_as_it_is_told_to() -> None:
+    at_once, counting, pairs = [0, 0], threading.Lock(), threading.Barrier(2, timeout=5)
+
+    def meet(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        with counting:
+            at_once[0] += 1
+            at_once[1] = max(at_once)
+        pairs.wait()
+        with counting:
+            at_once[0] -= 1
+        return {"y": inputs["x"]}
+
+    specs = [TensorSpec(name, "FP32", (-1,)) for name in "xy"]
+    runtime = FakeRuntime(meet, specs[:1], specs[1:], instances=2)
+    threads = [threading.Thread(target=runtime.run, args=(X,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (at_once, runtime.runs) == ([0, 2], 4)

@@ -64,7 +64,7 @@ def test_a_library_that_crashes_is_a_reason_and_is_remembered(
         enter(crashing, tmp_path)
     with pytest.raises(AcceleratorNotUsable, match="no process can be started"):
         enter(subject(tmp_path, software_delegate), tmp_path)  # other options: nothing is known
-    try_out(crashing.library, crashing.accelerator.option_texts()).release()
+    try_out(crashing.library, crashing.accelerator.option_texts(), 0.0).release()
 
 
 @pytest.mark.parametrize("where", ["prepare", "invoke"])
@@ -102,7 +102,7 @@ def test_one_that_hangs_is_ended_and_not_remembered(tmp_path: Path, software_del
     with pytest.raises(AcceleratorNotUsable, match="hung for 1 s in the probing process"):
         enter(hanging, tmp_path, timeout_s=1.0)
     assert not (tmp_path / RESULTS_NAME).exists()
-    try_out(hanging.library, hanging.accelerator.option_texts()).release()
+    try_out(hanging.library, hanging.accelerator.option_texts(), 0.0).release()
 
 
 def test_what_is_open_elsewhere_is_not_tried_out(
@@ -165,7 +165,7 @@ def test_a_child_ends_with_its_parent_and_frees_the_device(tmp_path: Path, softw
         while not report.exists() and parent.poll() is None and time.monotonic() < until_s:
             os.sched_yield()
         with pytest.raises(DeviceBusy):
-            try_out(hanging.library, {})
+            try_out(hanging.library, {}, 0.0)
         parent.kill()
     assert report.exists()
     hold(hanging.library, {}, DEADLINE_S).release()

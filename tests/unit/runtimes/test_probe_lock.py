@@ -16,10 +16,12 @@ from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock, hold, try_o
 
 pytest.importorskip("fcntl")
 
+WAIT_S = 30.0
+
 HOLDER = """
 import sys
 from upwell.edge.runtimes.device_lock import {how}
-lock = {how}("lib.so", {options!r}{more})
+lock = {how}("lib.so", {options!r}, 0.0)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -34,7 +36,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def another_process(how: str, options: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    script = HOLDER.format(how=how, options=options, more=", 0.0" if how == "hold" else "")
+    script = HOLDER.format(how=how, options=options)
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -52,13 +54,13 @@ def test_any_number_may_use_a_device_and_nobody_tries_it_out_meanwhile() -> None
     with another_process("hold", {}):
         users = [user(), user()]
         with pytest.raises(DeviceBusy, match="another process has the device open"):
-            try_out("lib.so", {})
+            try_out("lib.so", {}, 0.0)
         for one in users:
             one.release()
             one.release()
         with pytest.raises(DeviceBusy):
-            try_out("lib.so", {})
-    try_out("lib.so", {}).release()
+            try_out("lib.so", {}, 0.0)
+    try_out("lib.so", {}, 0.0).release()
 
 
 def test_while_somebody_tries_a_device_out_nobody_else_opens_it() -> None:
@@ -66,11 +68,18 @@ def test_while_somebody_tries_a_device_out_nobody_else_opens_it() -> None:
         with pytest.raises(DeviceBusy):
             user()
         with pytest.raises(DeviceBusy):
-            try_out("lib.so", {})
+            try_out("lib.so", {}, 0.0)
         user("other.so").release()
         assert process.stdin is not None
         process.stdin.close()
-        hold("lib.so", {}, 30.0).release()
+        try_out("lib.so", {}, WAIT_S).release()
+
+
+def test_who_wants_to_open_it_waits_for_who_tries_it_out() -> None:
+    with another_process("try_out", {}) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        hold("lib.so", {}, WAIT_S).release()
 
 
 @pytest.mark.parametrize(
@@ -88,18 +97,18 @@ def test_while_somebody_tries_a_device_out_nobody_else_opens_it() -> None:
 def test_devices_that_are_named_are_apart(used: dict[str, str], tried: dict[str, str], free: bool) -> None:
     lock = user(**used)
     if free:
-        try_out("lib.so", tried).release()
+        try_out("lib.so", tried, 0.0).release()
     else:
         with pytest.raises(DeviceBusy):
-            try_out("lib.so", tried)
+            try_out("lib.so", tried, 0.0)
     lock.release()
-    try_out("lib.so", tried).release()
+    try_out("lib.so", tried, 0.0).release()
 
 
 def test_a_refused_lock_leaves_nothing_locked() -> None:
     lock = user()
     with pytest.raises(DeviceBusy):
-        try_out("lib.so", {"device": "usb:0"})
+        try_out("lib.so", {"device": "usb:0"}, 0.0)
     hold("lib.so", {"device": "usb:0"}, 0.0).release()
     lock.release()
 

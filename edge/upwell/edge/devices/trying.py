@@ -24,7 +24,8 @@ from upwell.shared.errors import ConfigError, UpwellError
 _CAUSE = re.compile(r"(?i)\b(can ?not|could not|unable to|failed to|no such)\b")
 _SEVERE = re.compile(r"(?i)\b(error|fail(ed|ure)?)\b")
 _FOLDERS = re.compile(r"(?<![\w/])/[^\s:]*/")
-_NOISE = re.compile(r"\x1b\[[0-9;]*m|\[[^\]\s]*\.(cc|h):\d+\]|\bERROR: ")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NOISE = re.compile(r"\[[^\]\s]*\.(cc|h):\d+\]|\bERROR: ")
 _MAX_LOGGED = 160
 
 
@@ -83,7 +84,8 @@ def logged() -> Iterator[BinaryIO]:
 def _reason_in(log: BinaryIO) -> str:
     """The last line that names a cause, or else sounds like a failure; its end if it is long."""
     log.seek(0)
-    lines = [line for line in log.read().decode(errors="replace").splitlines() if not line.startswith("INFO")]
+    text = _COLOURS.sub("", log.read().decode(errors="replace"))
+    lines = [line for line in text.splitlines() if not line.startswith("INFO")]
     telling = [line for line in lines if _CAUSE.search(line)] or [line for line in lines if _SEVERE.search(line)]
     words = _FOLDERS.sub("", _plain(telling[-1])).split() if telling else []
     tails = accumulate(reversed(words), lambda tail, word: f"{word} {tail}")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from upwell.edge.bundle.base import Bundle
+from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.config import EdgeSide
 from upwell.edge.models.agreement import Limits
 from upwell.edge.models.candidates import Candidate, accelerated, files_of, on_cpu
@@ -69,6 +70,8 @@ class Loader:
         wanted = self._description.golden if self._description else Golden()
         self._limits = Limits(wanted.tolerance, wanted.agree)
         self._golden = _golden_vectors(wanted, self._files.golden)
+        bundle = self._files.bundle
+        self._calibrations = load_calibrations(bundle.folder) if bundle else ()
         self._errors: dict[Attempt, ConfigError] = {}
         if side.file is not None:
             untested = "" if self._golden else "tests or "
@@ -151,7 +154,7 @@ class Loader:
         return EdgeModel(
             runtime, processor, model_digest(candidate.path), is_described=self._description is not None,
             report=LoadReport(state, checked_by, tuple(before), load_s, warm_up_s, grown_bytes),
-            bundle=self._files.bundle,
+            bundle=self._files.bundle, calibrations=self._calibrations,
         )  # fmt: skip
 
     def _first_run_s(self, runtime: Runtime) -> float:

@@ -204,7 +204,10 @@ class _Work:
         sets = [(node,) for node in worst] + ([tuple(worst)] if len(worst) > 1 else [])
         tried = []
         for nodes in sets:
-            model = self._quantizer.quantized([*report.kept_float, *nodes])
+            try:
+                model = self._quantizer.quantized([*report.kept_float, *nodes])
+            except ConfigError:  # nothing would be left to quantize
+                continue
             doing = f"trying {nodes[0]} as float" if len(nodes) == 1 else f"trying {len(nodes)} nodes as float"
             comparison = self._comparison(model, self._measured[:_TRIED_ROWS], doing)
             accuracy = None if comparison.accuracy is None else comparison.accuracy.after

@@ -14,7 +14,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ _POLL_S = 0.02
 
 
 class DeviceBusy(Exception):
-    """Somebody else has the device open, or is trying it out."""
+    """Somebody else has the device open, or is trying it out; or there is no telling."""
 
 
 class DeviceLock:
@@ -49,20 +49,39 @@ def hold(library: str, options: Mapping[str, str], patience_s: float) -> DeviceL
     Waits up to `patience_s` for somebody who tries the device out, then raises `DeviceBusy`.
     """
     every, device, _ = _names(library, options)
+    return _wait(lambda: _lock([every, device], exclusive=False), patience_s)
+
+
+def try_out(library: str, options: Mapping[str, str], patience_s: float) -> DeviceLock:
+    """The lock of the one process that tries the device out.
+
+    Waits up to `patience_s` for another that tries it out. Raises `DeviceBusy`, at once where it is in use.
+    """
+    every, device, any_device = _names(library, options)
+    names = [every] if device == any_device else [device, any_device]
+
+    def attempt() -> DeviceLock | None:
+        shared = _lock(names, exclusive=False)  # which who uses it lets others have, and who tries it out does not
+        if shared is None:
+            return None
+        shared.release()
+        alone = _lock(names, exclusive=True)
+        if alone is None:
+            raise DeviceBusy("another process has the device open")
+        return alone
+
+    return _wait(attempt, patience_s)
+
+
+def _wait(attempt: Callable[[], DeviceLock | None], patience_s: float) -> DeviceLock:
     until_s = time.monotonic() + patience_s
     while True:
-        try:
-            return _lock([every, device], exclusive=False)
-        except DeviceBusy:
-            if time.monotonic() >= until_s:
-                raise
+        lock = attempt()
+        if lock is not None:
+            return lock
+        if time.monotonic() >= until_s:
+            raise DeviceBusy("another process is trying the device out")
         time.sleep(_POLL_S)
-
-
-def try_out(library: str, options: Mapping[str, str]) -> DeviceLock:
-    """The lock of the one process that tries the device out. Raises `DeviceBusy` at once where it is in use."""
-    every, device, any_device = _names(library, options)
-    return _lock([every] if device == any_device else [device, any_device], exclusive=True)
 
 
 def _names(library: str, options: Mapping[str, str]) -> tuple[str, str, str]:
@@ -79,7 +98,8 @@ def _names(library: str, options: Mapping[str, str]) -> tuple[str, str, str]:
     return name("every"), name(named), name([])
 
 
-def _lock(names: list[str], *, exclusive: bool) -> DeviceLock:
+def _lock(names: list[str], *, exclusive: bool) -> DeviceLock | None:
+    """All of these, or None where another lock forbids one. Raises `DeviceBusy` where a file cannot be used."""
     descriptors: list[int] = []
     lock = DeviceLock(descriptors)
     try:
@@ -88,8 +108,8 @@ def _lock(names: list[str], *, exclusive: bool) -> DeviceLock:
             fcntl.flock(descriptors[-1], (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:
         lock.release()
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise DeviceBusy("another process has the device open or is trying it out") from None
+        if error.errno == errno.EWOULDBLOCK:
+            return None
         raise DeviceBusy(f"the device's lock file {error.filename} cannot be used: {error.strerror}") from None
     return lock
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import onnxruntime
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.onnx_providers import QNN, Provider
+from upwell.edge.runtimes.onnx_providers import OPENVINO, QNN, Provider
 from upwell.edge.runtimes.options import AcceleratorOptions
 from upwell.shared.digest import model_digest
 
@@ -50,7 +50,7 @@ class Keeping:
 
 KEEPING: Mapping[str, Keeping] = {
     QNN: Keeping(context=True),
-    "OpenVINOExecutionProvider": Keeping(options={"cache_dir": "{}"}),
+    OPENVINO: Keeping(options={"cache_dir": "{}"}),
     "TensorrtExecutionProvider": Keeping(
         options={
             "trt_engine_cache_enable": "True",
@@ -64,7 +64,7 @@ KEEPING: Mapping[str, Keeping] = {
     "MIGraphXExecutionProvider": Keeping(options={"migraphx_model_cache_dir": "{}"}),
     "VitisAIExecutionProvider": Keeping(options={"cache_dir": "{}", "cache_key": "model"}),
 }
-"""The providers that keep something. QNN and OpenVINO were executed on a CPU; the others are untested on hardware."""
+"""The providers that keep something. QNN was executed without a device; the others are untested on hardware."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,8 @@ def entry_for(cache_dir: Path, path: Path, provider: Provider, wanted: Accelerat
     Raises `OSError` where a file cannot be read.
     """
     keeping = KEEPING.get(provider.name)
-    if keeping is None:
+    # On its CPU device OpenVINO 1.24.1 writes its cache anew at each load.
+    if keeping is None or (provider.name == OPENVINO and "CPU" in provider.options.get("device_type", "CPU")):
         return None
     # `must` compiles in strict mode, in which some providers take more nodes.
     what = [model_digest(path), provider.name, sorted(provider.options.items()), wanted.require]

@@ -131,7 +131,7 @@ def _try_out(subject: Subject, results: Path | None, timeout_s: float) -> None:
     if known not in (None, _SUSPECT):
         raise AcceleratorNotUsable(f"{known} (in an earlier start; delete {results} to try it again)")
     try:
-        lock = device_lock.try_out(subject.library, subject.accelerator.option_texts())
+        lock = device_lock.try_out(subject.library, subject.accelerator.option_texts(), timeout_s)
     except DeviceBusy as error:
         if known == _SUSPECT:
             why = f"{subject.library} may have ended the agent before, and cannot be tried out now: {error}"

@@ -1,7 +1,7 @@
 """The process that opens a model with an unknown library and runs it once, so that the agent need not be the first.
 
-It takes one JSON object on standard input, with `path`, `options`, `accelerator`, `cache_dir`, `timeout_s` and `parent`,
-and prints one on standard output: `{"refused": reason}`, the reason empty where all went well. It ends with its parent
+It takes one JSON object on standard input (`path`, `options`, `accelerator`, `cache_dir`, `timeout_s`, `parent`) and
+prints one on standard output: `{"refused": reason}`, the reason empty where all went well. It ends with its parent
 process (on Linux), and after `timeout_s` at the latest, also where a library hangs.
 """
 

@@ -58,8 +58,8 @@ def weights() -> Mapping[str, Array]:
     net = _Net()
     pictures, labels = (torch.from_numpy(array[:TRAINED]) for array in digits())
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-    for _ in range(8):
-        for batch in torch.randperm(TRAINED).split(64):
+    for _ in range(10):
+        for batch in torch.randperm(TRAINED).split(64):  # type: ignore[no-untyped-call]  # torch's
             optimizer.zero_grad()
             functional.cross_entropy(net(pictures[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]  # torch's
             optimizer.step()

@@ -46,7 +46,7 @@ def test_uncorrelated_noise_adds_up_as_the_estimate_says() -> None:
     signal = random.standard_normal(100_000)
     first = signal + 0.03 * random.standard_normal(signal.shape)
     second = first + 0.04 * random.standard_normal(signal.shape)
-    errors = [np.linalg.norm(one - signal) / np.linalg.norm(signal) for one in (first, second)]
+    errors = [float(np.linalg.norm(one - signal) / np.linalg.norm(signal)) for one in (first, second)]
     assert errors[1] == pytest.approx(0.05, rel=0.02)
     assert added_error(errors[1], [errors[0], 0.0, math.nan]) == pytest.approx(0.04, rel=0.02)
     assert added_error(0.02, [0.03]) == 0
