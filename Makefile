@@ -47,8 +47,8 @@ traces: .venv/.dev  ## the router on recorded links: writes the table of docs/ro
 test-slow: .venv/.dev  ## the promise over thousands of requests, and the wheel on its own (about 15 minutes)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-accelerators: .venv/.dev  ## every accelerator that runs here, each in an environment of its own; writes the README's table
-	$(BIN)/python tests/accelerators/run.py $(ARGS)
+test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of README.md and docs/accelerators.md
+	$(BIN)/python .ci/accelerators.py $(ARGS)
 
 demo-models:  ## train and export the demo's models again (needs torch and litert-torch; an environment of its own)
 	$(PYTHON) -m venv .venv-models

@@ -25,6 +25,13 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests" / "accelerators"
 REQUIREMENTS = TESTS / "requirements"
 ENVIRONMENTS = ROOT / ".venv-accelerators"
+DEEP = {
+    "litert_npu": "test_litert_npu.py",
+    "openvino": "test_openvino.py",
+    "ort_profile": "test_onnx_profile.py",
+    "qnn": "test_qnn.py",
+}
+"""What an environment runs beside the rows that all have: each of these modules wants one version of its packages."""
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "onnx", "flatbuffers")
 PAGES = ("README.md", "docs/accelerators.md")
 START, END = "<!-- accelerators: written by make test-accelerators -->", "<!-- end of accelerators -->"
@@ -89,7 +96,8 @@ def run_tests(name: str) -> Outcome:
     """Run the tests in an environment that has been prepared."""
     with tempfile.TemporaryDirectory(prefix="upwell-matrix-") as scratch:
         recorded = Path(scratch) / "recorded.jsonl"
-        command = [str(python(ENVIRONMENTS / name)), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)]
+        modules = [str(TESTS / module) for module in ("test_matrix_rows.py", DEEP.get(name)) if module]
+        command = [str(python(ENVIRONMENTS / name)), "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules]
         environment = os.environ | {"UPWELL_ACCELERATOR": name, "UPWELL_MATRIX": str(recorded)}
         done = subprocess.run(  # noqa: S603  a fixed command
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

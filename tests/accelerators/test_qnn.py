@@ -25,6 +25,7 @@ import onnxruntime_qnn  # noqa: E402  (as above)
 
 from tests.accelerators.onnx_models import chain, fixed_digits, mixed_chain  # noqa: E402  (as above)
 from upwell.edge.demo.data import ASSETS, heldout  # noqa: E402  (as above)
+from upwell.edge.runtimes import onnx_providers  # noqa: E402  (as above)
 from upwell.edge.runtimes.base import Placement  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx import OnnxRuntime  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx_compiled import KEEPING, Entry  # noqa: E402  (as above)
@@ -35,7 +36,6 @@ from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (
 ROW = "QNN, HTP backend on x86-64 (no device)"
 QNN = "QNNExecutionProvider"
 REFUSED = "Erf"
-X = np.linspace(-2, 2, 32, dtype=np.float32).reshape(4, 8)
 
 
 def qnn(require: Any = "prefer", **options: str | int) -> AcceleratorOptions:
@@ -143,6 +143,16 @@ def test_writers_are_named_by_their_library_too(digits: Path, library: str) -> N
 
 def test_without_a_backend_it_says_what_it_needs(digits: Path) -> None:
     assert "Could not determine default backend" in refusal(digits, AcceleratorOptions(provider="qnn"))
+
+
+def test_a_provider_that_fails_in_every_run_costs_no_answer(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_providers, "_QNN_WRITERS", ())  # `ir` takes all nodes and then fails to execute them
+    there, here = OnnxRuntime(digits, None, qnn("must", backend_type="ir")), OnnxRuntime(digits)
+    assert there.placement.nodes_on_accelerator == there.placement.nodes
+    for picture in pictures(3):
+        np.testing.assert_array_equal(there.run({"x": picture})["logits"], here.run({"x": picture})["logits"])
+    assert there.placement.nodes_on_accelerator == 0
+    assert "qnn failed while running, the model goes on on the CPU: " in there.placement.reason
 
 
 # --- Ahead of time

@@ -97,8 +97,8 @@ def test_switching_under_load_loses_no_request_and_no_memory(
     assert load.errors == []
     assert len(load.digests) == 2
     settled_bytes = np.median(sizes_bytes[90:110])
-    print(f"{switches} switches, about {load.answered} answers, {settled_bytes / 2**20:.1f} MiB resident after the first "
-          f"hundred, {max(sizes_bytes[100:]) / 2**20:.1f} MiB at most after that")  # fmt: skip
+    settled_mib, most_mib = settled_bytes / 2**20, max(sizes_bytes[100:]) / 2**20
+    print(f"{switches} switches, {load.answered} answers, {settled_mib:.1f} MiB, at most {most_mib:.1f} MiB after that")
     assert max(sizes_bytes[100:]) <= settled_bytes * 1.1
 
 
@@ -142,7 +142,7 @@ def test_a_version_that_fails_goes_back_and_every_request_is_answered() -> None:
     bad.digest = "sha256:of-the-bad-model"
     with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
         switching = Switching(
-            agent, warm_up_nothing, lambda name, edge, reason: rolled_back.append((edge.digest, reason))
+            agent, warm_up_nothing, lambda _, edge, reason: rolled_back.append((edge.digest, reason))
         )
         switching.switch(MODEL, bad, former)
         assert agent.model(MODEL).edge is bad

@@ -39,7 +39,9 @@ ARRIVALS = st.builds(Arrival, INSTANTS, CLAIMS, ALLOWED)
 HASTY = st.builds(
     Arrival, INSTANTS, CLAIMS, ALLOWED, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from([math.inf, 1.0, 4.0])
 )
-PROMISES = st.builds(Promised, INSTANTS, st.integers(1, 15).map(float), RUNS, st.booleans())
+PROMISES = st.builds(
+    Promised, INSTANTS, st.integers(1, 15).map(float), RUNS, st.booleans(), st.sampled_from([0.0, 0.0, 2.0, 5.0])
+)
 
 
 def by_the_clock(jobs: Sequence[Due], free_s: Sequence[float]) -> dict[Due, float]:

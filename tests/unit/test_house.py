@@ -72,6 +72,8 @@ def test_an_init_holds_a_docstring_and_deliberate_exports_alone() -> None:
             continue
         body = ast.parse((ROOT / module).read_text()).body
         assert isinstance(body[0], ast.Expr), f"{module} has no docstring"
+        if module == Path("edge/upwell/edge/__init__.py"):
+            body = [node for node in body if not isinstance(node, (ast.If, ast.FunctionDef))]  # its exports are lazy
         assert all(isinstance(node, (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign)) for node in body), module
 
 
@@ -100,10 +102,13 @@ def test_every_code_is_documented_where_it_is_defined() -> None:
 def test_the_public_names_are_these() -> None:
     assert sorted(upwell.edge.__all__) == ["Agent", "Answer", "Timings"]
     public = {name for name in vars(upwell.edge.Agent) if not name.startswith("_")}
-    assert public == {"close", "from_config", "handle", "infer", "is_closed", "look_after", "model"}
+    assert public == {
+        "close", "close_with", "from_config", "handle", "health", "infer", "is_closed", "look_after", "model",
+        "replace_edge",
+    }  # fmt: skip
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
-        "spool_id",
+        "spool_id", "accelerator", "edge_state",
     ]  # fmt: skip
     assert list(upwell.edge.Answer.__dataclass_fields__) == fields
     times = ["total_s", "edge_s", "uplink_s", "cloud_queue_s", "cloud_compute_s"]
@@ -118,12 +123,29 @@ BASE = {
 
 NEEDS_AN_EXTRA = {
     "upwell.cloud.engines.onnx": {"onnxruntime"},
-    "upwell.cloud.engines.torch": {"torch", "safetensors"},
+    "upwell.cloud.engines.torch": {"safetensors", "torch"},
     "upwell.cloud.engines.torch_demo": {"torch"},
     "upwell.cloud.probes": {"grpc_health", "grpc_reflection"},
+    "upwell.edge.bundle.keys": {"cryptography"},
     "upwell.edge.demo.plot": {"matplotlib"},
+    "upwell.edge.devices.onnx_look": {"onnxruntime"},
+    "upwell.edge.fetch.download": {"requests"},
+    "upwell.edge.fetch.oci_access": {"oras", "requests"},
+    "upwell.edge.fetch.oci_source": {"requests"},
+    "upwell.edge.fetch.web": {"requests", "urllib3"},
+    "upwell.edge.fetch.web_source": {"requests"},
+    "upwell.edge.models.candidates": {"onnxruntime"},
+    "upwell.edge.quantize.onnx_graph": {"onnx", "onnxruntime"},
+    "upwell.edge.quantize.onnx_layers": {"onnx"},
+    "upwell.edge.quantize.onnx_qdq": {"onnx", "onnxruntime"},
+    "upwell.edge.quantize.tflite_graph": {"ai_edge_litert", "flatbuffers"},
+    "upwell.edge.quantize.tflite_int8": {"ai_edge_quantizer"},
+    "upwell.edge.quantize.tflite_layers": {"ai_edge_litert"},
     "upwell.edge.runtimes.onnx": {"onnxruntime"},
+    "upwell.edge.runtimes.onnx_compiled": {"onnxruntime"},
+    "upwell.edge.runtimes.onnx_coverage": {"onnx", "onnxruntime"},
     "upwell.edge.runtimes.onnx_evidence": {"onnxruntime"},
+    "upwell.edge.runtimes.onnx_providers": {"onnxruntime"},
     "upwell.edge.runtimes.onnx_sessions": {"onnxruntime"},
     "upwell.edge.runtimes.onnx_tensors": {"onnxruntime"},
     "upwell.shared.policy_cli.calibrate_plot": {"matplotlib"},
@@ -131,6 +153,9 @@ NEEDS_AN_EXTRA = {
     "upwell.shared.routing.cel_rules": {"cel"},
 }
 """The modules that name a package of an extra, and which."""
+
+IMPORTED_LATER = {"upwell.edge.models.candidates"}
+"""Of these, the modules that import it only in a function, and can themselves be imported without it."""
 
 ALSO_NEED_ONE = {"upwell.cloud.process"}
 """The modules that import one of those."""
@@ -170,7 +195,7 @@ print(json.dumps(failed))
         [sys.executable, "-W", "error", "-c", script, json.dumps(extras), json.dumps(modules)],
         capture_output=True, text=True, check=True, timeout=100,
     )  # fmt: skip
-    assert set(json.loads(done.stdout)) == {*NEEDS_AN_EXTRA, *ALSO_NEED_ONE}
+    assert set(json.loads(done.stdout)) == {*NEEDS_AN_EXTRA, *ALSO_NEED_ONE} - IMPORTED_LATER
 
 
 def test_every_command_and_engine_can_be_found() -> None:

@@ -1,6 +1,18 @@
 """The agent that answers on the device and lifts hard and large cases to the cloud."""
 
-from upwell.edge.agent import Agent
-from upwell.edge.answer import Answer, Timings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from upwell.edge.agent import Agent
+    from upwell.edge.answer import Answer, Timings
 
 __all__ = ["Agent", "Answer", "Timings"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the agent when it is asked for: tools and probing processes use other modules of this package alone."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from upwell.edge import agent, answer
+
+    return getattr(agent, name, None) or getattr(answer, name)

@@ -77,8 +77,11 @@ def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:
     problems: list[Problem] = []
     for name, section in config.models.items():
         try:
-            starts.append(ModelStart(name, section, around))
-            on_failure.callback(starts[-1].close)
+            start = ModelStart(name, section, around)
+            on_failure.callback(start.close)
+            if start.served.edge is not None:
+                on_failure.callback(start.served.edge.close)
+            starts.append(start)
         except ConfigError as error:
             problems.extend(error.problems)
     if problems:

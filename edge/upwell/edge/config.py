@@ -200,7 +200,7 @@ class EdgeSide(RuntimeOptions):
 
     bundle: RelativePath | None = Field(
         None,
-        description="A folder with the model files and their model.yaml, or an archive that `upwell model pack` wrote.",
+        description="A folder with model files and their model.yaml, or an archive that `upwell model pack` wrote.",
     )
     file: RelativePath | None = Field(
         None, description="A model file; a .yaml of the same name beside it describes it."

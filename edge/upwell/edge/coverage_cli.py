@@ -106,7 +106,7 @@ def _tried_out(model: Path, options: RuntimeOptions, wanted: AcceleratorOptions)
         return
     subject = probe.Subject(model, options, wanted, version="")
     try:
-        lock = device_lock.try_out(subject.library, wanted.option_texts())
+        lock = device_lock.try_out(subject.library, wanted.option_texts(), probe.TIMEOUT_S)
     except device_lock.DeviceBusy as error:
         raise AcceleratorNotUsable(str(error)) from None
     try:

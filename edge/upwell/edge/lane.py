@@ -151,7 +151,7 @@ class Lane:
     def _join(self, new: _Ticket, now_s: float) -> bool:
         """Take a free place (True) or one in the queue. Raises what the caller is told where there is neither."""
         is_free = len(self._running) < self.instances
-        if is_free and not self._waiting and not self._slots:
+        if is_free and not self._slots:  # then nobody waits: only a promise keeps somebody from a free place
             self._run(new, now_s)
             return True
         if not is_free and new.deadline_s <= now_s:

@@ -93,7 +93,10 @@ ONE_LINE = {
         "models: {m: {edge: {file: good.onnx, runtime: torch}}}",
         "agent.yaml:1:47: models.m.edge.runtime: ",
     ),
-    "the wrong runtime": ("models: {m: {edge: {file: good.onnx, runtime: tflite, package: tflite_runtime}}}", "good.onnx"),
+    "the wrong runtime": (
+        "models: {m: {edge: {file: good.onnx, runtime: tflite, package: tflite_runtime}}}",
+        "good.onnx",
+    ),
     "another suffix": ("models: {m: {edge: {file: agent.yaml}}}", "agent.yaml: no runtime is known for suffix '.yaml'"),
     "a tflite package with onnx": (
         "models: {m: {edge: {file: good.onnx, runtime: onnx, package: tflite_runtime}}}",

@@ -54,15 +54,14 @@ def test_relative_paths_start_at_the_file_that_names_them(tmp_path: Path) -> Non
     assert edges["a"].bundle == tmp_path / "models/a"
     assert edges["b"].file == tmp_path.parent / "b.onnx"
     assert edges["c"].file == Path("/abs/c.onnx")
-    assert edges["a"].accelerator is not None
-    assert edges["a"].accelerator.library == tmp_path / "lib/vendor.so"
+    assert [one.library for one in edges["a"].accelerator] == [tmp_path / "lib/vendor.so"]
 
 
 ERRORS = [
     ("models: {}", "1:9: models: "),
     ("agent: {}", "1:1: models: this key is missing"),
     ("models: {m: {}}", "1:13: models.m: expected edge, cloud or both"),
-    ("models: {m: {edge: {}}}", "1:20: models.m.edge: expected either bundle (a folder) or file (a model file)"),
+    ("models: {m: {edge: {}}}", "1:20: models.m.edge: expected bundle (a folder or archive), file (a model file), or updates"),
     ("models: {m: {edge: {bundle: b, file: f}}}", "1:20: models.m.edge: expected either bundle"),
     ("models: {m: {edge: {file: f, runtime: torch}}}", "1:39: models.m.edge.runtime: expected 'onnx' or 'tflite'"),
     ("models: {m: {edge: {file: f, thread: 1}}}", "1:30: models.m.edge.thread: unknown key; did you mean 'threads'?"),

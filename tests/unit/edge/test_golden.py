@@ -61,8 +61,12 @@ def arrays() -> st.SearchStrategy[Array]:
     return st.builds(build, st.sampled_from(sorted(DTYPES)), shapes, elements)
 
 
+NAMES = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1, max_size=8)
+"""An archive cannot tell of a NUL or half a surrogate pair, and no runtime names a tensor so."""
+
+
 @given(
-    st.dictionaries(st.text(min_size=1, max_size=8), arrays(), min_size=1, max_size=3),
+    st.dictionaries(NAMES, arrays(), min_size=1, max_size=3),
     st.dictionaries(st.sampled_from(["y", "y.bytes", "/../y", "y.npy"]), arrays(), min_size=1),
 )
 def test_what_is_recorded_is_read_back_and_the_same_bytes_each_time(

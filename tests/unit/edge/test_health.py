@@ -16,10 +16,11 @@ from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.runtimes.base import Placement
 
 TAKEN = Placement("npu", nodes=10, nodes_on_accelerator=8, left_on_cpu=("a (Softmax)", "b (Resize)"))
+TESTED = LoadReport(checked_by="golden vectors")
 LEFT = LoadReport("fallback", "golden vectors", (Attempt("onnx on npu", "no such device"),), 0.5, 0.1, 1 << 20)
 
 
-def on(placement: Placement, report: LoadReport = LoadReport(checked_by="golden vectors")) -> EdgeModel:
+def on(placement: Placement, report: LoadReport = TESTED) -> EdgeModel:
     edge = edge_model(placement=placement)
     edge.report = report
     return edge

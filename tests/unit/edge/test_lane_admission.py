@@ -65,7 +65,9 @@ def test_a_lower_priority_that_was_taken_on_goes_first_where_it_would_be_late_ot
         urgent, patient = Claim(run_s=10.0, priority="low"), Claim(run_s=10.0, priority="high")
         stack.enter_context(waiting(lane, soon(25.0), urgent, log, "low"))
         stack.enter_context(waiting(lane, soon(100.0), patient, log, "high"))
-        lane._running[0].began_s -= 10.0  # as if the run had taken its time: what waits has 25 s left and needs 10 of them
+        lane._running[
+            0
+        ].began_s -= 10.0  # as if the run had taken its time: what waits has 25 s left and needs 10 of them
         for ticket in lane._waiting:
             ticket.deadline_s -= 10.0
         release.set()

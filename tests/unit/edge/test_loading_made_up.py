@@ -69,15 +69,16 @@ def test_the_cpu_is_the_measure() -> None:
 def test_a_size_is_found_that_the_cpu_takes() -> None:
     assert judged(1.0, fails_over=1)[0]
     passed, text = judged(1.0, fails_over=0)
-    assert (passed, text) == (
-        False, "without golden vectors nothing checks it, since the CPU cannot answer either: too long",
-    )  # fmt: skip
+    assert not passed
+    assert text.startswith("without golden vectors nothing checks it, since the CPU cannot answer either: ")
+    assert text.endswith("too long")
 
 
 def test_an_accelerator_that_fails_where_the_cpu_answers_has_not_passed() -> None:
     witness, other = runtime(), runtime(fails_over=1)
     verdict = check_with_cpu(Processor(None, witness.inputs, witness.outputs, "onnx"), other, witness, Limits())
-    assert (verdict.passed, verdict.text) == (False, "it fails where the CPU answers: too long")
+    assert not verdict.passed
+    assert verdict.text.startswith("it fails where the CPU answers: ")
 
 
 @pytest.mark.parametrize(("noise", "passed"), [(0.0, True), (0.5, False)])

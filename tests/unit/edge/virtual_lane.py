@@ -31,12 +31,16 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Promised:
-    """At `at_s` a slot is asked for, `run_s` long, that begins `lead_s` later; then the run comes if it `is_needed`."""
+    """At `at_s` a slot is asked for, `run_s` long, that begins `lead_s` later.
+
+    Then, or `early_s` sooner, the run comes if it `is_needed`.
+    """
 
     at_s: float
     lead_s: float
     run_s: float
     is_needed: bool = True
+    early_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -156,7 +160,7 @@ class VirtualLane:
             if other.ticket in self.lane._waiting or not request.is_sure:
                 other.is_sure = False
         self._promised.append(request)
-        self._at(max(self._now_s, ready_s), lambda: self._call_in(promised, request, thread))
+        self._at(max(self._now_s, ready_s - promised.early_s), lambda: self._call_in(promised, request, thread))
 
     def _call_in(self, promised: Promised, request: Request, thread: int) -> None:
         self._thread = thread

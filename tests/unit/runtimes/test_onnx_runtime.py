@@ -12,7 +12,6 @@ from onnx import TensorProto, helper
 
 from tests.unit.models_for_tests import (
     identity,
-    linear,
     linear_elsewhere,
     linear_weights,
     save,

@@ -29,7 +29,7 @@ def test_the_first_ten_nodes_left_are_named() -> None:
 
 def test_prefer_needs_one_node() -> None:
     judge(PREFER, from_nodes(PREFER, 3, ("conv", "nms")))
-    with pytest.raises(AcceleratorNotUsable, match="^npu took none of the 2 nodes$"):
+    with pytest.raises(AcceleratorNotUsable, match=r"^npu took none of the 2 nodes$"):
         judge(PREFER, from_nodes(PREFER, 2, ("conv", "nms")))
 
 
@@ -41,7 +41,7 @@ def test_no_evidence_is_no_use(require: Literal["must", "prefer"]) -> None:
 
 
 def test_a_reason_that_is_known_is_given() -> None:
-    with pytest.raises(AcceleratorNotUsable, match="^the device is unplugged$"):
+    with pytest.raises(AcceleratorNotUsable, match=r"^the device is unplugged$"):
         judge(PREFER, Placement("npu", reason="the device is unplugged"))
 
 

@@ -54,7 +54,7 @@ def row_of_library(library: Path, packages: Sequence[str], timeout_s: float = TI
     """A library of the user's, tried while nobody has its device open."""
     package = next((name for name in packages if name != "onnxruntime"), "onnxruntime")
     try:
-        lock = device_lock.try_out(str(library), {})
+        lock = device_lock.try_out(str(library), {}, timeout_s)
     except device_lock.DeviceBusy as busy:
         return Row("", library.name, "found, not probed", reason=str(busy))
     try:

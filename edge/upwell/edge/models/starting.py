@@ -74,6 +74,8 @@ class ModelStart:
 
     def close(self) -> None:
         """End what is under way, and remove what was unpacked for this run of the agent."""
+        if self.final is not None:
+            self.final.cancel()
         if self.follower is not None:
             self.follower.close()
         if self._unpacked is not None:
@@ -175,8 +177,9 @@ def loaded(name: str, section: ModelSection, trust: Trust) -> Iterator[ServedMod
         yield served
     finally:
         start.close()
-        for edge in {start.served.edge, served.edge} - {None}:
-            edge.close()
+        for edge in {start.served.edge, served.edge}:
+            if edge is not None:
+                edge.close()
 
 
 def clear_unpacked(state_dir: Path) -> None:

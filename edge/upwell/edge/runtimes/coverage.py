@@ -25,8 +25,8 @@ class NodeCover:
 class Coverage:
     """Where each node of a model runs on one accelerator.
 
-    `source` says how that is known: `graph assignment`, `profile` (ONNX Runtime), `delegate walk` or `compiled model`
-    (TFLite). `nodes` are in the order of the model's main graph.
+    `source` says how that is known: `graph assignment`, `profile` (ONNX Runtime), `delegate walk`, `compiled model` or
+    `partition plan` (TFLite). `nodes` are in the order of the model's main graph.
     """
 
     accelerator: str

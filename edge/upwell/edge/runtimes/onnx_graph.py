@@ -100,12 +100,17 @@ def named_apart(data: bytes) -> bytes:
 
     Raises `BadOnnxFile` for what is no ONNX file.
     """
+    own = {
+        _node(data, node).name
+        for graph in _messages(data, (0, len(data)), _GRAPH)
+        for node in _messages(data, graph, _NODE)
+    }
     taken: set[str] = set()
 
     def renamed(span: tuple[int, int]) -> bytes:
         node = _node(data, span)
         name, turn = node.name, len(taken)
-        while not name or name in taken:
+        while not name or name in taken or (name != node.name and name in own):
             name, turn = f"{node.name or node.operator}_{turn}", turn + 1
         taken.add(name)
         return _with(data, span, _NAME, lambda _: b"") + _delimited(_NAME, name.encode())

@@ -51,6 +51,8 @@ def find_provider(wanted: AcceleratorOptions) -> Provider:
     in that order. Raises `AcceleratorNotUsable` where it is not there, or is known to execute nothing or elsewhere.
     """
     name, options = _full_name(wanted.provider), wanted.option_texts()
+    if name == CPU:
+        raise AcceleratorNotUsable("ONNX Runtime's CPU provider is no accelerator; leave it out, it comes last anyway")
     # A plugin that has been registered is listed as available too, and asked for by name it gives the CPU.
     if wanted.library is None and name not in _registered and name in onnxruntime.get_available_providers():
         _refuse_pretenders(name, options)
