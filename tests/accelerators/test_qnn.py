@@ -58,6 +58,12 @@ def bare_session(path: Path, backend_type: str) -> Any:
     return onnxruntime.InferenceSession(str(path), settings)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backends that write the model down do so into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
     return fixed_digits(tmp_path)

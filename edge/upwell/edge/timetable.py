@@ -134,11 +134,12 @@ def _run(job: Job, free_s: list[float]) -> float:
 def is_in_the_way(job: Job, free_s: Sequence[float], slots: Sequence[Job]) -> bool:
     """Whether the job, begun on the first free server, would make a slot late behind which it has time to run itself.
 
-    `free_s` says when each server is free, in order; `slots` are in the order of their `ready_s`.
+    No slot is in the way of another. `free_s` says when each server is free, in order; `slots` are in the order of
+    their `ready_s`.
     """
     run_s = job.claim.known_run_s
     end_s = free_s[0] + run_s
-    if job.claim.is_owed or not slots or slots[0].ready_s >= end_s:
+    if not slots or slots[0].ready_s >= end_s or job.ready_s > -math.inf:
         return False
     without, with_it = list(free_s), list(free_s)
     heapq.heapreplace(with_it, end_s)

@@ -17,9 +17,9 @@ from tests.unit.models_for_tests import linear, save, tensor
 from upwell.edge.demo.data import ASSETS
 from upwell.edge.runtimes.coverage import Coverage, NodeCover
 from upwell.edge.runtimes.onnx_coverage import survey
-from upwell.edge.runtimes.onnx_evidence import AssignedNode, Part, records_assignment
+from upwell.edge.runtimes.onnx_evidence import records_assignment
 from upwell.edge.runtimes.onnx_graph import read_graph
-from upwell.edge.runtimes.onnx_partitions import covers
+from upwell.edge.runtimes.onnx_partitions import AssignedNode, Part, covers
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError

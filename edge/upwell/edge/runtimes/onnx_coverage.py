@@ -13,9 +13,9 @@ import onnxruntime
 
 from upwell.edge.runtimes.coverage import Coverage
 from upwell.edge.runtimes.inputs import check_file
-from upwell.edge.runtimes.onnx_evidence import Part, parts_of, records_assignment
+from upwell.edge.runtimes.onnx_evidence import parts_of, records_assignment
 from upwell.edge.runtimes.onnx_graph import named_apart, read_graph
-from upwell.edge.runtimes.onnx_partitions import covers
+from upwell.edge.runtimes.onnx_partitions import Part, covers
 from upwell.edge.runtimes.onnx_providers import CPU, plain_text
 from upwell.edge.runtimes.onnx_sessions import Opening, session_options
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions

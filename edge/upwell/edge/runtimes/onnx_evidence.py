@@ -8,39 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 
 from upwell.edge.runtimes.inputs import blank
+from upwell.edge.runtimes.onnx_partitions import AssignedNode, Part
 from upwell.edge.runtimes.onnx_tensors import caller_for
 from upwell.shared.onnx_tensors import spec_of
 
 RECORD_KEY = "session.record_ep_graph_assignment_info"
-
-
-@dataclass(frozen=True)
-class AssignedNode:
-    """One node of the graph, and the full name of the provider that runs it."""
-
-    name: str
-    operator: str
-    provider: str
-
-    @property
-    def label(self) -> str:
-        """`conv1 (Conv)`, or `Conv` for a node without a name."""
-        return f"{self.name} ({self.operator})" if self.name else self.operator
-
-
-@dataclass(frozen=True)
-class Part:
-    """Nodes that a provider was given together; one that compiles makes one kernel of them."""
-
-    provider: str
-    nodes: Sequence[AssignedNode]
 
 
 def records_assignment() -> bool:

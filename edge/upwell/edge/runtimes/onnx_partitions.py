@@ -6,11 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from upwell.edge.runtimes.coverage import NodeCover
-from upwell.edge.runtimes.onnx_evidence import Part
 from upwell.edge.runtimes.onnx_graph import Graph
 from upwell.edge.runtimes.onnx_work import constant_tensors, work_of
 
 _REWRITTEN = "_token_"  # ends the name of a node that ONNX Runtime put into a provider's layout
+
+
+@dataclass(frozen=True)
+class AssignedNode:
+    """One node of the graph, and the full name of the provider that runs it."""
+
+    name: str
+    operator: str
+    provider: str
+
+    @property
+    def label(self) -> str:
+        """`conv1 (Conv)`, or `Conv` for a node without a name."""
+        return f"{self.name} ({self.operator})" if self.name else self.operator
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes that a provider was given together; one that compiles makes one kernel of them."""
+
+    provider: str
+    nodes: Sequence[AssignedNode]
 
 
 def covers(graph: Graph, parts: Sequence[Part], provider: str) -> list[NodeCover]:

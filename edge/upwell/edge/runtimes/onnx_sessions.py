@@ -14,13 +14,8 @@ import onnxruntime
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx_compiled import Entry, entry_for
-from upwell.edge.runtimes.onnx_evidence import (
-    RECORD_KEY,
-    AssignedNode,
-    assigned_nodes,
-    from_profile,
-    records_assignment,
-)
+from upwell.edge.runtimes.onnx_evidence import RECORD_KEY, assigned_nodes, from_profile, records_assignment
+from upwell.edge.runtimes.onnx_partitions import AssignedNode
 from upwell.edge.runtimes.onnx_providers import CPU, OPENVINO, Provider, find_provider, plain_text
 from upwell.edge.runtimes.onnx_saturation import saturation
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
@@ -197,7 +192,7 @@ def cpu_settings(path: Path) -> Mapping[str, str]:
     warning = saturation(path)
     if not warning:
         return _NOTHING
-    _log.warning("%s: %s", path, warning)
+    _log.info("%s: %s; here it is run with uint8 weights, exactly and slower", path, warning)
     return _EXACT
 
 
