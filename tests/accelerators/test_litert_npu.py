@@ -157,3 +157,10 @@ def test_an_npu_that_fails_while_running_costs_no_answer(monkeypatch: pytest.Mon
     assert there.placement.nodes_on_accelerator == 0
     assert "the device is gone" in there.placement.reason
     np.testing.assert_array_equal(there.run({"x": x})["logits"], answer)
+
+
+def test_a_batch_is_what_the_file_gives_as_its_example(tmp_path: Path) -> None:
+    model = linear(tmp_path)
+    assert load_runtime(model, RuntimeOptions(batch=1), npu()).inputs[0].shape == (1, 8)
+    with pytest.raises(AcceleratorNotUsable, match="litert_npu compiles this model for 1 rows, not `batch: 2`"):
+        load_runtime(model, RuntimeOptions(batch=2), npu())

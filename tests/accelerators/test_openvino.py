@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from tests.accelerators.environment import needs
 from tests.accelerators.record import record
@@ -124,3 +126,40 @@ def test_coverage_equals_the_placement_of_the_profile(tmp_path: Path) -> None:
         assert assigned.nodes == profiled.nodes, path.name
         operators = path.stem.split("_")[1:]
         assert len(assigned.left_on_cpu) >= operators.count(REFUSED)
+
+
+# --- float16, for which the CPU has few kernels
+
+
+def half_chain(folder: Path, *, with_names: bool = True) -> Path:
+    """Four operators on float16; what no provider takes is computed in float32."""
+    path = chain(folder, ["MatMul", "Relu", REFUSED, "MatMul"], with_names=with_names)
+    model = onnx.load(str(path))
+    for weight in model.graph.initializer:
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).astype(np.float16), weight.name))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_node_that_the_assignment_hides_is_left_on_the_cpu(tmp_path: Path) -> None:
+    path = half_chain(tmp_path)
+    recorded = bare_session(path, "CPU").get_provider_graph_assignment_info()
+    assert {part.ep_name for part in recorded} == {OPENVINO}  # and the CPU runs one of them
+    assert OnnxRuntime(path, None, openvino()).placement == Placement("openvino", 4, 3, ("hardmax_2 (Hardmax)",))
+    assert refusal(path, openvino(require="must")).endswith("leaves 1 of 4 nodes on the CPU: hardmax_2 (Hardmax)")
+    record(ROW, "traps", "float16: a node on the CPU that the graph assignment has nowhere: named")
+
+
+def test_a_hidden_node_without_a_name_is_no_node_there(tmp_path: Path) -> None:
+    path = half_chain(tmp_path, with_names=False)
+    assert OnnxRuntime(path, None, openvino()).placement.nodes_on_accelerator == 3
+    assert "leaves 1 of 4 nodes on the CPU: one that" in refusal(path, openvino(require="must"))
+
+
+@pytest.mark.parametrize("by_profile", [False, True])
+def test_coverage_of_float16_is_not_that_of_what_the_cpu_makes_of_it(tmp_path: Path, by_profile: bool) -> None:
+    found = survey(half_chain(tmp_path), RuntimeOptions(), openvino(), by_profile=by_profile)
+    assert [node.partition for node in found.nodes] == [0, 0, None, 1]
+    assert [node.work for node in found.nodes] == [256, 32, 32, 256]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ import onnxruntime  # noqa: E402  (only where the module is not skipped)
 import onnxruntime_qnn  # noqa: E402  (as above)
 
 from tests.accelerators.onnx_models import chain, fixed_digits, mixed_chain  # noqa: E402  (as above)
+from upwell.edge.config import EdgeSide  # noqa: E402  (as above)
 from upwell.edge.demo.data import ASSETS, heldout  # noqa: E402  (as above)
+from upwell.edge.models.compiling import load_edge  # noqa: E402  (as above)
 from upwell.edge.runtimes import onnx_providers  # noqa: E402  (as above)
 from upwell.edge.runtimes.base import Placement  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx import OnnxRuntime  # noqa: E402  (as above)
@@ -36,6 +39,7 @@ from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (
 ROW = "QNN, HTP backend on x86-64 (no device)"
 QNN = "QNNExecutionProvider"
 REFUSED = "Erf"
+OPEN_DIGITS = ASSETS / "edge" / "digits" / "model.onnx"
 
 
 def qnn(require: Any = "prefer", **options: str | int) -> AcceleratorOptions:
@@ -97,8 +101,39 @@ def test_must_names_what_stays_behind(tmp_path: Path) -> None:
     assert refusal(path, qnn("must")).endswith("is a must and leaves 1 of 2 nodes on the CPU: erf_1 (Erf)")
 
 
-def test_a_model_of_varying_size_is_not_taken() -> None:
-    assert "took none of the 23 nodes" in refusal(ASSETS / "edge" / "digits" / "model.onnx", qnn())
+def test_a_model_of_varying_size_is_not_taken_and_told_what_to_do() -> None:
+    advice = "; the batch of 'x' is open, and many accelerators take fixed sizes only: write `batch: 1`"
+    for require, nodes in (("prefer", "took none of the 23 nodes"), ("must", "leaves 23 of 23 nodes on the CPU")):
+        told = refusal(OPEN_DIGITS, qnn(require))
+        assert nodes in told
+        assert told.endswith(advice)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_with_a_fixed_batch_a_model_of_varying_size_is_taken_whole(batch: int, tmp_path: Path) -> None:
+    for state in ("compiled", "kept"):
+        runtime = OnnxRuntime(OPEN_DIGITS, RuntimeOptions(batch=batch), qnn("must"), cache_dir=tmp_path / "compiled")
+        assert runtime.placement.nodes_on_accelerator == runtime.placement.nodes > 20, state
+        assert [spec.shape for spec in (*runtime.inputs, *runtime.outputs)] == [(batch, 1, 8, 8), (batch, 10)]
+    assert len(list((tmp_path / "compiled").iterdir())) == 1
+    wanted = {"provider": "qnn", "require": "must", "options": {"backend_type": "htp"}}
+    edge = load_edge(
+        "m",
+        EdgeSide.model_validate(
+            {"bundle": str(OPEN_DIGITS.parent), "batch": batch, "accelerator": wanted, "runtime": "onnx"}
+        ),
+    )
+    assert (edge.accelerator, edge.state, edge.report.checked_by) == ("qnn", "ready", "the CPU's answers")
+    expected = OnnxRuntime(OPEN_DIGITS).run({"x": np.concatenate(pictures(7))})["logits"]
+    scores = edge.run_now({"image": heldout().images[:7].astype(np.uint8)[..., None]}).outputs["scores"]
+    np.testing.assert_array_equal(scores.argmax(axis=1), expected.argmax(axis=1))
+
+
+def test_coverage_with_a_fixed_batch() -> None:
+    for by_profile in (False, True):
+        assert survey(OPEN_DIGITS, RuntimeOptions(), qnn("must"), by_profile=by_profile).node_share == 0
+        found = survey(OPEN_DIGITS, RuntimeOptions(batch=1), qnn("must"), by_profile=by_profile)
+        assert (len(found.nodes), found.node_share) == (23, 1)
 
 
 def test_a_kind_of_device_that_is_not_here(digits: Path) -> None:
@@ -242,6 +277,18 @@ def test_a_folder_that_cannot_be_written_costs_no_accelerator(
     with caplog.at_level(logging.WARNING):
         assert OnnxRuntime(digits, None, qnn("must"), cache_dir=blocked).placement.nodes_on_accelerator > 20
     assert "cannot be kept" in caplog.text
+
+
+def test_a_full_disk_costs_no_accelerator(digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # for files, so that the context does not fit
+    try:
+        runtime = OnnxRuntime(digits, None, qnn("must"), cache_dir=tmp_path / "compiled")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert runtime.placement.nodes_on_accelerator > 20
+    assert "cannot be kept: QNNExecutionProvider refused the model: Failed to write" in caplog.text
+    assert list((tmp_path / "compiled").iterdir()) == []
 
 
 def test_a_refused_model_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import statistics
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +176,7 @@ def layers_for(directory: Path, kind: str, target_s: float = 0.005) -> int:
 def spread(samples: Sequence[float]) -> str:
     """Median, and the 10th and 90th percentile."""
     tenths = statistics.quantiles(samples, n=10)
-    return f"{statistics.median(samples):.3f} ({tenths[0]:.3f} to {tenths[-1]:.3f})"
+    return f"{statistics.median(samples):.4g} ({tenths[0]:.4g} to {tenths[-1]:.4g})"
 
 
 def agent_of(directory: Path, models: Mapping[str, str]) -> Agent:
@@ -184,57 +186,77 @@ def agent_of(directory: Path, models: Mapping[str, str]) -> Agent:
     return Agent.from_config(config)
 
 
-@pytest.mark.parametrize("kind", ["onnx FP32", "tflite FP32", "tflite INT8"])
+def in_turn(sides: Mapping[str, Sequence[Call]]) -> dict[str, list[Round]]:
+    """Rounds of each side, in turn and in changing order, after one that does not count."""
+    rounds: dict[str, list[Round]] = {name: [] for name in sides}
+    for calls in sides.values():
+        played(calls)
+    for index in range(ROUNDS):
+        for name in sorted(sides, reverse=bool(index % 2)):
+            rounds[name].append(played(sides[name]))
+    return rounds
+
+
+def percentiles_ms(rounds: Sequence[Round], *which: float) -> list[float]:
+    """Of the time that a request took."""
+    taken = [second for one in rounds for second in one.taken_s]
+    return [float(one) * 1e3 for one in np.percentile(taken, which)]
+
+
+def compared(agent: Sequence[Round], bare: Sequence[Round]) -> str:
+    """Throughput of both; round by round; where nothing else ran beside; and what the agent adds in all threads."""
+    ratios = [ours.per_s / theirs.per_s for ours, theirs in zip(agent, bare, strict=True)]
+    added_us = [1e6 * (ours.cpu_s - theirs.cpu_s) for ours, theirs in zip(agent, bare, strict=True)]
+    (ours_ms,), (theirs_ms,) = percentiles_ms(agent, 10), percentiles_ms(bare, 10)
+    return (
+        f"bare {statistics.median(one.per_s for one in bare):.1f}/s, "
+        f"agent {statistics.median(one.per_s for one in agent):.1f}/s, ratio {spread(ratios)}, "
+        f"of the fastest tenth {theirs_ms / ours_ms:.3f}; processor time added {statistics.median(added_us):.0f} us"
+    )
+
+
+KINDS = ["onnx FP32", "tflite FP32", "tflite INT8"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_agent_beside_the_bare_runtime(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, x = model_file(tmp_path, kind, layers_for(tmp_path, kind))
     lines = []
-    for (threads, instances), callers in itertools.product([(1, 2), (2, 1)], [1, 2]):
+    for threads, instances in ((1, 2), (2, 1)):
         bare = Bare(path, threads, instances)
         edge = f"file: {path.name}, threads: {threads}, instances: {instances}"
         with agent_of(tmp_path, {"m": edge}) as agent:
-            sides: dict[str, Call] = {"bare": lambda: bare.infer(x), "agent": lambda: agent.infer("m", {"x": x})}
-            rounds: dict[str, list[Round]] = {name: [] for name in sides}
-            for name, call in sides.items():
-                played([call] * callers)
-            for index in range(ROUNDS):
-                for name in sorted(sides, reverse=bool(index % 2)):
-                    rounds[name].append(played([sides[name]] * callers))
-        per_s = {name: statistics.median(one.per_s for one in of) for name, of in rounds.items()}
-        pairs = list(zip(rounds["agent"], rounds["bare"], strict=True))
-        added_us = [1e6 * (agent.cpu_s - bare.cpu_s) for agent, bare in pairs]
-        lines.append(
-            f"  {threads} threads x {instances} runs, {callers} callers: bare {per_s['bare']:.1f}/s, agent "
-            f"{per_s['agent']:.1f}/s; agent to bare {spread([agent.per_s / bare.per_s for agent, bare in pairs])}; "
-            f"processor time added per request {statistics.median(added_us):.0f} us"
-        )
+            calls: dict[str, Call] = {"bare": partial(bare.infer, x), "agent": partial(agent.infer, "m", {"x": x})}
+            for callers in (1, 2):
+                rounds = in_turn({name: [call] * callers for name, call in calls.items()})
+                compares = compared(rounds["agent"], rounds["bare"])
+                lines.append(f"  {threads} threads x {instances} runs, {callers} callers: {compares}")
     with capsys.disabled():
         print(f"\n{kind}, {ROUNDS} rounds of {ROUND_S} s each in turn, target {TARGET}: median (p10 to p90)")
         print("\n".join(lines))
+        print(f"  load of the machine over the last minute: {os.getloadavg()[0]:.1f} on {usable_cores()} cores")
 
 
-@pytest.mark.parametrize("kind", ["onnx FP32", "tflite FP32", "tflite INT8"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_models_at_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with a thread per core beside each with its share of the cores."""
     path, x = model_file(tmp_path, kind, layers_for(tmp_path, kind))
     cores = usable_cores()
-    rounds: dict[int, list[Round]] = {}
     with ExitStack() as stack:
-        agents = {}
+        sides: dict[str, list[Call]] = {}
         for threads in (cores, max(1, cores // 2)):
             folder = tmp_path / str(threads)
             folder.mkdir()
             edge = f"file: {path}, threads: {threads}, instances: 1"
-            agents[threads] = stack.enter_context(agent_of(folder, {"a": edge, "b": edge}))
-        for index in range(ROUNDS + 1):
-            for threads, agent in sorted(agents.items(), reverse=bool(index % 2)):
-                calls: list[Call] = [lambda a=agent, m=m: a.infer(m, {"x": x}) for m in ("a", "b")]  # type: ignore[misc]  # bound now
-                result = played(calls)
-                if index:
-                    rounds.setdefault(threads, []).append(result)
+            agent = stack.enter_context(agent_of(folder, {"a": edge, "b": edge}))
+            sides[f"{threads} threads each"] = [partial(agent.infer, model, {"x": x}) for model in ("a", "b")]
+        both = in_turn(sides)
+        alone = in_turn({name: calls[:1] for name, calls in sides.items()})
     with capsys.disabled():
-        print(f"\n{kind}, two models at once, one caller each, {cores} cores, {ROUNDS} rounds in turn")
-        for threads, of in rounds.items():
-            p50, p99 = np.percentile([second for one in of for second in one.taken_s], [50, 99]) * 1e3
-            print(
-                f"  {threads} threads each: p50 {p50:.2f} ms, p99 {p99:.2f} ms, {spread([one.per_s for one in of])}/s"
-            )
+        print(f"\n{kind}, two models on {cores} cores, one caller each, {ROUNDS} rounds in turn: median (p10 to p90)")
+        for label, of in (("both at once", both), ("one of them alone", alone)):
+            for name, rounds in of.items():
+                p50_ms, p99_ms = percentiles_ms(rounds, 50, 99)
+                per_s = spread([one.per_s for one in rounds])
+                print(f"  {label}, {name}: p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms, {per_s}/s")
+        print(f"  load of the machine over the last minute: {os.getloadavg()[0]:.1f}")

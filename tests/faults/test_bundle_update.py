@@ -59,10 +59,10 @@ class Device:
         self.follower = Follower(self.shelf, Updates(source, 3600.0, digest, ca), self.activate)
         return self.follower
 
-    def activate(self, bundle: Bundle) -> None:
+    def activate(self, bundle: Bundle) -> Callable[[], None]:
         if not self.is_good:
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, "its golden vectors differ")
-        self.activated.append(bundle.version)
+        return lambda: self.activated.append(bundle.version)
 
     @property
     def serves(self) -> int:
@@ -112,7 +112,7 @@ def updated_over(device: Device, server: FileServer, fault: Fault, ca: Path | No
         link.call(lambda: setattr(link.down, "fault", fault))
         follower = device.follow(server.url(NAME, link.port), ca)
         updater = Updater([follower], retry_s=0.01, draw=lambda: 0.0)
-        until(lambda: follower.status.version == 3, "version 3")
+        until(lambda: follower.status.installed == 3, "version 3")
         updater.close()
     asked = [one for one in server.asked if one.method == "GET"]
     assert [one.status for one in asked] == [200, *[206] * (len(asked) - 1)]
@@ -129,7 +129,7 @@ def test_a_blob_of_a_registry_is_taken_up_too(device: Device, registry: Registry
         link.call(lambda: setattr(link.down, "fault", fault))
         follower = device.follow(f"oci://{link.address}/digits:broken-link")
         updater = Updater([follower], retry_s=0.01, draw=lambda: 0.0)
-        until(lambda: follower.status.version == 3, "version 3")
+        until(lambda: follower.status.installed == 3, "version 3")
         updater.close()
     assert follower.status.fetched_bytes == archive.stat().st_size
     assert follower.status.looks == {"failed": 3, "installed": 1}
@@ -167,7 +167,7 @@ REFUSED: list[tuple[Refusal, Callable[[Device], bytes]]] = [
     (Refusal.WRONG_SIGNATURE, strange),
     (Refusal.UNSIGNED, made(3, signer=None)),
     (Refusal.OLDER, made(1)),
-    (Refusal.OLDER, made(2)),
+    (Refusal.OLDER, made(2, size=2001)),
     (Refusal.OTHER_MODEL, made(3, name="pages")),
     (Refusal.TAMPERED, tampered),
     (Refusal.TRUNCATED, truncated),

@@ -73,7 +73,7 @@ def test_one_that_is_no_good_from_the_start_costs_no_answer(
 
 
 def test_one_that_fails_at_the_hundredth_run_costs_no_answer(
-    folder: Path, state_dir: Path, software_delegate: Path, expected: Array
+    folder: Path, state_dir: Path, software_delegate: Path, expected: Array, caplog: pytest.LogCaptureFixture
 ) -> None:
     edge = load_edge(NAME, _side(folder, software_delegate, fail_after=100), state_dir=state_dir)
     with Agent([ServedModel(NAME, edge)], None, Policy()) as agent:
@@ -95,6 +95,7 @@ def test_one_that_fails_at_the_hundredth_run_costs_no_answer(
     assert (before.state, before.accelerator) == ("ready", "software")
     assert (after.state, after.accelerator) == ("fallback", "")
     assert "software failed while running" in after.reason
+    assert caplog.messages.count(f"{folder / 'model.tflite'}: {after.reason}") == 1
     assert (answer.accelerator, answer.edge_state) == ("cpu", "fallback")
 
 

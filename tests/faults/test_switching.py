@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,8 +22,6 @@ from upwell.edge.models.loading import resident_bytes
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.models.switching import Switching
 from upwell.edge.models.trial import MIN_FAILURES
-from upwell.edge.runtimes.fake import FakeRuntime
-from upwell.shared.errors import ModelFailed
 from upwell.shared.routing.policy import Policy
 from upwell.shared.tensors import Array
 
@@ -78,23 +77,34 @@ def agent(versions: tuple[EdgeSide, EdgeSide]) -> Iterator[Agent]:
         yield agent
 
 
-def nothing(name: str, edge: EdgeModel, reason: str) -> None:
-    raise AssertionError(f"{name} was rolled back: {reason}")
+class Verdicts:
+    """A `Judge` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.proofs = 0
+
+    def condemned(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def proven(self) -> None:
+        self.proofs += 1
 
 
 @pytest.mark.parametrize("switches", [120, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_switching_under_load_loses_no_request_and_no_memory(
     agent: Agent, versions: tuple[EdgeSide, EdgeSide], switches: int
 ) -> None:
-    switching = Switching(agent, warm_up, nothing)
+    switching, judge = Switching(agent, warm_up), Verdicts()
     sizes_bytes: list[int] = []
     with Load(agent, picture(), "digits") as load:
         for index in range(switches):
             edge = load_edge("digits", versions[(index + 1) % 2])
-            switching.switch("digits", edge, agent.model("digits").edge)
+            switching.prepare("digits", edge)
+            switching.switch("digits", edge, judge)
             del edge
             sizes_bytes.append(resident_bytes())
-    assert load.errors == []
+    assert load.errors == judge.reasons == []
     assert len(load.digests) == 2
     settled_bytes = np.median(sizes_bytes[90:110])
     settled_mib, most_mib = settled_bytes / 2**20, max(sizes_bytes[100:]) / 2**20
@@ -124,12 +134,16 @@ def test_a_version_that_is_switched_away_goes_once_its_last_request_has_ended() 
 
 def test_nothing_refers_to_a_former_version_once_the_new_one_has_proven_itself() -> None:
     with Agent([ServedModel(MODEL, edge_model())], None, Policy()) as agent:
-        switching = Switching(agent, warm_up_nothing, nothing)
+        switching = Switching(agent, warm_up_nothing)
+        made: list[weakref.ref[EdgeModel]] = []
         for _ in range(5):
-            switching.switch(MODEL, edge_model(), agent.model(MODEL).edge)
+            edge = edge_model()
+            made.append(weakref.ref(edge))
+            switching.switch(MODEL, edge, Verdicts())
+        del edge
         gc.collect()
-        alive = [one for one in gc.get_objects() if isinstance(one, FakeRuntime)]
-        assert len(alive) == 2  # the one that is served, and the one that stands in for it
+        alive = [one() is not None for one in made]
+        assert alive == [False, False, False, True, True]  # the one that stands in, and the one that is served
 
 
 def warm_up_nothing(name: str, edge: EdgeModel) -> None:
@@ -137,42 +151,53 @@ def warm_up_nothing(name: str, edge: EdgeModel) -> None:
 
 
 def test_a_version_that_fails_goes_back_and_every_request_is_answered() -> None:
-    rolled_back: list[tuple[str, str]] = []
-    former, bad = edge_model(), edge_model(failure="bad kernel")
+    judge, former, bad = Verdicts(), edge_model(), edge_model(failure="bad kernel")
     bad.digest = "sha256:of-the-bad-model"
     with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
-        switching = Switching(
-            agent, warm_up_nothing, lambda _, edge, reason: rolled_back.append((edge.digest, reason))
-        )
-        switching.switch(MODEL, bad, former)
+        Switching(agent, warm_up_nothing).switch(MODEL, bad, judge)
         assert agent.model(MODEL).edge is bad
         answers = [agent.infer(MODEL, rows_of(SURE)) for _ in range(20)]
         assert {answer.edge_digest for answer in answers} == {former.digest}
         assert agent.model(MODEL).edge is former
-    (digest, reason) = rolled_back[0]
-    assert len(rolled_back) == 1
-    assert digest == bad.digest
+    assert judge.proofs == 0
+    (reason,) = judge.reasons
     assert reason.startswith(f"{MIN_FAILURES} of its first {MIN_FAILURES} runs failed")
 
 
-def test_a_version_that_cannot_be_warmed_up_changes_nothing() -> None:
-    former, bad = edge_model(), edge_model(failure="bad kernel")
-
-    def prepare(name: str, edge: EdgeModel) -> None:
-        edge.run_now(rows_of(SURE))
-
-    with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
-        with pytest.raises(ModelFailed, match="bad kernel"):
-            Switching(agent, prepare, nothing).switch(MODEL, bad, former)
+def test_a_version_on_trial_stays_so_when_it_moves_to_its_accelerator() -> None:
+    judge, former, first, late = Verdicts(), edge_model(), edge_model(), edge_model(failure="bad kernel")
+    final: Future[EdgeModel] = Future()
+    with Agent([ServedModel(MODEL, first)], None, Policy()) as agent:
+        switching = Switching(agent, warm_up_nothing)
+        switching.try_out(MODEL, first, former, judge)
+        switching.follow(MODEL, first, final)
+        final.set_result(late)
+        assert agent.model(MODEL).edge is late
+        for _ in range(MIN_FAILURES):
+            agent.infer(MODEL, rows_of(SURE))
         assert agent.model(MODEL).edge is former
-        assert agent.infer(MODEL, rows_of(SURE)).edge_digest == former.digest
+    assert len(judge.reasons) == 1
+
+
+def test_the_verdict_on_a_version_that_was_replaced_is_too_late() -> None:
+    judge, former, new, newer = Verdicts(), edge_model(), edge_model(failure="bad kernel"), edge_model()
+    with Agent([ServedModel(MODEL, former)], None, Policy()) as agent:
+        switching = Switching(agent, warm_up_nothing)
+        switching.switch(MODEL, new, judge)
+        trial = new.trial
+        assert trial is not None
+        switching.switch(MODEL, newer, judge)
+        for _ in range(MIN_FAILURES):  # requests that began on it
+            trial.run(new.run_now, rows_of(SURE))
+        assert agent.model(MODEL).edge is newer
+    assert judge.reasons == []
 
 
 def test_an_accelerator_that_is_ready_late_does_not_replace_a_newer_version() -> None:
     first, late, newer = edge_model(), edge_model(), edge_model()
     final: Future[EdgeModel] = Future()
     with Agent([ServedModel(MODEL, first)], None, Policy()) as agent:
-        switching = Switching(agent, warm_up_nothing, nothing)
+        switching = Switching(agent, warm_up_nothing)
         switching.follow(MODEL, first, final)
         agent.replace_edge(MODEL, newer)
         final.set_result(late)

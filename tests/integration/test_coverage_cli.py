@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from upwell.edge.coverage_cli import coverage
 from upwell.edge.devices.samples import samples
+from upwell.edge.runtimes.coverage import Coverage, NodeCover
 
 CONVOLUTIONS = f"{BuiltinOperator.CONV_2D},{BuiltinOperator.DEPTHWISE_CONV_2D}"
 DIGITS = samples(".tflite")[0].path
@@ -77,6 +80,33 @@ def test_too_little_is_a_failed_check(cover: Cover) -> None:
     assert result.exit_code == 1
     assert result.stderr == "20.0% of the nodes are on software, --at-least asks for 90%\n"
     assert cover("--at-least", "20%", claim=CONVOLUTIONS).exit_code == 0
+
+
+def test_a_batch_is_fixed_for_it(cover: Cover) -> None:
+    assert cover("--batch", "1", claim="all").exit_code == 0  # as the model has it
+    result = cover("--batch", "2", claim="all")
+    assert "`batch: 2` cannot be kept: the model leaves no batch open" in str(result.exception)
+
+
+def test_what_a_library_prints_is_no_part_of_the_json(software_delegate: Path) -> None:
+    """QNN's does, and C writes what it printed at the end of the process unless it is told to before."""
+    options = [f"--library={software_delegate}", "--option=claim=all", "--option=report=/dev/stdout"]
+    command = ["upwell", "model", "coverage", str(DIGITS), "--accelerator=software", "--json", *options]
+    script = f"import sys; from upwell.shared.cli import main; sys.argv = {command!r}; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["nodes_on_accelerator"] == 10
+    script = (
+        "import ctypes; from upwell.edge.quantize.quiet import quiet\nwith quiet(): ctypes.CDLL(None).puts(b'hello')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+
+
+def test_a_long_name_of_a_node_is_whole(cover: Cover, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "model/encoder/layer_0/attention/self/query/MatMul" * 4
+    left = Coverage("npu", "onnxruntime", "profile", [NodeCover(name, "MatMul", None, 1.0)])
+    monkeypatch.setattr("upwell.edge.coverage_cli.coverage_of", lambda *_: left)
+    assert name in "".join(line.split(" ")[0] for line in cover(claim="all").stdout.splitlines())
 
 
 def test_nothing_there_is_an_answer_too(cover: Cover) -> None:

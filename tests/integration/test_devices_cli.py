@@ -11,7 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from upwell.edge.devices.cli import devices
+from upwell.edge.devices.cli import devices, folded
+from upwell.edge.devices.rows import Row
 from upwell.shared.errors import ConfigError
 
 pytest.importorskip("tflite_runtime", reason="it has no wheel for this Python")
@@ -85,6 +86,26 @@ def test_a_person_gets_a_table(app: typer.Typer, software_delegate: Path, monkey
     assert said
     assert "not usable" in said[0]
     assert any(line.startswith("Not installed") for line in lines)
+
+
+def test_a_row_stands_for_all_that_differ_in_an_option_alone() -> None:
+    def npu(reason: str, **options: str) -> Row:
+        return Row("ai-edge-litert 2.1.6", "litert_npu", "offered, not executed", options=options, reason=reason)
+
+    vendors = [npu("no library", vendor=name) for name in ("google_tensor", "mediatek")]
+    ways = [npu("no device", vendor="intel_openvino", graph_backend=name) for name in ("NPU", "GPU")]
+    rows = [vendors[0], *ways, vendors[1], npu("no device", vendor="intel_openvino")]
+    assert folded(rows) == [vendors, ways, rows[-1:]]
+
+
+def test_eighty_columns_name_every_vendor(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upwell.edge.devices.cli.installed", lambda: ["ai_edge_litert"])
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, [])
+    assert result.exit_code == 0
+    assert "…" not in result.stdout
+    rows = [line for line in result.stdout.splitlines() if line.startswith("  litert_npu ")]
+    assert len(rows) == 2  # those without a library that runs what they compile, and OpenVINO
+    assert {"mediatek,", "qualcomm,", "vendor=intel_openvino", "graph_backend=NPU,"} <= set(result.stdout.split())
 
 
 def test_a_library_that_is_not_there_is_wrong_use(app: typer.Typer, tmp_path: Path) -> None:

@@ -63,6 +63,17 @@ def test_each_job_goes_to_the_server_that_is_free_first(jobs: list[Due], starts:
     assert ends == by_the_clock(certain, [start.at_s for start in starts])
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(JOBS, max_size=8), STARTS)
+def test_each_job_adds_its_spread_to_the_least_there_is(jobs: list[Due], starts: list[Start]) -> None:
+    usual = by_the_clock(jobs, [start.at_s for start in starts])
+    squares = [start.spread_s**2 for start in starts]
+    for job, end_s in ends_s(jobs, *starts):
+        squares.sort()
+        squares[0] += job.claim.spread_s**2
+        assert math.isclose(end_s, usual[job] + math.sqrt(squares[0]))
+
+
 @settings(max_examples=250, deadline=None)
 @given(st.data(), st.lists(JOBS, max_size=8), STARTS)
 def test_nobody_ends_later_where_runs_are_shorter_or_others_leave(

@@ -7,7 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from upwell.edge.timetable import Claim
 from upwell.shared.errors import Refused
@@ -118,7 +118,7 @@ def timed(claim: Claim, times: RunTimes | None, rows: int, now_s: float) -> Clai
         return claim
     run_s = window.lately_s if window.is_known(now_s) else window.fastest_s
     spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
-    return replace(claim, run_s=run_s, spread_s=spread_s)
+    return Claim(run_s, spread_s, claim.priority, claim.stream, claim.arrived_s, claim.is_owed)
 
 
 def _key(model: str, source: Source, tags: Mapping[str, str]) -> tuple[str, str, str]:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.served import EdgeModel
-from upwell.edge.models.starting import ModelStart, Surroundings, clear_unpacked, in_background
+from upwell.edge.models.starting import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.models.switching import Switching
 from upwell.edge.models.updating import Updater
 from upwell.edge.policy_check import check_policy
@@ -91,21 +90,13 @@ def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:
 
 def _keep_current(agent: Agent, starts: Sequence[ModelStart]) -> None:
     """Serve accelerators once they are ready, and new versions as they come."""
-    def rolled_back(name: str, edge: EdgeModel, reason: str) -> None:
-        if edge.bundle is not None:
-            in_background("roll-back", partial(updater.rolled_back, name, edge.bundle.version, reason))
-
-    switching = Switching(agent, warm_up, rolled_back)
+    switching = Switching(agent, warm_up)
     for start in starts:
-        start.serve(switching, partial(_edge_of, agent, start.name))
+        start.serve(switching)
         agent.close_with(start.close)
     updater = Updater([start.follower for start in starts if start.follower is not None])
     agent.close_with(updater.close)
     agent.metrics.watch_updates(updater.status)
-
-
-def _edge_of(agent: Agent, name: str) -> EdgeModel | None:
-    return agent.model(name).edge
 
 
 def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:

@@ -93,7 +93,7 @@ class TrustSection(_Section):
 
     keys: list[RelativePath] = Field(
         [],
-        description="PEM files of public keys (Ed25519, P-256, P-384, P-521); a signature of any one of them is enough.",
+        description="PEM files of public keys (Ed25519, P-256, P-384, P-521); a signature of any one is enough.",
     )
     require: bool | None = Field(
         None, description="Refuse bundles without a signature; the default is to do so where there are `keys`."

@@ -13,13 +13,14 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from upwell.edge.quantize.quiet import quiet
 from upwell.edge.runtimes import device_lock, probe
 from upwell.edge.runtimes.coverage import Coverage, NodeCover
 from upwell.edge.runtimes.coverage_of import coverage_of
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.options import MAX_BATCH, AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.units import parse_share
 
@@ -48,6 +49,12 @@ def coverage(
     package: Annotated[
         str | None, typer.Option(metavar="|".join(_PACKAGES), help="The TFLite package; default the first there.")
     ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_BATCH, metavar="N", help="Fix an open batch of the model to N, as `batch` in agent.yaml."
+        ),
+    ] = None,
     at_least: Annotated[
         str, typer.Option(metavar="SHARE", help="Exit with 1 where less of the nodes is there, such as 90%.")
     ] = "0%",
@@ -60,11 +67,15 @@ def coverage(
     """
     needed = _share(at_least)
     options = RuntimeOptions.model_validate(
-        {"runtime": _one_of("--runtime", runtime, _RUNTIMES), "package": _one_of("--package", package, _PACKAGES)}
+        {
+            "runtime": _one_of("--runtime", runtime, _RUNTIMES),
+            "package": _one_of("--package", package, _PACKAGES),
+            "batch": batch,
+        }
     )
     wanted = AcceleratorOptions(provider=accelerator, library=library, options=_pairs(option or ()))
     try:
-        with _tried_out(model, options, wanted):
+        with quiet(), _tried_out(model, options, wanted):  # vendors' libraries print, to standard output too
             found = coverage_of(model, options, wanted)
     except AcceleratorNotUsable as reason:
         _fail(f"{accelerator} cannot be used for {model}: {reason}")
@@ -164,7 +175,8 @@ def _show(console: Console, model: Path, found: Coverage) -> None:
         return
     console.print()
     total = sum(node.work for node in found.nodes)
-    table = Table("left on the CPU", "operator", "work", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    columns = Column("left on the CPU", overflow="fold"), "operator", "work"
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for node in found.left_on_cpu[:_MAX_LISTED]:
         table.add_row(Text(node.name), Text(node.operator), _percent(_part(node, total)))
     console.print(table)

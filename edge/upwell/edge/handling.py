@@ -118,13 +118,12 @@ class Handling:
 
     def _admitted(self, decision: Decision) -> Claim:
         """What the request may claim of the device. Raises `Refused` where its source sends more than it may."""
-        subject, now_s = self._signals.subject, time.monotonic()
+        subject = self._signals.subject
         try:
-            claim = self._desk.admission.admit(subject.model, decision.verdict.settings, subject.tags, now_s)
+            return self._desk.admission.admit(subject.model, decision.verdict.settings, subject.tags, self._arrived_s)
         except Refused:
             self._desk.router.give_back(decision)
             raise
-        return replace(claim, arrived_s=self._arrived_s)
 
     def _turned_away(self, error: UpwellError) -> UpwellError:
         """The error; a request that is refused does not count against the rate of its source."""
@@ -202,7 +201,8 @@ class Handling:
     def _run_edge(self, rows: tuple[int, ...], deadline_s: float, *, is_owed: bool = False) -> Mapping[str, Array]:
         assert self._edge is not None  # noqa: S101  asked for only where there is one
         times = self._desk.router.state.edge.get(self._model.name)
-        claim = timed(replace(self._claim, is_owed=is_owed), times, len(rows), time.monotonic())
+        claim = replace(self._claim, is_owed=True) if is_owed else self._claim
+        claim = timed(claim, times, len(rows), time.monotonic())
         run = self._edge.run(self._select(self._inputs, rows), deadline_s, claim)
         self._desk.router.observe(EdgeRan(self._model.name, len(rows), run.duration_s))
         self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest

@@ -192,7 +192,7 @@ class Lane:
         return [slot for slot in self._slots if not slot.is_used]
 
     def _starts(self, now_s: float) -> list[Start]:
-        """When each place is free, in order. Where it was resized to fewer than run, the last to end free the places."""
+        """When each place is free, in order. Where more run than may (a resize), the last to end free the places."""
         busy = [Start.after(ticket.claim, ticket.began_s, now_s) for ticket in self._running]
         busy.sort(key=lambda start: start.at_s)
         return [Start(now_s)] * (self.instances - len(busy)) + busy[-self.instances :]

@@ -16,6 +16,7 @@ from upwell.edge.health import Health, HealthCollector, UpdatesHealth, serve
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.shared.routing.link import LinkEstimate
+from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.routing.state import RouterState
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -27,6 +28,7 @@ class AgentMetrics:
     def __init__(self, state: Callable[[], RouterState], health: Health = tuple) -> None:
         self.registry = CollectorRegistry()
         self._health = health
+        self._counted: dict[tuple[str, Route, Reason], tuple[Counter, Histogram]] = {}
         self._updates: UpdatesHealth = dict
         labels = ("model", "route", "reason")
         self._requests = Counter("upwell_requests", "Requests answered.", labels, registry=self.registry)
@@ -75,8 +77,14 @@ class AgentMetrics:
 
     def answered(self, model: str, answer: Answer) -> None:
         """Count an answer."""
-        self._requests.labels(model, str(answer.route), str(answer.reason)).inc()
-        self._latency.labels(model, str(answer.route)).observe(answer.timings.total_s)
+        key = (model, answer.route, answer.reason)
+        counted = self._counted.get(key)
+        if counted is None:  # looking them up by label costs more than counting
+            route = str(answer.route)
+            counted = self._requests.labels(model, route, str(answer.reason)), self._latency.labels(model, route)
+            self._counted[key] = counted
+        counted[0].inc()
+        counted[1].observe(answer.timings.total_s)
         if answer.degraded:
             self._degraded.labels(model, str(answer.reason)).inc()
 

@@ -61,7 +61,10 @@ ERRORS = [
     ("models: {}", "1:9: models: "),
     ("agent: {}", "1:1: models: this key is missing"),
     ("models: {m: {}}", "1:13: models.m: expected edge, cloud or both"),
-    ("models: {m: {edge: {}}}", "1:20: models.m.edge: expected bundle (a folder or archive), file (a model file), or updates"),
+    (
+        "models: {m: {edge: {}}}",
+        "1:20: models.m.edge: expected bundle (a folder or archive), file (a model file), or updates",
+    ),
     ("models: {m: {edge: {bundle: b, file: f}}}", "1:20: models.m.edge: expected either bundle"),
     ("models: {m: {edge: {file: f, runtime: torch}}}", "1:39: models.m.edge.runtime: expected 'onnx' or 'tflite'"),
     ("models: {m: {edge: {file: f, thread: 1}}}", "1:30: models.m.edge.thread: unknown key; did you mean 'threads'?"),

@@ -70,6 +70,16 @@ def test_the_other_place_is_free_for_those_who_come_while_a_promise_is_kept() ->
     assert ends([beside, owed]) == [21, 10]
 
 
+def test_nobody_waits_for_a_promise_that_is_late_whatever_they_do() -> None:
+    beside, owed = played(2, Promised(0, 5, 5, early_s=-2), came(6, 3, 100))
+    assert ends([beside, owed]) == [9, 12]
+
+
+def test_a_run_that_is_called_in_early_does_not_break_the_promise_of_another() -> None:
+    early, other = played(1, Promised(0, 5, 1), Promised(0, 8, 2, early_s=2))
+    assert ends([other, early]) == [6, 8]
+
+
 def test_who_must_wait_for_two_promises_goes_beside_the_one_that_is_called_in_early() -> None:
     day = came(0, 8, 100), Promised(0, 5, 4)
     waits, *owed = played(2, Promised(0, 5, 2, early_s=4), *reversed(day))

@@ -98,6 +98,20 @@ def test_what_is_ahead_is_whole_rounds() -> None:
     assert counts == [0, 0, 1, 1, 2, 2]
 
 
+def test_with_fewer_instances_than_run_a_place_is_free_when_the_last_of_them_ends() -> None:
+    lane, log = Lane(2), list[str]()
+    with ExitStack() as stack, all_running(lane, [30.0, 10.0]) as releases:
+        lane.resize(1)
+        with pytest.raises(Refused), lane.turn(soon(25.0), Claim(run_s=10.0)):
+            pytest.fail("it got a turn")
+        stack.enter_context(waiting(lane, soon(45.0), Claim(run_s=10.0), log, "behind both"))
+        releases[1].set()
+        until(lambda: len(lane._running) == 1)
+        assert log == []
+        releases[0].set()
+    assert log == ["behind both"]
+
+
 def test_promises_lie_beside_each_other_until_all_places_are_kept() -> None:
     lane = Lane(2)
     with lane.promise(10.0, 12.0) as first, lane.promise(10.0, 12.0) as second, lane.promise(10.0, 12.0) as third:
@@ -125,7 +139,7 @@ def test_a_promise_keeps_one_place_and_leaves_the_other() -> None:
 def test_the_run_of_a_promise_does_not_keep_its_place_twice() -> None:
     lane = Lane(2)
     with (
-        lane.promise(soon(0.0), soon(5.0)),
+        lane.promise(soon(1.0), soon(6.0)),
         lane.turn(soon(6.0), Claim(run_s=5.0, is_owed=True)),
         lane.turn(soon(6.0), Claim(run_s=5.0)),
     ):

@@ -130,7 +130,7 @@ def test_a_device_that_is_in_use_elsewhere_is_left_alone(folder: Path, software_
     elsewhere = hold(str(library), {}, 0.0)
     loading = start_loading("m", one, state_dir=tmp_path, patience_s=WAIT_S)
     assert loading.model.state == "fallback"
-    assert "was never tried out like this, and cannot be now" in loading.model.report.attempts[0].reason
+    assert "was never tried out with these options, and cannot be now" in loading.model.report.attempts[0].reason
     elsewhere.release()
     loading = start_loading("m", one, state_dir=tmp_path, patience_s=WAIT_S)
     assert loading.model.accelerator == "software"

@@ -19,7 +19,9 @@ from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.models import store
-from upwell.edge.models.store import FOLDER_NAME, STATE_NAME, Look, Shelf, encoded
+from upwell.edge.models.renewing import AlreadyInstalled
+from upwell.edge.models.shelf_state import Look
+from upwell.edge.models.store import FOLDER_NAME, STATE_NAME, Shelf, encoded
 
 NO_TRUST = Trust()
 
@@ -92,10 +94,10 @@ def test_each_reason_to_refuse_leaves_the_old_one(tmp_path: Path) -> None:
     assert refusal_of(lambda: shelf.install(archive)) is Refusal.TRUNCATED
     assert refusal_of(lambda: shelf.install(fetched(shelf, 3, size=1))) is Refusal.UNSIGNED
     assert refusal_of(lambda: shelf.install(fetched(shelf, 3, size=2, signer=stranger))) is Refusal.WRONG_SIGNATURE
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 2, signer=signer))) is Refusal.OLDER
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 2, size=3, signer=signer))) is Refusal.OLDER
     assert refusal_of(lambda: shelf.install(fetched(shelf, 1, signer=signer))) is Refusal.OLDER
     assert refusal_of(lambda: shelf.install(fetched(shelf, 3, name="pages", signer=signer))) is Refusal.OTHER_MODEL
-    shelf.refuse(Look(key="that one", refusal=Refusal.OTHER_MODEL, message="no"))
+    shelf.settle(Look(key="that one", refusal=Refusal.OTHER_MODEL, message="no"))
     assert versions(shelf) == ["2"]
     again = Shelf(tmp_path, "digits", signer.trust)
     assert again.look.refusal is Refusal.OTHER_MODEL
@@ -105,7 +107,7 @@ def test_each_reason_to_refuse_leaves_the_old_one(tmp_path: Path) -> None:
 def test_a_version_that_was_rolled_back_does_not_come_again(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, "digits", NO_TRUST)
     installed(shelf, 1)
-    bundle = installed(shelf, 2)
+    installed(shelf, 2)
     shelf.condemn(2, "every tenth request failed")
     again = Shelf(tmp_path, "digits", NO_TRUST)
     for one in (shelf, again):
@@ -115,17 +117,76 @@ def test_a_version_that_was_rolled_back_does_not_come_again(tmp_path: Path) -> N
         assert one.condemned == {2: "every tenth request failed"}
         assert one.look.refusal is Refusal.CONDEMNED
         assert refusal_of(lambda: again.install(fetched(again, 2))) is Refusal.CONDEMNED
-    assert refusal_of(lambda: again.commit(bundle, "")) is Refusal.CONDEMNED
     assert installed(again, 3).version == 3
 
 
-def test_a_version_may_be_condemned_before_it_is_committed(tmp_path: Path) -> None:
+def test_a_version_is_on_trial_until_it_is_proven_also_over_restarts(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, "digits", NO_TRUST)
     installed(shelf, 1)
-    bundle = shelf.install(fetched(shelf, 2))
-    shelf.condemn(2, "it crashed")
-    assert refusal_of(lambda: shelf.commit(bundle, "")) is Refusal.CONDEMNED
-    assert shelf.current == 1
+    assert not shelf.is_on_trial  # there is nothing to go back to
+    installed(shelf, 2)
+    again = Shelf(tmp_path, "digits", NO_TRUST)
+    again.prove(1)  # too late to say so
+    assert again.is_on_trial
+    former = again.open(2)
+    assert former is not None
+    assert former.version == 1
+    assert again.open(1) is None
+    again.prove(2)
+    assert not Shelf(tmp_path, "digits", NO_TRUST).is_on_trial
+
+
+def test_a_version_on_trial_that_keeps_ending_the_agent_is_given_up(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    installed(shelf, 1)
+    installed(shelf, 2)
+    served = []
+    for _ in range(4):
+        shelf = Shelf(tmp_path, "digits", NO_TRUST)  # the one before was killed
+        shelf.begin()
+        served.append(shelf.current)
+    assert served == [2, 2, 1, 1]
+    assert shelf.condemned == {2: "the agent ended 3 times while it was on trial"}
+    installed(shelf, 3)
+    for _ in range(10):
+        shelf = Shelf(tmp_path, "digits", NO_TRUST)
+        shelf.begin()
+        shelf.stop_trying()  # the agent was told to end
+    assert (shelf.current, shelf.is_on_trial) == (3, True)
+
+
+def test_what_a_full_disk_does_not_take_holds_for_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    installed(shelf, 1)
+    installed(shelf, 2)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        shelf.begin()
+        shelf.condemn(2, "it failed")
+        assert shelf.current == 1
+    assert caplog.text.count("No space left") == 2
+    again = Shelf(tmp_path, "digits", NO_TRUST)
+    assert (again.current, again.is_on_trial) == (2, True)  # so it is tried out again, and goes back again
+
+
+def test_the_same_version_signed_again_brings_its_signature(tmp_path: Path) -> None:
+    signer, next_signer = Signer(tmp_path), Signer(tmp_path, "next")
+    both = Trust((signer.public, next_signer.public), require=True)
+    shelf = Shelf(tmp_path, "digits", both)
+    installed(shelf, 2, signer=signer)
+    again = bundle_folder(shelf.incoming / "again", 2, signer=next_signer)
+    with pytest.raises(AlreadyInstalled):
+        shelf.install(again)
+    bundle = Shelf(tmp_path, "digits", next_signer.trust).open()
+    assert bundle is not None
+    assert (bundle.version, bundle.signed_by) == (2, next_signer.key.fingerprint)
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 2, size=1, signer=signer))) is Refusal.OLDER
 
 
 def test_the_condemned_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +237,9 @@ def test_the_factory_bundle_is_fallen_back_on_and_goes_before_older_ones(tmp_pat
     factory = open_bundle(bundle_folder(tmp_path / "factory", 5))
     shelf = Shelf(tmp_path, "digits", NO_TRUST, factory)
     assert shelf.open() == factory
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 5))) is Refusal.OLDER
+    assert refusal_of(lambda: shelf.install(fetched(shelf, 5, size=1))) is Refusal.OLDER
+    with pytest.raises(AlreadyInstalled):
+        shelf.install(fetched(shelf, 5))
     assert refusal_of(lambda: shelf.install(fetched(shelf, 6, name="pages"))) is Refusal.OTHER_MODEL
     newer = installed(shelf, 6)
     assert Shelf(tmp_path, "digits", NO_TRUST, factory).open() == newer
@@ -211,13 +274,21 @@ def test_a_disk_that_takes_nothing_is_a_failure_and_leaves_nothing(
 def test_a_state_that_cannot_be_read_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shelf = Shelf(tmp_path, "digits", NO_TRUST)
     installed(shelf, 1)
-    for text in ("", "{", json.dumps({"current": "x"}), json.dumps({"future": 1})):
+    for text in ("", "{", json.dumps({"current": "x"})):
         (shelf.folder / STATE_NAME).write_text(text)
         again = Shelf(tmp_path, "digits", NO_TRUST)
         assert again.open() is None
         assert again.current == 0
-    assert caplog.text.count("cannot be read") == 4
+    assert caplog.text.count("cannot be read") == 3
     installed(again, 1)
+
+
+def test_what_a_later_version_of_upwell_remembers_costs_no_bundle(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    bundle = installed(shelf, 1)
+    path = shelf.folder / STATE_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "future": 1}))
+    assert Shelf(tmp_path, "digits", NO_TRUST).open() == bundle
 
 
 class _Crash(BaseException):

@@ -18,6 +18,10 @@ from upwell.shared.tensors import Array
 NOTHING: Mapping[str, Array] = {}
 
 
+def nobody() -> None:
+    """Hears that a version has proven itself."""
+
+
 class Version:
     """Answers with its name, or fails."""
 
@@ -33,7 +37,7 @@ class Version:
 
 def test_where_the_new_version_fails_the_former_one_answers() -> None:
     new, condemned = Version("new"), list[str]()
-    trial = Trial(Version("former"), condemned.append)
+    trial = Trial(Version("former"), condemned.append, nobody)
     assert trial.run(new, NOTHING) == "new"
     new.failure = ModelFailed("bad kernel")
     assert trial.run(new, NOTHING) == "former"
@@ -44,7 +48,7 @@ def test_where_the_new_version_fails_the_former_one_answers() -> None:
 
 def test_a_version_that_fails_too_often_is_condemned_once_and_still_stood_in_for() -> None:
     condemned: list[str] = []
-    trial = Trial(Version("former"), condemned.append)
+    trial = Trial(Version("former"), condemned.append, nobody)
     new = Version("new", ModelFailed("bad kernel"))
     answers = [trial.run(new, NOTHING) for _ in range(trials.MIN_FAILURES + 5)]
     assert answers == ["former"] * len(answers)
@@ -54,7 +58,7 @@ def test_a_version_that_fails_too_often_is_condemned_once_and_still_stood_in_for
 
 def test_failures_below_the_allowed_share_do_not_condemn() -> None:
     condemned: list[str] = []
-    trial = Trial(Version("former"), condemned.append)
+    trial = Trial(Version("former"), condemned.append, nobody)
     good, bad = Version("new"), Version("new", ModelFailed("now and then"))
     for index in range(1, trials.RUNS + 1):
         is_bad = index % 25 == 0  # 4 %, and the first three failures stand among enough runs
@@ -65,7 +69,7 @@ def test_failures_below_the_allowed_share_do_not_condemn() -> None:
 
 def test_a_bad_request_counts_for_nothing() -> None:
     condemned: list[str] = []
-    trial = Trial(Version("former"), condemned.append)
+    trial = Trial(Version("former", InvalidRequest("no picture")), condemned.append, nobody)
     for _ in range(trials.RUNS * 2):
         with pytest.raises(InvalidRequest):
             trial.run(Version("new", InvalidRequest("no picture")), NOTHING)
@@ -73,15 +77,45 @@ def test_a_bad_request_counts_for_nothing() -> None:
     assert not trial.is_proven
 
 
-def test_where_the_former_version_takes_other_inputs_the_new_ones_error_stands() -> None:
-    trial = Trial(Version("former", InvalidRequest("unknown input")), lambda _: None)
-    with pytest.raises(ModelFailed, match="bad kernel"):
-        trial.run(Version("new", ModelFailed("bad kernel")), NOTHING)
+def test_what_the_former_version_can_answer_was_no_bad_request() -> None:
+    """Kernels report values that they cannot take as invalid arguments."""
+    condemned: list[str] = []
+    trial = Trial(Version("former"), condemned.append, nobody)
+    for failure in (InvalidRequest("index out of bounds"), ModelFailed("bad kernel"), IndexError("in a step of ours")):
+        assert trial.run(Version("new", failure), NOTHING) == "former"
+    assert condemned == ["3 of its first 3 runs failed, the last with: in a step of ours"]
+
+
+def test_what_neither_version_can_answer_counts_for_nothing() -> None:
+    condemned: list[str] = []
+    trial = Trial(Version("former", ModelFailed("the device is gone")), condemned.append, nobody)
+    for _ in range(trials.RUNS):
+        with pytest.raises(ModelFailed, match="also"):
+            trial.run(Version("new", ModelFailed("also gone")), NOTHING)
+    assert condemned == []
+    assert not trial.is_proven
+
+
+def test_where_the_former_version_takes_other_inputs_the_new_ones_error_stands_and_counts() -> None:
+    condemned: list[str] = []
+    trial = Trial(Version("former", InvalidRequest("unknown input")), condemned.append, nobody)
+    for _ in range(trials.MIN_FAILURES):
+        with pytest.raises(ModelFailed, match="bad kernel"):
+            trial.run(Version("new", ModelFailed("bad kernel")), NOTHING)
+    assert len(condemned) == 1
+
+
+def test_who_waits_for_it_hears_once_that_a_version_has_proven_itself() -> None:
+    proofs: list[bool] = []
+    trial = Trial(Version("former"), lambda _: None, lambda: proofs.append(trial.is_proven))
+    for _ in range(2 * trials.RUNS):
+        trial.run(Version("new"), NOTHING)
+    assert proofs == [True]
 
 
 def test_it_is_condemned_once_whatever_threads_fail_at_once() -> None:
     condemned: list[str] = []
-    trial = Trial(Version("former"), condemned.append)
+    trial = Trial(Version("former"), condemned.append, nobody)
     together = threading.Barrier(8)
 
     def fail() -> None:
@@ -98,7 +132,7 @@ def test_it_is_condemned_once_whatever_threads_fail_at_once() -> None:
 
 
 def served_on_trial(former: EdgeModel, new: EdgeModel, condemned: list[str]) -> EdgeModel:
-    new.trial = Trial(former.run_now, condemned.append)
+    new.trial = Trial(former.run_now, condemned.append, nobody)
     return new
 
 

@@ -7,15 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.bundle_servers import FileServer
-from tests.faults.bundles_for_tests import Signer, bundle_archive
+from tests.faults.bundles_for_tests import Signer, bundle_archive, bundle_folder
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.verify import open_bundle
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.models.following import Follower, Updates
 from upwell.edge.models.store import Shelf
@@ -34,12 +35,13 @@ class Device:
         self.offered.mkdir(exist_ok=True)
         self.trust = trust or Trust()
         self.activated: list[int] = []
+        self.served: list[int] = []
         self.trouble: Exception | None = None
         self.restart()
 
-    def restart(self, source: str = "", every_s: float = 3600.0) -> None:
+    def restart(self, source: str = "", every_s: float = 3600.0, factory: Bundle | None = None) -> None:
         """As a new process would have it."""
-        self.shelf = Shelf(self.folder / "state", "digits", self.trust)
+        self.shelf = Shelf(self.folder / "state", "digits", self.trust, factory)
         self.follower = Follower(self.shelf, Updates(source or str(self.offered), every_s), self.activate)
 
     def offer(self, version: int, *, signer: Signer | None = None, size: int = 2000) -> None:
@@ -47,10 +49,11 @@ class Device:
             path.unlink()
         bundle_archive(self.offered / f"v{version}.bundle.tar", version, size=size, signer=signer)
 
-    def activate(self, bundle: Bundle) -> None:
+    def activate(self, bundle: Bundle) -> Callable[[], None]:
         self.activated.append(bundle.version)
         if self.trouble is not None:
             raise self.trouble
+        return lambda: self.served.append(self.shelf.current)
 
     @property
     def serves(self) -> int:
@@ -71,10 +74,10 @@ def test_a_new_version_is_installed_once(device: Device) -> None:
     assert device.follower.look() == "nothing_new"
     device.offer(2)
     assert device.follower.look() == "installed"
-    assert device.activated == [1, 2]
+    assert device.activated == device.served == [1, 2]  # each was current on the disk before it was served
     assert device.serves == 2
     status = device.follower.status
-    assert (status.version, status.refusal, status.message, status.failure) == (2, None, "", "")
+    assert (status.installed, status.refusal, status.message, status.failure) == (2, None, "", "")
     assert status.looks == {"nothing_new": 1, "installed": 1}
     assert status.looked_unix_s > 0
     assert status.fetched_bytes == next(device.offered.glob("*.bundle.tar")).stat().st_size
@@ -138,7 +141,7 @@ def test_a_bundle_that_kills_the_agent_is_given_up(device: Device) -> None:
     device.offer(2)
     arguments = [sys.executable, "-c", DYING, str(device.folder / "state"), str(device.offered)]
     done = subprocess.run(arguments, timeout=60, capture_output=True, text=True, check=True)
-    reason = "the agent ended 3 times while it tried it"
+    reason = f"{device.offered}: the agent ended 3 times while it tried it"
     assert done.stdout.splitlines() == [
         *["ended with 11"] * 3, f"refused {reason}", "ended with 0", f"nothing_new {reason}", "ended with 0",
     ]  # fmt: skip
@@ -165,18 +168,88 @@ def test_other_keys_are_a_reason_to_look_again(tmp_path: Path) -> None:
         device.follower.look()
 
 
+def test_what_is_installed_is_not_fetched_again_under_other_circumstances(tmp_path: Path) -> None:
+    signer, new = Signer(tmp_path), Signer(tmp_path, "new")
+    device = Device(tmp_path, signer.trust)
+    device.offer(1, signer=signer)
+    device.follower.look()
+    device.trust = Trust((signer.public, new.public), require=True)
+    device.restart()
+    assert device.follower.look() == "nothing_new"
+    assert device.follower.fetched_bytes == 0
+    assert device.follower.status.refusal is None
+
+
+def test_what_the_device_came_with_is_no_refusal(device: Device) -> None:
+    device.offer(3)
+    factory = open_bundle(bundle_folder(device.folder / "factory", 3))
+    device.restart(factory=factory)
+    assert [device.follower.look() for _ in range(2)] == ["nothing_new", "nothing_new"]
+    assert device.activated == []
+    assert (device.follower.status.installed, device.follower.status.refusal) == (0, None)
+    fetched_bytes = device.follower.fetched_bytes
+    device.restart(factory=factory)
+    assert device.follower.look() == "nothing_new"
+    assert device.follower.fetched_bytes == 0 < fetched_bytes
+
+
+def test_a_source_without_a_bundle_is_said_once(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert device.follower.look() == "nothing_new"
+    expected = f"there is no bundle at {device.offered}"
+    assert device.follower.status.failure == expected
+    assert caplog.text.count(expected) == 1
+    device.offer(1)
+    device.follower.look()
+    assert device.follower.status.failure == ""
+
+
+def test_a_refusal_names_the_source_and_no_secret_of_it(
+    device: Device, server: FileServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    (server.folder / NAME).write_bytes(b"captive portal")
+    device.restart(server.url(f"{NAME}?signature=s3cret"))
+    server.answers[f"{NAME}?signature=s3cret"] = lambda: (200, {"ETag": '"a"'}, b"captive portal")
+    assert device.follower.look() == "refused"
+    assert device.follower.status.message.startswith(f"{server.url(NAME)}: ends after 14 bytes")
+    assert "s3cret" not in caplog.text + device.follower.status.message
+
+
+def test_a_disk_that_is_full_when_a_version_is_to_be_served_leaves_the_one_before(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.offer(1)
+    device.follower.look()
+    device.offer(2)
+    activate = device.activate
+
+    def fill(bundle: Bundle) -> Callable[[], None]:
+        monkeypatch.setattr("upwell.edge.models.store.write_whole", full)
+        return activate(bundle)
+
+    device.follower._activate = fill
+    with pytest.raises(FetchFailed, match="No space left"):
+        device.follower.look()
+    assert (device.served, device.serves) == ([1], 1)
+    monkeypatch.undo()
+    device.follower._activate = activate
+    assert device.follower.look() == "installed"
+    assert (device.served, device.serves) == ([1, 2], 2)
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_version_that_is_rolled_back_stays_away(device: Device) -> None:
     device.offer(1)
     device.follower.look()
     device.offer(2)
     device.follower.look()
-    updater = Updater([device.follower], draw=lambda: 0.99)
-    bundle = updater.rolled_back("digits", 2, "30% of the requests failed")
-    updater.close()
-    assert bundle is not None
-    assert bundle.version == device.serves == 1
-    status = updater.status()["digits"]
-    assert (status.version, status.refusal) == (1, Refusal.CONDEMNED)
+    device.shelf.condemn(2, "30% of the requests failed")
+    assert device.serves == 1
+    status = device.follower.status
+    assert (status.installed, status.refusal) == (1, Refusal.CONDEMNED)
     assert "30%" in status.message
     device.restart()
     assert device.follower.look() == "nothing_new"
@@ -185,22 +258,6 @@ def test_a_version_that_is_rolled_back_stays_away(device: Device) -> None:
     assert device.follower.status.refusal is Refusal.CONDEMNED
     device.offer(3)
     assert device.follower.look() == "installed"
-
-
-def test_a_version_that_is_rolled_back_while_it_is_activated_is_not_committed(device: Device) -> None:
-    device.offer(1)
-    device.follower.look()
-    device.offer(2)
-    activate = device.activate
-
-    def condemned(bundle: Bundle) -> None:
-        activate(bundle)
-        device.shelf.condemn(2, "it crashed")
-
-    device.follower._activate = condemned
-    assert device.follower.look() == "refused"
-    assert device.follower.status.refusal is Refusal.CONDEMNED
-    assert device.serves == 1
 
 
 def test_a_source_that_cannot_be_one_is_said_at_the_start(device: Device) -> None:
@@ -212,9 +269,9 @@ def test_the_thread_installs_what_comes_and_goes_on_after_trouble(device: Device
     installed: queue.Queue[int] = queue.Queue()
     activate = device.activate
 
-    def noted(bundle: Bundle) -> None:
+    def noted(bundle: Bundle) -> Callable[[], None]:
         installed.put(bundle.version)
-        activate(bundle)
+        return activate(bundle)
 
     device.restart(every_s=0.02)
     device.follower._activate = noted
@@ -225,13 +282,13 @@ def test_the_thread_installs_what_comes_and_goes_on_after_trouble(device: Device
     device.offer(2)
     assert [installed.get(timeout=30) for _ in range(2)] == [2, 2]
     device.trouble = None
-    until(lambda: updater.status()["digits"].version == 2, "version 2 current")
+    until(lambda: updater.status()["digits"].installed == 2, "version 2 current")
     device.offered.rename(device.folder / "away")
     until(lambda: updater.status()["digits"].looks.get("failed", 0) > 3, "failures")
     assert "No such file" in updater.status()["digits"].failure
     (device.folder / "away").rename(device.offered)
     device.offer(3)
-    until(lambda: updater.status()["digits"].version == 3, "version 3 current")
+    until(lambda: updater.status()["digits"].installed == 3, "version 3 current")
     updater.close()
     updater.close()
 
@@ -264,9 +321,10 @@ def test_nothing_is_installed_once_it_is_closed(device: Device) -> None:
     device.offer(1)
     began, go_on = threading.Event(), threading.Event()
 
-    def slow(bundle: Bundle) -> None:
+    def slow(bundle: Bundle) -> Callable[[], None]:
         began.set()
         go_on.wait(30)
+        return device.activate(bundle)
 
     device.follower._activate = slow
     updater = Updater([device.follower], draw=lambda: 0.0)
@@ -278,14 +336,12 @@ def test_nothing_is_installed_once_it_is_closed(device: Device) -> None:
 
 
 class Clockless(Updater):
-    """An updater whose thread has ended, to ask how long it would wait."""
+    """An updater without a thread, to ask how long it would wait."""
 
     def __init__(self, follower: Follower, retry_s: float, draw: float) -> None:
-        super().__init__([follower], retry_s=retry_s, draw=lambda: 0.99)
-        self._closing.set()
-        self._thread.join()
-        self._closing.clear()
-        self._draw = lambda: draw
+        super().__init__([], retry_s=retry_s, draw=lambda: draw)
+        self._followers = {follower.shelf.model: follower}
+        self._failures = {follower.shelf.model: 0}
 
     def pauses_s(self, count: int) -> list[float]:
         return [self._look(next(iter(self._followers.values()))) for _ in range(count)]
@@ -304,9 +360,18 @@ def test_looks_are_spread_by_a_tenth(device: Device, draw: float, share: float) 
 
 
 def test_the_first_look_is_spread(device: Device) -> None:
+    device.offer(1)
+    device.follower.look()
     before_s = time.monotonic()
     updater = Updater([device.follower], draw=lambda: 0.5)
     assert 150.0 <= updater._due_s["digits"] - before_s <= 150.0 + time.monotonic() - before_s
+    updater.close()
+
+
+def test_where_there_is_nothing_to_serve_yet_the_first_look_is_at_once(device: Device) -> None:
+    device.offer(1)
+    updater = Updater([device.follower], draw=lambda: 0.99)
+    until(lambda: device.served == [1], "version 1 served")
     updater.close()
 
 

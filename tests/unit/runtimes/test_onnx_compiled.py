@@ -129,15 +129,20 @@ def test_an_entry_is_of_one_model_provider_options_and_version(tmp_path: Path) -
     (library / "libnpu.so").write_bytes(b"1")
     model = linear(tmp_path)
 
-    def name(path: Path = model, options: dict[str, str] | None = None, wanted: AcceleratorOptions = MUST) -> str:
-        found = entry_for(tmp_path, path, Provider(QNN, options or {}, library=library / "libnpu.so"), wanted)
+    def name(
+        path: Path = model,
+        options: dict[str, str] | None = None,
+        wanted: AcceleratorOptions = MUST,
+        batch: int | None = None,
+    ) -> str:
+        found = entry_for(tmp_path, path, Provider(QNN, options or {}, library=library / "libnpu.so"), wanted, batch)
         assert found is not None
         return found.folder.name
 
     first = name()
     assert name() == first
     what, version = first.split("-")
-    for other in (name(linear(tmp_path, 1)), name(options={"a": "1"}), name(wanted=PREFER)):
+    for other in (name(linear(tmp_path, 1)), name(options={"a": "1"}), name(wanted=PREFER), name(batch=1)):
         assert other.split("-") != [what, version]
         assert other.split("-")[1] == version
     (library / "libnpu.so").write_bytes(b"2")
@@ -155,8 +160,8 @@ def test_a_provider_that_keeps_nothing_has_no_entry(tmp_path: Path) -> None:
         Provider(OPENVINO, {}),
         Provider(OPENVINO, {"device_type": "CPU"}),
     ):
-        assert entry_for(tmp_path, model, provider, MUST) is None
-    assert entry_for(tmp_path, model, Provider(OPENVINO, {"device_type": "NPU"}), MUST) is not None
+        assert entry_for(tmp_path, model, provider, MUST, None) is None
+    assert entry_for(tmp_path, model, Provider(OPENVINO, {"device_type": "NPU"}), MUST, None) is not None
 
 
 def test_a_provider_is_told_where(tmp_path: Path) -> None:

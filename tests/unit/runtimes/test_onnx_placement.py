@@ -62,7 +62,9 @@ def test_a_provider_that_is_listed_and_takes_nothing_is_not_used(tmp_path: Path,
 def test_must_names_the_nodes_left_on_the_cpu(tmp_path: Path) -> None:
     said = refusal(slow(tmp_path, size=4, layers=12), "azure", "must")
     assert "leaves 12 of 12 nodes on the CPU: layer_h1 (MatMul), " in said
-    assert said.endswith("and 2 more")
+    assert said.endswith(
+        "and 2 more; the batch of 'x' is open, and many accelerators take fixed sizes only: write `batch: 1`"
+    )
 
 
 @with_azure

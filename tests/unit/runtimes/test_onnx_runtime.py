@@ -143,7 +143,7 @@ def test_bfloat16_beside_strings_is_refused_at_load(tmp_path: Path) -> None:
 
 
 def test_sessions_spare_the_battery() -> None:
-    settings = session_options(RuntimeOptions(threads=3), {})
+    settings = session_options(Path("any.onnx"), RuntimeOptions(threads=3), {})
     assert settings.intra_op_num_threads == 3
     assert settings.inter_op_num_threads == 1
     assert settings.get_session_config_entry("session.intra_op.allow_spinning") == "0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -45,6 +46,7 @@ def test_a_reason_that_is_known_is_given() -> None:
         judge(PREFER, Placement("npu", reason="the device is unplugged"))
 
 
-def test_an_accelerator_that_was_lost_has_no_nodes() -> None:
-    gone = lost(Placement("npu", 3, 2, ("nms",)), "unplugged")
+def test_an_accelerator_that_was_lost_has_no_nodes_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    gone = lost(Path("m.onnx"), Placement("npu", 3, 2, ("nms",)), "unplugged")
     assert gone == Placement("npu", 3, 0, (), "npu failed while running, the model goes on on the CPU: unplugged")
+    assert caplog.messages == [f"m.onnx: {gone.reason}"]

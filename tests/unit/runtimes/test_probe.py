@@ -113,7 +113,9 @@ def test_what_is_open_elsewhere_is_not_tried_out(
     elsewhere = hold(known.library, {}, 0.0)
     request.getfixturevalue("no_child")
     enter(known, tmp_path).release()  # what is remembered decides
-    with pytest.raises(AcceleratorNotUsable, match="was never tried out like this, and cannot be now: another process"):
+    with pytest.raises(
+        AcceleratorNotUsable, match="was never tried out with these options, and cannot be now: the device is"
+    ):
         enter(unknown, tmp_path)
     elsewhere.release()
 
@@ -131,7 +133,7 @@ def test_another_model_on_a_device_that_this_process_has_open_is_opened_and_mark
     assert results(tmp_path) == ["", "suspect"]
     with pytest.raises(AcceleratorNotUsable, match="may have ended the agent before, and cannot be tried out now"):
         enter(second, tmp_path)
-    with pytest.raises(AcceleratorNotUsable, match="was never tried out like this"):
+    with pytest.raises(AcceleratorNotUsable, match=r"with these options, .*; models of one agent share a device by"):
         enter(subject(tmp_path, software_delegate, crash="load"), tmp_path)  # the same library by other options
     survived(second, tmp_path)
     assert results(tmp_path) == ["", ""]

@@ -77,7 +77,8 @@ def _ask(package: str, left_out: int, library: str, timeout_s: float) -> tuple[_
             ending = "" if done.returncode == 0 else _ending(done.returncode)
         except subprocess.TimeoutExpired:
             ending = f"took longer than {timeout_s:g} s"
-        lines = answer.read_text(encoding="utf-8").splitlines() if answer.exists() else []
+        # The last line is cut short where the child could not write it.
+        lines = answer.read_text(encoding="utf-8").split("\n")[:-1] if answer.exists() else []
     return _read(lines), ending
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.edge.devices.asking import installed, row_of_library, rows_of
@@ -88,16 +88,42 @@ def _show(machine: Processor, rows: Sequence[Row], found: Sequence[Found], files
     for title, lines in (
         ("Found and not opened; try one with --library", [(one.path, one.means) for one in found]),
         ("Device files that hint at an accelerator", [(one.path, one.means) for one in files]),
-        ("Not installed", [(_name(row), row.reason) for row in rows if row.status == "not installed"]),
+        (
+            "Not installed",
+            [(row.accelerator or row.runtime, row.reason) for row in rows if row.status == "not installed"],
+        ),
     ):
         _list(console, title, lines)
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table("runtime", "accelerator", "status", "evidence", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for row in rows:
-        table.add_row(*map(Text, (row.runtime, _name(row), row.status, evidence(row))))
+    columns = "accelerator", "status", Column("evidence", overflow="fold")
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    runtime = ""
+    for alike in folded(rows):
+        first = alike[0]
+        if first.runtime != runtime:
+            runtime = first.runtime
+            table.add_row(Text(runtime, style="bold"))
+        said = "; ".join(part for part in (_options(alike), evidence(first)) if part)
+        table.add_row(*map(Text, (f"  {first.accelerator}", first.status, said)))
     return table
+
+
+def folded(rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
+    """The rows, those together that differ in their options alone."""
+    alike: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row.runtime, row.accelerator, row.status, evidence(row), *row.options), []).append(row)
+    return list(alike.values())
+
+
+def _options(alike: Sequence[Row]) -> str:
+    """Such as `device_type=NPU, GPU`; `or` between rows that differ in several options."""
+    values = {key: list(dict.fromkeys(row.options[key] for row in alike)) for key in alike[0].options}
+    if sum(len(one) > 1 for one in values.values()) <= 1:
+        return " ".join(f"{key}={', '.join(one)}" for key, one in values.items())
+    return " or ".join(" ".join(f"{key}={value}" for key, value in row.options.items()) for row in alike)
 
 
 def _list(console: Console, title: str, lines: Sequence[tuple[str, str]]) -> None:
@@ -111,19 +137,20 @@ def _list(console: Console, title: str, lines: Sequence[tuple[str, str]]) -> Non
     console.print(grid)
 
 
-def _name(row: Row) -> str:
-    return " ".join([row.accelerator or row.runtime, *(f"{key}={value}" for key, value in row.options.items())])
-
-
 def evidence(row: Row) -> str:
     """What the row rests on: nodes of each model there, and the answers; else the reason."""
-    parts = [_checked(check) for check in row.checks if check.agrees] if row.status == "executed" else []
+    parts = []
+    if row.status == "executed":
+        right = [_counted(check) for check in row.checks if check.agrees]
+        parts = [
+            f"{', '.join(right)}: answers right",
+            *(f"{one.model}: refused" for one in row.checks if not one.agrees),
+        ]
     parts += [row.reason] if row.reason else []
     if row.devices:
         parts.append(f"devices: {', '.join(row.devices)}")
     return "; ".join(parts)
 
 
-def _checked(check: Check) -> str:
-    nodes = f"{check.on_accelerator} of {check.nodes} nodes, " if check.nodes else ""
-    return f"{check.model}: {nodes}answers right"
+def _counted(check: Check) -> str:
+    return f"{check.model} {check.on_accelerator} of {check.nodes} nodes" if check.nodes else check.model

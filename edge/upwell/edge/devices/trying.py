@@ -89,7 +89,7 @@ def _reason_in(log: BinaryIO) -> str:
     telling = [line for line in lines if _CAUSE.search(line)] or [line for line in lines if _SEVERE.search(line)]
     words = _FOLDERS.sub("", _plain(telling[-1])).split() if telling else []
     tails = accumulate(reversed(words), lambda tail, word: f"{word} {tail}")
-    return max((tail for tail in tails if len(tail) <= _MAX_LOGGED), key=len, default="").lstrip(": ")
+    return max((tail for tail in tails if len(tail) <= _MAX_LOGGED), key=len, default="").strip(": ")
 
 
 def _plain(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -19,11 +18,15 @@ from typing import Literal
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.fetch.base import FetchFailed, Progress
 from upwell.edge.fetch.sources import open_source
-from upwell.edge.models.store import Look, Shelf
+from upwell.edge.models.renewing import AlreadyInstalled
+from upwell.edge.models.shelf_state import Look
+from upwell.edge.models.store import Shelf
 from upwell.shared.errors import ConfigError
 
 Outcome = Literal["installed", "nothing_new", "refused", "failed"]
 """What a look at a source can come to. `failed`: it could not be reached, or the disk is full; it is tried again."""
+
+Activate = Callable[[Bundle], Callable[[], None]]
 
 _log = logging.getLogger(__name__)
 
@@ -37,18 +40,24 @@ class Updates:
     digest: str = ""
     ca: Path | None = None
 
+    @property
+    def place(self) -> str:
+        """The source as it may be shown: what follows `?` in an address may be a credential."""
+        return self.source.partition("?")[0]
+
 
 @dataclass(frozen=True)
 class UpdateStatus:
     """How one model's updates fare.
 
-    `version` is the one that was last made current, 0 for the factory's. `refusal` and `message` are about the last
-    offer that is not served; `failure` is why the last look came to nothing, empty if it did not. `looked_unix_s` is 0
-    before the first look. Since the start, `looks` counts their outcomes and `fetched_bytes` what was fetched.
+    `installed` is the newest version that was installed and not rolled back, 0 where there is none. `refusal` and
+    `message` are about the last offer that is not served; `failure` is why the last look came to nothing, empty if it
+    did not. `looked_unix_s` is 0 before the first look. Since the start, `looks` counts their outcomes and
+    `fetched_bytes` what was fetched.
     """
 
     model: str
-    version: int
+    installed: int
     looked_unix_s: float
     refusal: Refusal | None
     message: str
@@ -60,16 +69,17 @@ class UpdateStatus:
 class Follower:
     """Looks at one source for one model. `look` is called by one thread at a time.
 
-    `activate` loads, tests and serves a bundle, and raises `BundleRefused` (`FAILED_SELF_TEST`) where it is no good and
-    the one before goes on. Raises `ConfigError` for a source that cannot be one.
+    `activate` loads and tests a bundle and returns what serves it, to be called once it is the current one on disk; it
+    raises `BundleRefused` (`FAILED_SELF_TEST`) where it is no good and the one before goes on. Raises `ConfigError` for
+    a source that cannot be one.
     """
 
-    def __init__(self, shelf: Shelf, updates: Updates, activate: Callable[[Bundle], None]) -> None:
+    def __init__(self, shelf: Shelf, updates: Updates, activate: Activate) -> None:
         self.shelf = shelf
         self.updates = updates
         self._activate = activate
         self._source = open_source(updates.source, digest=updates.digest, ca=updates.ca)
-        self._circumstances = _circumstances(updates, shelf.trust)
+        self._circumstances = _circumstances(shelf.trust)
         self._into = shelf.incoming / self._key("")[:16]
         for other in shelf.incoming.glob("*"):
             if other != self._into:  # of a source that is no longer asked
@@ -103,20 +113,25 @@ class Follower:
 
         What was refused is not fetched again until the source has something else. Raises `FetchFailed`.
         """
-        key, self._unnamed = "", Look()
+        key = installed_key = ""
+        self._unnamed = Look()
         try:
             offer = self._source.newest()
             if offer is None:
-                return self._done("nothing_new")
-            key = self._key(offer.token)
-            if key == self.shelf.look.key:
+                return self._nothing_there()
+            key, installed_key = self._key(offer.token, self._circumstances), self._key(offer.token)
+            if self.shelf.look.key in (key, installed_key):
                 return self._done("nothing_new")
             bundle = self.shelf.install(self._source.fetch(offer, self._into, self._counting(progress)))
             self._check_open()
             with self.shelf.trying(key):
-                self._activate(bundle)
+                serve = self._activate(bundle)
             self._check_open()
-            self.shelf.commit(bundle, key)
+            self.shelf.commit(bundle, installed_key)
+            serve()
+        except AlreadyInstalled:
+            self.shelf.settle(Look(key=installed_key))
+            return self._done("nothing_new")
         except BundleRefused as error:
             return self._refused(key, error)
         except FetchFailed as error:
@@ -132,6 +147,11 @@ class Follower:
         return self._done("installed")
 
     @property
+    def has_bundle(self) -> bool:
+        """Whether there is anything to serve until something newer comes."""
+        return self.shelf.current > 0 or self.shelf.factory is not None
+
+    @property
     def fetched_bytes(self) -> int:
         """What was fetched since the start."""
         return self._fetched_bytes
@@ -140,15 +160,22 @@ class Follower:
         """End what is under way, from any thread; nothing is installed after this. Twice is harmless."""
         self._is_closed = True
         self._source.close()
-        with contextlib.suppress(FetchFailed):  # no room on the disk: one try of few is lost
-            self.shelf.stop_trying()
+        self.shelf.stop_trying()
+
+    def _nothing_there(self) -> Outcome:
+        """An empty folder may be meant; a misspelt address is not, and looks the same. So it is said, once."""
+        problem = f"there is no bundle at {self.updates.place}"
+        if self._failure != problem:
+            _log.warning("model %s: %s", self.shelf.model, problem)
+        return self._done("nothing_new", problem)
 
     def _refused(self, key: str, error: BundleRefused) -> Outcome:
         self._check_open()
-        look = Look(key=key, refusal=error.refusal, message=str(error))
-        _log.warning("model %s: an update is refused (%s): %s", self.shelf.model, error.refusal.value, error)
+        message = f"{self.updates.place}: {error.problems[0].message}"
+        look = Look(key=key, refusal=error.refusal, message=message)
+        _log.warning("model %s: an update is refused (%s): %s", self.shelf.model, error.refusal.value, message)
         if key:
-            self.shelf.refuse(look)
+            self.shelf.settle(look)
         else:
             self._unnamed = look
         return self._done("refused")
@@ -174,15 +201,17 @@ class Follower:
 
         return count
 
-    def _key(self, token: str) -> str:
-        return hashlib.sha256(json.dumps([token, self._circumstances]).encode()).hexdigest()
+    def _key(self, token: str, circumstances: str = "") -> str:
+        """What an offer is remembered by; one that was refused may be taken under other circumstances."""
+        about = [token, self.updates.source, self.updates.digest, circumstances]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise FetchFailed("updating was ended")
 
 
-def _circumstances(updates: Updates, trust: Trust) -> str:
+def _circumstances(trust: Trust) -> str:
     """All but the offer that decides whether it is taken: with other keys or a later Upwell it is fetched again."""
     keys = []
     for path in trust.keys:
@@ -190,5 +219,4 @@ def _circumstances(updates: Updates, trust: Trust) -> str:
             keys.append(path.read_bytes().hex())
         except OSError:
             keys.append("")  # said when a signature is checked
-    known = [updates.source, updates.digest, trust.require, keys, importlib.metadata.version("upwell")]
-    return json.dumps(known)
+    return json.dumps([trust.require, keys, importlib.metadata.version("upwell")])

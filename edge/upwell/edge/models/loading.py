@@ -143,7 +143,8 @@ class Loader:
         memory_bytes = resident_bytes()
         runtime = load_runtime(candidate.path, candidate.options, candidate.accelerator, cache_dir=cache_dir)
         try:
-            processor = Processor(self._description, runtime.inputs, runtime.outputs, runtime.name)
+            batch = candidate.options.batch
+            processor = Processor(self._description, runtime.inputs, runtime.outputs, runtime.name, batch)
             warm_up_s = self._first_run_s(runtime)
             checked_by = self._test(candidate, processor, runtime)
         except BaseException:

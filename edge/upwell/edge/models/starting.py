@@ -10,20 +10,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.config import EdgeSide, ModelSection, UpdatesSection
+from upwell.edge.config import ModelSection, UpdatesSection
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.models.compiling import Loading, load_edge, start_loading
 from upwell.edge.models.following import Follower, Updates
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.models.store import Shelf
-from upwell.edge.models.switching import Switching
+from upwell.edge.models.switching import Judge, Switching
 from upwell.shared.errors import ConfigError, UpwellError
 
 _UNPACKED = "unpacked"
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +54,8 @@ class ModelStart:
         self.follower: Follower | None = None
         self._around = around
         self._switching: Switching | None = None
-        self._current: Callable[[], EdgeModel | None] = lambda: None
         self._first: Loading | None = None
+        self._former: EdgeModel | None = None
         self._unpacked: Path | None = None
         cloud_model = section.cloud.model if section.cloud else ""
         if section.edge is None:
@@ -66,11 +70,19 @@ class ModelStart:
         self.served = ServedModel(name, loading.model if loading else None, cloud_model)
         self.final = loading.final if loading else None
 
-    def serve(self, switching: Switching, current: Callable[[], EdgeModel | None]) -> None:
-        """From now on new versions take the place of `current()` in the agent."""
-        self._current, self._switching = current, switching
-        if self.final is not None and self.served.edge is not None:
-            switching.follow(self.name, self.served.edge, self.final)
+    def serve(self, switching: Switching) -> None:
+        """From now on new versions take the place of what is served in the agent; trials go on that a restart broke."""
+        self._switching = switching
+        edge, former = self.served.edge, self._former
+        self._former = None
+        if edge is not None and edge.bundle is not None and former is not None:
+            try:
+                switching.prepare(self.name, former)
+                switching.try_out(self.name, edge, former, self._judge(edge.bundle.version))
+            except UpwellError as error:
+                _log.error("model %s: there is no version to go back to: %s", self.name, error)
+        if self.final is not None and edge is not None:
+            switching.follow(self.name, edge, self.final)
 
     def close(self) -> None:
         """End what is under way, and remove what was unpacked for this run of the agent."""
@@ -83,43 +95,67 @@ class ModelStart:
 
     def _load(self, *, may_wait: bool) -> Loading | None:
         """The newest bundle's model; None where that is still to be fetched and the cloud answers meanwhile."""
-        factory = self._factory()
         if self._side.updates is None:
-            return self._loading(self._side, factory)
+            return self._loading(self._factory())
         assert self._around.state_dir is not None  # noqa: S101  the configuration demands it
+        factory, problem = None, None
+        try:
+            factory = self._factory()
+        except ConfigError as error:  # no reason to stop where something newer is installed
+            problem = error
         try:
             shelf = Shelf(self._around.state_dir, self.name, self._around.trust, factory)
-            installed = shelf.open()
         except FetchFailed as error:
             raise self._problem(str(error)) from None
         self.follower = Follower(shelf, _updates(self._side.updates), self._activate)
-        if installed is not None:
-            return self._loading_or(installed, factory)
-        return self._fetch_first(self.follower, may_wait)
+        shelf.begin()
+        installed = self._newest(shelf, self._loading)
+        if installed is None and problem is not None:
+            raise problem
+        if installed is None:
+            return self._fetch_first(self.follower, may_wait)
+        if problem is not None:
+            _log.error("model %s: the configured bundle cannot be fallen back on: %s", self.name, problem)
+        self._former = self._former_of(shelf, installed.model)
+        return installed
 
-    def _loading_or(self, bundle: Bundle, factory: Bundle | None) -> Loading:
-        """The installed version; where it cannot be loaded here any more, the factory's."""
+    def _former_of(self, shelf: Shelf, edge: EdgeModel) -> EdgeModel | None:
+        """What stands in for a version that is on trial; None where it is not, or there is none that can be loaded."""
+        if edge.bundle is None or edge.bundle.version != shelf.current or not shelf.is_on_trial:
+            return None
         try:
-            return self._loading(self._side, bundle)
+            return self._newest(shelf, self._load_edge, shelf.current)
         except ConfigError as error:
-            if factory is None or factory is bundle:
-                raise
-            _log.error("model %s: the installed version %d is not used: %s", self.name, bundle.version, error)
-            return self._loading(self._side, factory)
+            _log.error("model %s: there is no version to go back to: %s", self.name, error)
+            return None
+
+    def _newest(self, shelf: Shelf, load: Callable[[Bundle], T], before: int | None = None) -> T | None:
+        """The newest version to be loaded; None where there is none at all. Raises what is wrong with the oldest."""
+        failure: ConfigError | None = None
+        while (bundle := shelf.open(before)) is not None:
+            if failure is not None:
+                _log.error("model %s: version %d is not used: %s", self.name, before, failure)
+            try:
+                return load(bundle)
+            except ConfigError as error:
+                before, failure = bundle.version, error
+        if failure is not None:
+            raise failure
+        return None
 
     def _fetch_first(self, follower: Follower, may_wait: bool) -> Loading | None:
-        _log.info("model %s: fetching it from %s", self.name, follower.updates.source)
+        if may_wait:
+            _log.warning("model %s: the cloud answers alone until its first bundle is fetched", self.name)
+            return None
+        _log.info("model %s: fetching it from %s", self.name, follower.updates.place)
         try:
-            outcome = follower.look()
-            problem = follower.status.message or f"nothing there ({outcome})"
+            follower.look()
+            problem = follower.status.message or follower.status.failure
         except FetchFailed as error:
             problem = str(error)
-        if self._first is not None:
-            return self._first
-        if not may_wait:
+        if self._first is None:
             raise self._problem(f"there is no bundle yet, and the first cannot be fetched: {problem}")
-        _log.warning("model %s: the cloud answers alone until a bundle can be fetched: %s", self.name, problem)
-        return None
+        return self._first
 
     def _factory(self) -> Bundle | None:
         """The bundle that the configuration names, verified; an archive is unpacked for as long as the agent runs."""
@@ -137,24 +173,51 @@ class ModelStart:
             raise self._problem(f"the archive cannot be unpacked: {error.strerror}") from None
         return open_archive(path, self._unpacked / "bundle", self._around.trust)
 
-    def _loading(self, side: EdgeSide, bundle: Bundle | None) -> Loading:
-        return start_loading(self.name, side, bundle=bundle, state_dir=self._around.state_dir)
+    def _loading(self, bundle: Bundle | None) -> Loading:
+        return start_loading(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
 
-    def _activate(self, bundle: Bundle) -> None:
-        """Serve a new version. Raises `BundleRefused` where it fails its tests here."""
+    def _load_edge(self, bundle: Bundle) -> EdgeModel:
+        return load_edge(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
+
+    def _activate(self, bundle: Bundle) -> Callable[[], None]:
+        """Load and test a new version; what serves it. Raises `BundleRefused` where it fails its tests here."""
         try:
             if self._switching is None:
-                self._first = self._loading(self._side, bundle)
-            else:
-                edge = load_edge(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
-                self._switching.switch(self.name, edge, self._current())
+                self._first = self._loading(bundle)
+                return _nothing
+            edge = self._load_edge(bundle)
+            self._switching.prepare(self.name, edge)
         except BundleRefused:
             raise
         except UpwellError as error:
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, f"it does not run here: {error}") from None
+        return partial(self._switching.switch, self.name, edge, self._judge(bundle.version))
+
+    def _judge(self, version: int) -> Judge:
+        assert self.follower is not None  # noqa: S101  only what it brings has versions
+        return _Judge(self.follower.shelf, version)
 
     def _problem(self, text: str) -> ConfigError:
         return ConfigError.at(None, text, f"models.{self.name}.edge")
+
+
+class _Judge:
+    """A `Judge` that notes on the disk how the trial of a version ended."""
+
+    def __init__(self, shelf: Shelf, version: int) -> None:
+        self._shelf, self._version = shelf, version
+
+    def condemned(self, reason: str) -> None:
+        """Never to be installed again."""
+        in_background("roll-back", partial(self._shelf.condemn, self._version, reason))
+
+    def proven(self) -> None:
+        """Nobody goes back from it any more."""
+        in_background("trial", partial(self._shelf.prove, self._version))
+
+
+def _nothing() -> None:
+    """The first version of all is served by the agent that is made with it."""
 
 
 @contextmanager

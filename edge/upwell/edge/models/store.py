@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.fetch.disk import sync_folder, sync_tree, write_whole
+from upwell.edge.models.renewing import check_newer
+from upwell.edge.models.shelf_state import Look, read_state
 from upwell.shared.errors import ConfigError
 
 FOLDER_NAME = "bundles"
@@ -42,33 +42,6 @@ _LONGEST_NAME = 100
 _PLAIN = frozenset(string.ascii_lowercase + string.digits + "-_")
 _BY_KEYS = frozenset({Refusal.UNSIGNED, Refusal.WRONG_SIGNATURE})
 _log = logging.getLogger(__name__)
-
-
-class Look(BaseModel):
-    """What became of the last offer that was dealt with: installed, or refused for a reason.
-
-    `key` names the offer and all that its verification depended on. While it stays the same there is nothing to do.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    key: str = ""
-    refusal: Refusal | None = None
-    message: str = ""
-
-
-class _State(BaseModel):
-    """`state.json`. Version 0 is none of these: the factory's bundle, if there is one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = ""
-    current: int = Field(0, ge=0)
-    previous: int = Field(0, ge=0)
-    condemned: dict[int, str] = {}
-    trying: str = ""
-    tries: int = 0
-    look: Look = Look()
 
 
 class Shelf:
@@ -88,7 +61,7 @@ class Shelf:
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._state = self._read()
+            self._state = read_state(self.folder / STATE_NAME)
             self._clear()
         except OSError as error:
             raise _unwritable(self.folder, error) from None
@@ -108,22 +81,39 @@ class Shelf:
         """Why a version is not installed again, by version."""
         return self._state.condemned
 
-    def open(self) -> Bundle | None:
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether the current version has yet to prove itself, and there is one to go back to."""
+        return self._state.is_on_trial
+
+    def open(self, before: int | None = None) -> Bundle | None:
         """The bundle to serve, verified again: the current one, else the one before, else the factory's, else None.
 
-        One that was damaged is forgotten, so that it can be fetched again; one that only the trusted keys of now speak
-        against stays for a start with others. The log names both.
+        With `before` only a smaller version will do. One that was damaged is forgotten, so that it can be fetched
+        again; one that only the trusted keys of now speak against stays for a start with others. The log names both.
         """
         for version in (self._state.current, self._state.previous):
-            bundle = self._verified(version) if version else None
+            is_wanted = version and (before is None or version < before)
+            bundle = self._verified(version) if is_wanted else None
             if bundle is not None:
                 return bundle
-        return self.factory
+        return self.factory if self.factory and (before is None or self.factory.version < before) else None
+
+    def begin(self) -> None:
+        """Count a start of the agent with what is current. One on trial that keeps ending it is condemned."""
+        if not self.is_on_trial or self._state.trying:
+            return
+        if self._state.tries >= _MOST_TRIES:
+            self.condemn(self.current, f"the agent ended {self._state.tries} times while it was on trial")
+            return
+        with self._lock:
+            self._keep({"tries": self._state.tries + 1})
 
     def install(self, fetched: Path) -> Bundle:
         """Verify an archive or a folder that lies in `incoming`, and put it beside the others. Not current yet.
 
-        Raises `BundleRefused` with what is wrong with it, and `FetchFailed` where the disk does not take it.
+        Raises `AlreadyInstalled`, `BundleRefused` with what is wrong with it, and `FetchFailed` where the disk does not
+        take it.
         """
         draft = self.folder / _DRAFT_NAME
         try:
@@ -157,31 +147,38 @@ class Shelf:
     def stop_trying(self) -> None:
         """That the agent ends now is not the fault of what it tries."""
         with self._lock:
-            if self._state.trying:
-                self._save({"trying": "", "tries": 0})
+            if self._state.trying or self._state.tries:
+                self._keep({"trying": "", "tries": 0})
 
     def commit(self, bundle: Bundle, key: str) -> None:
         """Make an installed bundle current, and clear away what is neither that nor the one before.
 
-        `key` is that of its offer. Raises `BundleRefused` (`CONDEMNED`) where it was condemned in the meantime.
+        `key` is that of its offer. It is on trial until `prove` or `condemn` is called, if there is one before it.
         """
         with self._lock:
-            self._check_condemned(bundle.version, None)
-            name = bundle.manifest.name if bundle.manifest else ""
-            update = {"current": bundle.version, "previous": self._state.current, "name": name, "look": Look(key=key)}
-            self._save(update)
+            state, name = self._state, bundle.manifest.name if bundle.manifest else ""
+            is_on_trial = bool(state.current or self.factory)
+            update = {"current": bundle.version, "previous": state.current, "name": name, "look": Look(key=key)}
+            self._save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial)})
         self._clear()
         shutil.rmtree(self.incoming, ignore_errors=True)
 
-    def refuse(self, look: Look) -> None:
-        """Remember why an offer was refused, and drop what was fetched of it."""
+    def settle(self, look: Look) -> None:
+        """Remember what became of an offer that is not installed, and drop what was fetched of it."""
         with self._lock:
-            self._save({"look": look})
+            self._keep({"look": look})
         self._clear()
         shutil.rmtree(self.incoming, ignore_errors=True)
+
+    def prove(self, version: int) -> None:
+        """This version is on trial no more."""
+        with self._lock:
+            if version == self._state.current:
+                self._keep({"is_on_trial": False})
 
     def condemn(self, version: int, reason: str) -> None:
         """Never install this version again. Where it is current, the one before takes its place."""
+        _log.warning("model %s: version %d is not installed here again: %s", self.model, version, reason)
         with self._lock:
             newest = sorted({*self._state.condemned, version})[-_MOST_CONDEMNED:]
             reasons = {**self._state.condemned, version: reason[:_LONGEST_REASON]}
@@ -192,23 +189,26 @@ class Shelf:
                     "message": f"version {version} was rolled back: {reasons[version]}",
                 }
                 update["look"] = self._state.look.model_copy(update=look)
-            self._save(update | self._without(version))
+            self._keep(update | self._without(version))
 
     def _install(self, fetched: Path, draft: Path) -> Bundle:
-        factory_version = self.factory.version if self.factory else 0
-        newer_than = max(self._state.current, factory_version)
         if fetched.is_dir():
             fetched.rename(draft)
-            bundle = open_bundle(draft, self.trust, newer_than)
+            bundle = open_bundle(draft, self.trust)
             sync_tree(draft)
         else:
-            bundle = open_archive(fetched, draft, self.trust, newer_than)
+            bundle = open_archive(fetched, draft, self.trust)
         self._check_condemned(bundle.version, fetched)
         name, expected = bundle.manifest.name if bundle.manifest else "", self._name
         if expected and name != expected:
             raise BundleRefused(
                 Refusal.OTHER_MODEL, fetched, f"it is a bundle of {name!r}; expected one of {expected!r}"
             )
+        current = self._state.current
+        if self.factory is not None and self.factory.version >= current:
+            check_newer(bundle, fetched, self.factory.version, self.factory.folder, renew=False)
+        elif current:
+            check_newer(bundle, fetched, current, self.folder / str(current), renew=True)
         target = self.folder / str(bundle.version)
         shutil.rmtree(target, ignore_errors=True)  # of an earlier attempt that ended before it was committed
         draft.rename(target)
@@ -231,16 +231,21 @@ class Shelf:
             _log.warning("model %s: the installed version %d is not used: %s", self.model, version, error)
             if error.refusal not in _BY_KEYS:
                 with self._lock:
-                    self._save({"look": Look()} | self._without(version))
+                    self._keep({"look": Look()} | self._without(version))
+            return None
+        if self.factory is not None and version <= self.factory.version:
             return None
         name = bundle.manifest.name if bundle.manifest else ""
-        is_newer = self.factory is None or version > self.factory.version
-        return bundle if is_newer and name == (self._name or name) else None
+        if name != (self._name or name):
+            text = "model %s: the installed version %d is not used: it is of %r, and the configured bundle of %r"
+            _log.warning(text, self.model, version, name, self._name)
+            return None
+        return bundle
 
     def _without(self, version: int) -> dict[str, Any]:
         """What changes where a version is given up."""
         if version == self._state.current:
-            return {"current": self._state.previous, "previous": 0}
+            return {"current": self._state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
         return {"previous": 0} if version == self._state.previous else {}
 
     def _check_condemned(self, version: int, path: Path | None) -> None:
@@ -248,15 +253,13 @@ class Shelf:
         if reason is not None:
             raise BundleRefused(Refusal.CONDEMNED, path, f"version {version} was rolled back on this device: {reason}")
 
-    def _read(self) -> _State:
-        path = self.folder / STATE_NAME
+    def _keep(self, update: Mapping[str, Any]) -> None:
+        """As `_save`; where the disk does not take it, it holds for this run of the agent."""
         try:
-            return _State.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return _State()
-        except ValidationError:
-            _log.warning("%s cannot be read; what was installed is fetched again", path)
-            return _State()
+            self._save(update)
+        except FetchFailed as error:
+            self._state = self._state.model_copy(update=dict(update))
+            _log.error("model %s: %s", self.model, error)
 
     def _save(self, update: Mapping[str, Any]) -> None:
         state = self._state.model_copy(update=dict(update))

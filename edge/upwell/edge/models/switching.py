@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
-from upwell.edge.models.served import EdgeModel
+from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.models.trial import Trial
 from upwell.shared.errors import UpwellError
 
@@ -20,21 +20,33 @@ _log = logging.getLogger(__name__)
 class Served(Protocol):
     """The agent, as far as switching goes."""
 
+    def model(self, name: str) -> ServedModel:
+        """What is served under that name now."""
+
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
         """Serve `edge` from now on; with `former` only where that is what is served now."""
 
 
+class Judge(Protocol):
+    """Who is told how a trial ended, on the thread of a request; both must return at once."""
+
+    def condemned(self, reason: str) -> None:
+        """The version failed too often, and the one before is back."""
+
+    def proven(self) -> None:
+        """The version can be relied on."""
+
+
 class Switching:
-    """Switches models of an agent. Safe to use from many threads; no request waits for it.
+    """Switches models of an agent. Safe to use from many threads; no request waits for it."""
 
-    `rolled_back` is told, on the thread of a request, which version failed too often and why, once the one before is
-    back; it must return at once.
-    """
-
-    def __init__(self, agent: Served, prepare: Prepare, rolled_back: Callable[[str, EdgeModel, str], None]) -> None:
+    def __init__(self, agent: Served, prepare: Prepare) -> None:
         self._agent = agent
-        self._prepare = prepare
-        self._rolled_back = rolled_back
+        self.prepare = prepare
+
+    def current(self, name: str) -> EdgeModel | None:
+        """The edge side that is served now."""
+        return self._agent.model(name).edge
 
     def follow(self, name: str, first: EdgeModel, later: Future[EdgeModel]) -> None:
         """Serve the outcome of `later` (an accelerator that is being made ready) in the place of `first`."""
@@ -43,27 +55,32 @@ class Switching:
     def _take(self, name: str, first: EdgeModel, done: Future[EdgeModel]) -> None:
         try:
             edge = done.result()
-            self._prepare(name, edge)
+            self.prepare(name, edge)
         except CancelledError:
             return
         except UpwellError as error:
             _log.error("model %s stays where it is: %s", name, error)
             return
+        edge.trial = first.trial
         if self._agent.replace_edge(name, edge, first):
             _log.info("model %s is ready on %s", name, edge.accelerator or "the CPU")
 
-    def switch(self, name: str, new: EdgeModel, former: EdgeModel | None) -> None:
-        """Serve `new` from now on, on trial while `former` stands in for it where it fails.
-
-        Raises `UpwellError` where `new` cannot be warmed up; then nothing has changed.
-        """
-        self._prepare(name, new)
+    def switch(self, name: str, new: EdgeModel, judge: Judge) -> None:
+        """Serve `new`, which was prepared, from now on, on trial while the one before stands in where it fails."""
+        former = self.current(name)
         if former is not None:
             former.trial = None  # its own predecessor is needed no more
-            new.trial = Trial(former.run_now, lambda reason: self._condemn(name, new, former, reason))
+            self.try_out(name, new, former, judge)
         self._agent.replace_edge(name, new)
 
-    def _condemn(self, name: str, new: EdgeModel, former: EdgeModel, reason: str) -> None:
-        if self._agent.replace_edge(name, former, new):
-            _log.error("model %s went back to the version before: %s", name, reason)
-            self._rolled_back(name, new, reason)
+    def try_out(self, name: str, new: EdgeModel, former: EdgeModel, judge: Judge) -> None:
+        """Put `new` on trial; `former` was prepared too, and takes its place where it fails too often."""
+
+        def condemn(reason: str) -> None:
+            edge = self.current(name)  # it may be on its accelerator by now
+            is_it = edge is not None and edge.trial is not None and edge.trial.is_condemned
+            if is_it and self._agent.replace_edge(name, former, edge):
+                _log.error("model %s went back to the version before: %s", name, reason)
+                judge.condemned(reason)
+
+        new.trial = Trial(former.run_now, condemn, judge.proven)

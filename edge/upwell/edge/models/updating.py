@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from upwell.edge.bundle.base import Bundle
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.models.following import Follower, UpdateStatus
 
 FIRST_WITHIN_S = 300.0
-"""The first look is within so long after the start, so that a fleet that starts at once does not ask at once."""
+"""The first look is within so long after the start, so that a fleet that starts at once does not ask at once. A model
+that has no bundle yet does not wait."""
 
 RETRY_S = 5.0
 """The pause after a failure; twice as long after the next, unless some more of it came, up to the usual pause."""
@@ -44,7 +44,7 @@ class Updater:
         self._failures = dict.fromkeys(self._followers, 0)
         now_s = time.monotonic()
         self._due_s = {
-            model: now_s + draw() * min(FIRST_WITHIN_S, follower.updates.every_s)
+            model: now_s + draw() * (min(FIRST_WITHIN_S, follower.updates.every_s) if follower.has_bundle else 0.0)
             for model, follower in self._followers.items()
         }
         self._thread = threading.Thread(target=self._run, name="updates", daemon=True)
@@ -53,16 +53,6 @@ class Updater:
     def status(self) -> Mapping[str, UpdateStatus]:
         """How the updates of each model fare."""
         return {model: follower.status for model, follower in self._followers.items()}
-
-    def rolled_back(self, model: str, version: int, reason: str) -> Bundle | None:
-        """Never install this version again, which served badly; the bundle to serve instead, verified again.
-
-        None where there is none. Raises `FetchFailed` where the disk does not take it.
-        """
-        shelf = self._followers[model].shelf
-        _log.warning("model %s: version %d is rolled back: %s", model, version, reason)
-        shelf.condemn(version, reason)
-        return shelf.open()
 
     def close(self) -> None:
         """End what is under way. Calling it twice is harmless."""

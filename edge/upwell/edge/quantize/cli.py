@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from upwell.edge.quantize.base import Interface, Method, Settings, T, Target, Weights
-from upwell.edge.quantize.quantizing import quantize_model
+from upwell.edge.quantize.quantizing import check_model, quantize_model
 from upwell.edge.quantize.quiet import quiet
 from upwell.edge.quantize.report import show
 from upwell.edge.quantize.writing import check_free, write_whole
@@ -39,6 +39,7 @@ def quantize(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Make an int8 model of MODEL, calibrated on your data, and measure what that costs on rows held out of it."""
+    check_model(model)
     written_to = out if out is not None else model.with_name(f"{model.stem}.int8{model.suffix}")
     check_free(written_to, model, force)
     settings = Settings(weights, target, method, interface)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from upwell.edge.quantize.base import Run
-from upwell.edge.quantize.samples import Case, Samples
+from upwell.edge.quantize.samples import LABELS, Case, Samples
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
 
@@ -130,7 +130,8 @@ def _scores_output(samples: Samples, outputs: Mapping[str, Array], labels: Array
     shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in outputs.items())
     raise ConfigError.at(
         samples.path,
-        f"labels {list(samples.labels.shape)} need an output with a vector of scores for each; a run gives {shapes}",
+        f"labels {list(samples.labels.shape)} need an output with a vector of scores for each; a run gives {shapes}. "
+        f"Without {LABELS!r} in the file the outputs are compared alone",
         "--data",
     )
 

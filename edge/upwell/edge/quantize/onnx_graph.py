@@ -102,6 +102,37 @@ def float_tensors(model: onnx.ModelProto) -> set[str]:
     }
 
 
+def float_weights(model: onnx.ModelProto) -> set[str]:
+    """The names of float32 weights in the main graph."""
+    return {one.name for one in model.graph.initializer if one.data_type == TensorProto.FLOAT}
+
+
+def put_in_order(graph: onnx.GraphProto) -> None:
+    """Put each node of the main graph behind those whose results it, or a body in it, reads, as ONNX asks for.
+
+    Only nodes that were added last may be out of place, so the way back from one to another is short.
+    """
+    nodes = list(graph.node)
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    ordered: list[onnx.NodeProto] = []
+    begun: set[int] = set()
+
+    def place(index: int) -> None:
+        if index in begun:
+            return
+        begun.add(index)
+        for node in _and_inner(nodes[index]):
+            for name in node.input:
+                if name in makers:
+                    place(makers[name])
+        ordered.append(nodes[index])
+
+    for index in range(len(nodes)):
+        place(index)
+    del graph.node[:]
+    graph.node.extend(ordered)
+
+
 def exposing(model: onnx.ModelProto, names: Iterator[tuple[str, int]] | list[tuple[str, int]]) -> onnx.ModelProto:
     """A copy whose outputs are these values, each with its ONNX datatype."""
     made = onnx.ModelProto()
@@ -150,7 +181,12 @@ def _name_nodes(model: onnx.ModelProto) -> None:
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _all_nodes(inner)
+        yield from _and_inner(node)
+
+
+def _and_inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """The node, and those in the bodies of control flow that it has."""
+    yield node
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            yield from _all_nodes(body)

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 
 from upwell.edge.quantize.base import Arithmetic, Feed, Layer, added_error
 from upwell.edge.quantize.compare import Difference
-from upwell.edge.quantize.onnx_graph import exposing, float_tensors, session_of
+from upwell.edge.quantize.onnx_graph import exposing, float_tensors, float_weights, session_of
 from upwell.shared.tensors import Array
 
 _SUFFIX = "_QuantizeLinear_Input"
@@ -73,6 +73,7 @@ def layers_of(
     graphs = _Graphs(before, after)
     errors = _measured(graphs, feeds, arithmetic)
     dequantized = {node.output[0] for node in after.graph.node if node.op_type == _DQ}
+    real = dequantized | float_tensors(before) | float_weights(after)
     inputs = {node.name: list(node.input) for node in after.graph.node if node.op_type not in (_Q, _DQ)}
     layers = []
     for node in before.graph.node:
@@ -82,12 +83,12 @@ def layers_of(
         through = [error for name, error in errors.items() if name in _absorbed(node, before, set(inputs))]
         error = max([*through, *values], default=math.nan) if not through else max(through)
         earlier = [errors[name] for name in node.input if name in errors]
-        is_int8 = all(name in dequantized for name in inputs[node.name] if name) and bool(inputs[node.name])
+        read = real.intersection(inputs[node.name])
         layers.append(
             Layer(
                 node.name,
                 node.op_type,
-                "int8" if is_int8 else "float",
+                "int8" if read and read <= dequantized else "float",
                 error,
                 math.nan if math.isnan(error) else added_error(error, earlier),
             )

@@ -7,19 +7,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType
-from onnxruntime.quantization.calibrate import create_calibrator
+from onnxruntime.quantization.calibrate import TensorsData, create_calibrator
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from upwell.edge.quantize.base import Arithmetic, Feed, FloatModel, Layer, Node, Run, Settings
-from upwell.edge.quantize.onnx_graph import opset_of, prepared, read_model, session_of
+from upwell.edge.quantize.onnx_graph import opset_of, prepared, put_in_order, read_model, session_of
 from upwell.edge.quantize.onnx_layers import layers_of
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx_providers import plain_text
+from upwell.edge.runtimes.onnx_tensors import caller_for
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
+from upwell.shared.onnx_tensors import text_of
 
 _METHODS = {
     "minmax": CalibrationMethod.MinMax,
@@ -33,6 +36,8 @@ _PER_COLLECTION = 32
 _LEAST_RANGE = 0.0001
 """NPUs refuse a scale of nearly nothing, such as an activation that is always zero has."""
 
+_SHOWN = 3
+
 
 class OnnxQuantizer:
     """A `Quantizer` of ONNX models; see there."""
@@ -41,7 +46,7 @@ class OnnxQuantizer:
         if settings.interface != "float":
             raise ConfigError.at(model.path, "the inputs and outputs of an ONNX model stay float", "--interface")
         self._path = model.path
-        self._outputs = [spec.name for spec in model.outputs]
+        self._inputs, self._outputs = model.inputs, model.outputs
         self._settings = settings
         self._signed = (settings.weights or ("s8" if settings.target == "npu" else "u8")) == "s8"
         original = read_model(model.path)
@@ -60,6 +65,7 @@ class OnnxQuantizer:
             f" (raised from {opset})" if raised != opset else ""
         )
         self._ranges: Any = None
+        self._without_range = ""
 
     def calibrate(self, feeds: Iterable[Feed]) -> None:
         """Learn the ranges of all activations; see `Quantizer.calibrate`."""
@@ -76,14 +82,19 @@ class OnnxQuantizer:
                     calibrate_method=method,
                     extra_options={"symmetric": False},
                 )
-                reader = _Reader(feeds, _PER_COLLECTION if is_minmax else 1)
+                reader = _Reader(map(self._raw, feeds), _PER_COLLECTION if is_minmax else 1)
                 while reader.more():
                     calibrator.collect_data(reader)
-                self._ranges = calibrator.compute_data()
+                ranges = calibrator.compute_data().items()
             except ConfigError:
                 raise
             except Exception as error:
                 raise ConfigError.at(self._path, f"calibration failed: {plain_text(error)}") from error
+        finite = {name: seen for name, seen in ranges if np.isfinite([seen.lowest, seen.highest]).all()}
+        self._ranges = TensorsData(method, finite)
+        endless = [repr(name) for name, _ in ranges if name not in finite][:_SHOWN]
+        if endless:
+            self._without_range = f"{', '.join(endless)} is not finite on some row of the data; --keep-float its nodes"
 
     def quantized(self, keep_float: Sequence[str]) -> bytes:
         """The int8 model; see `Quantizer.quantized`."""
@@ -107,10 +118,12 @@ class OnnxQuantizer:
             )
             quantizer.quantize_model()
         except Exception as error:
-            raise ConfigError.at(self._path, f"onnxruntime cannot quantize it: {plain_text(error)}") from error
+            reason = self._without_range or plain_text(error)
+            raise ConfigError.at(self._path, f"onnxruntime cannot quantize it: {reason}") from error
         made = quantizer.model.model
         if not any(node.op_type == "QuantizeLinear" for node in made.graph.node):
             raise ConfigError.at(self._path, "nothing in it was quantized; is every node kept float?")
+        put_in_order(made.graph)
         made.producer_name = "upwell model quantize"
         return bytes(made.SerializeToString())
 
@@ -122,12 +135,18 @@ class OnnxQuantizer:
                 file.write_bytes(model)
                 return load_runtime(file, RuntimeOptions(threads=1)).run
         session = session_of(onnx.ModelProto.FromString(model), arithmetic, threads=1)
-        return lambda feed: dict(zip(self._outputs, session.run(self._outputs, dict(feed)), strict=True))
+        return caller_for(session, self._inputs, self._outputs)
 
     def layers(self, model: bytes, feeds: Iterable[Feed]) -> Sequence[Layer]:
         """What each node of the int8 model makes, against the float one; see `Quantizer.layers`."""
         made = onnx.ModelProto.FromString(model)
-        return layers_of(self._model, made, feeds, "exact" if self._settings.target == "npu" else "served")
+        arithmetic: Arithmetic = "exact" if self._settings.target == "npu" else "served"
+        return layers_of(self._model, made, map(self._raw, feeds), arithmetic)
+
+    def _raw(self, feed: Feed) -> Feed:
+        """A feed as ONNX Runtime itself takes it: with text where callers send bytes."""
+        texts = [one.name for one in self._inputs if one.datatype == "BYTES"]
+        return {**feed, **{name: text_of(name, feed[name]) for name in texts}}
 
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types

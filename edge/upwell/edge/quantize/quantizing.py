@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 import time
@@ -22,6 +23,9 @@ from upwell.shared.onnx_files import BadOnnxFile, external_weights
 
 MAX_BYTES = (1 << 31) - (1 << 24)
 """Neither a protobuf message nor a flatbuffer can be larger than 2 GiB; some is left for what quantizing adds."""
+
+_ROOM = 3
+"""Temporary files, in sizes of the model: it as float twice, once with more outputs, and as int8."""
 
 _LAYER_ROWS = 64
 """Layers are compared on so many rows at most: all their values are read, which takes long on large models."""
@@ -52,13 +56,25 @@ class Quantized:
     report: Report
 
 
+def check_model(path: Path) -> None:
+    """Raise `ConfigError` for what is no file of a format that can be quantized, as far as its name tells."""
+    check_file(path)
+    if path.suffix.lower() not in (".onnx", ".tflite"):
+        raise ConfigError.at(path, "expected a .onnx or .tflite file")
+
+
 def open_float_model(path: Path) -> FloatModel:
     """The model at `path` in the runtime of its suffix. Raises `ConfigError`."""
-    check_file(path)
+    check_model(path)
     size_bytes = _size_bytes(path)
     if size_bytes > MAX_BYTES:
         raise ConfigError.at(
             path, f"it holds {size_bytes >> 20} MiB; models of more than {MAX_BYTES >> 20} MiB cannot be quantized here"
+        )
+    folder = tempfile.gettempdir()
+    if shutil.disk_usage(folder).free < _ROOM * size_bytes:
+        raise ConfigError.at(
+            Path(folder), f"no room for temporary files of {_ROOM * size_bytes >> 20} MiB; TMPDIR names another folder"
         )
     runtime = load_runtime(path, RuntimeOptions(threads=1))
     kind: Format = "onnx" if runtime.name == "onnx" else "tflite"
@@ -184,7 +200,8 @@ class _Work:
     def _data_warnings(self) -> Sequence[str]:
         if self._samples.count >= FEWEST_TO_HOLD_OUT:
             return ()
-        return (f"only {self._samples.count} rows: ranges may be too narrow, and nothing is held out to show it",)
+        rows = "1 row" if self._samples.count == 1 else f"{self._samples.count} rows"
+        return (f"only {rows}: ranges may be too narrow, and nothing is held out to show it",)
 
     def _data_used(self) -> DataUsed:
         samples = self._samples
@@ -200,7 +217,7 @@ class _Work:
     def _advice(self, report: Report) -> Sequence[Advice]:
         """What keeping the worst layers float would bring, each alone and all together; best first."""
         able = {node.name for node in self._quantizer.nodes} - set(report.kept_float)
-        worst = [layer.node for layer in report.worst_first if layer.node in able and layer.added > 0][:_TRIED]
+        worst = [layer.node for layer in report.worst_first if layer.node in able][:_TRIED]
         sets = [(node,) for node in worst] + ([tuple(worst)] if len(worst) > 1 else [])
         tried = []
         for nodes in sets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -36,6 +37,8 @@ def quiet() -> Iterator[IO[str]]:
                 os.dup2(sink.fileno(), number)
             yield terminal
         finally:
+            if os.name == "posix":
+                ctypes.CDLL(None).fflush(None)  # what C has printed and not written yet goes the same way
             for number, copy in zip((1, 2), saved, strict=True):
                 os.dup2(copy, number)
                 os.close(copy)

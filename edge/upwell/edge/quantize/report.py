@@ -135,7 +135,7 @@ def _data_line(data: DataUsed) -> str:
 def _before_and_after(report: Report) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for name in ("", "before", "after", ""):
-        table.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
     ratio = report.size_after / report.size_before
     table.add_row("size, bytes", f"{report.size_before:,}", f"{report.size_after:,}", f"{ratio:.2f} times")
     accuracy = report.comparison.accuracy
@@ -148,18 +148,21 @@ def _before_and_after(report: Report) -> Table:
         table.add_row(_shown(f"output {one.name}"), "", "", "; ".join(part for part in (error, same) if part))
     times = report.times
     if times is not None:
-        ratio_here = f"{times.ratio:.2f} times, measured once on this machine"
+        ratio_here = f"{times.ratio:.2f} times, median of one thread here"
         table.add_row("one run, ms", f"{times.before:.3f}", f"{times.after:.3f}", ratio_here)
     return table
 
 
 def _worst_layers(report: Report) -> Table:
     table = Table(title="layers by the error they add, worst first", title_justify="left", box=None, pad_edge=False)
-    for name in ("node", "operator", "precision", "added", "error so far", "SQNR, dB"):
-        table.add_column(name, justify="left" if name in ("node", "operator", "precision") else "right")
+    for name in ("node", "operator"):
+        table.add_column(name, overflow="fold")
+    table.add_column("precision", no_wrap=True)
+    for name in ("added", "error so far", "SQNR, dB"):
+        table.add_column(name, justify="right", no_wrap=True)
     worst = report.worst_first
     for one in worst[:_WORST]:
-        numbers = _number(one.added), _number(one.error), f"{one.sqnr_db:.1f}"
+        numbers = _number(one.added), _number(one.error), _number(one.sqnr_db, 1)
         table.add_row(_shown(one.node), _shown(one.operator), one.precision, *numbers)
     if len(worst) > _WORST:
         table.caption = f"and {len(worst) - _WORST} more with --json"
@@ -169,7 +172,7 @@ def _worst_layers(report: Report) -> Table:
 
 def _advice(advice: Sequence[Advice]) -> Table:
     table = Table(title="tried on the same rows", title_justify="left", box=None, pad_edge=False)
-    table.add_column("with")
+    table.add_column("with", overflow="fold")
     for name in ("accuracy", "relative error"):
         table.add_column(name, justify="right")
     for one in advice:
@@ -182,8 +185,8 @@ def _advice(advice: Sequence[Advice]) -> Table:
     return table
 
 
-def _number(value: float) -> str:
-    return "unknown" if math.isnan(value) else f"{value:.4f}"
+def _number(value: float, digits: int = 4) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _finite(value: float | None) -> float | None:

@@ -20,7 +20,8 @@ _NAMES = {value: name for name, value in vars(schema.BuiltinOperator).items() if
 class FloatGraph:
     """The file as quantizing takes it, the key of its signature, and its nodes in order.
 
-    `inputs` and `outputs` are, for each node, the names of the values that it reads and makes, without weights.
+    `inputs` and `outputs` are, for each node, the names of the values that it reads and makes, without weights;
+    `read_outputs` are outputs of the model that a node reads.
     """
 
     content: bytes
@@ -29,6 +30,7 @@ class FloatGraph:
     codes: Sequence[int]
     inputs: Sequence[Sequence[str]]
     outputs: Sequence[Sequence[str]]
+    read_outputs: Sequence[str]
 
 
 def read_graph(model: FloatModel) -> FloatGraph:
@@ -52,6 +54,7 @@ def _graph(model: FloatModel, made: Any) -> FloatGraph:
         return [main.tensors[index].name.decode() for index in values]
 
     codes = [_code(made.operatorCodes[operator.opcodeIndex]) for operator in main.operators]
+    read = {int(index) for operator in main.operators for index in operator.inputs}
     builder = flatbuffers.Builder(1024)
     builder.Finish(made.Pack(builder), _IDENTIFIER)
     return FloatGraph(
@@ -61,6 +64,7 @@ def _graph(model: FloatModel, made: Any) -> FloatGraph:
         codes,
         [names(operator.inputs) for operator in main.operators],
         [names(operator.outputs) for operator in main.operators],
+        names(index for index in main.outputs if int(index) in read),
     )
 
 

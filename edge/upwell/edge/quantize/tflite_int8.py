@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array, numpy_dtype
 
 _MAX_TEXT = 300
+_SHOWN = 3
 
 
 class TfliteQuantizer:
@@ -35,6 +37,7 @@ class TfliteQuantizer:
         if settings.method != "minmax":
             raise ConfigError.at(model.path, f"only ONNX models have {settings.method}; TFLite has minmax", "--method")
         self._path = model.path
+        self._outputs = [spec.name for spec in model.outputs]
         self._keeps_float_edges = settings.interface == "float"
         self._graph = read_graph(model)
         known = zip(self._graph.nodes, self._graph.codes, strict=True)
@@ -61,6 +64,7 @@ class TfliteQuantizer:
 
     def quantized(self, keep_float: Sequence[str]) -> bytes:
         """The int8 model; see `Quantizer.quantized`."""
+        self._check_ranges(keep_float)
         try:
             work = quantizer.Quantizer(bytearray(self._graph.content), recipe.static_wi8_ai8())
             if self._keeps_float_edges:
@@ -76,20 +80,53 @@ class TfliteQuantizer:
             made = work.quantize(self._ranges, enable_progress_bar=False, enable_progress_report=False)
         except Exception as error:
             raise ConfigError.at(self._path, f"ai-edge-quantizer cannot quantize it: {_text(error)}") from error
-        return bytes(made.quantized_model)
+        model = bytes(made.quantized_model)
+        self._open(model)
+        return model
 
     def opened(self, model: bytes, arithmetic: Arithmetic = "served") -> Run:
         """The int8 model, ready to run; TFLite's kernels have one arithmetic, which does not saturate."""
         del arithmetic
-        with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
-            file = Path(folder, "model.tflite")
-            file.write_bytes(model)
-            runtime = TfliteRuntime(file, RuntimeOptions(threads=1))
+        runtime = self._open(model)
         return lambda feed: _real(runtime, runtime.run(_stored(runtime, feed)))
 
     def layers(self, model: bytes, feeds: Iterable[Feed]) -> Sequence[Layer]:
         """What each node of the int8 model makes, against the float one; see `Quantizer.layers`."""
         return layers_of(self._graph, model, feeds)
+
+    def _check_ranges(self, keep_float: Sequence[str]) -> None:
+        """Raise for nodes without a range: int8 kernels made for NaN take the process down."""
+        endless = {
+            name for name, seen in self._ranges.items() if not all(np.isfinite(one).all() for one in seen.values())
+        }
+        nodes = [
+            repr(node.name)
+            for node, *names in zip(self._graph.nodes, self._graph.inputs, self._graph.outputs, strict=True)
+            if node in self.nodes and node.name not in keep_float and endless.intersection(chain(*names))
+        ]
+        if nodes:
+            shown = ", ".join(nodes[:_SHOWN])
+            raise ConfigError.at(
+                self._path, f"{shown} read or make what is not finite on some row of the data; --keep-float such nodes"
+            )
+
+    def _open(self, model: bytes) -> TfliteRuntime:
+        """The int8 model in its runtime. Raises `ConfigError` where ai-edge-quantizer has made nothing that runs."""
+        reason = "it has lost outputs"
+        with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
+            file = Path(folder, "model.tflite")
+            file.write_bytes(model)
+            try:
+                runtime = TfliteRuntime(file, RuntimeOptions(threads=1))
+            except ConfigError as error:
+                reason = error.problems[0].message.rstrip(".")
+            else:
+                if [one.name for one in runtime.outputs] == self._outputs:
+                    return runtime
+        if self._graph.read_outputs:
+            names = ", ".join(map(repr, self._graph.read_outputs))
+            reason += f". Its own nodes read the output {names}: --interface int8 without --keep-float may work"
+        raise ConfigError.at(self._path, f"ai-edge-quantizer makes no model of it that runs: {reason}")
 
 
 def _stored(runtime: TfliteRuntime, feed: Feed) -> dict[str, Array]:

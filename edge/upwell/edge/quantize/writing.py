@@ -18,6 +18,8 @@ def check_free(path: Path, model: Path, force: bool) -> None:
         raise ConfigError.at(path, f"the int8 model is a {model.suffix} file as well; name it so", "--out")
     if not path.parent.is_dir():
         raise ConfigError.at(path, f"there is no folder {path.parent}", "--out")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError.at(path, f"the folder {path.parent} cannot be written; --out FILE puts it elsewhere", "--out")
     if not path.exists():
         return
     if model.exists() and path.samefile(model):

@@ -67,7 +67,7 @@ def try_out(library: str, options: Mapping[str, str], patience_s: float) -> Devi
         shared.release()
         alone = _lock(names, exclusive=True)
         if alone is None:
-            raise DeviceBusy("another process has the device open")
+            raise DeviceBusy("the device is open already")
         return alone
 
     return _wait(attempt, patience_s)

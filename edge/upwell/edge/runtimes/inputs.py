@@ -25,6 +25,11 @@ def check_file(path: Path) -> None:
         raise ConfigError.at(path, f"the model file cannot be read: {error.strerror}") from None
 
 
+def unkept_batch(path: Path, batch: int, why: str) -> ConfigError:
+    """The error where a model cannot be run with the `batch` that is written for it."""
+    return ConfigError.at(path, f"`batch: {batch}` cannot be kept: {why}")
+
+
 class InputCheck:
     """Compares the inputs of a run with the model's specifications.
 

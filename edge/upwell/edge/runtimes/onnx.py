@@ -97,7 +97,7 @@ class OnnxRuntime:
             except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
                 raise self._explained(error, inputs) from None
             if self._call is not None:
-                self._call, self.placement = call, lost(self.placement, plain_text(failure))
+                self._call, self.placement = call, lost(self._path, self.placement, plain_text(failure))
         return answer
 
     def _explained(self, error: Exception, inputs: Mapping[str, Array]) -> UpwellError:

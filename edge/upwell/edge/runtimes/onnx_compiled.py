@@ -148,10 +148,13 @@ class Entry:
             _remove(one)
 
 
-def entry_for(cache_dir: Path, path: Path, provider: Provider, wanted: AcceleratorOptions) -> Entry | None:
+def entry_for(
+    cache_dir: Path, path: Path, provider: Provider, wanted: AcceleratorOptions, batch: int | None
+) -> Entry | None:
     """Where `provider` keeps what it compiles of the model at `path`; None for one that keeps nothing.
 
-    Its name is made of the model, the provider and its options on one side, and of everything's version on the other.
+    Its name is made of the model, its batch, the provider and its options on one side, and of everything's version on
+    the other.
     Raises `OSError` where a file cannot be read.
     """
     keeping = KEEPING.get(provider.name)
@@ -159,7 +162,7 @@ def entry_for(cache_dir: Path, path: Path, provider: Provider, wanted: Accelerat
     if keeping is None or (provider.name == OPENVINO and "CPU" in provider.options.get("device_type", "CPU")):
         return None
     # `must` compiles in strict mode, in which some providers take more nodes.
-    what = [model_digest(path), provider.name, sorted(provider.options.items()), wanted.require]
+    what = [model_digest(path), batch, provider.name, sorted(provider.options.items()), wanted.require]
     return Entry(cache_dir / f"{_short(what)}-{_short(_versions(provider))}", keeping)
 
 

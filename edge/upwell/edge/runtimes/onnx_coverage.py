@@ -15,7 +15,7 @@ from upwell.edge.runtimes.coverage import Coverage
 from upwell.edge.runtimes.inputs import check_file
 from upwell.edge.runtimes.onnx_evidence import parts_of, records_assignment
 from upwell.edge.runtimes.onnx_graph import named_apart, read_graph
-from upwell.edge.runtimes.onnx_partitions import Part, covers
+from upwell.edge.runtimes.onnx_partitions import CAST_FOR_CPU, Part, covers
 from upwell.edge.runtimes.onnx_providers import CPU, plain_text
 from upwell.edge.runtimes.onnx_sessions import Opening, session_options
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
@@ -45,7 +45,9 @@ def survey(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions,
             raise ConfigError.at(path, str(error)) from None
         opening = Opening(offered, options, accelerator, by_profile=by_profile, is_basic=True)
         session, nodes = opening.open()
-        parts = [Part(node.provider, (node,)) for node in nodes] if by_profile else parts_of(session)
+        parts = [] if by_profile else [*parts_of(session)]
+        known = {node for part in parts for node in part.nodes}
+        parts += [Part(node.provider, (node,)) for node in nodes if node not in known]
     return Coverage(
         accelerator=accelerator.provider,
         runtime=f"onnxruntime {onnxruntime.__version__}",
@@ -55,21 +57,29 @@ def survey(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions,
 
 
 def _offered(path: Path, options: RuntimeOptions, folder: Path) -> Path:
-    """The model as providers are offered it, in a file, with a name for each node."""
+    """The model as providers are offered it, in a file, with a name for each node.
+
+    One with float16 is taken as it is: what the CPU makes of it, which computes in float32, no provider is offered.
+    """
     offered = folder / "offered.onnx"
     # Weights in a file of their own, so that a model may be larger than the 2 GB of a protobuf message.
     entries = {
         "session.optimized_model_external_initializers_file_name": "weights.bin",
         "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     }
-    settings = session_options(options, entries)
+    settings = session_options(path, options, entries)
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     settings.optimized_model_filepath = str(offered)
     try:
         onnxruntime.InferenceSession(str(path), settings, providers=[CPU], enable_fallback=0)
     except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
         raise ConfigError.at(path, f"ONNX Runtime cannot load the model: {plain_text(error)}") from None
-    offered.write_bytes(_with_shapes(named_apart(offered.read_bytes())))
+    source = offered
+    if any(node.name.startswith(CAST_FOR_CPU) for node in read_graph(offered).nodes):
+        source = path
+        if external_weights(path):
+            return path
+    offered.write_bytes(_with_shapes(named_apart(source.read_bytes())))
     return offered
 
 

@@ -22,7 +22,7 @@ INT8, UINT8 = 3, 2
 _NUMPY = {INT8: np.dtype(np.int8), UINT8: np.dtype(np.uint8)}
 _VARINT, _LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
-_GRAPH, _NODE, _NAME = 7, 1, 3
+_GRAPH, _NODE, _NAME, _INPUT = 7, 1, 3, 11
 _EXTERNAL = 1
 
 Bytes: TypeAlias = "mmap.mmap | bytes"
@@ -55,13 +55,18 @@ class Constant:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in their order, constants by name, and shapes (-1 varies) of the tensors that the file gives them for."""
+    """Nodes in their order, constants by name, and shapes (-1 varies) of the tensors that the file gives them for.
+
+    `inputs` are those that a caller gives, with their shapes, in which a dimension that varies has its name, empty
+    where it has none.
+    """
 
     path: Path
     nodes: Sequence[Node]
     constants: Mapping[str, Constant]
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, int]
+    inputs: Mapping[str, tuple[int | str, ...]]
 
     def integers(self, name: str) -> Array | None:
         """The numbers of an INT8 or UINT8 constant; None where they are not where they should be."""
@@ -142,6 +147,7 @@ def _graph(path: Path, data: Bytes) -> Graph:
     constants: dict[str, Constant] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, int] = {}
+    inputs: dict[str, tuple[int | str, ...]] = {}
     for begin, end in _messages(data, (0, len(data)), _GRAPH):
         for number, value in _fields(data, begin, end):
             if isinstance(value, int):
@@ -155,14 +161,17 @@ def _graph(path: Path, data: Bytes) -> Graph:
             elif number == 5:
                 name, constant = _constant(data, value)
                 constants[name] = constant
-            elif number in (11, 12, 13):
+            elif number in (_INPUT, 12, 13):
                 name, dtype, shape = _declared(data, value)
                 dtypes[name] = dtype
                 if shape is not None:
-                    shapes[name] = shape
+                    shapes[name] = tuple(size if isinstance(size, int) else -1 for size in shape)
+                if number == _INPUT:
+                    inputs[name] = shape or ()
     for name, constant in constants.items():
         shapes[name], dtypes[name] = constant.shape, constant.dtype
-    return Graph(path, nodes, constants, shapes, dtypes)
+    given = {name: shape for name, shape in inputs.items() if name not in constants}
+    return Graph(path, nodes, constants, shapes, dtypes, given)
 
 
 def _node(data: Bytes, span: tuple[int, int]) -> Node:
@@ -199,7 +208,7 @@ def _constant(data: Bytes, span: tuple[int, int]) -> tuple[str, Constant]:
     return name, Constant(dtype, tuple(shape), raw, tuple(numbers), external if is_external else {})
 
 
-def _declared(data: Bytes, span: tuple[int, int]) -> tuple[str, int, tuple[int, ...] | None]:
+def _declared(data: Bytes, span: tuple[int, int]) -> tuple[str, int, tuple[int | str, ...] | None]:
     """Name, dtype and shape of a `ValueInfoProto`; None for a shape that it does not tell."""
     name, dtype, shape = "", 0, None
     for number, value in _fields(data, *span):
@@ -213,8 +222,14 @@ def _declared(data: Bytes, span: tuple[int, int]) -> tuple[str, int, tuple[int, 
     return name, dtype, shape
 
 
-def _size(data: Bytes, span: tuple[int, int]) -> int:
-    return next((value for number, value in _fields(data, *span) if number == 1 and isinstance(value, int)), -1)
+def _size(data: Bytes, span: tuple[int, int]) -> int | str:
+    """The size of a dimension, or the name of one that varies; some exporters write -1 for one without a name."""
+    for number, value in _fields(data, *span):
+        if number == 1 and isinstance(value, int):
+            return "" if value >> 63 else value
+        if number == 2 and not isinstance(value, int):
+            return _text(data, value)
+    return ""
 
 
 def _messages(data: Bytes, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,9 @@ from upwell.edge.runtimes.coverage import NodeCover
 from upwell.edge.runtimes.onnx_graph import Graph
 from upwell.edge.runtimes.onnx_work import constant_tensors, work_of
 
+CAST_FOR_CPU = "InsertedPrecisionFreeCast_"
+"""Begins the name of a node that ONNX Runtime makes where the CPU has no kernel for float16."""
+
 _REWRITTEN = "_token_"  # ends the name of a node that ONNX Runtime put into a provider's layout
 
 
@@ -74,6 +77,8 @@ class _Found:
             for node in part.nodes:
                 name = node.name if node.name in names else node.name.partition(_REWRITTEN)[0]
                 is_taken = part.provider == provider
+                if name.startswith(CAST_FOR_CPU):
+                    continue
                 if name not in names:
                     has_made |= is_taken
                     if not is_taken:

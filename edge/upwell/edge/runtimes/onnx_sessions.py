@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 import onnxruntime
 
 from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.onnx_batch import hint, names_to_fix
 from upwell.edge.runtimes.onnx_compiled import Entry, entry_for
 from upwell.edge.runtimes.onnx_evidence import RECORD_KEY, assigned_nodes, from_profile, records_assignment
+from upwell.edge.runtimes.onnx_half import has_float16, unassigned
 from upwell.edge.runtimes.onnx_partitions import AssignedNode
 from upwell.edge.runtimes.onnx_providers import CPU, OPENVINO, Provider, find_provider, plain_text
 from upwell.edge.runtimes.onnx_saturation import saturation
@@ -41,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
     """A session on the CPU. Raises `ConfigError` where the model cannot be loaded."""
-    settings = session_options(options, cpu_settings(path))
+    settings = session_options(path, options, cpu_settings(path))
     try:
         session = onnxruntime.InferenceSession(str(path), settings, providers=[CPU], **_NO_FALLBACK)
     except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
@@ -56,11 +58,12 @@ def open_on_accelerator(
     """A session on the execution provider that `wanted` names, and what it took.
 
     What the provider compiled is kept in `cache_dir` and taken from there the next time. Raises
-    `AcceleratorNotUsable` where it takes no node, or not every node and `wanted` is a must.
+    `AcceleratorNotUsable` where it takes no node, or not every node and `wanted` is a must, and `ConfigError` where the
+    batch cannot be fixed as `options` want it.
     """
     opening = Opening(path, options, wanted)
     try:
-        entry = None if cache_dir is None else entry_for(cache_dir, path, opening.provider, wanted)
+        entry = None if cache_dir is None else entry_for(cache_dir, path, opening.provider, wanted, options.batch)
         if entry is not None:
             return _kept(opening, entry) or _compiled(opening, entry)
     except OSError as error:
@@ -87,7 +90,7 @@ class Opening:
         self.path = path
         self.wanted = wanted
         self.provider = find_provider(wanted)
-        self._options = options
+        self.options = options
         self._cpu_settings = cpu_settings(path)
         self._by_profile = not records_assignment() if by_profile is None else by_profile
         self._is_basic = is_basic
@@ -97,16 +100,19 @@ class Opening:
 
         Strict where `wanted` is a must and it can be; otherwise the nodes left on the CPU are among those it gives.
         """
-        if self.wanted.require == "must" or self._hides_fallback():
-            try:
-                return self.open_once(self.path, {**entries, **_STRICT}, extra)
-            except _NodesLeft:
-                pass  # without the strict mode they can be named
-        return self.open_once(self.path, entries, extra)
+        hides_nodes = not self._by_profile and has_float16(self.path)
+        if self.wanted.require != "must" and not hides_nodes and not self._hides_fallback():
+            return self.open_once(self.path, entries, extra)
+        try:
+            return self.open_once(self.path, {**entries, **_STRICT}, extra)
+        except _NodesLeft:  # without the strict mode they can be named
+            session, nodes = self.open_once(self.path, entries, extra)
+            hidden = unassigned(self.path, nodes) if hides_nodes else ()
+            return session, [*nodes, *hidden]
 
     def open_once(self, path: Path, entries: Mapping[str, str], extra: Mapping[str, str]) -> Opened:
         """A session for `path` in place of the model, and where its nodes are."""
-        settings = session_options(self._options, {**self._cpu_settings, **entries})
+        settings = session_options(self.path, self.options, {**self._cpu_settings, **entries})
         if self._is_basic:
             settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         with tempfile.TemporaryDirectory(prefix="upwell-profile-") as profiles:
@@ -136,7 +142,11 @@ class Opening:
 def _judged(opening: Opening, opened: Opened) -> tuple[Any, Placement]:
     session, nodes = opened
     placement = opening.placement(nodes)
-    judge(opening.wanted, placement)
+    try:
+        judge(opening.wanted, placement)
+    except AcceleratorNotUsable as error:
+        advice = hint(opening.path) if opening.options.batch is None else ""
+        raise AcceleratorNotUsable(f"{error}{advice}") from None
     return session, placement
 
 
@@ -165,15 +175,24 @@ def _kept(opening: Opening, entry: Entry) -> tuple[Any, Placement] | None:
 def _compiled(opening: Opening, entry: Entry) -> tuple[Any, Placement]:
     """Compiled and kept, then taken from there, which shows that it can be."""
     with entry.unfinished() as folder:
-        session, placement = _judged(opening, opening.open(entry.settings(folder), entry.options(folder)))
+        try:
+            opened = opening.open(entry.settings(folder), entry.options(folder))
+        except AcceleratorNotUsable as error:  # it may be the disk that is full
+            opened = opening.open()
+            _log.warning("%s: what %s compiles cannot be kept: %s", opening.path, opening.provider.name, error)
+            return _judged(opening, opened)
+        session, placement = _judged(opening, opened)
         if not entry.keep(folder, placement):
             return session, placement
-    del session
+    del session, opened
     return _kept(opening, entry) or _judged(opening, opening.open())
 
 
-def session_options(options: RuntimeOptions, entries: Mapping[str, str]) -> Any:
-    """The options that every session on the device is made with, and `entries` for its configuration."""
+def session_options(path: Path, options: RuntimeOptions, entries: Mapping[str, str]) -> Any:
+    """The options that every session of the model at `path` is made with, and `entries` for its configuration.
+
+    Raises `ConfigError` where its batch cannot be fixed as `options` want it.
+    """
     settings = onnxruntime.SessionOptions()
     # In strict mode nodes left on the CPU are an answer and no error.
     settings.log_severity_level = _LOG_FATAL if _STRICT.items() <= entries.items() else _LOG_ERRORS
@@ -184,6 +203,9 @@ def session_options(options: RuntimeOptions, entries: Mapping[str, str]) -> Any:
     settings.add_session_config_entry(RECORD_KEY, "1")
     for key, value in entries.items():
         settings.add_session_config_entry(key, value)
+    if options.batch is not None:
+        for name in names_to_fix(path, options.batch):
+            settings.add_free_dimension_override_by_name(name, options.batch)
     return settings
 
 

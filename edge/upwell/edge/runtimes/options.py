@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from upwell.shared.yaml import resolve
 
 MAX_DEFAULT_THREADS = 4
+MAX_BATCH = 65536
 
 
 def _library(value: object, info: ValidationInfo) -> Path:
@@ -77,6 +78,13 @@ class RuntimeOptions(BaseModel):
         le=256,
         description="Runs of the model at one time; the default is as many as fit the cores with `threads` each where "
         "`threads` is written, else 1. On an accelerator it is 1 unless written.",
+    )
+    batch: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_BATCH,
+        description="Fix the model's open batch dimension, the first of every input, to this number: many accelerators "
+        "take no tensors of varying size. A request's rows are run so many at a time, the last ones filled up.",
     )
     accelerator: Annotated[tuple[AcceleratorOptions, ...], BeforeValidator(_one_or_more)] = Field(
         (),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.options import AcceleratorOptions
 
 _NAMED_NODES = 10
+
+_log = logging.getLogger(__name__)
 
 
 class AcceleratorNotUsable(Exception):
@@ -39,7 +43,11 @@ def from_nodes(wanted: AcceleratorOptions, nodes: int, left_on_cpu: tuple[str, .
     return Placement(wanted.provider, nodes, nodes - len(left_on_cpu), left_on_cpu)
 
 
-def lost(placement: Placement, failure: str) -> Placement:
-    """The placement after the accelerator failed in a run and the model went on on the CPU."""
+def lost(path: Path, placement: Placement, failure: str) -> Placement:
+    """The placement after the accelerator failed in a run of the model at `path`, which goes on on the CPU.
+
+    It is logged here, since it happens while nobody looks.
+    """
     reason = f"{placement.accelerator} failed while running, the model goes on on the CPU: {failure}"
+    _log.warning("%s: %s", path, reason)
     return replace(placement, nodes_on_accelerator=0, left_on_cpu=(), reason=reason)

@@ -93,6 +93,7 @@ class Subject:
             "provider": self.accelerator.provider,
             "options": self.accelerator.option_texts(),
             "model": model_digest(self.path),
+            "batch": self.options.batch,
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -138,9 +139,11 @@ def _try_out(subject: Subject, results: Path | None, timeout_s: float) -> None:
             raise AcceleratorNotUsable(why) from None
         with _lock:
             is_ours = subject.means in _opened
+            shares = subject.library in [library for library, _ in _opened]
         if not is_ours:
-            why = f"{subject.library} was never tried out like this, and cannot be now: {error}"
-            raise AcceleratorNotUsable(why) from None
+            why = f"{subject.library} was never tried out with these options, and cannot be now: {error}"
+            advice = "; models of one agent share a device by the same options" if shares else ""
+            raise AcceleratorNotUsable(f"{why}{advice}") from None
         _remember(results, key, _SUSPECT)
         return
     try:
@@ -161,7 +164,7 @@ def run_child(subject: Subject, timeout_s: float, lock: DeviceLock) -> None:
     name = Path(subject.library).name
     request = {
         "path": str(subject.path.absolute()),
-        "options": subject.options.model_dump(mode="json", include={"runtime", "threads", "package"}),
+        "options": subject.options.model_dump(mode="json", include={"runtime", "threads", "batch", "package"}),
         "accelerator": subject.accelerator.model_dump(mode="json"),
         "cache_dir": None if subject.cache_dir is None else str(subject.cache_dir.absolute()),
         "timeout_s": timeout_s,

@@ -127,7 +127,7 @@ class TfliteRuntime:
             if self._accelerator is None:
                 return
             self._accelerator = None
-            self.placement = lost(self.placement, one_line(failure))
+            self.placement = lost(self._path, self.placement, one_line(failure))
         self._pool.drop()
 
     def _vanished(self, error: ConfigError) -> ModelFailed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Placement
@@ -16,7 +16,7 @@ from upwell.edge.runtimes.tflite_npu_graph import CompiledGraph, Incomplete
 from upwell.edge.runtimes.tflite_npu_options import litert
 from upwell.edge.runtimes.tflite_npu_plan import explained
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
-from upwell.shared.tensors import Array
+from upwell.shared.tensors import Array, TensorSpec
 
 
 class CompiledRuntime:
@@ -52,6 +52,7 @@ class CompiledRuntime:
         except Incomplete as error:
             raise AcceleratorNotUsable(f"{error}{explained(path, options, accelerator)}") from None
         self.placement: Placement = from_nodes(accelerator, len(nodes), ())
+        _check_batch(accelerator, options.batch, self._graph.inputs)
         self.inputs, self.outputs = self._graph.inputs, self._graph.outputs
         self._check = InputCheck(self.inputs)
         self._shapes = {spec.name: spec.shape for spec in self.inputs}
@@ -87,5 +88,13 @@ class CompiledRuntime:
             raise ModelFailed(f"the model cannot be opened again after a failure: {error}") from None
         answer = on_cpu.run(inputs)
         self._on_cpu, self._graph = on_cpu, None
-        self.placement = lost(self.placement, one_line(failure))
+        self.placement = lost(self._path, self.placement, one_line(failure))
         return answer
+
+
+def _check_batch(accelerator: AcceleratorOptions, batch: int | None, inputs: Sequence[TensorSpec]) -> None:
+    """LiteRT compiles the sizes that the file gives as examples for open dimensions, and knows no way to others."""
+    leading = sorted({spec.shape[0] for spec in inputs if spec.shape})
+    if batch is not None and batch not in leading:
+        sizes = " and ".join(map(str, leading)) or "no"
+        raise AcceleratorNotUsable(f"{accelerator.provider} compiles this model for {sizes} rows, not `batch: {batch}`")

@@ -11,13 +11,13 @@ from typing import Any
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.coverage import NodeCover
-from upwell.edge.runtimes.inputs import InputCheck, blank, check_file
+from upwell.edge.runtimes.inputs import InputCheck, blank, check_file, unkept_batch
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
 from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
 from upwell.edge.runtimes.tflite_nodes import walk
 from upwell.edge.runtimes.tflite_package import TflitePackage
-from upwell.edge.runtimes.tflite_tensors import Port, ports_of
+from upwell.edge.runtimes.tflite_tensors import Port, ports_of, with_batch
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import Array
 
@@ -46,11 +46,11 @@ class OpenModel:
     crashes the process when it is used again (tflite_runtime 2.14).
     """
 
-    def __init__(self, interpreter: Any, placement: Placement) -> None:
+    def __init__(self, interpreter: Any, placement: Placement, batch: int | None = None) -> None:
         self.placement = placement
         self.accelerated = placement.nodes_on_accelerator > 0
         self._interpreter = interpreter
-        self.inputs, self.outputs = ports_of(interpreter)
+        self.inputs, self.outputs = (with_batch(ports, batch) for ports in ports_of(interpreter))
         self._shapes = {port.index: port.shape for port in self.inputs}
         self._check = InputCheck([port.spec for port in self.inputs])
 
@@ -95,7 +95,7 @@ def open_model(
         placement = from_nodes(accelerator, len(nodes), left)
         judge(accelerator, placement)
     with _refusals(package, path, accelerator):
-        opened = OpenModel(interpreter, placement)
+        opened = OpenModel(interpreter, placement, options.batch)
         for port in opened.inputs:
             # Some datatypes are described and then refused (INT4, UINT16 in tflite_runtime): find out now.
             interpreter.set_tensor(port.index, blank(port.spec.datatype, port.shape))
@@ -116,8 +116,13 @@ def open_nodes(
     delegates = [] if accelerator is None or own else [_load_delegate(package, accelerator)]
     with _refusals(package, path, accelerator):
         interpreter = package.interpreter.Interpreter(
-            model_path=str(path), experimental_delegates=delegates, num_threads=options.thread_count
+            model_path=str(path),
+            experimental_delegates=delegates if options.batch is None else [],
+            num_threads=options.thread_count,
         )
+        if options.batch is not None:
+            _fix_batch(path, interpreter, options.batch)
+            _delegate(interpreter, delegates)
         # Before the first allocation every DELEGATE node is ours; XNNPACK takes what is left during it.
         nodes = () if own else walk(interpreter)
         interpreter.allocate_tensors()
@@ -140,6 +145,24 @@ def _refusals(package: TflitePackage, path: Path, accelerator: AcceleratorOption
         if accelerator is not None:
             raise AcceleratorNotUsable(f"{accelerator.provider} refused the model: {one_line(error)}") from None
         raise ConfigError.at(path, f"{package.version} cannot run the model: {one_line(error)}") from None
+
+
+def _fix_batch(path: Path, interpreter: Any, batch: int) -> None:
+    """Give each input that leads with an open dimension `batch` rows. Raises `ConfigError` where there is none."""
+    given = interpreter.get_input_details()
+    opened = [one for one in given if tuple(one["shape_signature"][:1]) == (-1,)]
+    if not opened and batch not in [int(one["shape"][0]) for one in given if len(one["shape"])]:
+        fixed = ", ".join(f"{one['name']!r} {one['shape'].tolist()}" for one in given)
+        raise unkept_batch(path, batch, f"the model leaves no batch open: it takes {fixed}")
+    for one in opened:
+        interpreter.resize_tensor_input(one["index"], (batch, *one["shape"][1:]), strict=True)
+
+
+def _delegate(interpreter: Any, delegates: list[Any]) -> None:
+    """What the interpreter's constructor does with delegates, which is too early where a batch is to be fixed."""
+    interpreter._delegates = delegates  # keeps them alive
+    for delegate in delegates:
+        interpreter._interpreter.ModifyGraphWithDelegate(delegate._get_native_delegate_pointer())
 
 
 def _check_bounds(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,16 @@ def ports_of(interpreter: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
         if _covers(given, inputs) and _covers(gives, outputs):
             return _by_signature(given, inputs), _by_signature(gives, outputs)
     return _by_tensor(inputs), _by_tensor(outputs)
+
+
+def with_batch(ports: Sequence[Port], batch: int | None) -> tuple[Port, ...]:
+    """The ports of an interpreter whose open batch was fixed to `batch`, so that what leads with it varies no more."""
+    return tuple(
+        replace(port, spec=replace(port.spec, shape=(batch, *port.spec.shape[1:])))
+        if batch is not None and (port.spec.shape[:1], port.shape[:1]) == ((-1,), (batch,))
+        else port
+        for port in ports
+    )
 
 
 def _covers(names: Mapping[str, int], details: Iterable[Mapping[str, Any]]) -> bool:

@@ -45,10 +45,11 @@ class Processor:
         model_inputs: Sequence[TensorSpec],
         model_outputs: Sequence[TensorSpec],
         runtime: str,
+        batch: int | None = None,
     ) -> None:
         self._inputs = tuple(model_inputs)
         if description is None:
-            self.signature = own_signature(model_inputs, model_outputs)
+            self.signature = own_signature(model_inputs, model_outputs, batch)
             self._pre = Pipeline((), {spec.name: spec.name for spec in model_inputs}, {})
             self._post = Pipeline((), {spec.name: spec.name for spec in model_outputs}, {})
         else:

@@ -161,14 +161,14 @@ class Signature:
         return here
 
 
-def own_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
+def own_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batch: int | None = None) -> Signature:
     """The signature of a model that nothing describes: its own tensors.
 
-    It has rows where every input and output leads with a dimension that varies, or every one with 1, in which case
-    the rows are run one by one.
+    It has rows where every input and output leads with a dimension that varies, or every one with 1 or with `batch`, to
+    which the open dimension was fixed, in which case so many rows are run at a time.
     """
     leading = {spec.shape[0] if spec.shape else 0 for spec in (*inputs, *outputs)}
-    has_rows = leading in ({-1}, {1})
+    has_rows = leading in ({-1}, {1}, {batch})
     return Signature(
         tuple(LogicalInput(spec.name, "tensor", _row_spec(spec, has_rows)) for spec in inputs),
         tuple(LogicalOutput(spec.name, "tensor", _row_spec(spec, has_rows)) for spec in outputs),

@@ -1,0 +1,179 @@
+"""Versions of a small model as bundles that a real agent can take, an agent that follows a folder, and its callers."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from tests.faults.bundles_for_tests import Signer, archive_of
+from tests.integration.agent.harness import LIMIT_S, Running, client_of
+from tests.unit.models_for_tests import save, tensor
+from upwell.edge.bundle.base import GOLDEN_NAME, MANIFEST_NAME, Bundle
+from upwell.edge.bundle.files import entry_of, sizes_in
+from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
+from upwell.edge.bundle.signature import sign_bundle
+from upwell.edge.models.golden import record_golden
+from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.tensors import Array
+
+MODEL = "shift"
+INPUT = "fp32"
+EASY, TELLING = 0.0, 9.0
+"""Inputs that every version takes, and that the fragile ones fail on."""
+APPEARS_S = 30.0
+
+
+def rows(value: float) -> Mapping[str, Array]:
+    """A request."""
+    return {INPUT: np.full((1, 3), value, np.float32)}
+
+
+def write_model(folder: Path, version: int, *, fragile: bool = False) -> None:
+    """`scores = fp32 + version`. A fragile one looks its input up in a table of four, and fails beyond it."""
+    constants: dict[str, Array] = {"version": np.full((1, 3), version, np.float32)}
+    nodes = [helper.make_node("Add", [INPUT, "version"], ["sum"], name="add")]
+    if fragile:
+        constants["table"] = np.zeros(4, np.float32)
+        nodes += [
+            helper.make_node("Cast", [INPUT], ["index"], to=7, name="cast"),
+            helper.make_node("Gather", ["table", "index"], ["found"], name="gather"),
+            helper.make_node("Add", ["sum", "found"], ["scores"], name="add_found"),
+        ]
+    else:
+        nodes.append(helper.make_node("Identity", ["sum"], ["scores"], name="copy"))
+    ends = [tensor(INPUT, ["rows", 3])], [tensor("scores", ["rows", 3])]
+    save(folder / "model.onnx", nodes, *ends, constants)
+
+
+class Publisher:
+    """Makes signed bundles in `folder`, and puts them, one at a time, where the devices look: into `offered`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.signer = Signer(folder)
+        self.offered = folder / "offered"
+        self.offered.mkdir()
+
+    def bundle(self, version: int, *, fragile: bool = False, answers_of: int = 0, signer: Signer | None = None) -> Path:
+        """An archive; `answers_of` is the version whose answers its golden vectors are, where it is another."""
+        folder = self.folder / f"made-{time.monotonic_ns()}"
+        folder.mkdir()
+        write_model(folder, version, fragile=fragile)
+        shift = np.float32(answers_of or version)
+        golden = record_golden(lambda inputs: {"scores": inputs[INPUT] + shift}, {INPUT: np.ones((4, 3), np.float32)})
+        (folder / GOLDEN_NAME).write_bytes(golden)
+        manifest = new_manifest(MODEL, version, {path: entry_of(folder / path) for path in sizes_in(folder)})
+        (folder / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
+        sign_bundle(Bundle(folder, manifest), (signer or self.signer).key)
+        return archive_of(folder, self.folder / f"{folder.name}.bundle.tar")
+
+    def offer(self, version: int, **about: Any) -> None:
+        """From now on this is what there is."""
+        archive = self.bundle(version, **about)
+        for path in self.offered.iterdir():
+            path.unlink()
+        os.replace(archive, self.offered / archive.name)
+
+
+def write_config(folder: Path, trusted: Signer, bundle: Path | None, cloud: str | None = None, **updates: Any) -> Path:
+    """An `agent.yaml` (JSON is YAML) whose model follows the folder `offered`, looking every second."""
+    edge: dict[str, Any] = {"updates": {"source": "offered", "every": "1s", **updates}}
+    if bundle is not None:
+        edge["bundle"] = str(bundle)
+    agent = {
+        "listen": ["127.0.0.1:0"],
+        "metrics": "127.0.0.1:0",
+        "state_dir": "state",
+        "trust": {"keys": [str(trusted.public)]},
+    }
+    config: dict[str, Any] = {"version": 1, "agent": agent, "models": {MODEL: {"edge": edge}}}
+    if cloud is not None:
+        config["cloud"] = {"endpoint": cloud}
+        config["models"][MODEL]["cloud"] = {"model": "echo"}
+    path = folder / "agent.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+class Callers:
+    """Threads that ask a running agent one after the other; `versions` answered in that order, `errors` were met."""
+
+    def __init__(self, agent: Running, *values: float, threads: int = 3) -> None:
+        self.versions: list[int] = []
+        self.errors: list[Exception] = []
+        self.count = 0
+        self._address, self._values = agent.addresses[0], values
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(threads)]
+
+    def __enter__(self) -> Callers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        with client_of(self._address) as client:
+            while not self._stop.is_set():
+                for value in self._values:
+                    try:
+                        self._note(version_of(client.infer(InferRequest(MODEL, rows(value)), LIMIT_S).outputs, value))
+                    except Exception as error:  # noqa: BLE001  every one is shown at the end
+                        self.errors.append(error)
+
+    def _note(self, version: int) -> None:
+        with self._lock:
+            self.count += 1
+            if version not in self.versions[-1:]:
+                self.versions.append(version)
+
+
+def version_of(outputs: Mapping[str, Array], value: float) -> int:
+    """Which version answered to this value; 0 is the cloud."""
+    (scores,) = outputs.values()
+    assert len(set(scores.ravel().tolist())) == 1
+    return round(float(scores[0, 0]) - value)
+
+
+def ask(agent: Running, value: float = EASY) -> int:
+    """The version that answers one request now."""
+    with client_of(agent.addresses[0]) as client:
+        return version_of(client.infer(InferRequest(MODEL, rows(value)), LIMIT_S).outputs, value)
+
+
+def health(agent: Running) -> Mapping[str, Any]:
+    """What `GET /health` says."""
+    url = agent.metrics_url.replace("/metrics", "/health")
+    with urllib.request.urlopen(url, timeout=LIMIT_S) as page:  # noqa: S310  our own agent's address
+        found: Mapping[str, Any] = json.load(page)
+    return found
+
+
+def updates(agent: Running) -> Mapping[str, Any]:
+    """How the model's updates fare."""
+    found: Mapping[str, Any] = health(agent)["updates"][MODEL]
+    return found
+
+
+def serves(agent: Running) -> int:
+    """The version that the agent says it serves."""
+    return int(health(agent)["models"].get(MODEL, {}).get("version", 0))
+
+
+def state(folder: Path) -> Mapping[str, Any]:
+    """What the device remembers."""
+    found: Mapping[str, Any] = json.loads((folder / f"state/bundles/{MODEL}/state.json").read_text())
+    return found
