@@ -104,7 +104,8 @@ def test_switching_under_load_loses_no_request_and_no_memory(
             switching.switch("digits", edge, judge)
             del edge
             sizes_bytes.append(resident_bytes())
-    assert load.errors == judge.reasons == []
+    assert load.errors == []
+    assert judge.reasons == []
     assert len(load.digests) == 2
     settled_bytes = np.median(sizes_bytes[90:110])
     settled_mib, most_mib = settled_bytes / 2**20, max(sizes_bytes[100:]) / 2**20

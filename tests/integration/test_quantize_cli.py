@@ -304,6 +304,20 @@ def test_names_like_markup_are_shown_as_they_are(quantize: Quantize, tmp_path: P
     assert "\x1b" not in out
 
 
+def test_a_long_name_is_whole_in_a_narrow_terminal(
+    quantize: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "/model/encoder/layers.0/attention/self/query/MatMul" * 2
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name=name)
+    inputs, outputs = [onnx_models.tensor("x", ["n", 2])], [onnx_models.tensor("y", ["n", 2])]
+    model = onnx_models.save(tmp_path / "m.onnx", [node], inputs, outputs, {"w": np.eye(2, dtype=np.float32)})
+    np.savez(tmp_path / "d.npz", np.random.default_rng(0).standard_normal((30, 2)).astype(np.float32))
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = quantize(model, "--data", tmp_path / "d.npz")
+    assert name in "".join(line.split(" ")[0] for line in out.splitlines())
+    assert re.search(r" \d\.\d{4} +\d\.\d{4} +\d+\.\d$", out, re.MULTILINE)  # numbers in one line
+
+
 def wrong_data(folder: Path) -> None:
     pictures, labels = (array[:30] for array in digit_models.digits())
     np.savez(folder / "wrong_name.npz", y=pictures)
@@ -357,6 +371,8 @@ def wrong_data(folder: Path) -> None:
         (["int8.tflite", "--data", "digits.npz"], "it is quantized already"),
         (["missing.onnx", "--data", "digits.npz"], "there is no such model file"),
         (["broken.onnx", "--data", "digits.npz"], "not an ONNX file"),
+        ([".", "--data", "digits.npz"], ".: a model file is expected, and this is a directory"),
+        (["digits.npz", "--data", "digits.npz"], "expected a .onnx or .tflite file"),
         (["elsewhere.onnx", "--data", "digits.npz"], "external weights '../secret' are refused"),
         (["large.onnx", "--data", "digits.npz"], "MiB cannot be quantized here"),
     ],

@@ -204,7 +204,7 @@ def test_a_library_whose_device_is_open_is_left_alone(software_delegate: Path) -
     finally:
         held.release()
     assert row.status == "found, not probed"
-    assert "another process" in row.reason
+    assert row.reason == "the device is open already"
 
 
 def test_a_delegate_that_takes_nothing_says_so(software_delegate: Path) -> None:

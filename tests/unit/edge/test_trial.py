@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.agents import SURE, edge_model, rows_of
+from tests.unit.test_docs import ROOT, prose
 from upwell.edge.models import trial as trials
 from upwell.edge.models.served import EdgeModel, EdgeRun
 from upwell.edge.models.trial import Trial
@@ -151,3 +152,11 @@ def test_a_version_that_has_proven_itself_lets_the_former_one_go() -> None:
     for _ in range(trials.RUNS + 1):
         new.run(rows_of(SURE), np.inf)
     assert new.trial is None
+
+
+def test_the_page_on_updates_has_the_figures() -> None:
+    page = prose(ROOT / "docs" / "updates.md")
+    assert f"for its first {trials.RUNS} runs, or ten minutes" in page
+    assert trials.DURATION_S == 600.0
+    assert f"Once three runs, and more than {trials.MAX_FAILED_SHARE:.0%}".replace("%", " %") in page
+    assert trials.MIN_FAILURES == 3

@@ -124,10 +124,13 @@ class ModelStart:
         if edge.bundle is None or edge.bundle.version != shelf.current or not shelf.is_on_trial:
             return None
         try:
-            return self._newest(shelf, self._load_edge, shelf.current)
+            former = self._newest(shelf, self._load_edge, shelf.current)
         except ConfigError as error:
             _log.error("model %s: there is no version to go back to: %s", self.name, error)
-            return None
+            former = None
+        if former is None:
+            shelf.prove(shelf.current)
+        return former
 
     def _newest(self, shelf: Shelf, load: Callable[[Bundle], T], before: int | None = None) -> T | None:
         """The newest version to be loaded; None where there is none at all. Raises what is wrong with the oldest."""

@@ -34,7 +34,7 @@ class Judge(Protocol):
         """The version failed too often, and the one before is back."""
 
     def proven(self) -> None:
-        """The version can be relied on."""
+        """The version can be relied on, or there is none to go back to."""
 
 
 class Switching:
@@ -72,6 +72,8 @@ class Switching:
             former.trial = None  # its own predecessor is needed no more
             self.try_out(name, new, former, judge)
         self._agent.replace_edge(name, new)
+        if former is None:
+            judge.proven()
 
     def try_out(self, name: str, new: EdgeModel, former: EdgeModel, judge: Judge) -> None:
         """Put `new` on trial; `former` was prepared too, and takes its place where it fails too often."""
