@@ -239,8 +239,9 @@ def test_the_agent_beside_the_bare_runtime(
             rounds = in_turn({name: [call] * callers for name, call in calls.items()})
             per_s = (f"{name} {statistics.median(one.per_s for one in of):.1f}/s" for name, of in rounds.items())
             lines.append(f"  {callers} callers: {', '.join(per_s)}")
-            for name in ("runtime", "package"):
-                lines.append(f"    agent to {name}: {compared(rounds['agent'], rounds[name])}")
+            lines += [
+                f"    agent to {name}: {compared(rounds['agent'], rounds[name])}" for name in ("runtime", "package")
+            ]
     with capsys.disabled():
         print(f"\n{kind}, {threads} threads x {instances} runs, {ROUNDS} rounds of {ROUND_S} s in turn, ", end="")
         print(f"target {TARGET}: median (p10 to p90)", *lines, sep="\n")

@@ -36,9 +36,9 @@ def agent(
     settings = load_yaml(config, AgentConfig).agent
     # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.put(None))
-    with build_agent(config) as running:
+    with build_agent(config) as running:  # which may fetch a model for minutes: until then a signal ends it at once
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.put(None))
         spool = running.spool
         server = start_server(
             AgentDataplane(running, settings.max_requests),

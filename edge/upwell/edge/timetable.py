@@ -96,7 +96,7 @@ class Start:
         return cls(now_s + abs(began_s + claim.run_s - now_s), claim.spread_s)
 
 
-def ends_s(jobs: Sequence[Job], *starts: Start) -> Iterator[tuple[Job, float]]:
+def ends_s(jobs: Sequence[J], *starts: Start) -> Iterator[tuple[J, float]]:
     """When each job will have ended on servers that are free at `starts`: the runs before it, its own, and a margin.
 
     Who is free first takes the first job that is ready and not in the way of a slot (`is_in_the_way`), or else waits
@@ -119,7 +119,7 @@ def ends_s(jobs: Sequence[Job], *starts: Start) -> Iterator[tuple[Job, float]]:
         yield job, end_s if job.claim.is_owed else end_s + math.sqrt(variance)
 
 
-def _next(left: Sequence[Job], free_s: Sequence[float], slots: Sequence[Job]) -> Job:
+def _next(left: Sequence[J], free_s: Sequence[float], slots: Sequence[J]) -> J:
     ready = (job for job in left if job.ready_s <= free_s[0] and not is_in_the_way(job, free_s, slots))
     return next(ready, None) or slots[0]
 
