@@ -108,6 +108,8 @@ def test_an_easy_picture_is_the_device_s(client: Any) -> None:
         "upwell.plan": ("string_param", "cascade"),
         "upwell.reason": ("string_param", "easy"),
         "upwell.degraded": ("bool_param", False),
+        "upwell.accelerator": ("string_param", "cpu"),
+        "upwell.edge_state": ("string_param", "ready"),
     }
 
 
