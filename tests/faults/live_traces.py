@@ -38,6 +38,8 @@ OUTAGE_S = 1.0
 RECOVERY_S = 5.0
 UNTIL_OPEN = 10
 SHORTEST_COOL_DOWN_S = 0.5
+JITTER_S = 0.05
+"""Between two requests on their way from the caller to the agent, whose clock decides."""
 TRIES = frozenset({"cloud_deadline", "cloud_unavailable", "cloud_error", "cloud_garbage"})
 """Reasons that say that the cloud was asked in vain."""
 
@@ -48,6 +50,7 @@ class Sent:
 
     due_s: float
     size_bytes: int
+    began_s: float
     ended_s: float = math.nan
     route: str = ""
     reason: str = ""
@@ -117,7 +120,7 @@ def drive(address: str, link: TraceLink, seconds: float, rate: float) -> list[Se
     for number, (size, body) in enumerate(zip(sizes, bodies, strict=True)):
         due_s = start_s + number / rate
         time.sleep(max(0.0, due_s - clock()))
-        one = Sent(due_s - link.started_s, size)
+        one = Sent(due_s - link.started_s, size, clock() - link.started_s)
         sent.append(one)
         row = np.empty(1, dtype=np.object_)
         row[0] = body
@@ -175,9 +178,9 @@ def _judge_outage(report: Report, sent: list[Sent], trace: Trace, start_s: float
         report.recovery_s.append(round(math.inf if first is None else first.due_s - possible.due_s, 2))
     opened = next((index for index, one in enumerate(within) if one.reason == "breaker_open"), len(within))
     report.vain_before_open = max(report.vain_before_open, sum(one.reason in TRIES for one in within[:opened]))
-    tries = [one.due_s for one in within[opened:] if one.reason in TRIES]
+    tries = [one.began_s for one in within[opened:] if one.reason in TRIES]
     for at_s in tries:
-        many = sum(at_s <= other < at_s + SHORTEST_COOL_DOWN_S for other in tries)
+        many = sum(at_s <= other < at_s + SHORTEST_COOL_DOWN_S - JITTER_S for other in tries)
         report.vain_per_cool_down = max(report.vain_per_cool_down, many)
 
 
