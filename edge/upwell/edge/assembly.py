@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from upwell.edge.agent import Agent
-from upwell.edge.config import AgentConfig
+from upwell.edge.config import AgentConfig, ModelSection
 from upwell.edge.models.served import EdgeModel
 from upwell.edge.models.starting import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.models.switching import Switching
 from upwell.edge.models.updating import Updater
 from upwell.edge.policy_check import check_policy
 from upwell.edge.runtimes.inputs import blank
+from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.spool.item import SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
 from upwell.edge.state_dir import StateDir
@@ -74,7 +75,7 @@ def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:
     around = Surroundings(config.agent.state_dir, config.agent.trust.trust)
     starts: list[ModelStart] = []
     problems: list[Problem] = []
-    for name, section in config.models.items():
+    for name, section in _shared_out(config.models).items():
         try:
             start = ModelStart(name, section, around)
             on_failure.callback(start.close)
@@ -86,6 +87,24 @@ def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:
     if problems:
         raise ConfigError(problems)
     return starts
+
+
+def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSection]:
+    """The sections with the cores divided among the models on the device, so that two do not fight for them.
+
+    One that says how many threads it wants keeps them.
+    """
+    on_device = sum(section.edge is not None for section in sections.values())
+    if on_device < 2:
+        return sections
+    threads = max(1, min(MAX_DEFAULT_THREADS, usable_cores() // on_device))
+    shared = {}
+    for name, section in sections.items():
+        edge = section.edge
+        if edge is not None and edge.threads is None:
+            edge = edge.model_copy(update={"threads": threads, "instances": edge.instances or 1})
+        shared[name] = section.model_copy(update={"edge": edge})
+    return shared
 
 
 def _keep_current(agent: Agent, starts: Sequence[ModelStart]) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import identity, linear, save, tensor
-from upwell.edge import Agent
+from upwell.edge import Agent, assembly
 from upwell.edge.assembly import WARM_UP_RUNS
+from upwell.edge.config import ModelSection
+from upwell.edge.runtimes import options
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.reasons import Reason
 
@@ -130,3 +132,29 @@ def test_an_endpoint_off_this_machine_needs_tls(tmp_path: Path, endpoint: str) -
     with pytest.raises(ConfigError, match="would cross the network in clear"):
         Agent.from_config(written(tmp_path, cloud={"endpoint": endpoint}, models=models))
     Agent.from_config(written(tmp_path, cloud={"endpoint": endpoint, "insecure": True}, models=models)).close()
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ([None], [(4, 1)]),  # alone it has every core, up to the most that a run uses by itself
+        ([None, None], [(4, 1), (4, 1)]),
+        ([None, None, None, None], [(2, 1)] * 4),
+        ([None, 3], [(4, 1), (3, 2)]),
+        ([None] * 9, [(1, 1)] * 9),
+    ],
+)
+def test_the_cores_are_divided_among_the_models(
+    written: list[int | None], expected: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assembly, "usable_cores", lambda: 8)
+    monkeypatch.setattr(options, "usable_cores", lambda: 8)
+    sections = {
+        f"m{index}": ModelSection.model_validate({"edge": {"file": "m.onnx", "threads": threads}})
+        for index, threads in enumerate(written)
+    }
+    sections["cloud only"] = ModelSection.model_validate({"cloud": {"model": "m"}})
+    shared = assembly._shared_out(sections)
+    edges = [section.edge for section in shared.values() if section.edge is not None]
+    assert [(edge.thread_count, edge.instance_count) for edge in edges] == expected
+    assert list(shared) == list(sections)

@@ -70,7 +70,8 @@ class RuntimeOptions(BaseModel):
         None,
         ge=1,
         le=1024,
-        description=f"Threads for one run; the default is one per core, {MAX_DEFAULT_THREADS} at most.",
+        description="Threads for one run; the default is the cores divided among the models on the device, "
+        f"{MAX_DEFAULT_THREADS} at most.",
     )
     instances: int | None = Field(
         None,

@@ -157,7 +157,7 @@ class Router:
         """The state with one more outcome learnt."""
         if isinstance(outcome, EdgeRan):
             times = state.edge.get(outcome.model, RunTimes()).add(outcome.rows, outcome.duration_s, now_s)
-            return replace(state, edge={**state.edge, outcome.model: times})
+            return state.with_edge({**state.edge, outcome.model: times})
         if isinstance(outcome, Scored):
             return self._scored(state, outcome)
         if isinstance(outcome, CloudSent):

@@ -45,6 +45,13 @@ class RouterState:
     shares: Mapping[str, ShareController] = field(default_factory=dict)
     audits: Mapping[str, AuditTally] = field(default_factory=dict)
 
+    def with_edge(self, edge: Mapping[str, RunTimes]) -> RouterState:
+        """The same with these times of the device; made for every request, and so without `dataclasses.replace`."""
+        return RouterState(
+            self.link, self.backlog, edge, self.cloud, self.answers, self.replies, self.breakers, self.sides,
+            self.hedges, self.budgets, self.shares, self.audits,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Signals:
