@@ -24,14 +24,14 @@ help:  ## list the targets
 demo: .venv/.demo  ## the main job on this machine, with a report
 	$(BIN)/upwell demo $(ARGS)
 
-# What depends on time has the machine for itself; the rest shares it.
-TIMED := tests/faults tests/integration tests/interop
+# The faults depend on time and have the machine for themselves; the rest shares it.
 test: .venv/.dev  ## the test suite (minutes)
 ifdef ARGS
 	$(BIN)/python -m pytest -m 'not benchmark and not slow' $(ARGS)
 else
-	$(BIN)/python -m pytest -m 'not benchmark and not slow' $(TIMED)
-	$(BIN)/python -m pytest -m 'not benchmark and not slow' --numprocesses 2 --dist worksteal tests/unit tests/property tests/contract tests/accelerators
+	$(BIN)/python -m pytest -m 'not benchmark and not slow' tests/faults
+	$(BIN)/python -m pytest -m 'not benchmark and not slow' --numprocesses 2 --dist worksteal \
+	  tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 endif
 
 check: .venv/.dev  ## lint, types, layers, generated code
