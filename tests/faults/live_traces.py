@@ -29,6 +29,7 @@ from tests.faults.scene import write_agent
 from tests.faults.trace_link import Trace, TraceLink
 from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.routing.breaker import Breaker
 
 DEADLINE_S = 0.3
 LATE_S = DEADLINE_S + 0.010
@@ -38,8 +39,6 @@ OUTAGE_S = 1.0
 RECOVERY_S = 5.0
 UNTIL_OPEN = 10
 SHORTEST_COOL_DOWN_S = 0.5
-JITTER_S = 0.05
-"""Between two requests on their way from the caller to the agent, whose clock decides."""
 TRIES = frozenset({"cloud_deadline", "cloud_unavailable", "cloud_error", "cloud_garbage"})
 """Reasons that say that the cloud was asked in vain."""
 
@@ -178,9 +177,17 @@ def _judge_outage(report: Report, sent: list[Sent], trace: Trace, start_s: float
         report.recovery_s.append(round(math.inf if first is None else first.due_s - possible.due_s, 2))
     opened = next((index for index, one in enumerate(within) if one.reason == "breaker_open"), len(within))
     report.vain_before_open = max(report.vain_before_open, sum(one.reason in TRIES for one in within[:opened]))
-    tries = [one.began_s for one in within[opened:] if one.reason in TRIES]
+    asked = [one for one in within if one.reason in TRIES]
+    # The breaker lets a message pass that is half as large as the smallest that was in vain: those find out something.
+    tries = [
+        one.began_s
+        for one in within[opened:]
+        if one.reason in TRIES
+        and one.size_bytes * Breaker.SMALLER
+        > min((past.size_bytes for past in asked if past.ended_s <= one.began_s), default=0)
+    ]
     for at_s in tries:
-        many = sum(at_s <= other < at_s + SHORTEST_COOL_DOWN_S - JITTER_S for other in tries)
+        many = sum(at_s <= other < at_s + SHORTEST_COOL_DOWN_S for other in tries)
         report.vain_per_cool_down = max(report.vain_per_cool_down, many)
 
 
