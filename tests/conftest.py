@@ -8,7 +8,6 @@ import pytest
 
 from tests.delegates.build import CannotBuild, build_software_delegate
 
-
 ON_TIME = ("tests/faults/", "tests/integration/", "tests/interop/")
 """Where processes, sockets and deadlines are real, and so depend on when the machine lets them run."""
 
