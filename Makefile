@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check check-platforms bench traces test-slow test-accelerators demo-models generate lock clean help
+.PHONY: demo test check check-platforms bench traces test-slow test-cuts test-accelerators demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -18,7 +18,7 @@ help:  ## list the targets
 # The groups of pyproject.toml need a newer pip than some systems bring.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[demo,torch,tflite,cel,quantize,bundle]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[demo,torch,tflite,cel,quantize,bundle,partition]'
 	@touch $@
 
 demo: .venv/.demo  ## the main job on this machine, with a report
@@ -27,10 +27,10 @@ demo: .venv/.demo  ## the main job on this machine, with a report
 # The faults depend on time and have the machine for themselves; the rest shares it.
 test: .venv/.dev  ## the test suite (minutes)
 ifdef ARGS
-	$(BIN)/python -m pytest -m 'not benchmark and not slow' $(ARGS)
+	$(BIN)/python -m pytest -m 'not benchmark and not slow and not cuts' $(ARGS)
 else
-	$(BIN)/python -m pytest -m 'not benchmark and not slow' tests/faults
-	$(BIN)/python -m pytest -m 'not benchmark and not slow' --numprocesses 2 --dist worksteal \
+	$(BIN)/python -m pytest -m 'not benchmark and not slow and not cuts' tests/faults
+	$(BIN)/python -m pytest -m 'not benchmark and not slow and not cuts' --numprocesses 2 --dist worksteal \
 	  tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 endif
 
@@ -53,6 +53,9 @@ traces: .venv/.dev  ## the router on recorded links: writes the table of docs/ro
 
 test-slow: .venv/.dev  ## the promise over thousands of requests, and the wheel on its own (about 15 minutes)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-cuts: .venv/.dev  ## every legal cut of every model recomposed
+	$(BIN)/python -m pytest -m cuts --numprocesses 2 $(ARGS)
 
 test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of README.md and docs/accelerators.md
 	$(BIN)/python .ci/accelerators.py $(ARGS)

@@ -9,8 +9,9 @@ from pathlib import Path
 import grpc
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file
 from upwell.shared.oip.security import TlsFiles
-from upwell.shared.oip.watched import WatchedFiles, read_file
+from upwell.shared.oip.watched import WatchedFiles
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import grpc
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from upwell.shared.errors import ConfigError, Unauthenticated
+from upwell.shared.files import read_file
 from upwell.shared.oip.statuses import STATUSES
-from upwell.shared.oip.watched import WatchedFiles, read_file
+from upwell.shared.oip.watched import WatchedFiles
 from upwell.shared.yaml import load_yaml
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive"})

@@ -62,15 +62,3 @@ def _fingerprint(path: Path) -> tuple[int, int, int]:
     except OSError:
         return (0, 0, 0)
     return (found.st_mtime_ns, found.st_size, found.st_ino)
-
-
-def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
-    """The bytes of a small file. Raises `ConfigError` naming `what` it should have been."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot read {what}: {error.strerror or error}") from None
-    if len(data) > max_bytes:
-        raise ConfigError.at(path, f"{what} is larger than {max_bytes} bytes")
-    return data

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from upwell.shared.cli import EXIT_FAILED
 from upwell.shared.errors import ConfigError
-from upwell.shared.policy_cli.calibrate_yaml import PolicyText, evidence, percent, write_whole
+from upwell.shared.files import write_named
+from upwell.shared.policy_cli.calibrate_yaml import PolicyText, evidence, percent
 from upwell.shared.policy_cli.request_logs import read_log
 from upwell.shared.routing.calibration.calibrate import Calibration, Target, calibration_of
 from upwell.shared.routing.calibration.choosing import CannotCalibrate
@@ -75,7 +76,7 @@ def calibrate(
     if not left_out:
         _write(text, found, policy, out)
         if draw is not None and plot is not None:
-            write_whole(plot, draw(found), policy)
+            write_named(plot, draw(found), like=policy)
     for one in refused:
         errors.print(_shown(f"{_named(one.model, one.identity)}: {one.reason}"))
     if left_out:
@@ -188,7 +189,7 @@ def _write(text: PolicyText, found: Sequence[Calibration], policy: Path, out: Pa
             raise ConfigError.at(
                 policy, f"another calibration hides the new one of {_named(one.model, one.identity)}", "calibrations"
             )
-    write_whole(out, text.text().encode(), policy)
+    write_named(out, text.text().encode(), like=policy)
 
 
 def _document(one: Calibration) -> dict[str, Any]:

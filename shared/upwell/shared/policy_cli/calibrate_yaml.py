@@ -1,12 +1,9 @@
-"""Writing a target and calibrations into a policy file, with its comments, order and quoting; whole or not at all."""
+"""Writing a target and calibrations into a policy file, with its comments, order and quoting."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -110,28 +107,6 @@ class PolicyText:
         self._yaml.dump(self._document, buffer)
         pairs = zip_longest(text.split("\n"), buffer.getvalue().split("\n"))
         return sum(before != after for before, after in pairs)
-
-
-def write_whole(path: Path, data: bytes, like: Path) -> None:
-    """Put `data` at `path`, whole or not at all, with the mode of the file it replaces or of `like`.
-
-    Raises `ConfigError` where that cannot be done.
-    """
-    path = Path(os.path.realpath(path))  # a link stays one
-    unfinished = ""
-    try:
-        mode = (path if path.exists() else like).stat().st_mode & 0o777
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            unfinished = file.name
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(unfinished, mode)
-        os.replace(unfinished, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise ConfigError.at(path, f"cannot be written: {error.strerror}") from None
 
 
 def percent(share: float) -> str:

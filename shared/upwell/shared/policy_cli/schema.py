@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
 from upwell.shared.routing.policy import Policy
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -22,10 +22,7 @@ def schema(
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
+    write_named(out, text.encode())
 
 
 def policy_schema() -> dict[str, Any]:

@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
 from upwell.shared.policy_cli.request_logs import read_log
 from upwell.shared.policy_cli.simulate_table import show
 from upwell.shared.routing.policy import Policy
@@ -178,8 +179,4 @@ def _check_plot(path: Path | None) -> None:
 def _draw(path: Path, scene: Scene, run: Sequence[Served]) -> None:
     from upwell.shared.policy_cli.simulate_plot import draw
 
-    picture = draw(scene, run, path.suffix.lower().removeprefix("."))
-    try:
-        path.write_bytes(picture)
-    except OSError as error:
-        raise UpwellError(f"{path}: cannot be written: {error.strerror}") from None
+    write_named(path, draw(scene, run, path.suffix.lower().removeprefix(".")), "--plot")

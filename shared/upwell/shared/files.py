@@ -1,0 +1,103 @@
+"""Files that are read within a limit, and files that are there whole or not at all, also after a power failure."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from upwell.shared.errors import ConfigError
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+
+def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
+    """The bytes of a small file. Raises `ConfigError` naming `what` it should have been."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot read {what}: {error.strerror or error}") from None
+    if len(data) > max_bytes:
+        raise ConfigError.at(path, f"{what} is larger than {max_bytes} bytes")
+    return data
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
+    """A new file, which takes the place of the one at `path` once the block is done, and is gone if that fails.
+
+    It has the permissions of the file that it replaces; where there is none, those of `mode`, by default those of any
+    new file. A link stays one. Raises `OSError`, also where something else than a plain file is in the way.
+    """
+    path = Path(os.path.realpath(path))
+    permissions = _permissions(path, mode)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    descriptor = os.open(draft, _NEW_FILE, 0o666 if permissions is None else permissions)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if permissions is not None:
+            os.chmod(draft, permissions)  # whatever the umask took away
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+    sync_folder(path.parent)
+
+
+def _permissions(path: Path, mode: int | None) -> int | None:
+    try:
+        found = os.stat(path).st_mode
+    except FileNotFoundError:
+        return mode
+    if stat.S_ISDIR(found):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found):
+        raise OSError(errno.EINVAL, "it is a device or a pipe; expected a plain file", str(path))
+    return stat.S_IMODE(found)
+
+
+def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Put `data` at `path`, whole or not at all; `mode` as for `replacing`. Raises `OSError`."""
+    with replacing(path, mode) as file:
+        file.write(data)
+
+
+def write_named(path: Path, data: bytes, option: str = "", like: Path | None = None) -> None:
+    """Put `data`, whole or not at all, where a person wants it; `option` is how they said so.
+
+    A new file has the permissions of the file `like`. Raises `ConfigError` where it cannot be written.
+    """
+    try:
+        write_whole(path, data, None if like is None else stat.S_IMODE(like.stat().st_mode))
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot be written: {error.strerror or error}", option) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last. Where the system cannot do that for folders, nothing is done."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make all files under a folder last. Raises `OSError`."""
+    for path in (*folder.rglob("*"), folder):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

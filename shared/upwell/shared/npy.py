@@ -1,0 +1,55 @@
+"""Reading one array in numpy's `.npy` format from a file that somebody else wrote."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+
+from upwell.shared.tensors import Array
+
+_MAX_HEADER_BYTES = 10_000
+"""As numpy has it: the header is a Python literal, and parsing a long one may take all of the stack."""
+
+_format: Any = np.lib.format  # its functions have no types
+_LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
+_HEADERS = {(1, 0): _format.read_array_header_1_0, (2, 0): _format.read_array_header_2_0}
+_Header: TypeAlias = "tuple[tuple[int, ...], bool, np.dtype[Any]]"
+
+
+def read_npy(file: IO[bytes], size_bytes: int) -> Array:
+    """The array of a .npy file of `size_bytes`, in native byte order; it may be read-only. BF16 is `V2`, as numpy says.
+
+    `file` stands at its beginning. No memory is taken for what a header only promises, and no Python object is read.
+    Raises `ValueError` for what is no such array, and what `file` itself raises.
+    """
+    shape, is_fortran, dtype = _header(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never read; expected numbers or text")
+    promised_bytes, there_bytes = math.prod(shape) * dtype.itemsize, size_bytes - file.tell()
+    if promised_bytes != there_bytes or min(shape, default=0) < 0:
+        raise ValueError(f"its header promises {promised_bytes} bytes, the file has {there_bytes}")
+    data = file.read(promised_bytes)
+    if len(data) != promised_bytes:
+        raise ValueError(f"it ends after {len(data)} of its {promised_bytes} bytes")
+    array: Array = np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _header(file: IO[bytes]) -> _Header:
+    """Shape, whether columns come first, and dtype."""
+    version = _format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"expected version 1.0 or 2.0 of the format, got {version[0]}.{version[1]}")
+    length = file.read(_LENGTH_BYTES[version])
+    header_bytes = int.from_bytes(length, "little")
+    if header_bytes > _MAX_HEADER_BYTES:
+        raise ValueError(f"its header has {header_bytes} bytes; at most {_MAX_HEADER_BYTES} are read")
+    text = io.BytesIO(length + file.read(header_bytes))
+    try:
+        found: _Header = _HEADERS[version](text)
+    except Exception as error:  # noqa: BLE001  (numpy lets many errors of Python's parser out, which share no base class)
+        raise ValueError(f"its header cannot be read: {error}") from None
+    return found

@@ -1,0 +1,125 @@
+"""A model as the planner sees it: operators, the tensors between them, and what lies on either side of a cut.
+
+Pure data, the same for ONNX and TFLite. Constants (weights) are not part of it: they travel with the operators that
+use them, and so never cross a cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from upwell.shared.tensors import DTYPES
+
+
+def element_bytes(datatype: str) -> int:
+    """Bytes of one element of an OIP datatype; 0 for one without a fixed size."""
+    dtype = DTYPES.get(datatype)
+    return 0 if dtype is None or dtype.hasobject else dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor. `datatype` is an OIP name (`FP32`, `UINT8`); a dimension is a number, or a name where it is open.
+
+    `shape` is None where the file does not say and it could not be inferred: such a tensor cannot cross a cut.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int | str, ...] | None
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether its bytes are known once the open dimensions are."""
+        return self.shape is not None and bool(element_bytes(self.datatype))
+
+    def size_bytes(self, sizes: Mapping[str, int] | None = None) -> int:
+        """Bytes on the wire, open dimensions as told by `sizes`, 1 where that does not name them (one row).
+
+        Raises `ValueError` for a tensor that is not sized.
+        """
+        if self.shape is None or not self.is_sized:
+            raise ValueError(f"tensor {self.name!r} has no known size")
+        known = sizes or {}
+        return element_bytes(self.datatype) * math.prod(
+            known.get(dim, 1) if isinstance(dim, str) else dim for dim in self.shape
+        )
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator, or after contraction a group of operators that stays together.
+
+    `inputs` are the tensors it reads that are no constants, once each: those that the bodies of an If or Loop capture
+    included, optional ones that are absent left out. `members` are the operators of the file that it stands for, by
+    their position in the file's main graph (itself alone before contraction). `is_free`: costs nothing and may stand on
+    both sides of a cut, each half with a copy of its own (DequantizeLinear of an activation; what comes from constants
+    alone). `work` estimates its multiply-adds, for one row; a prior that chooses what to measure, never a cost.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    members: tuple[int, ...]
+    work: float = 0.0
+    is_free: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators in a topological order (that of the file where it is one), tensors by name.
+
+    `inputs` and `outputs` are those of the model; every tensor that a node names, and every input and output of the
+    model, is in `tensors`. `format` is `onnx` or `tflite`.
+    """
+
+    format: str
+    nodes: tuple[Node, ...]
+    tensors: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @cached_property
+    def producer(self) -> Mapping[str, int]:
+        """By tensor: the index of the node that makes it; inputs of the model and constants are left out."""
+        return {tensor: index for index, node in enumerate(self.nodes) for tensor in node.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[int, ...]]:
+        """By tensor: the indices of the nodes that read it."""
+        found: dict[str, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            for tensor in node.inputs:
+                found.setdefault(tensor, []).append(index)
+        return {tensor: tuple(indices) for tensor, indices in found.items()}
+
+    def is_downset(self, edge: Collection[int]) -> bool:
+        """Whether nothing on the edge side, nodes by index, reads what the other side makes."""
+        inside = set(edge)
+        return all(
+            self.producer.get(tensor, index) in inside for index in inside for tensor in self.nodes[index].inputs
+        )
+
+    def crossing(self, edge: Collection[int]) -> tuple[str, ...]:
+        """The tensors that the other side reads and does not make itself, in the order in which it first reads them.
+
+        Inputs of the model among them: what the tail takes that the caller gave. Outputs of the model that the edge
+        side makes do not cross; they are there already. Empty where everything is on the edge side.
+        """
+        inside = set(edge)
+        found: dict[str, None] = {}
+        for index, node in enumerate(self.nodes):
+            if index in inside:
+                continue
+            for tensor in node.inputs:
+                if self.producer.get(tensor) in inside or tensor not in self.producer:
+                    found[tensor] = None
+        return tuple(found)
+
+    def can_cross(self, edge: Collection[int]) -> bool:
+        """Whether this is a legal cut: a downset, and every tensor that crosses is sized."""
+        return self.is_downset(edge) and all(self.tensors[name].is_sized for name in self.crossing(edge))

@@ -1,0 +1,1 @@
+"""The two halves of a model, as files of its own format."""

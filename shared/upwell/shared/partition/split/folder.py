@@ -1,0 +1,54 @@
+"""The folder that `upwell partition split` writes, and the agent and the service read.
+
+OUT/split.json                              what there is (`SplitFacts`)
+OUT/heads/c17/model.onnx, model.yaml        one model for the device per cut
+OUT/tails/resnet--c17--1a2b3c4d/1/model.onnx, model.yaml      what `upwell serve --models OUT/tails` serves
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FILE_NAME = "split.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CutTensor(_Part):
+    """A tensor that crosses. `shape`: -1 is a dimension that varies; `bytes` for one row."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    bytes: int = Field(ge=0)
+
+
+class CutFacts(_Part):
+    """One cut. `head` is the head's model file, relative to the folder; `tail` the name of its tail as a model.
+
+    `edge_s` and `cloud_s` are what head and tail were measured or planned to take, null where no profile says.
+    `raw_inputs` are inputs of the whole that the tail takes as the caller gave them.
+    """
+
+    name: str
+    head: str
+    tail: str
+    tensors: tuple[CutTensor, ...]
+    raw_inputs: tuple[str, ...] = ()
+    edge_s: float | None = Field(None, ge=0)
+    cloud_s: float | None = Field(None, ge=0)
+
+
+class SplitFacts(_Part):
+    """`split.json`. `whole` is the SHA-256 of the model that was split, in hex."""
+
+    version: Literal[1] = 1
+    kind: Literal["upwell.partition.split"] = "upwell.partition.split"
+    model: str
+    format: Literal["onnx", "tflite"]
+    whole: str
+    cuts: tuple[CutFacts, ...] = Field(min_length=1)

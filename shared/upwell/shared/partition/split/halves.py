@@ -1,0 +1,61 @@
+"""What splitting gives: two models of the format of the whole, and the tensors between them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from upwell.shared.partition.graph import Tensor
+
+DIGEST_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half as the files it consists of, by name: `model.onnx` or `model.tflite` first, external weights after it.
+
+    `inputs` and `outputs` are the tensors of the model's own graph, in its order.
+    """
+
+    files: Mapping[str, bytes]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over its files, in hex."""
+        whole = hashlib.sha256()
+        for name, data in self.files.items():
+            whole.update(f"{name} {len(data)}\n".encode())
+            whole.update(data)
+        return whole.hexdigest()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its files."""
+        return sum(map(len, self.files.values()))
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Head and tail of one cut. `cut` are the tensors that the head gives and the tail takes, by name, in order.
+
+    The head's outputs are the cut tensors and then those outputs of the whole that it makes by itself; inputs of the
+    model that the tail reads are taken by the tail under their own names and are no outputs of the head.
+    """
+
+    head: Half
+    tail: Half
+    cut: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of both halves: it changes where either does, so that a head only ever meets its own tail."""
+        return hashlib.sha256(f"{self.head.digest}{self.tail.digest}".encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def tail_name(model: str, cut_name: str, digest: str) -> str:
+    """The name under which the tail is served, such as `resnet--c17--1a2b3c4d`."""
+    return f"{model}--{cut_name}--{digest}"
