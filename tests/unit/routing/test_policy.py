@@ -162,7 +162,7 @@ ERRORS = [
     ("rules: [{name: '', match: {}, route: edge}]", "1:16: rules[0].name: "),
     ("rules: [{name: r, match: {}}]", "1:9: rules[0]: the rule does nothing; expected egress, route or set"),
     ("rules: [{name: r, match: {}, egress: allow}]", "1:38: rules[0].egress: expected 'deny', got 'allow'"),
-    ("rules: [{name: r, match: {}, route: up}]", "1:37: rules[0].route: expected 'edge' or 'cloud', got 'up'"),
+    ("rules: [{name: r, match: {}, route: up}]", "1:37: rules[0].route: expected 'edge', 'cloud' or 'split', got 'up'"),
     (
         "rules: [{name: r, match: {tag: {}}, route: edge}]",
         "1:27: rules[0].match.tag: unknown key; did you mean 'tags'?",

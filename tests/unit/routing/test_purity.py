@@ -18,11 +18,14 @@ FOLDER = Path(routing_module.__file__).parent
 SOURCES = sorted(FOLDER.rglob("*.py"))
 
 STANDARD = {
-    "__future__", "bisect", "calendar", "collections", "dataclasses", "datetime", "difflib", "enum", "functools",
-    "heapq", "itertools", "math", "re", "statistics", "types", "typing", "zoneinfo",
+    "__future__", "array", "bisect", "calendar", "collections", "dataclasses", "datetime", "difflib", "enum",
+    "functools", "heapq", "itertools", "math", "re", "statistics", "types", "typing", "zoneinfo",
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
-OWN = ("upwell.shared.routing", "upwell.shared.tensors", "upwell.shared.units", "upwell.shared.located")
+OWN = (
+    "upwell.shared.routing", "upwell.shared.located", "upwell.shared.tensors", "upwell.shared.units",
+    "upwell.shared.values",
+)  # fmt: skip
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""
 
 BY_NAME = {"cel_rules.py": {"cel"}}

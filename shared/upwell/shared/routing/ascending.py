@@ -15,8 +15,9 @@ from upwell.shared.routing.link import fade
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.rules import Verdict
 from upwell.shared.routing.settings import Limit, Prices
-from upwell.shared.routing.state import LINK, RouterState, Signals
+from upwell.shared.routing.state import LINK, RouterState, Signals, Way
 from upwell.shared.routing.subject import Facts
+from upwell.shared.values import quick
 
 MARGIN = 0.1
 """Under `objective: latency` a side is left only where the other is faster by this share: no flapping about a tie."""
@@ -25,6 +26,7 @@ RETURN_MARGIN = 0.05
 """Once a candidate was too slow, the next must be predicted to leave this share of its time unused."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Case:
     """One request in one moment: what is known, what is asked, what the policy says, and until when."""
@@ -57,7 +59,7 @@ UNKNOWN = Prediction()
 
 @dataclass(frozen=True, slots=True)
 class Ascent:
-    """Whether a set of rows may go up: the obstacle, or None and what going up takes."""
+    """Whether a set of rows may go up, by `way`: the obstacle, or None and what going up takes."""
 
     obstacle: Reason | None = None
     probes: tuple[str, ...] = ()
@@ -65,6 +67,7 @@ class Ascent:
     draws: tuple[Draw, ...] = ()
     turn: bool | None = None
     hedge_after_s: float = math.inf
+    way: Way | None = None
 
 
 def predict(state: RouterState, model: str, rows: int, size_bytes: int, confidence: float, now_s: float) -> Prediction:
@@ -101,15 +104,45 @@ def _inverse(s_per_byte: float) -> float:
 
 
 def ascent(case: Case, edge: EdgeTime, rows: tuple[int, ...], *, must: bool = False) -> Ascent:
-    """Whether `rows` may go up now. `must`: nothing else can answer them, so it need not be better, only in time."""
+    """Whether `rows` may go up now, and how. `must`: nothing else can answer them, so it need not be better, only in
+    time.
+
+    A model that is split may go up by several ways: that which is predicted the soonest is taken, and the one that was
+    taken last is left only where another is sooner by `MARGIN`.
+    """
     obstacle = _forbidden(case)
     if obstacle is not None:
         return Ascent(obstacle)
-    model, state, settings = case.signals.subject.model, case.state, case.verdict.settings
+    signals = case.signals
+    if not signals.ways:
+        return _by(case, edge, rows, None, must=must)
+    takes_whole = signals.has_cloud and case.verdict.route != "split"
+    ways = sorted(signals.ways, key=lambda way: way.row_bytes)
+    found = [_by(case, edge, rows, way, must=must) for way in ((None, *ways) if takes_whole else ways)]
+    best = min(found, key=_rank)
+    last = case.state.ways.get(signals.subject.model)
+    for one in found:
+        stays = (one.way.key if one.way else "") == last and one.obstacle is best.obstacle is None
+        if stays and not best.predicted.usual_s < one.predicted.usual_s * (1.0 - MARGIN):
+            return one
+    return best
+
+
+def _rank(found: Ascent) -> tuple[bool, float]:
+    """Ways that are open before those that are not, then the soonest; the unknown last, in the order they came."""
+    usual_s = found.predicted.usual_s
+    return found.obstacle is not None, math.inf if math.isnan(usual_s) else usual_s
+
+
+def _by(case: Case, edge: EdgeTime, rows: tuple[int, ...], way: Way | None, *, must: bool) -> Ascent:
+    """Whether `rows` may go up now by this way, None for the whole model."""
+    state, settings = case.state, case.verdict.settings
+    model = case.signals.subject.model
     available_s = case.give_up_s - case.now_s
-    size_bytes = case.size_bytes(rows)
+    size_bytes = case.size_bytes(rows) if way is None else way.row_bytes * len(rows)
+    times_key = model if way is None else way.key
     probes: tuple[str, ...] = ()
-    for key in (LINK, model):
+    for key in (LINK, times_key):
         breaker = state.breakers.get(key)
         if breaker is None or not breaker.is_open:
             continue
@@ -118,10 +151,12 @@ def ascent(case: Case, edge: EdgeTime, rows: tuple[int, ...], *, must: bool = Fa
             return Ascent(Reason.BREAKER_OPEN)
         if admission is Admission.PROBE:
             probes = (*probes, key)
-    predicted = predict(state, model, len(rows), size_bytes, settings.confidence, case.now_s)
+    predicted = predict(state, times_key, len(rows), size_bytes, settings.confidence, case.now_s)
+    if way is not None:
+        predicted = _with_head(case, way, len(rows), predicted)
     side = state.sides.get(model)
     obstacle = _too_slow(predicted, available_s, was_kept=side is False)
-    if obstacle is None and not must and not _is_better(case, predicted, edge, len(rows), size_bytes):
+    if obstacle is None and not must and not _is_better(case, predicted, edge, len(rows), size_bytes, way):
         obstacle = Reason.CLOUD_NOT_BETTER
     turns = side is False if obstacle is None else side is not False
     if settings.objective == "latency":
@@ -130,16 +165,36 @@ def ascent(case: Case, edge: EdgeTime, rows: tuple[int, ...], *, must: bool = Fa
     if obstacle is not None:
         # A case that the link, as it was, is too slow for would find out nothing about the cloud.
         is_poor_probe = bool(probes) and obstacle is Reason.CLOUD_TOO_SLOW
-        return Ascent(Reason.BREAKER_OPEN if is_poor_probe else obstacle, predicted=predicted, turn=turn)
+        return Ascent(Reason.BREAKER_OPEN if is_poor_probe else obstacle, predicted=predicted, turn=turn, way=way)
     draws = tuple(
         draw_of(limit, settings.prices, size_bytes, case.signals.subject.wall_time_s) for limit in settings.budget
     )
     if draws and not state.budgets.has_all(draws, case.zone):
-        return Ascent(Reason.BUDGET_SPENT, predicted=predicted)
+        return Ascent(Reason.BUDGET_SPENT, predicted=predicted, way=way)
     after_s = math.inf
     if settings.hedge is not None and not probes:
-        after_s = hedge_after_s(settings.hedge, state.answers.get(model), available_s)
-    return Ascent(None, probes, predicted, draws, turn, after_s)
+        after_s = hedge_after_s(settings.hedge, state.answers.get(times_key), available_s)
+    return Ascent(None, probes, predicted, draws, turn, after_s, way)
+
+
+def _with_head(case: Case, way: Way, rows: int, predicted: Prediction) -> Prediction:
+    """With the head's run before it, behind the runs that the device owes, and the plan's time of a tail never used."""
+    state, model = case.state, case.signals.subject.model
+    head_s = _head_s(state, way, rows)
+    window = state.edge[model].expect(rows) if case.signals.edge_ahead and model in state.edge else None
+    more_s = head_s + (case.signals.edge_ahead * window.lately_s if window is not None else 0.0)
+    if way.key not in state.cloud and not math.isnan(way.tail_s):
+        more_s += way.tail_s * rows
+    return Prediction(predicted.usual_s + more_s, predicted.sure_s + more_s, predicted.server_s)
+
+
+def _head_s(state: RouterState, way: Way, rows: int) -> float:
+    """Seconds that a head is predicted to take; 0 where neither a run nor a plan says, so that it is tried."""
+    times = state.edge.get(way.key)
+    window = times.expect(rows) if times is not None else None
+    if window is not None:
+        return window.lately_s
+    return 0.0 if math.isnan(way.head_s) else way.head_s * rows
 
 
 def _forbidden(case: Case) -> Reason | None:
@@ -151,7 +206,7 @@ def _forbidden(case: Case) -> Reason | None:
         return Reason.EGRESS_DENIED
     if verdict.route == "edge":
         return Reason.RULE
-    return None if case.signals.has_cloud else Reason.NO_CLOUD
+    return None if case.signals.may_ascend else Reason.NO_CLOUD
 
 
 def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> Reason | None:
@@ -160,16 +215,17 @@ def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> R
     return Reason.CLOUD_TOO_SLOW if available_s <= 0.0 or needed_s > available_s else None
 
 
-def _is_better(case: Case, predicted: Prediction, edge: EdgeTime, rows: int, size_bytes: int) -> bool:
+def _is_better(case: Case, predicted: Prediction, edge: EdgeTime, rows: int, size_bytes: int, way: Way | None) -> bool:
     """Whether going up lowers the quantity that the objective names. Energy and money need no margin: they are known
-    beforehand, so nothing flaps."""
+    beforehand, so nothing flaps. A head takes that share of the whole's energy that it takes of its time."""
     settings = case.verdict.settings
     if settings.objective == "latency":
         side = case.state.sides.get(case.signals.subject.model)
         factor = 1.0 if side is None else 1.0 + MARGIN if side else 1.0 - MARGIN
         return not predicted.usual_s >= edge.usual_s * factor  # NaN: the unknown is tried
     if settings.objective == "energy":
-        return settings.energy.uplink_byte_j * size_bytes < settings.energy.inference_j * rows
+        share = 0.0 if way is None else _head_s(case.state, way, rows) / edge.usual_s if edge.usual_s > 0.0 else 1.0
+        return settings.energy.uplink_byte_j * size_bytes < settings.energy.inference_j * rows * (1.0 - share)
     # The device's own answer costs nothing, so no price of the cloud lowers the cost.
     return settings.objective == "accuracy"
 

@@ -13,6 +13,8 @@ from upwell.shared.routing.rules import Verdict
 from upwell.shared.routing.settings import HardSettings
 from upwell.shared.routing.state import Decision, RouterState, Signals
 
+_NOTHING_UP = Ascent()
+
 
 def before_edge(case: Case) -> Decision:
     """What to do before anything ran."""
@@ -23,14 +25,18 @@ def before_edge(case: Case) -> Decision:
     if not signals.has_edge:
         found = ascent(case, edge, rows, must=True)
         up, refusal = (rows, "") if found.obstacle is None else ((), _no_edge_refusal(found, verdict))
-        return _decision(case, edge, found, Plan.CLOUD, reason, up=up, kept=rows, refusal=refusal)
-    found = ascent(case, edge, wanted) if wanted else Ascent()
+        plan = Plan.CLOUD if found.way is None else Plan.SPLIT
+        return _decision(case, edge, found, plan, reason, up=up, kept=rows, refusal=refusal)
+    found = ascent(case, edge, wanted) if wanted else _NOTHING_UP
     up = wanted if found.obstacle is None else ()
     here = edge if not up else EdgeTime.of(case.state, signals, len(rows) - len(up), case.now_s)
     if len(up) < len(rows) and not here.in_time(case.deadline_s, case.now_s):
         return _around_busy_edge(case, here, rows)
     escalate = len(wanted) < len(rows) and _may_escalate(signals, verdict)
-    plan = Plan.CLOUD if len(up) == len(rows) else Plan.CASCADE if escalate or up else Plan.EDGE
+    if up and found.way is not None:
+        plan = Plan.SPLIT
+    else:
+        plan = Plan.CLOUD if len(up) == len(rows) else Plan.CASCADE if escalate or up else Plan.EDGE
     return _decision(case, edge, found, plan, reason, up=up, kept=wanted, escalate=escalate)
 
 
@@ -46,7 +52,7 @@ def after_edge(case: Case) -> Decision:
     )
     easy, reason = (Reason.EASY, Reason.HARD) if settings.hard.calibrated else (Reason.UNCALIBRATED,) * 2
     if not hard:
-        return _decision(case, NO_EDGE_TIME, Ascent(), Plan.CASCADE, easy)
+        return _decision(case, NO_EDGE_TIME, _NOTHING_UP, Plan.CASCADE, easy)
     # The device's answer is there: nothing is sooner, and what it cost is spent.
     only_better = settings.objective == "accuracy"
     found = ascent(case, NO_EDGE_TIME, hard) if only_better else Ascent(Reason.CLOUD_NOT_BETTER)
@@ -69,14 +75,18 @@ def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tu
         return (), denied if verdict.egress_rule else Reason.RULE
     if not signals.has_edge:
         return rows, Reason.NO_EDGE
+    if verdict.route == "split":
+        return (rows, Reason.RULE) if signals.ways else ((), Reason.NO_SPLIT)
     settings = verdict.settings
-    large = tuple(row for row in rows if signals.row_sizes_bytes[row] > settings.large_above_bytes)
-    if large:
-        return large, Reason.LARGE
+    sizes, above_bytes = signals.row_sizes_bytes, settings.large_above_bytes
+    if max(sizes) > above_bytes:
+        return tuple(row for row in rows if sizes[row] > above_bytes), Reason.LARGE
     if verdict.egress_rule:
         return (), denied
-    if not signals.has_cloud:
+    if not signals.may_ascend:
         return (), Reason.NO_CLOUD
+    if signals.ways and settings.objective != "accuracy":
+        return rows, Reason.PLACED
     if settings.hard is None:
         return (), Reason.ALWAYS_EDGE if math.isinf(settings.large_above_bytes) else Reason.EASY
     if not signals.has_scores:
@@ -87,7 +97,7 @@ def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tu
 def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
     return (
         signals.has_scores
-        and signals.has_cloud
+        and signals.may_ascend
         and verdict.route is None
         and not verdict.egress_rule
         and verdict.settings.hard is not None
@@ -127,6 +137,7 @@ def _decision(
         draws=found.draws,
         turn=found.turn,
         model=case.signals.subject.model,
+        way=found.way if up else None,
     )
 
 
@@ -134,7 +145,8 @@ def _around_busy_edge(case: Case, edge: EdgeTime, rows: tuple[int, ...]) -> Deci
     """Every row up where the device is too busy and nothing speaks against the cloud, else a refusal."""
     found = ascent(case, edge, rows, must=True)
     if found.obstacle is None:
-        decision = _decision(case, edge, found, Plan.CLOUD, Reason.EDGE_BUSY, up=rows)
+        plan = Plan.CLOUD if found.way is None else Plan.SPLIT
+        decision = _decision(case, edge, found, plan, Reason.EDGE_BUSY, up=rows)
         # The device is asked only once the cloud has failed.
         return replace(decision, fallback_start_s=case.give_up_s)
     refusal = (

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from upwell.shared.routing.latency import FRESH_S
 from upwell.shared.routing.state import RouterState, Signals
+from upwell.shared.values import quick
 
 LONG_SILENCE_S = 10.0
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class EdgeTime:
     """What the device is predicted to need for this request, behind the runs that it already owes.

@@ -7,43 +7,66 @@ a load is not a sample either (cold start).
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+from upwell.shared.values import quick
+
+if TYPE_CHECKING:
+    Samples = array[float]
 
 WINDOW = 64
 RECENT = 8
 FRESH_S = 2.0
 
 
+def _no_samples() -> Samples:
+    return array("d")
+
+
+@quick
 @dataclass(frozen=True, slots=True)
 class LatencyWindow:
     """Quantiles of the last `WINDOW` durations in seconds (empirical, by rank), and what they are lately.
 
-    `p50_s` and `p99_s` are of the whole window; the rank of the 99th rounds up, so it is the slowest of a full window.
+    `p50_s` and `p99_s` are of the whole window; the rank of the 99th rounds up, so it is the slowest.
     `lately_s` is the median of the last `RECENT` durations since the last silence of `FRESH_S`: a few bad moments do
     not count, a change shows within a few runs, and after a silence at once. (A device that refuses because it was slow
     gets no new samples: without that, it would refuse for ever.)
     """
 
-    samples_s: tuple[float, ...] = ()
+    samples_s: Samples = field(default_factory=_no_samples)
+    """Never changed: an array, since a tuple of so many numbers takes several times as long to copy."""
     recent: int = 0
     last_at_s: float = -math.inf
-    p50_s: float = math.nan
     lately_s: float = math.nan
     fastest_s: float = math.nan
     p99_s: float = math.nan
 
     def add(self, duration_s: float, now_s: float) -> LatencyWindow:
         """The window with one more duration, and without the oldest if it was full."""
-        samples = (*self.samples_s[-WINDOW + 1 :], duration_s)
+        before, fastest_s, slowest_s = self.samples_s, self.fastest_s, self.p99_s
+        samples = before[-WINDOW + 1 :]
+        samples.append(duration_s)
         recent = min(RECENT, self.recent + 1) if now_s - self.last_at_s <= FRESH_S else 1
-        ordered = sorted(samples)
-        last = len(ordered) - 1
-        lately = sorted(samples[-recent:])[(recent - 1) // 2]
-        p99_s = ordered[math.ceil(last * 0.99)]
-        return LatencyWindow(samples, recent, now_s, ordered[last // 2], lately, ordered[0], p99_s)
+        lately_s = sorted(samples[-recent:])[(recent - 1) // 2]
+        if duration_s <= fastest_s:
+            fastest_s = duration_s
+        elif not before or (len(before) == WINDOW and before[0] <= fastest_s):
+            fastest_s = min(samples)
+        if duration_s >= slowest_s:
+            slowest_s = duration_s
+        elif not before or (len(before) == WINDOW and before[0] >= slowest_s):
+            slowest_s = max(samples)
+        return LatencyWindow(samples, recent, now_s, lately_s, fastest_s, slowest_s)
+
+    @property
+    def p50_s(self) -> float:
+        """The median of the whole window; NaN where there is none."""
+        return sorted(self.samples_s)[(len(self.samples_s) - 1) // 2] if self.samples_s else math.nan
 
     def is_known(self, now_s: float) -> bool:
         """Whether it is recent enough to refuse a request on; if not, the next one finds out."""
@@ -53,7 +76,7 @@ class LatencyWindow:
         """The same with every quantile `factor` times as long."""
         return replace(
             self,
-            p50_s=self.p50_s * factor,
+            samples_s=array("d", [sample_s * factor for sample_s in self.samples_s]),
             lately_s=self.lately_s * factor,
             fastest_s=self.fastest_s * factor,
             p99_s=self.p99_s * factor,
@@ -65,6 +88,7 @@ def _bucket(rows: int) -> int:
     return 1 << max(0, rows - 1).bit_length()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RunTimes:
     """Durations of model runs by number of rows, each bucket of rows (1, 2, 4, 8, ...) in a window of its own."""

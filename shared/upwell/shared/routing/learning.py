@@ -32,7 +32,9 @@ def sent(state: RouterState, outcome: CloudSent, now_s: float) -> RouterState:
     link = state.link
     judged_s = expected.usual_s / link.fading(now_s) if link.fading(now_s) > 0.0 else math.nan
     flight = Flight(outcome.call, outcome.sent_bytes, now_s, judged_s, expected.usual_s, expected.server_s)
-    return replace(state, backlog=state.backlog.sent(flight, link.inverse_bandwidth_s_per_byte))
+    whole, way = (outcome.whole, outcome.model) if outcome.whole else (outcome.model, "")
+    ways = state.ways if state.ways.get(whole, "") == way else {**state.ways, whole: way}
+    return replace(state, backlog=state.backlog.sent(flight, link.inverse_bandwidth_s_per_byte), ways=ways)
 
 
 def answered(state: RouterState, answer: CloudAnswered, now_s: float) -> RouterState:

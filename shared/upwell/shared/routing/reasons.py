@@ -20,6 +20,10 @@ class Plan(_Code):
     """Every row goes up at once; the device stands by."""
     CASCADE = "cascade"
     """The device answers first; rows that turn out hard (or are large) go up."""
+    SPLIT = "split"
+    """The head runs on the device and what it gives goes up to its tail; the whole on the device stands by."""
+    EXIT = "exit"
+    """The head answers early; for rows that turn out hard the tensors that it gives besides go up to its tail."""
 
 
 class Route(_Code):
@@ -27,6 +31,10 @@ class Route(_Code):
 
     EDGE = "edge"
     CLOUD = "cloud"
+    SPLIT = "split"
+    """The head on the device and the tail in the cloud together."""
+    EXIT = "exit"
+    """The head's early answer, on the device alone."""
     MIXED = "mixed"
     """Rows of one request were answered by different sides; `upwell.routes` names each."""
 
@@ -42,6 +50,10 @@ class Reason(_Code):
     """The case is larger than the policy's `large`, so it went up and the cloud answered."""
     RULE = "rule"
     """A rule of the policy set this route."""
+    PLACED = "placed"
+    """The model is split, and its tail, or the whole in the cloud, was predicted to lower what the objective names."""
+    NO_SPLIT = "no_split"
+    """A rule wants the model split, and no head of it is ready on the device."""
     NO_EDGE = "no_edge"
     """The model has no edge side; the cloud is its only route."""
     NO_CLOUD = "no_cloud"

@@ -26,8 +26,11 @@ def _rules(policy: Policy) -> Iterator[tuple[Location, str]]:
         if decides and covering is not None:
             does = "its egress counts, but not its route or set" if rule.egress else "it never decides anything"
             yield ("rules", index), f"rule {covering.name!r} before it decides every request: {does}"
-        if rule.egress is not None and rule.route == "cloud":
-            yield ("rules", index, "route"), "route: cloud means nothing beside egress: deny; nothing leaves the device"
+        if rule.egress is not None and rule.route in ("cloud", "split"):
+            yield (
+                ("rules", index, "route"),
+                f"route: {rule.route} means nothing beside egress: deny; nothing leaves the device",
+            )
         if decides and covering is None and rule.condition is None and not rule.match.model_dump(exclude_defaults=True):
             covering = rule
         if rule.condition is not None:

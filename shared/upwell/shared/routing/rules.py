@@ -30,7 +30,7 @@ class Verdict:
     """
 
     settings: Settings
-    route: Literal["edge", "cloud"] | None
+    route: Literal["edge", "cloud", "split"] | None
     rule: str
     egress_rule: str
     failed_rule: str = ""
@@ -62,16 +62,13 @@ class CompiledPolicy:
         self._uses_hours = any(rule.match.hours is not None for rule in policy.rules)
         sources = [rule.condition for rule in policy.rules if rule.condition is not None]
         self._conditions: Any = _conditions(sources) if sources else None
+        self.uses_facts: bool = self._conditions is not None and self._conditions.uses_facts
+        """Whether any rule looks at more than the request, so that `judge` wants its second argument."""
         self._verdicts = {
             (model, index): verdict
             for model in (None, *self._models)
             for index, verdict in _verdicts(policy, model, identities.get(model or "")).items()
         }
-
-    @property
-    def uses_facts(self) -> bool:
-        """Whether any rule looks at more than the request, so that `judge` wants its second argument."""
-        return self._conditions is not None and self._conditions.uses_facts
 
     def judge(self, subject: Subject, facts: Facts | None = None) -> Verdict:
         """The verdict on one request: the first rule with `route` or `set` that matches, and any `egress` that does.
@@ -79,6 +76,8 @@ class CompiledPolicy:
         Every expression whose `match` holds is evaluated, so that what fails closed does not hang on the order.
         """
         model = subject.model if subject.model in self._models else None
+        if not self._rules:
+            return self._verdicts[model, None]
         deciding: int | None = None
         egress_rule = failed_rule = ""
         minute = self._minute(subject.wall_time_s) if self._uses_hours else 0

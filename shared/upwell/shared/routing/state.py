@@ -17,18 +17,21 @@ from upwell.shared.routing.link import LinkEstimate
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.routing.rules import Subject, Verdict
 from upwell.shared.routing.share import ShareController
+from upwell.shared.values import quick
 
 LINK = ""
 """Key of the breaker for the link as a whole; the others are keyed by model name."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RouterState:
     """Everything learnt so far; immutable, so that a decision sees one consistent picture.
 
     By model: `edge` and `cloud` are the times of runs on either side, `answers` those from sending to answer, `replies`
     the bytes of an answer for one row, `hedges` what may be spent on second requests, `sides` whether the last
-    candidate went up (True) or was kept for its predicted time (False). By scope of `HardSettings`: `shares` and
+    candidate went up (True) or was kept for its predicted time (False), `ways` the `Way.key` by which it went up last,
+    empty for the whole model. By scope of `HardSettings`: `shares` and
     `audits`. `budgets` is what a restart must not forget.
     """
 
@@ -44,15 +47,32 @@ class RouterState:
     budgets: Ledger = Ledger()  # noqa: RUF009  likewise
     shares: Mapping[str, ShareController] = field(default_factory=dict)
     audits: Mapping[str, AuditTally] = field(default_factory=dict)
+    ways: Mapping[str, str] = field(default_factory=dict)
 
     def with_edge(self, edge: Mapping[str, RunTimes]) -> RouterState:
         """The same with these times of the device; made for every request, and so without `dataclasses.replace`."""
         return RouterState(
             self.link, self.backlog, edge, self.cloud, self.answers, self.replies, self.breakers, self.sides,
-            self.hedges, self.budgets, self.shares, self.audits,
+            self.hedges, self.budgets, self.shares, self.audits, self.ways,
         )  # fmt: skip
 
 
+@quick
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way up for a model that is split: a cut whose head is ready on the device.
+
+    `key` is what its times go by in `RouterState` (the head's under `edge`, the tail's under `cloud`), `row_bytes` what
+    one row sends. Until it was used, head and tail are expected to take `head_s` and `tail_s`; NaN where no plan says.
+    """
+
+    key: str
+    row_bytes: int
+    head_s: float = math.nan
+    tail_s: float = math.nan
+
+
+@quick
 @dataclass(frozen=True, slots=True)
 class Signals:
     """One request as the router sees it.
@@ -60,6 +80,7 @@ class Signals:
     `row_sizes_bytes` are the bytes each row would cost on the wire. `arrived_s` and `caller_deadline_s` are instants
     of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one.
     After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
+    `has_cloud` is about the model as a whole, `ways` are the cuts by which it may go up besides.
     """
 
     subject: Subject
@@ -72,8 +93,15 @@ class Signals:
     edge_ahead: int = 0
     scored_rows: tuple[int, ...] = ()
     hardness: tuple[float, ...] | None = None
+    ways: tuple[Way, ...] = ()
+
+    @property
+    def may_ascend(self) -> bool:
+        """Whether there is anything up there that could answer it."""
+        return self.has_cloud or bool(self.ways)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What to do now. Immutable; what it needs for itself alone is taken by `Router.acquire` where `needs_acquire`.
@@ -85,7 +113,8 @@ class Decision:
     A second, hedging request may be sent where `hedge_after_s` seconds have passed since the first, if
     `Router.acquire_hedge` grants it. `draws` are taken from budgets by `Router.acquire`. `predicted_cloud_s` is
     the most likely time from sending to answer, `predicted_sure_s` the one that is met with the policy's confidence.
-    `turn` is whether candidates of `model` go up now, where that has changed.
+    `turn` is whether candidates of `model` go up now, where that has changed. `way` is the cut by which `up_rows` go,
+    None for the whole model.
     """
 
     plan: Plan
@@ -107,6 +136,7 @@ class Decision:
     draws: tuple[Draw, ...] = ()
     turn: bool | None = None
     model: str = ""
+    way: Way | None = None
 
     @property
     def needs_acquire(self) -> bool:
@@ -120,6 +150,7 @@ class Decision:
         return bool(self.kept_rows) and self.obstacle in DEGRADED
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class EdgeRan:
     """The device ran a model on `rows` rows in `duration_s` seconds."""
@@ -153,12 +184,16 @@ class Audited:
 @dataclass(frozen=True, slots=True)
 class CloudSent:
     """A message of `sent_bytes` bytes began to leave for the cloud. Every call ends with exactly one of
-    `CloudAnswered`, `CloudFailure` and `CloudDropped` with the same `call` (any name that is not under way)."""
+    `CloudAnswered`, `CloudFailure` and `CloudDropped` with the same `call` (any name that is not under way).
+
+    `whole` is the name of the model where `model` is the key of one of its ways.
+    """
 
     model: str
     call: str
     rows: int
     sent_bytes: int
+    whole: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from upwell.shared.values import quick
 
+
+@quick
 @dataclass(frozen=True, slots=True)
 class Subject:
     """The request. `wall_time_s` is Unix time; `size_bytes` the largest row's size on the wire."""

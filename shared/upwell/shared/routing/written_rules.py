@@ -75,8 +75,10 @@ class Rule(Section):
     egress: Annotated[Literal["deny"] | None, Written] = Field(
         None, description="deny: nothing of a matching request leaves the device."
     )
-    route: Annotated[Literal["edge", "cloud"] | None, Written] = Field(
-        None, description="edge: answer on the device. cloud: every matching request is a candidate for the cloud."
+    route: Annotated[Literal["edge", "cloud", "split"] | None, Written] = Field(
+        None,
+        description="edge: answer on the device. cloud: every matching request is a candidate for the cloud. "
+        "split: for the best of the model's cuts, its head here and its tail in the cloud.",
     )
     set: Annotated[SettingsPatch | None, Written] = Field(None, description="Settings that hold for matching requests.")
 
