@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.edge.loads import bundle, requests, side, software
 from upwell.edge import Agent
-from upwell.edge.config import EdgeSide
+from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.compiling import load_edge, start_loading
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.load import load_runtime

@@ -7,16 +7,18 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.faults.repeating import Repeating
 from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of
 from upwell.edge import Agent
 from upwell.edge.answer import Answer
 from upwell.edge.assembly import warm_up
-from upwell.edge.config import EdgeSide
+from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.compiling import load_edge
 from upwell.edge.models.loading import resident_bytes
 from upwell.edge.models.served import EdgeModel, ServedModel
@@ -33,36 +35,20 @@ def picture() -> Mapping[str, Array]:
     return {"image": np.full((1, 8, 8, 1), 128, np.uint8)}
 
 
-class Load:
-    """Callers that ask one after the other until told to stop, each answer checked."""
+class Load(Repeating):
+    """Callers that ask one after the other, each answer checked; `digests` are those of the models that answered."""
 
     def __init__(self, agent: Agent, inputs: Mapping[str, Array], model: str) -> None:
+        super().__init__(lambda: nullcontext(self._ask), CALLERS)
         self._agent, self._inputs, self._model = agent, inputs, model
-        self._stop = threading.Event()
         self.answered = 0
         self.digests: set[str] = set()
-        self.errors: list[BaseException] = []
-        self._threads = [threading.Thread(target=self._ask) for _ in range(CALLERS)]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     def _ask(self) -> None:
-        while not self._stop.is_set():
-            try:
-                answer = self._agent.infer(self._model, self._inputs, deadline_s=5.0)
-                assert all(np.isfinite(array).all() for array in answer.outputs.values())
-                self.answered += 1  # the answers themselves would be the memory that grows
-                self.digests.add(answer.edge_digest)
-            except BaseException as error:  # noqa: BLE001  every one is shown at the end
-                self.errors.append(error)
+        answer = self._agent.infer(self._model, self._inputs, deadline_s=5.0)
+        assert all(np.isfinite(array).all() for array in answer.outputs.values())
+        self.answered += 1  # the answers themselves would be the memory that grows
+        self.digests.add(answer.edge_digest)
 
 
 @pytest.fixture

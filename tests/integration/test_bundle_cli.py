@@ -203,7 +203,7 @@ def test_calibrations_of_a_policy_go_along(upwell: Run, here: Path, digits: Path
         (["--version", "1", "--out", "x.tar", "--in-place"], "either --in-place or --out"),
         (["--version", "1", "--package", "torch"], "--package: expected one of ai_edge_litert"),
         (["--version", "1", "--golden", "labels.txt"], "--golden: expected a .npz"),
-        (["--version", "1", "--sign", "none.pem"], "none.pem: the key cannot be read"),
+        (["--version", "1", "--sign", "none.pem"], "none.pem: cannot read the key"),
         (["--version", "1", "--out", "no/x.tar"], "cannot be written"),
     ],
 )

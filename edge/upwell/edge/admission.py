@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from upwell.edge.timetable import Claim
 from upwell.shared.errors import Refused
 from upwell.shared.routing.edge_time import LONG_SILENCE_S
-from upwell.shared.routing.latency import RunTimes
+from upwell.shared.routing.latency import FRESH_S, RunTimes
 from upwell.shared.routing.settings import Settings, Source
 
 MAX_SOURCES = 4096
@@ -114,9 +114,12 @@ def timed(claim: Claim, times: RunTimes | None, rows: int, now_s: float) -> Clai
     As there, what was measured a while ago counts with its fastest run, and after a long silence not at all.
     """
     window = None if times is None else times.expect(rows)
-    if window is None or now_s - window.last_at_s > LONG_SILENCE_S:
+    if window is None:
         return claim
-    run_s = window.lately_s if window.is_known(now_s) else window.fastest_s
+    silence_s = now_s - window.last_at_s
+    if silence_s > LONG_SILENCE_S:
+        return claim
+    run_s = window.lately_s if silence_s <= FRESH_S else window.fastest_s
     spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
     return Claim(run_s, spread_s, claim.priority, claim.stream, claim.arrived_s, claim.is_owed)
 

@@ -19,6 +19,7 @@ from upwell.edge.ascent import Desk
 from upwell.edge.background import Sender
 from upwell.edge.flight.flight import Flight
 from upwell.edge.flight.recorder import FOLDER_NAME, LIMIT, FlightRecorder
+from upwell.edge.handled import Handled
 from upwell.edge.handling import Handling
 from upwell.edge.health import health_of
 from upwell.edge.inputs import as_arrays
@@ -73,6 +74,9 @@ class Agent:
         for model in models:
             for duration_s in model.edge.durations_s if model.edge else ():
                 self.router.observe(EdgeRan(model.name, 1, duration_s))
+            for head in model.heads:
+                for duration_s in head.edge.durations_s:
+                    self.router.observe(EdgeRan(head.way.key, 1, duration_s))
         self.metrics = AgentMetrics(lambda: self.router.state, self.health)
         self._desk = Desk(self.router, uplink, self.metrics, Admission())
         self._state_dir = state_dir
@@ -151,8 +155,9 @@ class Agent:
         `upwell.shared.errors`.
         """
         arrived_s = time.monotonic()
-        arrays = as_arrays(inputs, self.model(model))
-        return self.handle(model, arrays, arrived_s + deadline_s, tags, id, arrived_s)
+        served = self.model(model)
+        tags = dict(tags) if tags else _NO_TAGS  # flights keep them, and the caller's own may change
+        return self._handle(served, as_arrays(inputs, served), arrived_s + deadline_s, tags, id, arrived_s)
 
     def handle(
         self,
@@ -164,7 +169,17 @@ class Agent:
         arrived_s: float,
     ) -> Answer:
         """Answer one request whose `deadline_s` and `arrived_s` are instants of the monotonic clock."""
-        served = self.model(model)
+        return self._handle(self.model(model), inputs, deadline_s, tags, id, arrived_s)
+
+    def _handle(
+        self,
+        served: ServedModel,
+        inputs: Mapping[str, Array],
+        deadline_s: float,
+        tags: Mapping[str, str],
+        id: str,
+        arrived_s: float,
+    ) -> Answer:
         if self._closed:
             raise Unavailable("the agent is closed")
         handling: Handling | None = None
@@ -173,34 +188,34 @@ class Agent:
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
             id = id or f"{random.getrandbits(128):032x}"  # as a random UUID, without asking the system for each
             handling = Handling(self._desk, served, inputs, deadline_s, tags, id, arrived_s)
-            answer = handling.run()
+            answer, done = handling.run()
         except UpwellError as error:
-            self.metrics.failed(model, error)
-            self._note(handling, error)
+            self.metrics.failed(served.name, error)
+            failed = None if handling is None else handling.done()
+            if failed is not None:
+                self._note(failed, error)
             raise
-        return self._kept(handling, answer)
+        return self._kept(done, answer)
 
-    def _kept(self, handling: Handling, answer: Answer) -> Answer:
+    def _kept(self, done: Handled, answer: Answer) -> Answer:
         """The answer, once what is to be kept of the request is on its way to the disk."""
-        done = handling.done()
-        if done is not None and self._keeping is not None:
+        if self._keeping is not None:
             answer = self._keeping.keep(done, answer)
-        self.metrics.answered(handling.model, answer)
-        if done is not None and done.first.verdict.failed_rule:
+        model = done.model.name
+        self.metrics.answered(model, answer)
+        if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
-        self._note(handling, answer)
+        self._note(done, answer)
         if answer.cloud_digest:
-            self.router.identify_cloud(handling.model, answer.cloud_digest)
+            self.router.identify_cloud(model, answer.cloud_digest)
             if self.spool is not None:
                 self.spool.cloud_answered()
         if answer.degraded:
-            _log.debug("degraded answer: model=%s reason=%s id=%s", handling.model, answer.reason, answer.id)
+            _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
         return answer
 
-    def _note(self, handling: Handling | None, ended: Answer | UpwellError) -> None:
-        done = None if handling is None else handling.done()
-        if done is not None:
-            self.flights.note(Flight.of(done, ended, self.router.state, time.monotonic(), self.router.digest))
+    def _note(self, done: Handled, ended: Answer | UpwellError) -> None:
+        self.flights.note(Flight.of(done, ended, self.router.recent, time.monotonic(), self.router.digest))
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
         """Answer with this edge side from now on; requests under way end on the one that they began with.
@@ -255,6 +270,8 @@ class Agent:
         for model in self.models.values():
             if model.edge is not None:
                 model.edge.close()
+            for head in model.heads:
+                head.edge.close()
         if self._state_dir is not None:
             self._state_dir.close()
 

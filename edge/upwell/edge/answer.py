@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from upwell.shared.oip.dataplane import Parameter
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.tensors import Array
+from upwell.shared.values import quick
 
 
+@quick
 @dataclass(frozen=True)
 class Timings:
     """Where the time went, in seconds; None where that part did not take place.
@@ -24,13 +26,15 @@ class Timings:
     cloud_compute_s: float | None = None
 
 
+@quick
 @dataclass(frozen=True)
 class Answer:
     """One answer with its reason. `routes` has one entry for each row; `route` is `mixed` where they differ.
 
     `spool_id` names the case that was kept for the cloud, empty where none was: its result comes later.
     Where the device had a part, `accelerator` names what ran nodes of its model by the evidence, `cpu` where none did,
-    and `edge_state` says whether that is what was asked for (`ready`, `compiling`, `fallback`).
+    and `edge_state` says whether that is what was asked for (`ready`, `compiling`, `fallback`). `cut` is where a model
+    was split that head and tail answered together.
     """
 
     outputs: Mapping[str, Array]
@@ -46,6 +50,7 @@ class Answer:
     spool_id: str = ""
     accelerator: str = ""
     edge_state: str = ""
+    cut: str = ""
 
     def parameters(self) -> dict[str, Parameter]:
         """The facts as Open Inference Protocol response parameters (`upwell.route`, ...); times in milliseconds."""
@@ -70,6 +75,7 @@ class Answer:
             "upwell.spool_id": self.spool_id,
             "upwell.accelerator": self.accelerator,
             "upwell.edge_state": self.edge_state,
+            "upwell.cut": self.cut,
         }
         facts.update({key: name for key, name in names.items() if name})
         return facts

@@ -141,7 +141,7 @@ class Ascent:
         """Send the message, which is paid for."""
         name, size_bytes = str(next(_names)), len(self._message.data)
         # Told before it is done: on a busy machine the answer may be there before the sending returns.
-        self._desk.router.observe(CloudSent(self._model.name, name, len(self.rows), size_bytes))
+        self._desk.router.observe(CloudSent(self._model.name, name, len(self.rows), size_bytes, self._model.whole))
         try:
             call = self._uplink.start(self._message, self.decision.verdict, self.decision.give_up_s, apart_from)
         except BaseException:
@@ -149,7 +149,7 @@ class Ascent:
             self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, name))
             raise
         self._desk.router.settle(self.decision, call.sent_bytes or None)
-        self._desk.metrics.sent(self._model.name, call.sent_bytes)
+        self._desk.metrics.sent(self._model.whole or self._model.name, call.sent_bytes)
         self._under_way.append(_Attempt(name, call))
         news = self._news
         call.on_end(lambda: news.put(None))

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from upwell.edge.agent import Agent
-from upwell.edge.config import AgentConfig, ModelSection
+from upwell.edge.config import AgentConfig
+from upwell.edge.model_sections import ModelSection
 from upwell.edge.models.served import EdgeModel
 from upwell.edge.models.starting import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.models.switching import Switching
@@ -55,6 +56,8 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
         for model in models:
             if model.edge is not None:
                 warm_up(model.name, model.edge)
+            for head in model.heads:
+                warm_up(model.name, head.edge)
         spool = config.agent.spool
         sinks: list[Sink] = [] if spool.results is None else [JsonlSink(spool.results)]
         if on_result is not None:
@@ -81,6 +84,8 @@ def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:
             on_failure.callback(start.close)
             if start.served.edge is not None:
                 on_failure.callback(start.served.edge.close)
+            for head in start.served.heads:
+                on_failure.callback(head.edge.close)
             starts.append(start)
         except ConfigError as error:
             problems.extend(error.problems)

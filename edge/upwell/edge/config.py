@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from upwell.edge.bundle.base import Trust
-from upwell.edge.fetch.sources import check_source, names_folder
-from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.model_sections import ModelSection
 from upwell.shared.errors import ConfigError
 from upwell.shared.located import Location, located
 from upwell.shared.oip.security import (
@@ -23,7 +21,7 @@ from upwell.shared.oip.security import (
 )
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.units import Bytes, Seconds
-from upwell.shared.yaml import RelativePath, resolve
+from upwell.shared.yaml import RelativePath
 
 DEFAULT_MAX_REQUESTS = 32
 
@@ -165,81 +163,6 @@ class CloudSection(_Section):
         """How the agent proves itself, and whom it believes."""
         tls = TlsFiles(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None
         return ClientSecurity(tls=tls, token_file=self.token_file, insecure=self.insecure)
-
-
-def _source(value: object, info: ValidationInfo) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        check_source(value)
-    except ConfigError as error:
-        raise ValueError(error.problems[0].message) from None
-    if names_folder(value) and not value.startswith("file:"):
-        return str(resolve(value, (info.context or {}).get("base_dir", Path())))
-    return value
-
-
-class UpdatesSection(_Section):
-    """Where new versions of a bundle come from while the agent runs; needs `state_dir`."""
-
-    source: Annotated[str, BeforeValidator(_source)] = Field(
-        min_length=1,
-        description="A folder, `https://…/model.bundle.tar`, or `oci://registry/repository:tag` (or `@sha256:…`).",
-    )
-    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at, give or take a tenth.")
-    digest: str = Field(
-        "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Take this archive only: `sha256:…` of its bytes."
-    )
-    ca: RelativePath | None = Field(
-        None, description="Issuers of the server's certificate (PEM); the system's if not written."
-    )
-
-
-class EdgeSide(RuntimeOptions):
-    """A model on the device: a bundle (a folder or archive) or a bare file."""
-
-    bundle: RelativePath | None = Field(
-        None,
-        description="A folder with model files and their model.yaml, or an archive that `upwell model pack` wrote.",
-    )
-    file: RelativePath | None = Field(
-        None, description="A model file; a .yaml of the same name beside it describes it."
-    )
-    updates: UpdatesSection | None = Field(
-        None,
-        description="Where new versions come from; the newest that was installed is used in place of `bundle`, which "
-        "may be left out if the first one is to be fetched at the first start.",
-    )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> EdgeSide:
-        if self.bundle is not None and self.file is not None:
-            raise ValueError("expected either bundle (a folder or archive) or file (a model file)")
-        if self.bundle is None and self.file is None and self.updates is None:
-            raise ValueError("expected bundle (a folder or archive), file (a model file), or updates")
-        if self.file is not None and self.updates is not None:
-            raise ValueError("updates are for bundles; a bare file has no version")
-        return self
-
-
-class CloudSide(_Section):
-    """A model in the cloud."""
-
-    model: str = Field(min_length=1, description="Its name there.")
-
-
-class ModelSection(_Section):
-    """One model by the name that callers use."""
-
-    edge: EdgeSide | None = Field(None, description="Its edge side; without it the cloud is its only route.")
-    cloud: CloudSide | None = Field(None, description="Its cloud side; without it the device answers alone.")
-    split: Literal["off"] = Field("off", description="Splitting the model between device and cloud: off.")
-
-    @model_validator(mode="after")
-    def _some_side(self) -> ModelSection:
-        if self.edge is None and self.cloud is None:
-            raise ValueError("expected edge, cloud or both")
-        return self
 
 
 class AgentConfig(_Section):

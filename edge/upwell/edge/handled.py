@@ -13,13 +13,16 @@ from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.settings import Settings
 from upwell.shared.routing.state import Decision, Signals
 from upwell.shared.tensors import Array
+from upwell.shared.values import quick
 
 
-@dataclass(frozen=True)
+@quick
+@dataclass(frozen=True, slots=True)
 class Handled:
     """One request. `first` was decided before the device ran, `second` after it, None where nothing was asked then.
 
-    `sent_inputs` are the inputs as they go up; `hardness` is by row, for those that the device scored.
+    `sent_inputs` are the inputs as they go up; `hardness` is by row, for those that the device scored;
+    `edge_digest` names the version that ran on the device.
     """
 
     model: ServedModel
@@ -32,6 +35,7 @@ class Handled:
     parts: RowParts
     ascents: Sequence[Ascent]
     edge_s: float | None
+    edge_digest: str = ""
 
     @property
     def settings(self) -> Settings:

@@ -15,21 +15,25 @@ from dataclasses import replace
 
 from upwell.edge.admission import timed
 from upwell.edge.answer import Answer
-from upwell.edge.ascent import Ascent, Desk, timings
+from upwell.edge.answering import answer_of
+from upwell.edge.ascent import Ascent, Desk
 from upwell.edge.handled import Handled
+from upwell.edge.head_run import run_head
 from upwell.edge.models.served import ServedModel
 from upwell.edge.refusals import failure, refusal
-from upwell.edge.rows import RowParts, size_bytes, without
+from upwell.edge.rows import RowParts, without
+from upwell.edge.signals import signals_of
 from upwell.edge.timetable import Claim
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
 from upwell.shared.errors import CloudFailed, DeadlineExceeded, ModelFailed, Refused, UpwellError
-from upwell.shared.routing.reasons import Plan, Reason, Route
-from upwell.shared.routing.rules import Subject
-from upwell.shared.routing.settings import HardSettings
-from upwell.shared.routing.state import Decision, EdgeRan, Scored, Signals
-from upwell.shared.signature.images import encode_for_uplink
+from upwell.shared.routing.reasons import Plan, Reason
+from upwell.shared.routing.settings import HardSettings, Objective
+from upwell.shared.routing.state import Decision, EdgeRan, Scored
 from upwell.shared.tensors import Array
 
+_ANY = Claim()
+# What the plans are called for a head that answers early, which always runs.
+_EXIT_PLANS = {Plan.EDGE: Plan.EDGE, Plan.CASCADE: Plan.EXIT, Plan.CLOUD: Plan.SPLIT}
 _log = logging.getLogger(__name__)
 
 
@@ -53,66 +57,63 @@ class Handling:
         self._inputs = inputs
         self._id = request_id
         self._arrived_s = arrived_s
-        self._parts = RowParts(model.edge.signature.check_inputs(inputs) if model.edge else 1)
-        has_cloud = bool(model.cloud_model) and desk.uplink is not None
-        # Pictures are encoded before anything is decided, since it is the bytes really sent that decide.
-        self._sent_inputs = encode_for_uplink(model.edge.signature, inputs) if model.edge and has_cloud else inputs
-        sizes = model.edge.signature.row_sizes_bytes(self._sent_inputs) if model.edge else (size_bytes(inputs),)
-        self._signals = Signals(
-            subject=Subject(model.name, tags, max(sizes), time.time()),
-            row_sizes_bytes=sizes,
-            arrived_s=arrived_s,
-            caller_deadline_s=deadline_s,
-            has_edge=model.edge is not None,
-            has_cloud=has_cloud,
-            has_scores=model.edge is not None and any(map(model.edge.scorer.can, desk.router.hards(model.name))),
-            edge_ahead=model.edge.lane.ahead if model.edge else 0,
-        )
+        self._signals, self._sent_inputs = signals_of(desk, model, inputs, deadline_s, tags, arrived_s)
+        self._asked = self._signals
+        self._parts = RowParts(len(self._signals.row_sizes_bytes))
         self._ascents: list[Ascent] = []
         self._edge_s: float | None = None
         self._edge_digest = ""
         self._obstacle: Reason | None = None
-        self._claim = Claim()
+        self._claim = _ANY
         self._hardness: dict[int, float] = {}
         self._first: Decision | None = None
         self._second: Decision | None = None
 
-    def run(self) -> Answer:
-        """The answer. Raises `UpwellError` where there is none to give."""
+    def run(self) -> tuple[Answer, Handled]:
+        """The answer, and all that is known of the request. Raises `UpwellError` where there is none to give."""
         decision = self._decided()
-        _log.debug("id=%s decision: %s", self._id, decision)
-        if self._signals.has_cloud and self._desk.uplink is not None and not decision.verdict.egress_rule:
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("id=%s decision: %s", self._id, decision)
+        if self._signals.may_ascend and self._desk.uplink is not None and not decision.verdict.egress_rule:
             self._desk.uplink.note_candidate()
         if decision.refusal:
             raise self._turned_away(refusal(decision))
         try:
             plan, reason = self._ask(decision)
-            self._settle(decision)
-            return self._answer(plan, reason)
+            decision = self._first or decision
+            if self._ascents:
+                self._settle(decision)
+            done = self._handled(decision)
+            return answer_of(done, plan, reason, self._obstacle), done
         finally:
             for ascent in self._ascents:
                 ascent.drop()
 
     def done(self) -> Handled | None:
-        """All that is known of the request; None where it failed before anything was decided."""
-        if self._first is None:
-            return None
+        """All that is known of a request that failed; None where that was before anything was decided."""
+        return None if self._first is None else self._handled(self._first)
+
+    def _handled(self, first: Decision) -> Handled:
         return Handled(
-            self._model, self._id, self._signals, self._sent_inputs, self._first, self._second, self._hardness,
-            self._parts, self._ascents, self._edge_s,
+            self._model, self._id, self._signals, self._sent_inputs, first, self._second, self._hardness,
+            self._parts, self._ascents, self._edge_s, self._edge_digest,
         )  # fmt: skip
 
     def _decided(self) -> Decision:
         """The first decision; made again where not all that waits for the device goes before this request."""
         decision = self._first = self._desk.router.decide(self._signals)
-        self._claim = self._admitted(decision)
+        settings = decision.verdict.settings
+        if settings.source is None:
+            self._claim = Claim(priority=settings.priority, arrived_s=self._arrived_s)
+        else:
+            self._claim = self._admitted(decision)
         if self._edge is None or not self._signals.edge_ahead:
             return decision
         ahead = self._edge.lane.ahead_of(decision.deadline_s, self._claim)
         if ahead == self._signals.edge_ahead:
             return decision
         self._desk.router.give_back(decision)
-        self._signals = replace(self._signals, edge_ahead=ahead)
+        self._signals = self._asked = replace(self._signals, edge_ahead=ahead)
         decision = self._first = self._desk.router.decide(self._signals)
         return decision
 
@@ -134,13 +135,15 @@ class Handling:
 
     def _ask(self, decision: Decision) -> tuple[Plan, Reason]:
         """Send what goes up at once and run the rest on the device, then send what turned out hard."""
-        self._note_obstacle(decision)
+        exits = self._edge is not None and bool(self._edge.exits)
+        if decision.up_rows and not exits:
+            decision = self._first = self._send(decision)
+        if decision.kept_rows:
+            self._note_obstacle(decision)
         if not decision.escalate:
             wanted = len(decision.up_rows) + len(decision.kept_rows)
             self._learn_scores(decision.verdict.settings.hard, self._parts.rows - wanted, ())
-        if decision.up_rows:
-            self._send(decision)
-        rest = without(self._parts.all, decision.up_rows)
+        rest = without(self._parts.all, () if exits else decision.up_rows)
         if not rest or self._edge is None:
             return decision.plan, decision.reason
         try:
@@ -150,27 +153,30 @@ class Handling:
         except Refused as error:
             return self._lift_instead(error, Reason.EDGE_BUSY, rest)
         reason = decision.reason
+        if decision.up_rows and exits:
+            self._send(decision)
         hard = decision.verdict.settings.hard
         if decision.escalate and hard is not None and not self._edge.scorer.can(hard):
             reason = Reason.NO_SCORES
         elif decision.escalate:
             second = self._second_decision(decision, rest, outputs)
-            self._note_obstacle(second)
             if second.up_rows:
-                self._send(second)
+                second = self._second = self._send(second)
+            self._note_obstacle(second)
             if second.reason is not Reason.EASY and not (decision.kept_rows or decision.up_rows):
                 reason = second.reason
-        return decision.plan, reason
+        return _EXIT_PLANS[decision.plan] if exits else decision.plan, reason
 
     def _second_decision(self, first: Decision, rest: tuple[int, ...], outputs: Mapping[str, Array]) -> Decision:
         hard = first.verdict.settings.hard
         assert self._edge is not None and hard is not None  # noqa: S101, PT018  or nothing would escalate
         measured = self._edge.scorer.score(outputs, hard, len(rest))
         self._hardness = dict(zip(rest, measured, strict=True))
-        rows = without(rest, first.kept_rows)
-        asked = replace(self._signals, scored_rows=rows, hardness=tuple(self._hardness[row] for row in rows))
-        self._second = self._desk.router.decide(asked)
-        self._learn_scores(hard, len(rows), asked.hardness or ())
+        rows = without(without(rest, first.kept_rows), first.up_rows)
+        hardness = tuple(self._hardness[row] for row in rows)
+        self._asked = replace(self._signals, scored_rows=rows, hardness=hardness)
+        self._second = self._desk.router.decide(self._asked)
+        self._learn_scores(hard, len(rows), hardness)
         return self._second
 
     def _learn_scores(self, hard: HardSettings | None, scored: int, values: tuple[float, ...]) -> None:
@@ -181,7 +187,9 @@ class Handling:
 
     def _lift_instead(self, error: UpwellError, reason: Reason, rows: tuple[int, ...]) -> tuple[Plan, Reason]:
         """The device failed, or has no time: everything that it should have answered goes up, if it may."""
-        decision = self._desk.router.decide(replace(self._signals, has_edge=False))
+        if self._edge is None or self._edge.exits:  # the tail takes nothing but what the head gives
+            raise self._turned_away(error)
+        decision = self._desk.router.decide(replace(self._signals, has_edge=False, ways=()))
         if decision.refusal or not decision.up_rows:
             raise self._turned_away(error)
         self._second = decision = replace(decision, up_rows=rows, reason=reason)
@@ -189,24 +197,45 @@ class Handling:
         self._edge = None
         return Plan.CLOUD, reason
 
-    def _send(self, decision: Decision) -> None:
-        inputs = self._select(self._sent_inputs, decision.up_rows)
-        self._ascents.append(Ascent(self._desk, self._model, decision, inputs, self._id))
+    def _send(self, decision: Decision) -> Decision:
+        """Send what goes up; the decision acted on, another one where a head failed that was to run first."""
+        target = self._model
+        inputs = self._select(self._sent_inputs if decision.way is None else self._inputs, decision.up_rows)
+        if decision.way is not None:
+            try:
+                head = target.head(decision.way.key)
+                inputs, run_s = run_head(self._desk, head, inputs, decision, self._claim)
+            except (ModelFailed, Refused, DeadlineExceeded) as error:
+                return self._send_otherwise(decision, error)
+            self._edge_s = (self._edge_s or 0.0) + run_s
+            target = head.tail(target)
+        self._ascents.append(Ascent(self._desk, target, decision, inputs, self._id))
+        return decision
+
+    def _send_otherwise(self, decision: Decision, error: UpwellError) -> Decision:
+        """No head runs: the whole goes up, or stays here, as if the model were not split."""
+        _log.warning("id=%s model=%s: the head of %s failed: %s", self._id, self.model, decision.way, error)
+        whole = self._desk.router.decide(replace(self._asked, ways=()))
+        if whole.refusal or (self._edge is None and not whole.up_rows):
+            raise self._turned_away(error)
+        return self._send(whole) if whole.up_rows else whole
 
     def _select(self, inputs: Mapping[str, Array], rows: tuple[int, ...]) -> Mapping[str, Array]:
-        if len(rows) == self._parts.rows or self._model.edge is None:
-            return inputs
-        return self._model.edge.signature.select_rows(inputs, rows)
+        face = self._model.face
+        return inputs if face is None or len(rows) == self._parts.rows else face.signature.select_rows(inputs, rows)
 
     def _run_edge(self, rows: tuple[int, ...], deadline_s: float, *, is_owed: bool = False) -> Mapping[str, Array]:
         assert self._edge is not None  # noqa: S101  asked for only where there is one
-        times = self._desk.router.state.edge.get(self._model.name)
+        times = self._desk.router.recent.edge.get(self._model.name)
         claim = replace(self._claim, is_owed=True) if is_owed else self._claim
         claim = timed(claim, times, len(rows), time.monotonic())
-        run = self._edge.run(self._select(self._inputs, rows), deadline_s, claim)
+        inputs = self._inputs if len(rows) == self._parts.rows else self._select(self._inputs, rows)
+        run = self._edge.run(inputs, deadline_s, claim)
         self._desk.router.observe(EdgeRan(self._model.name, len(rows), run.duration_s))
         self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest
         self._parts.edge.append((rows, run.outputs))
+        if run.exits:
+            self._sent_inputs = run.exits
         return run.outputs
 
     def _settle(self, decision: Decision) -> None:
@@ -214,8 +243,13 @@ class Handling:
         settings = decision.verdict.settings
         if any(action != "error" for action in settings.on_cloud_failure.values()):
             self._cover(decision)
+        self._wait(settings.objective)
+        self._check_stand_ins()
+
+    def _wait(self, objective: Objective) -> None:
+        """For each call until its answer is there, or nobody needs it any more."""
         for ascent in self._ascents:
-            if settings.objective != "accuracy" and self._parts.edge_covers(ascent.rows):
+            if objective != "accuracy" and self._parts.edge_covers(ascent.rows):
                 ascent.wait(-math.inf)  # the first good answer wins, and the device's is there
                 ascent.overtaken()
                 continue
@@ -254,41 +288,13 @@ class Handling:
         if decision.verdict.settings.on_failure(decision.obstacle or decision.reason) == "error":
             raise CloudFailed(f"the cloud was wanted and not asked: {decision.obstacle}")
 
-    def _answer(self, plan: Plan, reason: Reason) -> Answer:
-        replies = [(a.rows, a.outcome) for a in self._ascents if isinstance(a.outcome, CloudReply)]
-        misses = [a.outcome for a in self._ascents if isinstance(a.outcome, CloudMiss)]
-        dropped = any(a.outcome is None for a in self._ascents)
-        routes = self._parts.routes(replies)
-        self._check_stand_ins(self._parts.are_complete(replies))
-        if misses:
-            reason = misses[0].reason
-        elif self._obstacle is not None:
-            reason = self._obstacle
-        elif dropped:
-            reason = Reason.EDGE_FASTER
-        gateway = next((reply for _, reply in replies if reply.is_degraded), None)
-        if gateway is not None and not misses:
-            reason = gateway.reason or reason
-        kinds = set(routes)
-        return Answer(
-            outputs=self._parts.merged(replies, self._model.edge.signature if self._model.edge else None),
-            route=routes[0] if len(kinds) == 1 else Route.MIXED,
-            reason=reason,
-            degraded=bool(misses) or self._obstacle is not None or gateway is not None,
-            plan=plan,
-            timings=timings(self._arrived_s, self._edge_s, self._ascents),
-            id=self._id,
-            routes=routes,
-            cloud_digest=replies[0][1].digest if replies else "",
-            **(self._model.edge.facts(self._edge_digest) if self._model.edge and Route.EDGE in kinds else {}),
-        )
-
-    def _check_stand_ins(self, is_complete: bool) -> None:
+    def _check_stand_ins(self) -> None:
         """Raise unless edge answers stand in for all that the cloud missed, and may."""
         missed = [(a, a.outcome) for a in self._ascents if isinstance(a.outcome, CloudMiss)]
         for ascent, miss in missed:
             if self._model.edge is not None and not self._may_stand_in(ascent):
                 raise CloudFailed(f"{miss.reason}: {miss.detail}")
-        if missed and not is_complete:
+        replies = [(a.rows, a.outcome) for a in self._ascents if isinstance(a.outcome, CloudReply)]
+        if missed and not self._parts.are_complete(replies):
             _, miss = next(one for one in missed if not self._parts.edge_covers(one[0].rows))
             raise failure(miss.reason, f"{miss.reason}: {miss.detail}")

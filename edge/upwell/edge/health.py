@@ -30,15 +30,18 @@ _NAMED_NODES = 10
 
 
 def health_of(models: Iterable[ServedModel]) -> Sequence[ModelHealth]:
-    """The health of every model that has an edge side."""
-    return [_health(model) for model in models if model.edge is not None]
+    """The health of every model that has an edge side, and of every head that is ready, as `model/cut`."""
+    found: list[ModelHealth] = []
+    for model in models:
+        if model.edge is not None:
+            found.append(_health(model.name, model.edge))
+        found += [_health(head.way.key, head.edge) for head in model.heads]
+    return found
 
 
-def _health(model: ServedModel) -> ModelHealth:
-    edge = model.edge
-    assert edge is not None  # noqa: S101  the caller leaves the others out
+def _health(name: str, edge: EdgeModel) -> ModelHealth:
     return ModelHealth(
-        model=model.name,
+        model=name,
         state=edge.state,
         runtime=edge.runtime.version,
         accelerator=edge.accelerator,

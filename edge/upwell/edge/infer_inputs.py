@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.npy import read_npy
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.tensors import Array, TensorSpec
@@ -74,7 +73,7 @@ def _read(text: str) -> Iterator[_Given]:
     data = _bytes(path)
     try:
         if path.suffix == ".npy":
-            yield _Given(name, path, _array(io.BytesIO(data), len(data)))
+            yield _Given(name, path, read_npy(io.BytesIO(data), len(data)))
         elif path.suffix == ".npz":
             if name:
                 raise ConfigError.at(path, f"a .npz names its inputs itself; leave {name}= out")
@@ -105,21 +104,4 @@ def _archive(path: Path, data: bytes) -> Iterator[_Given]:
             raise ValueError("its arrays are larger than a message may be")
         for member in members:
             with archive.open(member) as file:
-                yield _Given(member.filename.removesuffix(".npy"), path, _array(file, member.file_size))
-
-
-def _array(file: IO[bytes], size_bytes: int) -> Array:
-    """The array of a .npy file. Raises `ValueError`, and takes no memory for what a header only promises."""
-    form: Any = np.lib.format
-    readers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
-    version = form.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"expected version 1.0 or 2.0 of the format, got {version[0]}.{version[1]}")
-    shape, is_fortran, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never read; expected numbers or text")
-    expected_bytes = math.prod(shape) * dtype.itemsize
-    if expected_bytes != size_bytes - file.tell():
-        raise ValueError(f"its header promises {expected_bytes} bytes, the file has {size_bytes - file.tell()}")
-    flat: Array = np.frombuffer(file.read(expected_bytes), dtype)
-    return flat.reshape(shape, order="F" if is_fortran else "C").astype(dtype.newbyteorder("="), copy=False)
+                yield _Given(member.filename.removesuffix(".npy"), path, read_npy(file, member.file_size))

@@ -15,8 +15,14 @@ _CHANNELS = (1, 3)
 
 def as_arrays(inputs: Mapping[str, Array | bytes], model: ServedModel) -> dict[str, Array]:
     """The inputs as arrays with rows. Raises `InvalidRequest` for what is neither an array nor bytes."""
-    pictures = {one.name for one in model.edge.signature.inputs if one.kind == "image"} if model.edge else frozenset()
-    return {name: _array(name, value, name in pictures) for name, value in inputs.items()}
+    pictures = model.edge.pictures if model.edge else ()
+    arrays: dict[str, Array] = {}
+    for name, value in inputs.items():
+        if isinstance(value, np.ndarray) and name not in pictures:
+            arrays[name] = value
+        else:
+            arrays[name] = _array(name, value, name in pictures)
+    return arrays
 
 
 def _array(name: str, value: object, is_picture: bool) -> Array:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -31,15 +31,35 @@ _UNKNOWN = Claim()
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """Somebody who waits or runs. The gate opens when it is their turn, or when `told` says that it never will be."""
+    """Somebody who waits or runs. The gate opens when it is their turn, or when `told` says that it never will be.
+
+    As a context it is the whole turn: waiting for it, and giving the place back.
+    """
 
     ready_s: ClassVar[float] = -math.inf
 
+    lane: Lane
     deadline_s: float
     claim: Claim
     gate: threading.Lock = field(default_factory=threading.Lock)
     told: UpwellError | None = None
     began_s: float = math.nan
+
+    def __enter__(self) -> None:
+        lane = self.lane
+        try:
+            with lane._lock:
+                if not lane._slots and len(lane._running) < lane.instances:  # then nobody waits
+                    self.began_s = time.monotonic()
+                    lane._running.append(self)
+                    return
+            lane._enter(self)
+        except BaseException:
+            self.lane._leave(self)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.lane._leave(self)
 
 
 @dataclass(eq=False, slots=True)
@@ -96,20 +116,14 @@ class Lane:
             ]
             return (len(before) + len(self._running)) // self.instances
 
-    @contextmanager
-    def turn(self, deadline_s: float, claim: Claim = _UNKNOWN) -> Iterator[None]:
+    def turn(self, deadline_s: float, claim: Claim = _UNKNOWN) -> AbstractContextManager[None]:
         """Hold a place in the lane for a run that must be over by `deadline_s`.
 
-        Raises `Refused` at once where that cannot be, or later where a request of higher priority takes the place,
-        `Superseded` where a newer one of the same stream does, and `DeadlineExceeded` where the runs before it took so
-        much longer than predicted that it could not be in time any more. Nothing was run then.
+        Entering it raises `Refused` at once where that cannot be, or later where a request of higher priority takes the
+        place, `Superseded` where a newer one of the same stream does, and `DeadlineExceeded` where the runs before it
+        took so much longer than predicted that it could not be in time any more. Nothing was run then.
         """
-        ticket = _Ticket(deadline_s, claim)
-        try:
-            self._enter(ticket)
-            yield
-        finally:
-            self._leave(ticket)
+        return _Ticket(self, deadline_s, claim)
 
     @contextmanager
     def promise(self, start_s: float, end_s: float) -> Iterator[float]:
@@ -151,9 +165,6 @@ class Lane:
     def _join(self, new: _Ticket, now_s: float) -> bool:
         """Take a free place (True) or one in the queue. Raises what the caller is told where there is neither."""
         is_free = len(self._running) < self.instances
-        if is_free and not self._slots:  # then nobody waits: only a promise keeps somebody from a free place
-            self._run(new, now_s)
-            return True
         if not is_free and new.deadline_s <= now_s:
             raise _late(new.claim)
         twin = next((other for other in self._waiting if _replaces(new.claim, other.claim)), None)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -15,11 +15,9 @@ from upwell.edge.answer import Answer
 from upwell.edge.health import Health, HealthCollector, UpdatesHealth, serve
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
+from upwell.edge.tally import AnswerTally
 from upwell.shared.routing.link import LinkEstimate
-from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.routing.state import RouterState
-
-_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class AgentMetrics:
@@ -28,17 +26,9 @@ class AgentMetrics:
     def __init__(self, state: Callable[[], RouterState], health: Health = tuple) -> None:
         self.registry = CollectorRegistry()
         self._health = health
-        self._counted: dict[tuple[str, Route, Reason], tuple[Counter, Histogram]] = {}
         self._updates: UpdatesHealth = dict
-        labels = ("model", "route", "reason")
-        self._requests = Counter("upwell_requests", "Requests answered.", labels, registry=self.registry)
-        self._latency = Histogram(
-            "upwell_request_seconds",
-            "Time to the answer.",
-            ("model", "route"),
-            buckets=_BUCKETS_S,
-            registry=self.registry,
-        )
+        self._answers = AnswerTally()
+        self.registry.register(self._answers)
         self._degraded = Counter(
             "upwell_degraded",
             "Answers of the device where the policy wanted the cloud.",
@@ -77,14 +67,7 @@ class AgentMetrics:
 
     def answered(self, model: str, answer: Answer) -> None:
         """Count an answer."""
-        key = (model, answer.route, answer.reason)
-        counted = self._counted.get(key)
-        if counted is None:  # looking them up by label costs more than counting
-            route = str(answer.route)
-            counted = self._requests.labels(model, route, str(answer.reason)), self._latency.labels(model, route)
-            self._counted[key] = counted
-        counted[0].inc()
-        counted[1].observe(answer.timings.total_s)
+        self._answers.add(model, answer.route, answer.reason, answer.timings.total_s)
         if answer.degraded:
             self._degraded.labels(model, str(answer.reason)).inc()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +17,7 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
 from upwell.shared.signature.init import starting_description
 from upwell.shared.tensors import TensorSpec
 
@@ -38,7 +37,7 @@ def init(
     text = starting_description(runtime.inputs, runtime.outputs)
     quantization: dict[str, tuple[float, int]] = getattr(runtime, "quantization", {})  # TFLite models only
     runtime.close()
-    _write(target, text)
+    write_named(target, text.encode())
     if as_json:
         typer.echo(json.dumps(_report(model, target, runtime, text, quantization)))
         return
@@ -54,19 +53,6 @@ def _refuse_existing(target: Path, force: bool) -> None:
         raise ConfigError.at(target, "this is a directory; --out names a file")
     if target.exists() and not force:
         raise ConfigError.at(target, "there is such a file already; --force replaces it, --out writes another")
-
-
-def _write(target: Path, text: str) -> None:
-    """Write the whole file or nothing, so that no agent ever reads half of one."""
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        unfinished.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise ConfigError.at(target, f"the file cannot be written: {error.strerror}") from None
 
 
 def _checks(text: str) -> Sequence[tuple[int, str]]:

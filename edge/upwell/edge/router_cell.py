@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -28,6 +29,10 @@ IDENTITY_HOLDS_S = 10.0
 PROBE_AFTER_S = 5.0
 """A link of which nothing was heard for so long is worth an empty call while requests come that may leave."""
 
+LAG_S, MOST_LAG, QUICK_S = 0.05, 8, 0.02
+"""So late, and so many at once, runs are learnt that took less than the last: one by one they would cost each request
+more than the decision does. The first of a model is learnt at once, and so is whatever follows a run that was slow."""
+
 _Carried: TypeAlias = Sequence[Calibration]
 _NOTHING: Mapping[str, _Carried] = MappingProxyType({})
 _NOBODY: Mapping[str, Identity] = MappingProxyType({})
@@ -46,7 +51,10 @@ class RouterCell:
         self._identities = dict(identities)
         self._carried = dict(carried)
         self._use(policy)
-        self._state = RouterState()
+        self.recent = RouterState()
+        """What is known, but for runs of the device that are learnt in a moment; immutable."""
+        self._ran: deque[tuple[EdgeRan, float]] = deque()
+        self._learn_at_s = math.inf
         self._identified_at_s = -math.inf
         self.sent_at_s = -math.inf
         """When a message last began to leave, of a live request or of one that was kept (monotonic)."""
@@ -64,8 +72,11 @@ class RouterCell:
 
     @property
     def state(self) -> RouterState:
-        """What is known now; immutable."""
-        return self._state
+        """All that is known now; immutable."""
+        if self._ran:
+            with self._lock:
+                self._learn_runs()
+        return self.recent
 
     @property
     def policy(self) -> Policy:
@@ -79,13 +90,16 @@ class RouterCell:
     def decide(self, signals: Signals) -> Decision:
         """A decision, with what it needs for itself (probe slots, budgets) already taken."""
         now_s = time.monotonic()
+        if now_s >= self._learn_at_s:
+            with self._lock:
+                self._learn_runs()
         while True:
             router = self._router
-            decision = router.decide(self._state, signals, now_s)
+            decision = router.decide(self.recent, signals, now_s)
             if not decision.needs_acquire:
                 return decision
             with self._lock:
-                self._state, granted = router.acquire(self._state, decision, now_s)
+                self.recent, granted = router.acquire(self.recent, decision, now_s)
             if granted:
                 return decision
             # Another request took it in between: with it taken, the next decision does not ask for it.
@@ -93,20 +107,20 @@ class RouterCell:
     def acquire_hedge(self, decision: Decision) -> bool:
         """Whether a second request may be sent for this decision now; it is paid for then."""
         with self._lock:
-            self._state, granted = self._router.acquire_hedge(self._state, decision, time.monotonic())
+            self.recent, granted = self._router.acquire_hedge(self.recent, decision, time.monotonic())
         return granted
 
     def acquire_retry(self, decision: Decision) -> bool:
         """Whether the budgets allow one more message for this decision; it is paid for then."""
         with self._lock:
-            self._state, granted = self._router.acquire_retry(self._state, decision)
+            self.recent, granted = self._router.acquire_retry(self.recent, decision)
         return granted
 
     def settle(self, decision: Decision, sent_bytes: int | None) -> None:
         """Correct what a message drew from budgets, once its size is known; None where none was sent."""
         if decision.draws:
             with self._lock:
-                self._state = self._router.settle(self._state, decision, sent_bytes)
+                self.recent = self._router.settle(self.recent, decision, sent_bytes)
 
     def give_back(self, decision: Decision) -> None:
         """Return all that a decision took which nobody will act on."""
@@ -115,16 +129,34 @@ class RouterCell:
             self.observe(CloudDropped(decision.model, decision.probes))
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from an outcome."""
+        """Learn from an outcome. Quick runs of the device are learnt together, by the next decision after `LAG_S`."""
+        now_s = time.monotonic()
+        if isinstance(outcome, EdgeRan):
+            self._ran.append((outcome, now_s))
+            count = len(self._ran)
+            if count == 1:
+                self._learn_at_s = now_s + LAG_S
+            if count >= MOST_LAG or outcome.duration_s >= QUICK_S or outcome.model not in self.recent.edge:
+                self._learn_at_s = now_s
+            return
         with self._lock:
-            before, now_s = self._state, time.monotonic()
-            self._state = after = self._router.observe(before, outcome, now_s)
+            before, now_s = self.recent, time.monotonic()
+            self.recent = after = self._router.observe(before, outcome, now_s)
             if isinstance(outcome, CloudSent):
                 self.sent_at_s = now_s
         if after.breakers is not before.breakers:
             _log_changes(before.breakers, after.breakers)
         if after.audits is not before.audits:
             _log_alarms(before.audits, after.audits)
+
+    def _learn_runs(self) -> None:
+        """Learn what the device ran; under the lock."""
+        self._learn_at_s = math.inf
+        state = self.recent
+        while self._ran:
+            outcome, at_s = self._ran.popleft()
+            state = self._router.observe(state, outcome, at_s)
+        self.recent = state
 
     def replace_policy(self, policy: Policy) -> None:
         """Decide by another policy from now on. What was learnt stays."""
@@ -155,11 +187,12 @@ class RouterCell:
             self._identities = {**self._identities, model: replace(identity, cloud_digest=known.cloud_digest)}
             self._carried = {**self._carried, model: carried}
             self._use(self._policy)
-            edge = {name: times for name, times in self._state.edge.items() if name != model}
-            state, now_s = replace(self._state, edge=edge), time.monotonic()
+            self._learn_runs()
+            edge = {name: times for name, times in self.recent.edge.items() if name != model}
+            state, now_s = replace(self.recent, edge=edge), time.monotonic()
             for duration_s in durations_s:
                 state = self._router.observe(state, EdgeRan(model, 1, duration_s), now_s)
-            self._state = state
+            self.recent = state
 
     def hards(self, model: str) -> Collection[HardSettings]:
         """Every way in which the policy may ask whether a row of this model is hard."""
@@ -167,7 +200,7 @@ class RouterCell:
 
     def wants_probe(self) -> bool:
         """Whether an empty call is worth its bytes: nothing is under way, and nothing was heard for a while."""
-        state = self._state
+        state = self.recent
         heard_at_s = state.link.samples[-1].at_s if state.link.samples else -math.inf
         return not state.backlog.flights and time.monotonic() - heard_at_s >= PROBE_AFTER_S
 
@@ -175,18 +208,18 @@ class RouterCell:
         """What the policy of now says about a request of rows of these sizes."""
         subject = Subject(model, tags, max(row_sizes_bytes), time.time())
         now_s = time.monotonic()
-        return self._router.verdict(self._state, Signals(subject, row_sizes_bytes, now_s), now_s)
+        return self._router.verdict(self.recent, Signals(subject, row_sizes_bytes, now_s), now_s)
 
     def charge(self, model: str, size_bytes: int) -> bool:
         """Take one message of this size from the model's budgets; False where they do not have it."""
         with self._lock:
-            self._state, paid = self._router.charge(self._state, model, size_bytes, time.time())
+            self.recent, paid = self._router.charge(self.recent, model, size_bytes, time.time())
         return paid
 
     def restore(self, budgets: Ledger) -> None:
         """Take over what was spent before a restart."""
         with self._lock:
-            self._state = replace(self._state, budgets=budgets)
+            self.recent = replace(self.recent, budgets=budgets)
 
 
 def _log_changes(before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:

@@ -34,10 +34,9 @@ class RowParts:
         parts = [rows for rows, _ in (*self.edge, *replies)]
         return {row for rows in parts for row in rows}.issuperset(self.all)
 
-    def routes(self, replies: Replies) -> tuple[Route, ...]:
-        """Who answers each row: the cloud where it did, else the device."""
-        lifted = {row for rows, _ in replies for row in rows}
-        return tuple(Route.CLOUD if row in lifted else Route.EDGE for row in self.all)
+    def routes(self, lifted: Mapping[int, Route], here: Route) -> tuple[Route, ...]:
+        """Who answers each row: `here` says it of those that are not `lifted`."""
+        return tuple(lifted.get(row, here) for row in self.all)
 
     def merged(self, replies: Replies, signature: Signature | None) -> Mapping[str, Array]:
         """The cloud's rows, and the edge's where the cloud has none. Without a `signature` the cloud has all."""

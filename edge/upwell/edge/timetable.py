@@ -25,11 +25,13 @@ from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from upwell.shared.routing.settings import Priority
+from upwell.shared.values import quick
 
 RANKS = MappingProxyType({"low": 0, "normal": 1, "high": 2})
 """Priority -> rank; a higher one goes first."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one request asks of the device.

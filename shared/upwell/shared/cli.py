@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points, version
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -80,13 +80,35 @@ def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 the check failed, 2 wrong use or a wrong file, 130 interrupted."""
     try:
         app = build_app(sys.argv[1:])
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on an interrupt is the command's
+        signal.signal(signal.SIGINT, _interrupt)  # from here on an interrupt is the command's
         app(prog_name="upwell")
     except UpwellError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {_printable(str(error))}", markup=False)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """Raise `KeyboardInterrupt`, but within an import not before that has ended.
+
+    Commands import compiled packages when they need them, and within such an import an interrupt surfaces as an
+    ImportError of the package, or is lost.
+    """
+    outermost = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            outermost = frame
+        frame = frame.f_back
+    if outermost is None:
+        raise KeyboardInterrupt
+
+    def leave(returning: FrameType, event: str, _: object) -> None:
+        if returning is outermost and event == "return":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(leave)
 
 
 def _printable(text: str) -> str:

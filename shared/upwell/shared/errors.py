@@ -11,8 +11,22 @@ UpwellError
 ├── Unauthenticated     no token, or a wrong one
 ├── CallerLeft          the caller cancelled; nobody reads the answer
 ├── ModelFailed         the model's runtime or engine failed on a valid request
+│   └── NotFinite         edge.models.served
 ├── CloudFailed         the cloud did not give a usable answer and the policy asks for an error
-└── ConfigError         a file that a person wrote is wrong; carries every problem found
+├── ConfigError         a file that a person wrote is wrong; carries every problem found
+│   ├── BundleRefused     edge.bundle.base: a bundle is not used, for a reason that has a name
+│   └── ExtraMissing      cloud.engines.loading
+└── of one part alone, and there
+    ├── FetchFailed       edge.fetch.base: a source of bundles cannot be reached, or lacks what was asked for
+    ├── Disagreement      edge.bundle.variants
+    ├── EgressForbidden   edge.uplink.uplink
+    ├── UnknownFlight     edge.flight.recorder
+    ├── SpoolUnavailable  edge.spool.item
+    ├── Later             edge.spool.item
+    ├── CloudSilent       edge.collect.collecting
+    ├── LogNotWritten     edge.collect.log_file
+    ├── ServiceNotStarted edge.demo.service
+    └── RemoteError       shared.oip.client
 
 Core errors know no transport: `upwell.shared.oip.statuses` maps each to a gRPC status.
 """

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import fields, make_dataclass
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 
 def quick(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass as quick to build as a plain one.
+    """Make a frozen dataclass about as quick to build as a plain one.
 
     A frozen dataclass sets each field through `object.__setattr__`, which takes seven times as long as an assignment:
-    dozens of microseconds for the values of one request. The type checker holds such a value frozen; at run time
-    nothing does.
+    dozens of microseconds for the values of one request. With slots the type checker alone holds the value frozen from
+    now on; without, it stays frozen at run time too, and takes a little longer.
     """
     frozen = cast(Any, cls)
-    plain = make_dataclass(cls.__name__, [(one.name, one.type, one) for one in fields(frozen)])
-    frozen.__init__ = cast(Any, plain).__init__
-    del frozen.__setattr__, frozen.__delattr__
+    plain = cast(Any, make_dataclass(cls.__name__, [(one.name, one.type, one) for one in fields(frozen)]))
+    if "__slots__" in vars(cls):
+        frozen.__init__ = plain.__init__
+        del frozen.__setattr__, frozen.__delattr__
+        return cls
+
+    @wraps(plain.__init__)
+    def take_over(self: Any, *values: Any, **named: Any) -> None:
+        object.__setattr__(self, "__dict__", vars(plain(*values, **named)))
+
+    frozen.__init__ = take_over
     return cls

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 from onnx import helper
 
 from tests.faults.bundles_for_tests import Signer, archive_of
+from tests.faults.repeating import Repeating
 from tests.integration.agent.harness import LIMIT_S, Running, client_of
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.bundle.base import GOLDEN_NAME, MANIFEST_NAME, Bundle
@@ -22,6 +25,7 @@ from upwell.edge.bundle.files import entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.signature import sign_bundle
 from upwell.edge.models.golden import record_golden
+from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.tensors import Array
 
@@ -104,37 +108,24 @@ def write_config(folder: Path, trusted: Signer, bundle: Path | None, cloud: str 
     return path
 
 
-class Callers:
-    """Threads that ask a running agent one after the other; `versions` answered in that order, `errors` were met."""
+class Callers(Repeating):
+    """Threads that ask a running agent one after the other; `versions` answered in that order."""
 
     def __init__(self, agent: Running, *values: float, threads: int = 3) -> None:
+        super().__init__(self._asking, threads)
         self.versions: list[int] = []
-        self.errors: list[Exception] = []
         self.count = 0
         self._address, self._values = agent.addresses[0], values
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(threads)]
+        self._lock = threading.Lock()
 
-    def __enter__(self) -> Callers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self) -> None:
+    @contextmanager
+    def _asking(self) -> Iterator[Callable[[], None]]:
+        values = itertools.cycle(self._values)
         with client_of(self._address) as client:
-            while not self._stop.is_set():
-                for value in self._values:
-                    try:
-                        self._note(version_of(client.infer(InferRequest(MODEL, rows(value)), LIMIT_S).outputs, value))
-                    except Exception as error:  # noqa: BLE001  every one is shown at the end
-                        self.errors.append(error)
+            yield lambda: self._ask(client, next(values))
 
-    def _note(self, version: int) -> None:
+    def _ask(self, client: OipClient, value: float) -> None:
+        version = version_of(client.infer(InferRequest(MODEL, rows(value)), LIMIT_S).outputs, value)
         with self._lock:
             self.count += 1
             if version not in self.versions[-1:]:

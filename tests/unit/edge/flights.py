@@ -32,6 +32,7 @@ def answer(id: str, reason: Reason = Reason.EASY, **facts: Any) -> Answer:
 def flight(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> Flight:
     """A flight that was answered, unless `facts` say otherwise."""
     asked = facts.pop("signals", None) or signals(tags)
+    state = facts.pop("state", STATE)
     whole: dict[str, Any] = {
         "id": id,
         "signals": asked,
@@ -41,7 +42,8 @@ def flight(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> Flig
         "misses": (),
         "edge_s": 0.01,
         "uplink_s": 0.02,
-        "state": STATE,
+        "link": state.link,
+        "breakers": state.breakers,
         "policy_digest": "sha256:of-the-policy",
         "ended_s": 1000.012,
         "error": ("", ""),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from upwell.edge.lane import Lane
@@ -13,6 +15,8 @@ from upwell.edge.timetable import Claim
 from upwell.shared.errors import UpwellError
 
 PATIENT_S = 20.0
+STRESS_THREADS = 12
+STRESS_ROUNDS = 150
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -77,3 +81,30 @@ def running(lane: Lane, run_s: float) -> Iterator[threading.Event]:
 
 def soon(seconds: float) -> float:
     return time.monotonic() + seconds
+
+
+def stressed(once: Callable[[random.Random, int], None]) -> Mapping[str, int]:
+    """How often each thing came of `once`, done `STRESS_ROUNDS` times by each of `STRESS_THREADS` threads.
+
+    It gets the thread's random numbers and index. What came is the name of the error; `ran` where there was none.
+    """
+    counts, counting = Counter[str](), threading.Lock()
+
+    def work(index: int) -> None:
+        rng = random.Random(index)
+        for _ in range(STRESS_ROUNDS):
+            outcome = "ran"
+            try:
+                once(rng, index)
+            except (UpwellError, ValueError) as error:
+                outcome = type(error).__name__
+            with counting:
+                counts[outcome] += 1
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(STRESS_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(counts.values()) == STRESS_THREADS * STRESS_ROUNDS
+    return counts

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.models_for_tests import identity, linear, save, tensor
 from upwell.edge import Agent, assembly
 from upwell.edge.assembly import WARM_UP_RUNS
-from upwell.edge.config import ModelSection
+from upwell.edge.model_sections import ModelSection
 from upwell.edge.runtimes import options
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.reasons import Reason

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge.config import AgentConfig, ModelSection
+from upwell.edge.config import AgentConfig
+from upwell.edge.model_sections import ModelSection
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.security import TlsFiles
 from upwell.shared.yaml import load_yaml, parse_yaml
@@ -70,7 +71,7 @@ ERRORS = [
     ("models: {m: {edge: {file: f, thread: 1}}}", "1:30: models.m.edge.thread: unknown key; did you mean 'threads'?"),
     ("models: {m: {edge: {file: f, threads: 0}}}", "1:39: models.m.edge.threads: expected 1 or more, got 0"),
     ("models: {m: {edge: {file: ''}}}", "1:27: models.m.edge.file: expected a path, got ''"),
-    ("models: {m: {edge: {file: f}, split: auto}}", "1:38: models.m.split: expected 'off', got 'auto'"),
+    ("models: {m: {edge: {file: f}, split: 3}}", "1:38: models.m.split: "),
     ("models: {m: {cloud: {model: ''}}}", "1:29: models.m.cloud.model: "),
     ("models: {m: {cloud: {}}}", "1:21: models.m.cloud.model: this key is missing"),
     (EDGE + "\nagent: {listen: 127.0.0.1:1}", "2:17: agent.listen: expected a list"),

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.edge.flights import flight
+from tests.unit.edge.flights import flight, signals
 from upwell.edge.flight import recorder as recorder_module
-from upwell.edge.flight.flight import to_line
+from upwell.edge.flight.flight import LONGEST_TAG, Flight, to_line
 from upwell.edge.flight.recorder import MOST_PENDING, FlightRecorder, UnknownFlight, find, last
 from upwell.edge.flight.segments import SEGMENTS, Segments, newest_lines
 
@@ -181,7 +181,23 @@ def test_a_flight_that_cannot_be_written_costs_the_others_nothing(recorder: Flig
     recorder.note(flight("broken", hardness={0: object()}))
     recorder.note(flight("good"))
     assert recorder.find("good")["id"] == "good"
+    with pytest.raises(UnknownFlight):
+        recorder.find("broken")
     assert recorder.failed == 1
+
+
+def test_in_memory_what_a_caller_makes_long_is_cut_before_it_is_kept() -> None:
+    recorder = FlightRecorder(None, limit_bytes=50_000)
+    for index in range(100):
+        recorder.note(flight(f"tags-{index}", {"note": "x" * 100_000}))
+        recorder.note(flight(f"rows-{index}", signals=signals(sizes=(1,) * 10_000)))
+        recorder.note(flight(f"usual-{index}", {"camera": "north"}))
+    assert len(recorder.find("tags-99")["tags"]["note"]) == LONGEST_TAG
+    assert recorder.find("rows-99")["rows"] == 10_000
+    kept = recorder.last(1000)
+    assert [one["id"] for one in kept[:3]] == ["usual-99", "rows-99", "tags-99"]
+    assert 30 <= len(kept) <= 45
+    assert sum(len(to_line(one)) if isinstance(one, Flight) else len(one) for one in recorder._kept) < 60_000
 
 
 def test_many_write_while_others_read(tmp_path: Path) -> None:

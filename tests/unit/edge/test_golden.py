@@ -145,7 +145,7 @@ BYTES = {"in_bytes.x.npy": raw(np.zeros(3, np.uint8)), "out.y.npy": raw([1.0])}
         (lambda path: archive(path, {**GOOD, "z.npy": raw([1.0])}), "other arrays"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": b"text"}), "no golden vectors"),
         (lambda path: archive(path, {**GOOD, "in.x": raw([1.0])}), "one name"),
-        (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1.0])[:-1]}), "an array of 1 x 8 bytes in 7 bytes"),
+        (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1.0])[:-1]}), "promises 8 bytes, the file has 7"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw(["text"])}), "BYTES are kept as"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1j])}), "no Open Inference Protocol datatype"),
         (lambda path: archive(path, BYTES), "without a fitting in_ends.x"),
@@ -153,7 +153,7 @@ BYTES = {"in_bytes.x.npy": raw(np.zeros(3, np.uint8)), "out.y.npy": raw([1.0])}
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([2, 1, 3])}), "do not end where they say"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([-1, 3])}), "do not end where they say"),
         (lambda path: archive(path, {f"in.{n}.npy": raw([1.0]) for n in range(257)}), "at most"),
-        (bomb, "an array of 4294967296 x 1 bytes in 0 bytes"),
+        (bomb, "promises 4294967296 bytes, the file has 0"),
         (swollen, "at most"),
     ],
 )

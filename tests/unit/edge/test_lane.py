@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.unit.edge.lanes import PATIENT_S, assert_free, holding, until
+from tests.unit.edge.lanes import PATIENT_S, assert_free, holding, stressed, until
 from upwell.edge.lane import Lane
 from upwell.edge.timetable import Claim
 from upwell.shared.errors import DeadlineExceeded, Refused
@@ -152,40 +152,22 @@ def test_who_is_interrupted_while_waiting_does_not_take_the_lane_along() -> None
 
 
 def test_under_stress_nobody_shares_the_lane_and_nobody_loses_it() -> None:
-    lane = Lane()
-    inside, counts = [0], {"ran": 0, "late": 0, "failed": 0}
-    counting = threading.Lock()
+    lane, inside = Lane(), [0]
 
-    def count(what: str) -> None:
-        with counting:
-            counts[what] += 1
+    def once(rng: random.Random, _: int) -> None:
+        with lane.turn(time.monotonic() + rng.choice((-1.0, 0.0, 1e-5, 1e-4, 1e-3, 1.0, math.inf))):
+            inside[0] += 1
+            assert inside[0] == 1
+            if rng.random() < 0.05:
+                time.sleep(0)
+            inside[0] -= 1
+            if rng.random() < 0.3:
+                raise ValueError
 
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(150):
-            try:
-                with lane.turn(time.monotonic() + rng.choice((-1.0, 0.0, 1e-5, 1e-4, 1e-3, 1.0, math.inf))):
-                    inside[0] += 1
-                    assert inside[0] == 1
-                    if rng.random() < 0.05:
-                        time.sleep(0)
-                    inside[0] -= 1
-                    if rng.random() < 0.3:
-                        raise ValueError
-                    count("ran")
-            except DeadlineExceeded:
-                count("late")
-            except ValueError:
-                count("failed")
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(counts.values()) == 12 * 150
+    counts = stressed(once)
+    assert set(counts) <= {"ran", "ValueError", "DeadlineExceeded"}
     assert counts["ran"] > 0
-    assert counts["failed"] > 0
+    assert counts["ValueError"] > 0
     assert_free(lane)
 
 

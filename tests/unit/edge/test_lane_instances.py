@@ -11,11 +11,11 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from tests.unit.edge.agents import SURE, edge_model, rows_of
-from tests.unit.edge.lanes import PATIENT_S, running, soon, until, waiting
+from tests.unit.edge.lanes import PATIENT_S, STRESS_THREADS, running, soon, stressed, until, waiting
 from upwell.edge.lane import Lane
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.timetable import Claim
-from upwell.shared.errors import DeadlineExceeded, Refused, Superseded
+from upwell.shared.errors import Refused
 from upwell.shared.routing.settings import Priority
 
 FAR_S = 1000.0
@@ -166,14 +166,10 @@ def test_more_instances_let_those_in_who_wait_and_fewer_keep_them_out() -> None:
 @pytest.mark.parametrize("instances", [2, 3])
 def test_under_stress_no_more_run_than_may_and_everyone_gets_an_end(instances: int) -> None:
     lane, counting = Lane(instances), threading.Lock()
-    inside, most, counts = [0], [0], dict.fromkeys(("ran", "late", "refused", "superseded", "failed"), 0)
-    ran_by_thread = [0] * 12
+    inside, most = [0], [0]
+    ran_by_thread = [0] * STRESS_THREADS
 
-    def count(what: str) -> None:
-        with counting:
-            counts[what] += 1
-
-    def run(rng: random.Random, seed: int) -> None:
+    def run(rng: random.Random, index: int) -> None:
         with counting:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
@@ -184,10 +180,9 @@ def test_under_stress_no_more_run_than_may_and_everyone_gets_an_end(instances: i
             inside[0] -= 1
         if rng.random() < 0.2:
             raise ValueError
-        ran_by_thread[seed] += 1
-        count("ran")
+        ran_by_thread[index] += 1
 
-    def once(rng: random.Random, seed: int) -> None:
+    def once(rng: random.Random, index: int) -> None:
         deadline_s = soon(rng.choice((-1.0, 0.0, 1e-5, 1e-4, 1e-3, PATIENT_S, math.inf)))
         claim = Claim(
             run_s=rng.choice((math.nan, 0.0, 1e-5, 1e-4)),
@@ -197,31 +192,13 @@ def test_under_stress_no_more_run_than_may_and_everyone_gets_an_end(instances: i
         )
         if rng.random() < 0.2:
             with lane.promise(soon(1e-4), soon(2e-4)), lane.turn(deadline_s, Claim(run_s=1e-4, is_owed=True)):
-                run(rng, seed)
+                run(rng, index)
         else:
             with lane.turn(deadline_s, claim):
-                run(rng, seed)
+                run(rng, index)
 
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(150):
-            try:
-                once(rng, seed)
-            except DeadlineExceeded:
-                count("late")
-            except Superseded:
-                count("superseded")
-            except Refused:
-                count("refused")
-            except ValueError:
-                count("failed")
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(counts.values()) == 12 * 150
+    counts = stressed(once)
+    assert set(counts) <= {"ran", "ValueError", "DeadlineExceeded", "Superseded", "Refused"}
     assert most[0] == instances
     assert min(ran_by_thread) > 0
     assert not [*lane._waiting, *lane._running, *lane._slots]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from upwell.edge.bundle.base import Bundle
-from upwell.edge.config import EdgeSide
+from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.candidates import accelerated, files_of, on_cpu
 from upwell.shared.errors import ConfigError
 

@@ -271,16 +271,81 @@ def test_a_disk_that_takes_nothing_is_a_failure_and_leaves_nothing(
     assert shelf.install(path).version == 2
 
 
-def test_a_state_that_cannot_be_read_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+UNREADABLE = (b"", b"{", b"\0" * 300, b"\xff", b"[" * 10_000, json.dumps({"current": "x"}).encode())
+
+
+@pytest.mark.parametrize("data", UNREADABLE, ids=repr)
+def test_a_state_that_cannot_be_read_is_rebuilt_from_the_versions_there(
+    tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    for version in (9, 10):
+        installed(shelf, version)
+    shelf.prove(10)
+    (shelf.folder / STATE_NAME).write_bytes(data)
+    again = Shelf(tmp_path, "digits", NO_TRUST)
+    assert "going on with the installed version 10" in caplog.text
+    former = again.open(10)
+    assert former is not None
+    assert (again.current, former.version) == (10, 9)
+    assert again.is_on_trial  # it may be one that was rolled back
+    caplog.clear()
+    assert Shelf(tmp_path, "digits", NO_TRUST).current == 10
+    assert caplog.text == ""  # what was rebuilt was written down
+    assert refusal_of(lambda: again.install(fetched(again, 11, name="pages"))) is Refusal.OTHER_MODEL
+    assert refusal_of(lambda: again.install(fetched(again, 8))) is Refusal.OLDER
+    installed(again, 11)
+    assert versions(again) == ["10", "11"]
+
+
+def test_what_is_damaged_or_was_never_whole_is_no_part_of_a_rebuilt_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    for version in (1, 2):
+        installed(shelf, version)
+    (shelf.folder / "2" / "model.onnx").write_bytes(bytes(2000))
+    shutil.copytree(shelf.folder / "1", shelf.folder / "3")  # another version than its name says
+    shutil.copytree(shelf.folder / "1", shelf.folder / "01")
+    (shelf.folder / "4").write_text("a file")
+    (shelf.folder / ".new").mkdir()
+    (shelf.folder / STATE_NAME).write_bytes(b"")
+    again = Shelf(tmp_path, "digits", NO_TRUST)
+    bundle = again.open()
+    assert bundle is not None
+    assert (bundle.version, again.is_on_trial) == (1, False)  # there is nothing to go back to
+    assert versions(again) == ["1"]
+    assert installed(again, 2).version == 2
+    shutil.rmtree(shelf.folder / "1")
+    shutil.rmtree(shelf.folder / "2")
+    (shelf.folder / STATE_NAME).write_bytes(b"")
+    factory = open_bundle(bundle_folder(tmp_path / "factory", 1))
+    empty = Shelf(tmp_path, "digits", NO_TRUST, factory)
+    assert (empty.open(), empty.is_on_trial) == (factory, False)
+    assert "going on with nothing installed" in caplog.text
+
+
+def test_a_rebuilt_state_serves_nothing_that_nobody_trusts(tmp_path: Path) -> None:
+    signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
+    shelf = Shelf(tmp_path, "digits", signer.trust)
+    installed(shelf, 1, signer=signer)
+    (shelf.folder / STATE_NAME).write_bytes(b"")
+    assert Shelf(tmp_path, "digits", stranger.trust).open() is None
+    assert Shelf(tmp_path, "digits", signer.trust).open() is not None
+
+
+def test_a_rebuilt_state_that_the_disk_does_not_take_holds_for_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf = Shelf(tmp_path, "digits", NO_TRUST)
     installed(shelf, 1)
-    for text in ("", "{", json.dumps({"current": "x"})):
-        (shelf.folder / STATE_NAME).write_text(text)
-        again = Shelf(tmp_path, "digits", NO_TRUST)
-        assert again.open() is None
-        assert again.current == 0
-    assert caplog.text.count("cannot be read") == 3
-    installed(again, 1)
+    (shelf.folder / STATE_NAME).write_bytes(b"")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert Shelf(tmp_path, "digits", NO_TRUST).open() is not None
 
 
 def test_what_a_later_version_of_upwell_remembers_costs_no_bundle(tmp_path: Path) -> None:

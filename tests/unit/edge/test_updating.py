@@ -164,7 +164,7 @@ def test_other_keys_are_a_reason_to_look_again(tmp_path: Path) -> None:
     signer.public.unlink()
     device.restart()
     device.offer(2, signer=signer)
-    with pytest.raises(FetchFailed, match="key cannot be read"):
+    with pytest.raises(FetchFailed, match="cannot read the key"):
         device.follower.look()
 
 

@@ -126,7 +126,7 @@ class VirtualLane:
 
     def _arrive(self, arrival: Arrival) -> None:
         run_s = arrival.claim.known_run_s
-        ticket = _Ticket(self._now_s + arrival.allowed_s, arrival.claim)
+        ticket = _Ticket(self.lane, self._now_s + arrival.allowed_s, arrival.claim)
         request = Request(ticket, run_s * arrival.share, is_sure=run_s <= arrival.allowed_s)
         self._join(request)
         if math.isfinite(arrival.patience_s):
@@ -151,7 +151,7 @@ class VirtualLane:
             context.__exit__(None, None, None)
 
         request = Request(
-            _Ticket(start_s + promised.run_s, claim),
+            _Ticket(self.lane, start_s + promised.run_s, claim),
             promised.run_s,
             is_sure=free_s <= ready_s and all(one.is_sure or one.is_over for one in self._promised),
             leaves=leave,

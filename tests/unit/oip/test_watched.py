@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.watched import WatchedFiles, read_file
+from upwell.shared.files import read_file
+from upwell.shared.oip.watched import WatchedFiles
 
 
 def number(path: Path) -> WatchedFiles[int]:
@@ -74,10 +75,3 @@ def test_at_the_start_everything_must_be_right(tmp_path: Path) -> None:
         number(tmp_path / "none")
     with pytest.raises(ConfigError, match="cannot read the number: Is a directory"):
         number(tmp_path)
-
-
-def test_a_file_larger_than_expected_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "n"
-    path.write_text("1" * 11)
-    with pytest.raises(ConfigError, match="the number is larger than 10 bytes"):
-        read_file(path, "the number", max_bytes=10)

@@ -12,7 +12,7 @@ from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.config import EdgeSide
+from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.compiling import load_edge
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime

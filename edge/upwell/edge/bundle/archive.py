@@ -20,6 +20,7 @@ from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.bundle.files import CHUNK_BYTES, Progress, nobody, sizes_in
 from upwell.edge.bundle.paths import first_clash, why_unfit
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import replacing
 
 _BLOCK_BYTES = 512
 _END = bytes(2 * _BLOCK_BYTES)
@@ -56,23 +57,13 @@ def write_archive(out: Path, folder: Path, progress: Progress = nobody) -> None:
     if len(sizes) > DEFAULT_LIMITS.max_entries or sum(sizes.values()) > DEFAULT_LIMITS.max_bytes:
         most = f"{DEFAULT_LIMITS.max_entries} files and {DEFAULT_LIMITS.max_bytes} bytes"
         raise BundleRefused(Refusal.TOO_LARGE, folder, f"more than the {most} that a device takes")
-    unfinished = ""
     try:
-        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
-            unfinished = file.name
+        with replacing(out, 0o644) as file:  # a bundle is no secret
             for path, size_bytes in sizes.items():
                 _append(file, path, folder / path, size_bytes, progress)
             file.write(_END)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(unfinished, 0o644)  # a bundle is no secret
-        os.replace(unfinished, out)
     except OSError as error:
         raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
-    finally:
-        if unfinished:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(unfinished)
 
 
 def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, progress: Progress) -> None:

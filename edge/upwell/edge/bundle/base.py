@@ -73,9 +73,10 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose signatures count: PEM files of Ed25519 public keys, of which any one is enough (so keys can be rotated).
+    """Whose signatures count: PEM files of public keys, of which any one is enough (so keys can be rotated).
 
-    With `require` an unsigned bundle is refused; a wrong signature is refused wherever there are `keys`.
+    The keys are Ed25519 keys, or keys on one of the curves P-256, P-384 and P-521. With `require` an unsigned bundle is
+    refused; a wrong signature is refused wherever there are `keys`.
     """
 
     keys: tuple[Path, ...] = ()

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file
 
 _MAX_KEY_BYTES = 1 << 16
 _CURVES: dict[str, type[hashes.HashAlgorithm]] = {
@@ -62,7 +63,7 @@ class PrivateKey:
 
 def load_public_key(path: Path) -> PublicKey:
     """The public key in a PEM file. Raises `ConfigError`."""
-    data = _read(path)
+    data = read_file(path, "the key", _MAX_KEY_BYTES)
     if b"PRIVATE KEY" in data:
         raise ConfigError.at(path, "this is a private key, which stays where bundles are signed; expected a public key")
     try:
@@ -76,7 +77,7 @@ def load_public_key(path: Path) -> PublicKey:
 
 def load_private_key(path: Path, passphrase: Callable[[], str]) -> PrivateKey:
     """The private key in a PEM file; `passphrase` is asked only where the key is encrypted. Raises `ConfigError`."""
-    data = _read(path)
+    data = read_file(path, "the key", _MAX_KEY_BYTES)
     if b"PUBLIC KEY" in data:
         raise ConfigError.at(path, "this is a public key; expected the private key that signs")
     password = passphrase().encode() if b"ENCRYPTED" in data else None
@@ -103,14 +104,3 @@ def fingerprint_of(key: Ed25519PublicKey | ec.EllipticCurvePublicKey) -> str:
 
 def _ecdsa(curve: ec.EllipticCurve) -> ec.ECDSA:
     return ec.ECDSA(_CURVES[curve.name]())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_KEY_BYTES + 1)
-    except OSError as error:
-        raise ConfigError.at(path, f"the key cannot be read: {error.strerror}") from None
-    if len(data) > _MAX_KEY_BYTES:
-        raise ConfigError.at(path, f"larger than any key; {_EXPECTED}")
-    return data

@@ -25,7 +25,7 @@ from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.variants import Check, check_all, opened_models, record
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem
-from upwell.shared.policy_cli.calibrate_yaml import write_whole
+from upwell.shared.files import write_named
 from upwell.shared.tensors import Array
 
 
@@ -99,7 +99,7 @@ def put_in_place(made: Packed, folder: Path) -> None:
     for name in (*made.made, SIGNATURE_NAME):
         if (stage / name).exists():
             (folder / name).parent.mkdir(exist_ok=True, parents=True)
-            write_whole(folder / name, (stage / name).read_bytes(), stage / MANIFEST_NAME)
+            write_named(folder / name, (stage / name).read_bytes())
 
 
 def default_name(folder: Path) -> str:

@@ -11,7 +11,7 @@ from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, Bundl
 from upwell.edge.bundle.envelope import Envelope, digests_of, read_envelope, signed_bytes, statement, write_envelope
 from upwell.edge.bundle.files import entry_of, read_small
 from upwell.shared.errors import ConfigError
-from upwell.shared.policy_cli.calibrate_yaml import write_whole
+from upwell.shared.files import write_named
 
 if TYPE_CHECKING:
     from upwell.edge.bundle.keys import PrivateKey, PublicKey
@@ -39,7 +39,7 @@ def sign_bundle(bundle: Bundle, key: PrivateKey) -> None:
     digests[MANIFEST_NAME] = entry_of(manifest).sha256
     payload = statement(bundle.manifest.name, digests)
     envelope = Envelope(payload, key.sign(signed_bytes(payload)), key.fingerprint)
-    write_whole(bundle.folder / SIGNATURE_NAME, write_envelope(envelope), manifest)
+    write_named(bundle.folder / SIGNATURE_NAME, write_envelope(envelope), like=manifest)
 
 
 def check_signature(folder: Path, trust: Trust) -> Signed | None:

@@ -13,6 +13,7 @@ from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
 from upwell.edge.bundle.manifest import read_manifest
 from upwell.edge.bundle.signature import Signed, check_signature
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import sync_folder
 
 NO_TRUST = Trust()
 
@@ -56,8 +57,7 @@ def open_archive(
     """The bundle in the archive at `path`, verified as by `open_bundle` and then put at the folder `into`.
 
     `into` must not exist yet, and its parent must; it appears whole or not at all. `progress` hears of every byte
-    twice, written and read. Raises `BundleRefused`, and
-    `ConfigError` where it cannot be written.
+    twice, written and read. Raises `BundleRefused`, and `ConfigError` where it cannot be written.
     """
     with unpacked(path, into, limits, progress) as folder:
         bundle = _from_archive(path, folder, trust, newer_than, progress)
@@ -66,7 +66,7 @@ def open_archive(
             if os.path.lexists(into):
                 raise ConfigError.at(into, "is there already; a bundle is unpacked into a new folder")
             folder.rename(into)
-            _sync(into.parent)
+            sync_folder(into.parent)
         except OSError as error:
             raise ConfigError.at(into, f"cannot be written: {error.strerror}") from None
     return Bundle(into, bundle.manifest, bundle.signed_by)
@@ -122,13 +122,3 @@ def _check_signed(folder: Path, signed: Signed, digests: Mapping[str, str]) -> N
     if differing:
         message = f"the signature is of other files: {differing[0]!r} differs; sign the bundle again"
         raise BundleRefused(Refusal.WRONG_SIGNATURE, folder / SIGNATURE_NAME, message)
-
-
-def _sync(folder: Path) -> None:
-    """Let a new name survive a power cut, where the system can."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

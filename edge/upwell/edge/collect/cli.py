@@ -17,7 +17,8 @@ from upwell.edge.collect.collecting import Collection, Report, check_same, repor
 from upwell.edge.collect.items import Item, find_items, read_labels
 from upwell.edge.collect.log_file import opened
 from upwell.edge.collect.truth import Judge
-from upwell.edge.config import AgentConfig, CloudSection, ModelSection
+from upwell.edge.config import AgentConfig, CloudSection
+from upwell.edge.model_sections import ModelSection
 from upwell.edge.models.served import ServedModel
 from upwell.edge.models.starting import loaded
 from upwell.shared.cli import EXIT_FAILED

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.fetch.base import FetchFailed, Offer, Progress
-from upwell.edge.fetch.disk import write_whole
+from upwell.shared.files import write_whole
 
 ARCHIVE_NAME = "download.bundle.tar"
 RECORD_NAME = "download.json"
@@ -182,7 +182,7 @@ class Partial:
         assert self._file is not None  # noqa: S101  called before it is closed
         os.fsync(self._file.fileno())
         record = _Record(token=self._offer.token, bytes=self._size_bytes, is_complete=self.is_complete)
-        write_whole(self._record_path, record.model_dump_json().encode())
+        write_whole(self._record_path, record.model_dump_json().encode(), 0o600)
         self._synced_bytes = self._size_bytes
 
     def _close_file(self) -> None:

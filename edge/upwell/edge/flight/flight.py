@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from upwell.edge.answer import Answer, Timings
 from upwell.edge.handled import Handled
 from upwell.edge.uplink.calls import CloudMiss
+from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.link import LinkEstimate
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.routing.state import Decision, RouterState, Signals
 
@@ -48,8 +50,8 @@ class Landing(NamedTuple):
 class Flight(NamedTuple):
     """What is known of a request that has ended; made in microseconds, of values that never change.
 
-    No inputs and no outputs. `state` is what the router knew when the request ended. `ended_s` is an instant of the
-    monotonic clock. `error` is the type and the text, empty where there is an answer.
+    No inputs and no outputs. `link` and `breakers` are as the router knew them when the request ended. `ended_s` is an
+    instant of the monotonic clock. `error` is the type and the text, empty where there is an answer.
     """
 
     id: str
@@ -60,7 +62,8 @@ class Flight(NamedTuple):
     misses: Sequence[CloudMiss]
     edge_s: float | None
     uplink_s: float | None
-    state: RouterState
+    link: LinkEstimate
+    breakers: Mapping[str, Breaker]
     policy_digest: str
     ended_s: float
     answer: Landing | None
@@ -78,12 +81,28 @@ class Flight(NamedTuple):
             answer, error = Landing.of(ended), _NO_ERROR
         else:
             answer, error = None, (type(ended).__name__, str(ended))
-        misses = [a.outcome for a in done.ascents if isinstance(a.outcome, CloudMiss)] if done.ascents else _NO_MISSES
+        misses, uplink_s = _NO_MISSES, None
+        if done.ascents:
+            misses = [a.outcome for a in done.ascents if isinstance(a.outcome, CloudMiss)]
+            uplink_s = max(ascent.elapsed_s for ascent in done.ascents)
         return cls(
-            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s,
-            max((ascent.elapsed_s for ascent in done.ascents), default=None), state, policy_digest, ended_s, answer,
-            error,
+            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s,
+            state.link, state.breakers, policy_digest, ended_s, answer, error,
         )  # fmt: skip
+
+
+USUAL_BYTES = 1200
+"""What a flight of the usual size takes in memory."""
+MOST_LETTERS = 200
+
+
+def is_usual(flight: Flight) -> bool:
+    """Whether the flight takes about `USUAL_BYTES`: nothing in it has a size that a caller chose."""
+    if len(flight.signals.row_sizes_bytes) != 1 or flight.misses:
+        return False
+    tags = flight.signals.subject.tags
+    letters = len(flight.id) + len(flight.error[1]) + sum(len(name) + len(value) for name, value in tags.items())
+    return letters <= MOST_LETTERS
 
 
 _NO_ERROR = ("", "")
@@ -128,7 +147,7 @@ def record(flight: Flight) -> dict[str, Any]:
             "calibrated": None if hard is None else hard.calibrated,
             "priority": settings.priority,
         },
-        **_network(flight.state, flight.ended_s),
+        **_network(flight.link, flight.breakers, flight.ended_s),
         "decisions": [
             _decision(decision, signals.arrived_s) for decision in (flight.first, flight.second) if decision is not None
         ],
@@ -138,8 +157,7 @@ def record(flight: Flight) -> dict[str, Any]:
     }
 
 
-def _network(state: RouterState, now_s: float) -> dict[str, Any]:
-    link = state.link
+def _network(link: LinkEstimate, breakers: Mapping[str, Breaker], now_s: float) -> dict[str, Any]:
     up = link.inverse_bandwidth_s_per_byte
     return {
         "link": {
@@ -147,7 +165,7 @@ def _network(state: RouterState, now_s: float) -> dict[str, Any]:
             "up_bytes_per_s": 1.0 / up if up > 0 else None,
             "age_s": now_s - link.last_at_s,
         },
-        "breakers_open": [key for key, breaker in state.breakers.items() if breaker.is_open],
+        "breakers_open": [key for key, breaker in breakers.items() if breaker.is_open],
     }
 
 

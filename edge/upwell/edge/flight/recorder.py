@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.flight.flight import LONGEST_ID, Flight, to_line
+from upwell.edge.flight.flight import LONGEST_ID, USUAL_BYTES, Flight, is_usual, to_line
 from upwell.edge.flight.segments import Segments, newest_lines
 from upwell.shared.errors import UpwellError
 
@@ -44,9 +44,10 @@ class FlightRecorder:
     """Keeps the last `limit` flights as lines of JSON; none where it is 0.
 
     Fewer where they come to more than `limit_bytes`, by default `ROOM_BYTES` for each. With a `folder` they are kept
-    there, where `upwell explain` finds them, else in memory. `note` costs the request path a few microseconds and never
-    fails; one thread does the rest. `dropped` and `failed` count the flights that were lost because they came too fast,
-    and because they could not be written.
+    there, where `upwell explain` finds them, else in memory, and those of the usual size become JSON only when they are
+    asked for: that takes longer than all else that the agent does for a request. `note` costs the request path a few
+    microseconds and never fails; one thread does the rest. `dropped` and `failed` count the flights that were lost
+    because they came too fast, and because they could not be written.
     """
 
     def __init__(self, folder: Path | None, limit: int = LIMIT, limit_bytes: int | None = None) -> None:
@@ -55,11 +56,12 @@ class FlightRecorder:
         self.failed = 0
         self._folder = folder
         self._segments = None if folder is None else Segments(folder, limit, limit_bytes)
-        self._kept: deque[bytes] = deque()
+        self._kept: deque[bytes | Flight] = deque()
         self._limit, self._limit_bytes, self._kept_bytes = limit, limit_bytes, 0
         self._pending: deque[Flight] = deque()
         self._retry_at_s = -math.inf
         self._wake, self._stop = threading.Event(), threading.Event()
+        self._is_woken = self._is_closed = False
         self._lock = threading.Lock()  # of what was written, against `find` and `last`
         self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
@@ -69,12 +71,13 @@ class FlightRecorder:
         """Keep a flight. Never blocks, never fails."""
         if not self._limit:
             return
-        if len(self._pending) >= MOST_PENDING or self._stop.is_set():
+        if len(self._pending) >= MOST_PENDING or self._is_closed:
             with self._counting:
                 self.dropped += 1
             return
         self._pending.append(flight)
-        if not self._wake.is_set():
+        if not self._is_woken:
+            self._is_woken = True
             self._wake.set()
 
     def find(self, id: str) -> dict[str, Any]:
@@ -87,6 +90,7 @@ class FlightRecorder:
 
     def close(self) -> None:
         """Write what is pending and end. Calling it twice is harmless."""
+        self._is_closed = True
         self._stop.set()
         self._wake.set()
         self._thread.join()
@@ -96,13 +100,15 @@ class FlightRecorder:
         if self._folder is not None:
             return newest_lines(self._folder)
         with self._lock:
-            return iter([*reversed(self._kept)])
+            kept = [*reversed(self._kept)]
+        return self._as_lines(kept)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self._wake.wait()
             self._stop.wait(PAUSE_S)
             self._wake.clear()
+            self._is_woken = False
             self._write()
         self._write()
         if self._segments is not None:
@@ -110,11 +116,11 @@ class FlightRecorder:
 
     def _write(self) -> None:
         with self._lock:
-            lines = [*self._drained()]
-            if not lines:
-                return
             if self._segments is None:
-                self._keep(lines)
+                self._keep()
+                return
+            lines = [*self._as_lines(self._drained())]
+            if not lines:
                 return
             if time.monotonic() < self._retry_at_s:
                 self.failed += len(lines)
@@ -127,21 +133,32 @@ class FlightRecorder:
                     _log.warning("cannot record flights in %s: %s; requests go on", self._folder, error.strerror)
                 self.failed += len(lines)
 
-    def _drained(self) -> Iterator[bytes]:
+    def _drained(self) -> Iterator[Flight]:
         while self._pending:
-            flight = self._pending.popleft()
+            yield self._pending.popleft()
+
+    def _as_lines(self, flights: Iterable[bytes | Flight]) -> Iterator[bytes]:
+        for flight in flights:
+            if isinstance(flight, bytes):
+                yield flight
+                continue
             try:
                 yield to_line(flight)
             except Exception:  # noqa: BLE001 (the boundary of a thread that must live on, whatever a flight holds)
                 self.failed += 1
                 _log.exception("flight %r cannot be recorded", flight.id)
 
-    def _keep(self, lines: Iterable[bytes]) -> None:
-        for line in lines:
-            self._kept.append(line)
-            self._kept_bytes += len(line)
+    def _keep(self) -> None:
+        for flight in self._drained():
+            for kept in (flight,) if is_usual(flight) else self._as_lines((flight,)):
+                self._kept.append(kept)
+                self._kept_bytes += _size_bytes(kept)
             while len(self._kept) > self._limit or self._kept_bytes > self._limit_bytes:
-                self._kept_bytes -= len(self._kept.popleft())
+                self._kept_bytes -= _size_bytes(self._kept.popleft())
+
+
+def _size_bytes(kept: bytes | Flight) -> int:
+    return len(kept) if isinstance(kept, bytes) else USUAL_BYTES
 
 
 def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME, Bundle
-from upwell.edge.config import EdgeSide
+from upwell.edge.model_sections import EdgeSide
 from upwell.edge.runtimes.inputs import check_file
 from upwell.edge.runtimes.load import LITERT_NPU, needs_onnxruntime, runtime_of
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions

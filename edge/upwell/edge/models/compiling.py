@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upwell.edge.bundle.base import Bundle
-from upwell.edge.config import EdgeSide
+from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.loading import Loader
 from upwell.edge.models.report import Attempt
 from upwell.edge.models.served import EdgeModel

@@ -16,20 +16,20 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from upwell.edge.models.agreement import Limits, Verdict, compare
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.npy import read_npy
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, numpy_dtype, oip_datatype
 
 MAX_BYTES = 256 << 20
 """Golden vectors that unpack to more are refused before anything is unpacked."""
 _MAX_ARRAYS = 256
-_MAX_HEADER_BYTES = 4096
 _BFLOAT16 = numpy_dtype("BF16")
 _npy: Any = np.lib.format  # its functions have no types
 
@@ -129,44 +129,22 @@ def _read_all(archive: zipfile.ZipFile) -> dict[str, Array]:
     arrays = {}
     for member in members:
         with archive.open(member) as file:
-            arrays[member.filename.removesuffix(".npy")] = _read_array(file, member.file_size)
+            arrays[member.filename.removesuffix(".npy")] = _named_dtype(read_npy(file, member.file_size))
     if len(arrays) != len(members):
         raise _Bad("two of its arrays have one name")
     return arrays
 
 
-def _read_array(file: IO[bytes], size_bytes: int) -> Array:
-    """One array, whose header must fit the size that the archive tells."""
-    version = _npy.read_magic(file)
-    read_header = {(1, 0): _npy.read_array_header_1_0, (2, 0): _npy.read_array_header_2_0}
-    if version not in read_header:
-        raise _Bad(f"an array of format {version}")
-    shape, is_fortran, dtype = read_header[version](file, max_header_size=_MAX_HEADER_BYTES)
-    data_bytes = size_bytes - file.tell()
-    if dtype.hasobject or any(size < 0 for size in shape):
-        raise _Bad("an array of Python objects, or of no size")
-    elements = 1
-    for size in shape:
-        elements *= size
-    if elements * dtype.itemsize != data_bytes:
-        raise _Bad(f"an array of {elements} x {dtype.itemsize} bytes in {data_bytes} bytes")
-    data = file.read(data_bytes)
-    if len(data) != data_bytes:
-        raise _Bad("an array that is cut short")
-    return _named_dtype(np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C"))
-
-
 def _named_dtype(array: Array) -> Array:
-    """The array in native byte order, BF16 (which numpy writes as two bytes) as what it was."""
+    """The array as it is, but BF16, which numpy writes as two bytes, as what it was."""
     if array.dtype == np.dtype("V2"):
         return array.view(_BFLOAT16)
-    native = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
     try:
-        if oip_datatype(native.dtype) == "BYTES":
+        if oip_datatype(array.dtype) == "BYTES":
             raise _Bad(f"an array of {array.dtype}; BYTES are kept as `in_bytes.<name>` and `in_ends.<name>`")
     except UpwellError as error:
         raise _Bad(str(error)) from None
-    return native
+    return array
 
 
 def _packed(side: str, name: str, array: Array) -> list[tuple[str, Array]]:

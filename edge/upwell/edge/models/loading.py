@@ -17,7 +17,7 @@ from pathlib import Path
 
 from upwell.edge.bundle.base import Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
-from upwell.edge.config import EdgeSide
+from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.agreement import Limits
 from upwell.edge.models.candidates import Candidate, accelerated, files_of, on_cpu
 from upwell.edge.models.golden import GoldenVectors, check_golden, read_golden
@@ -155,7 +155,7 @@ class Loader:
         return EdgeModel(
             runtime, processor, model_digest(candidate.path), is_described=self._description is not None,
             report=LoadReport(state, checked_by, tuple(before), load_s, warm_up_s, grown_bytes),
-            bundle=self._files.bundle, calibrations=self._calibrations,
+            bundle=self._files.bundle, calibrations=self._calibrations, exits=self.side.exits,
         )  # fmt: skip
 
     def _first_run_s(self, runtime: Runtime) -> float:

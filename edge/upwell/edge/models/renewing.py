@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal
-from upwell.edge.fetch.disk import write_whole
+from upwell.shared.files import write_whole
 
 
 class AlreadyInstalled(Exception):

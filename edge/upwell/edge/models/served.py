@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +19,16 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.scoring import Scorer
 from upwell.edge.timetable import Claim
-from upwell.shared.errors import ModelFailed
+from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.routing.calibrations import Calibration
-from upwell.shared.routing.settings import Identity
-from upwell.shared.signature.processor import Processor
+from upwell.shared.routing.settings import HardSettings, Identity
+from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.signature.signature import Signature
-from upwell.shared.tensors import Array, numpy_dtype
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+if TYPE_CHECKING:
+    from upwell.edge.models.heads import Head
+from upwell.shared.values import quick
 
 _ANY = Claim()
 _NO_REPORT = LoadReport()
@@ -33,13 +39,16 @@ class NotFinite(ModelFailed):
     """Scores that are no finite numbers."""
 
 
-@dataclass(frozen=True)
+@quick
+@dataclass(frozen=True, slots=True)
 class EdgeRun:
     """Outputs by logical name, the time that pre-processing, the model and post-processing took, and what ran it."""
 
     outputs: Mapping[str, Array]
     duration_s: float
     digest: str = ""
+    exits: Mapping[str, Array] = field(default_factory=dict)
+    """Of a head that answers early: what its tail takes."""
 
 
 class EdgeModel:
@@ -55,10 +64,18 @@ class EdgeModel:
         report: LoadReport = _NO_REPORT,
         bundle: Bundle | None = None,
         calibrations: Sequence[Calibration] = (),
+        exits: Collection[str] = (),
     ) -> None:
         self.runtime = runtime
         self.is_described = is_described
         self.processor = processor
+        self.exits = _specs(processor.signature, exits)
+        """Of a head that answers early: what goes up to its tail. Callers do not see it."""
+        outputs = tuple(output for output in processor.signature.outputs if output.name not in exits)
+        self.signature = replace(processor.signature, outputs=outputs) if exits else processor.signature
+        """What callers see."""
+        self.pictures = frozenset(one.name for one in processor.signature.inputs if one.kind == "image")
+        """The inputs that take encoded pictures."""
         self.digest = digest
         self.report = report
         self.bundle = bundle
@@ -73,15 +90,11 @@ class EdgeModel:
         """Set while a new version has yet to prove itself."""
         self.device_lock: DeviceLock | None = None
         """Held while the accelerator's device is open."""
-        self.scorer = Scorer(processor.signature)
-
-    @property
-    def signature(self) -> Signature:
-        """What callers see."""
-        return self.processor.signature
+        self.scorer = Scorer(self.signature)
+        self._scores: tuple[object, bool] = ((), False)
 
     def run(self, inputs: Mapping[str, Array], deadline_s: float, claim: Claim = _ANY) -> EdgeRun:
-        """Answer checked inputs on the device, in the caller's thread.
+        """Answer inputs that passed `signature.check_inputs` on the device, in the caller's thread.
 
         Raises `Refused`, `Superseded` and `DeadlineExceeded` as `Lane.turn` does, `InvalidRequest` for a picture that
         cannot be read and `ModelFailed` where the runtime fails.
@@ -89,19 +102,42 @@ class EdgeModel:
         with self.lane.turn(deadline_s, claim):
             trial = self.trial
             if trial is None:
-                return self.run_now(inputs)
+                return self._run_checked(inputs)
             if trial.is_proven:
                 self.trial = None  # and with it the former version's memory
             return trial.run(self.run_now, inputs)
 
     def run_now(self, inputs: Mapping[str, Array]) -> EdgeRun:
         """`run` beside the lane: for tests and warm-up, before the model is served."""
-        started_s = time.monotonic()
-        prepared = self.processor.pre(inputs)
-        outputs: Mapping[str, Array] = self.processor.run_rows(self.runtime.run, prepared)
-        if not self.processor.identity:
-            outputs = self.processor.post(outputs, prepared)
-        return EdgeRun(outputs, time.monotonic() - started_s, self.digest)
+        self.signature.check_inputs(inputs)
+        return self._run_checked(inputs)
+
+    def _run_checked(self, inputs: Mapping[str, Array]) -> EdgeRun:
+        started_s, processor = time.monotonic(), self.processor
+        if processor.identity:  # nothing to prepare, and the inputs need not be checked twice
+            rows = next(iter(inputs.values())).shape[0] if self.signature.has_rows else 1
+            outputs = processor.run_rows(self.runtime.run, Prepared(inputs, rows, None))
+        else:
+            prepared = processor.pre(inputs)
+            outputs = processor.post(processor.run_rows(self.runtime.run, prepared), prepared)
+        if not self.exits:
+            return EdgeRun(outputs, time.monotonic() - started_s, self.digest)
+        exits = {spec.name: outputs[spec.name] for spec in self.exits}
+        answer = {output.name: outputs[output.name] for output in self.signature.outputs}
+        return EdgeRun(answer, time.monotonic() - started_s, self.digest, exits)
+
+    @property
+    def exit_row_bytes(self) -> int:
+        """What one row of the exits takes on the wire."""
+        return sum(numpy_dtype(spec.datatype).itemsize * math.prod(spec.shape[1:]) for spec in self.exits)
+
+    def can_score(self, hards: Collection[HardSettings]) -> bool:
+        """Whether its outputs can be measured in any of these ways; of the same object it is not found out twice."""
+        asked, can = self._scores
+        if asked is not hards:
+            can = any(map(self.scorer.can, hards))
+            self._scores = hards, can
+        return can
 
     @property
     def accelerator(self) -> str:
@@ -116,10 +152,12 @@ class EdgeModel:
 
     def facts(self, digest: str = "") -> dict[str, str]:
         """What an answer says of the device's part; `digest` names the version that ran where it was another."""
+        placement = self.runtime.placement
+        state: State = self.report.state
         return {
             "edge_digest": digest or self.digest,
-            "accelerator": self.accelerator or "cpu",
-            "edge_state": self.state,
+            "accelerator": (placement.nodes_on_accelerator and placement.accelerator) or "cpu",
+            "edge_state": "fallback" if state == "ready" and placement.reason else state,
         }
 
     def check_cloud(self, outputs: Mapping[str, Array], rows: int) -> None:
@@ -142,13 +180,37 @@ class EdgeModel:
             self.device_lock.release()
 
 
+def _specs(signature: Signature, names: Collection[str]) -> tuple[TensorSpec, ...]:
+    """The outputs of these names. Raises `ConfigError` for one that the model does not have."""
+    known = {output.name: output.spec for output in signature.outputs}
+    missing = sorted(set(names) - set(known))
+    if missing or (names and len(names) == len(known)):
+        problem = f"there is no output {missing[0]!r}" if missing else "nothing is left to answer with"
+        raise ConfigError.at(None, f"{problem}; the model gives {', '.join(known)}", "edge.exits")
+    return tuple(known[name] for name in names)
+
+
 @dataclass(frozen=True)
 class ServedModel:
-    """A model by the name its callers use; `cloud_model` is its name up there, empty without a cloud side."""
+    """A model by the name its callers use; `cloud_model` is its name up there, empty without a cloud side.
+
+    `heads` are the cuts at which it can be split. `whole` is the name of the model of which this is the tail of a cut.
+    """
 
     name: str
     edge: EdgeModel | None
     cloud_model: str = ""
+    heads: tuple[Head, ...] = ()
+    whole: str = ""
+
+    @property
+    def face(self) -> EdgeModel | None:
+        """What knows the inputs that callers send: the whole on the device, or a head; None where only the cloud."""
+        return self.edge or (self.heads[0].edge if self.heads else None)
+
+    def head(self, key: str) -> Head:
+        """The head of a way."""
+        return next(head for head in self.heads if head.way.key == key)
 
     @property
     def identity(self) -> Identity:

@@ -16,10 +16,11 @@ from typing import TypeVar
 
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.config import ModelSection, UpdatesSection
 from upwell.edge.fetch.base import FetchFailed
+from upwell.edge.model_sections import ModelSection, UpdatesSection
 from upwell.edge.models.compiling import Loading, load_edge, start_loading
 from upwell.edge.models.following import Follower, Updates
+from upwell.edge.models.heads import Head, load_heads
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.models.store import Shelf
 from upwell.edge.models.switching import Judge, Switching
@@ -59,7 +60,7 @@ class ModelStart:
         self._unpacked: Path | None = None
         cloud_model = section.cloud.model if section.cloud else ""
         if section.edge is None:
-            self.served = ServedModel(name, None, cloud_model)
+            self.served = ServedModel(name, None, cloud_model, self._heads(section, None))
             return
         self._side = section.edge
         try:
@@ -67,7 +68,14 @@ class ModelStart:
         except BaseException:
             self.close()
             raise
-        self.served = ServedModel(name, loading.model if loading else None, cloud_model)
+        edge = loading.model if loading else None
+        try:
+            self.served = ServedModel(name, edge, cloud_model, self._heads(section, edge))
+        except BaseException:
+            if loading is not None:
+                loading.close()
+            self.close()
+            raise
         self.final = loading.final if loading else None
 
     def serve(self, switching: Switching) -> None:
@@ -92,6 +100,11 @@ class ModelStart:
             self.follower.close()
         if self._unpacked is not None:
             shutil.rmtree(self._unpacked, ignore_errors=True)
+
+    def _heads(self, section: ModelSection, edge: EdgeModel | None) -> tuple[Head, ...]:
+        bundle = edge.bundle.folder if edge is not None and edge.bundle is not None else None
+        lane = None if edge is None else edge.lane
+        return load_heads(self.name, section, bundle=bundle, lane=lane, state_dir=self._around.state_dir)
 
     def _load(self, *, may_wait: bool) -> Loading | None:
         """The newest bundle's model; None where that is still to be fetched and the cloud answers meanwhile."""

@@ -7,7 +7,7 @@
 - `incoming/`: what is being fetched.
 
 `state.json` is replaced whole and decides alone. What it does not name is cleared away at the next start, so a crash
-between two steps costs nothing but the step.
+between two steps costs nothing but the step. Where it cannot be read it is rebuilt from the versions that lie there.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.edge.fetch.base import FetchFailed
-from upwell.edge.fetch.disk import sync_folder, sync_tree, write_whole
 from upwell.edge.models.renewing import check_newer
-from upwell.edge.models.shelf_state import Look, read_state
+from upwell.edge.models.shelf_state import Look, read_state, rebuilt_state
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import sync_folder, sync_tree, write_whole
 
 FOLDER_NAME = "bundles"
 STATE_NAME = "state.json"
@@ -61,7 +61,10 @@ class Shelf:
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._state = read_state(self.folder / STATE_NAME)
+            state = read_state(self.folder / STATE_NAME)
+            self._state = state or rebuilt_state(self.folder, has_factory=factory is not None)
+            if state is None:
+                self._keep({})
             self._clear()
         except OSError as error:
             raise _unwritable(self.folder, error) from None
@@ -184,11 +187,9 @@ class Shelf:
             reasons = {**self._state.condemned, version: reason[:_LONGEST_REASON]}
             update: dict[str, Any] = {"condemned": {one: reasons[one] for one in newest}}
             if version == self._state.current:
-                look = {
-                    "refusal": Refusal.CONDEMNED,
-                    "message": f"version {version} was rolled back: {reasons[version]}",
-                }
-                update["look"] = self._state.look.model_copy(update=look)
+                message = f"version {version} was rolled back: {reasons[version]}"
+                look = self._state.look.model_copy(update={"refusal": Refusal.CONDEMNED, "message": message})
+                update["look"] = look
             self._keep(update | self._without(version))
 
     def _install(self, fetched: Path, draft: Path) -> Bundle:
@@ -264,7 +265,7 @@ class Shelf:
     def _save(self, update: Mapping[str, Any]) -> None:
         state = self._state.model_copy(update=dict(update))
         try:
-            write_whole(self.folder / STATE_NAME, state.model_dump_json(indent=2).encode())
+            write_whole(self.folder / STATE_NAME, state.model_dump_json(indent=2).encode(), 0o600)
         except OSError as error:
             raise _unwritable(self.folder, error) from None
         self._state = state

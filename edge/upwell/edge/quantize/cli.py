@@ -15,7 +15,8 @@ from upwell.edge.quantize.base import Interface, Method, Settings, T, Target, We
 from upwell.edge.quantize.quantizing import check_model, quantize_model
 from upwell.edge.quantize.quiet import quiet
 from upwell.edge.quantize.report import show
-from upwell.edge.quantize.writing import check_free, write_whole
+from upwell.edge.quantize.writing import check_free
+from upwell.shared.files import write_named
 
 _DATA = (
     "An .npz whose arrays are named as the model's inputs, N rows first, and `labels` if there are any; or one .npy."
@@ -46,7 +47,7 @@ def quantize(
     with quiet() as terminal:
         bar = _Bar(Console(file=terminal, highlight=False))
         made = quantize_model(model, data, written_to, settings, keep_float or (), bar)
-    write_whole(written_to, made.model)
+    write_named(written_to, made.model, "--out")
     if as_json:
         typer.echo(json.dumps(made.report.document(), allow_nan=False))
     else:

@@ -1,10 +1,8 @@
-"""Writing the int8 model: whole or not at all, and never over another file unless that is wanted."""
+"""Where the int8 model goes: never over another file unless that is wanted."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from pathlib import Path
 
 from upwell.shared.errors import ConfigError
@@ -26,25 +24,3 @@ def check_free(path: Path, model: Path, force: bool) -> None:
         raise ConfigError.at(path, "this is the float model itself; --out names another file", "--out")
     if not force:
         raise ConfigError.at(path, "there is such a file already; --force replaces it, --out writes another", "--out")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, whole or not at all. Raises `ConfigError` where that cannot be done."""
-    unfinished = ""
-    try:
-        mask = os.umask(0)
-        os.umask(mask)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            unfinished = file.name
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(unfinished, 0o666 & ~mask)
-        os.replace(unfinished, path)
-    except BaseException as error:
-        if unfinished:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
-        if isinstance(error, OSError):
-            raise ConfigError.at(path, f"cannot be written: {error.strerror}", "--out") from None
-        raise

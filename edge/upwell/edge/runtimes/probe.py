@@ -28,6 +28,7 @@ from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.digest import model_digest
+from upwell.shared.files import write_whole
 
 TIMEOUT_S = 120.0
 """A library that takes longer to open a model and run it once hangs."""
@@ -263,13 +264,8 @@ def _remember(results: Path | None, key: str, why: str) -> None:
     """Keep the outcome with the newest before it. A disk that does not take it costs another probe next time."""
     if results is None or not key:
         return
-    temporary = results.with_suffix(".tmp")
     with _lock, suppress(OSError):
         others = [one for one in _read(results).items() if one[0] != key]
         kept = dict([*others, (key, why)][-_MAX_RESULTS:])
         results.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump({"version": 1, "results": kept}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(results)
+        write_whole(results, json.dumps({"version": 1, "results": kept}, indent=1).encode())

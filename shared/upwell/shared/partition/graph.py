@@ -20,9 +20,16 @@ def element_bytes(datatype: str) -> int:
     return 0 if dtype is None or dtype.hasobject else dtype.itemsize
 
 
+def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
+    """A dimension as a number. An open one is a name or a product (`49*rows`); a name that `sizes` lacks counts 1."""
+    if isinstance(dim, int):
+        return dim
+    return math.prod(int(part) if part.isdecimal() else sizes.get(part, 1) for part in dim.split("*"))
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor. `datatype` is an OIP name (`FP32`, `UINT8`); a dimension is a number, or a name where it is open.
+    """One tensor. `datatype` is an OIP name (`FP32`, `UINT8`); a dimension is a number, or as for `size_of`.
 
     `shape` is None where the file does not say and it could not be inferred: such a tensor cannot cross a cut.
     """
@@ -43,10 +50,7 @@ class Tensor:
         """
         if self.shape is None or not self.is_sized:
             raise ValueError(f"tensor {self.name!r} has no known size")
-        known = sizes or {}
-        return element_bytes(self.datatype) * math.prod(
-            known.get(dim, 1) if isinstance(dim, str) else dim for dim in self.shape
-        )
+        return element_bytes(self.datatype) * math.prod(size_of(dim, sizes or {}) for dim in self.shape)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Node:
     their position in the file's main graph (itself alone before contraction). `is_free`: costs nothing and may stand on
     both sides of a cut, each half with a copy of its own (DequantizeLinear of an activation; what comes from constants
     alone). `work` estimates its multiply-adds, for one row; a prior that chooses what to measure, never a cost.
+    Nodes with the same `bond`, where it is not empty, share state (a variable, a table) and must stay together.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Node:
     members: tuple[int, ...]
     work: float = 0.0
     is_free: bool = False
+    bond: str = ""
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,57 @@ class PieceFacts(_Part):
     to_bps: float | None
 
 
+class RangeFacts(_Part):
+    """From one uplink bandwidth to another; null is no bound."""
+
+    from_bps: float | None
+    to_bps: float | None
+
+
+class OptionFacts(_Part):
+    """A way of answering: `base_s + bytes * 8 / bps` seconds, `total_s` at the bandwidth asked for.
+
+    `value` is the objective's there, and `wins` where it is the best of all, null for nowhere. `measured`: both
+    profiles hold measured times for this cut; else they are interpolated. Encoding and decoding are in `edge_s` and
+    `cloud_s`.
+    """
+
+    name: str
+    kind: Literal["edge", "cloud", "cut"]
+    placement: dict[str, str]
+    measured: bool
+    edge_s: float
+    cloud_s: float
+    base_s: float
+    bytes: float
+    total_s: float
+    value: float
+    wins: RangeFacts | None
+
+
+class AdviceFacts(_Part):
+    """Whether splitting pays. `uplink_bps` is one over the inverse bandwidth that was planned with.
+
+    `downlink_bps` null: as fast as the uplink, whatever that is; `bytes` then count what comes back too. `gain` is by
+    how many times at most, over all bandwidths, the best way is better than the best one without a cut, which is 1
+    where no cut wins. `notes` say what the figures do not cover.
+    """
+
+    objective: str
+    unit: str
+    uplink_bps: float
+    downlink_bps: float | None
+    rtt_s: float
+    options: tuple[OptionFacts, ...]
+    best: str
+    cuts_pay: bool
+    gain: float
+    verdict: str
+    notes: tuple[str, ...] = ()
+
+
 class PlanFacts(_Part):
-    """The file. `model` and `envelope` are there where the plan came from profiles of a model file."""
+    """The file. `model`, `envelope` and `advice` are there where the plan came from profiles of a model file."""
 
     total_s: float
     placement: dict[str, str]
@@ -61,4 +110,5 @@ class PlanFacts(_Part):
     alternatives: tuple[AlternativeFacts, ...] = ()
     model: str | None = Field(None, description="SHA-256 of the model file.")
     envelope: tuple[PieceFacts, ...] = ()
+    advice: AdviceFacts | None = None
     kind: Literal["upwell.partition.plan"] = "upwell.partition.plan"

@@ -31,13 +31,14 @@ class Point(_Part):
 
     On the edge `measured` is the time of the head (the first `nodes` nodes); in the cloud that of the tail (the
     others). `corrected_s` is the median after monotone correction: a longer head never takes less, a shorter tail never
-    more. `tensors` are those that cross.
+    more. `tensors` are those that cross. `placement` says what of it the accelerator took; empty on the CPU.
     """
 
     nodes: int = Field(ge=0)
     tensors: tuple[str, ...]
     measured: Spread
     corrected_s: float = Field(ge=0)
+    placement: str = ""
 
 
 class ModelFacts(_Part):

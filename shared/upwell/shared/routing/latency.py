@@ -83,6 +83,9 @@ class LatencyWindow:
         )
 
 
+_NO_DURATIONS = LatencyWindow()
+
+
 def _bucket(rows: int) -> int:
     """The power of two at or above `rows`: runs of about the same size share a window."""
     return 1 << max(0, rows - 1).bit_length()
@@ -97,18 +100,20 @@ class RunTimes:
 
     def add(self, rows: int, duration_s: float, now_s: float) -> RunTimes:
         """With one more run of `rows` rows."""
-        bucket = _bucket(rows)
-        return RunTimes({**self.windows, bucket: self.windows.get(bucket, LatencyWindow()).add(duration_s, now_s)})
+        bucket = rows if rows in self.windows else _bucket(rows)  # what there is a window for is a bucket
+        return RunTimes({**self.windows, bucket: self.windows.get(bucket, _NO_DURATIONS).add(duration_s, now_s)})
 
     def expect(self, rows: int) -> LatencyWindow | None:
         """The window for `rows` rows; from the nearest bucket, scaled up by rows, where there is none; None if empty.
 
         A smaller bucket is scaled linearly, which bounds from above what a batch costs; a larger one is taken as it is.
         """
-        bucket = _bucket(rows)
-        window = self.windows.get(bucket)
+        window = self.windows.get(rows)
         if window is not None or not self.windows:
             return window
+        bucket = _bucket(rows)
+        if bucket in self.windows:
+            return self.windows[bucket]
         nearest = min(self.windows, key=lambda seen: abs(math.log2(seen / bucket)))
         return self.windows[nearest].scaled(max(1.0, bucket / nearest))
 

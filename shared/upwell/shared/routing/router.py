@@ -41,6 +41,7 @@ from upwell.shared.routing.state import (
 )
 
 _NOBODY: Mapping[str, Identity] = MappingProxyType({})
+_NO_RUNS = RunTimes()
 
 
 def reserve_s(available_s: float) -> float:
@@ -94,7 +95,8 @@ class Router:
 
     def decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
         """What to do with this request now: before the edge run, or after it where `signals.hardness` is there."""
-        verdict = self.verdict(state, signals, now_s)
+        known = facts(state, signals, now_s) if self._policy.uses_facts else None
+        verdict = self._policy.judge(signals.subject, known)
         deadline_s = min(signals.caller_deadline_s, signals.arrived_s + verdict.settings.deadline_s)
         give_up_s = deadline_s - reserve_s(deadline_s - signals.arrived_s)
         case = Case(state, signals, verdict, deadline_s, give_up_s, now_s, self.zone)
@@ -156,7 +158,7 @@ class Router:
     def observe(self, state: RouterState, outcome: Outcome, now_s: float) -> RouterState:
         """The state with one more outcome learnt."""
         if isinstance(outcome, EdgeRan):
-            times = state.edge.get(outcome.model, RunTimes()).add(outcome.rows, outcome.duration_s, now_s)
+            times = state.edge.get(outcome.model, _NO_RUNS).add(outcome.rows, outcome.duration_s, now_s)
             return state.with_edge({**state.edge, outcome.model: times})
         if isinstance(outcome, Scored):
             return self._scored(state, outcome)

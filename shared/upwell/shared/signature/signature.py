@@ -89,7 +89,7 @@ class Signature:
                 raise InvalidRequest(f"input {check.name!r} is missing; expected {_described(check)}")
             if not _fits(array, check):
                 raise InvalidRequest(f"input {check.name!r}: expected {_described(check)}, got {_shown(array)}")
-            if self.has_rows:
+            if self.has_rows and array.shape[0] != rows:
                 rows = self._same_rows(array, rows, check.name)
         if len(inputs) != len(self._input_checks):
             unknown = sorted(set(inputs) - {check.name for check in self._input_checks})
@@ -116,14 +116,14 @@ class Signature:
         if not self.has_rows:
             return (sum(_size_bytes(array) for array in inputs.values()),)
         rows = next(iter(inputs.values())).shape[0]
+        each = 0
         sizes = [0] * rows
         for array in inputs.values():
             if array.dtype.hasobject:
                 sizes = [size + _size_bytes(array[row]) for row, size in enumerate(sizes)]
             else:
-                each = array.nbytes // rows
-                sizes = [size + each for size in sizes]
-        return tuple(sizes)
+                each += array.nbytes // rows
+        return tuple([size + each for size in sizes]) if any(sizes) else (each,) * rows
 
     def select_rows(self, inputs: Mapping[str, Array], rows: Sequence[int]) -> dict[str, Array]:
         """The inputs of some rows, in that order. A model without rows has only row 0, the whole request."""
@@ -191,7 +191,10 @@ def _fits(array: Any, check: _Check) -> bool:
         return False
     shape, dtype = array.shape, array.dtype
     if dtype == check.dtype and len(shape) == check.rank:
-        return all(shape[axis] == size for axis, size in check.fixed) and (not dtype.hasobject or _all_bytes(array))
+        for axis, size in check.fixed:
+            if shape[axis] != size:
+                return False
+        return not dtype.hasobject or _all_bytes(array)
     return check.image and dtype == np.uint8 and len(shape) == 4 and shape[3] in (1, 3) and 0 not in shape[1:]
 
 

@@ -46,7 +46,10 @@ def npz(path: Path, content: bytes) -> Path:
     ("content", "said"),
     [
         (header("{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000,)}\n"), "promises 40000000000 bytes"),
-        (header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}\n") + b"\0" * 9, "there are 9"),
+        (
+            header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}\n") + b"\0" * 9,
+            "8 bytes, the file has 9",
+        ),
         (header("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}\n") + b"\x80\4.", "never read"),
         (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}\n"), "cannot be read"),
         (header("{'descr': '<f4', 'shape': __import__('os').getpid()}\n"), "cannot be read"),
@@ -70,6 +73,9 @@ def test_arrays_larger_than_the_limit_are_not_unpacked(tmp_path: Path, monkeypat
     monkeypatch.setattr(arrays, "MAX_BYTES", 1 << 19)
     with pytest.raises(ConfigError, match="are the most that is read"):
         read_arrays(tmp_path / "zeros.npz")
+    np.save(tmp_path / "zeros.npy", np.zeros(1_000_000, np.uint8))
+    with pytest.raises(ConfigError, match="are the most that is read"):
+        read_arrays(tmp_path / "zeros.npy")
 
 
 def test_an_archive_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:

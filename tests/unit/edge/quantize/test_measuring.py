@@ -14,8 +14,6 @@ from hypothesis.extra import numpy as arrays
 from upwell.edge.quantize.base import FloatModel, Layer, added_error
 from upwell.edge.quantize.compare import Difference, compared
 from upwell.edge.quantize.samples import FEWEST_TO_HOLD_OUT, MOST_CALIBRATION_ROWS, Samples, read_samples
-from upwell.edge.quantize.writing import write_whole
-from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array, TensorSpec
 
 numbers = arrays.arrays(np.float32, st.integers(1, 30), elements=st.floats(-100, 100, width=32))
@@ -125,11 +123,3 @@ def test_outputs_of_another_size_count_as_lost(tmp_path: Path) -> None:
         lambda feed: {"y0": feed["x"]}, lambda feed: {"y0": feed["x"][:, :1]}, samples, [samples.case([0])]
     )
     assert comparison.worst_error == math.inf
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "inside").write_text("x")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        write_whole(tmp_path / "full", b"model")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

@@ -1,0 +1,50 @@
+"""The service as a tier to measure on: models in the engine that serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from upwell.cloud.engines.base import Engine, ModelSettings
+from upwell.cloud.engines.loading import engine_type
+from upwell.shared.errors import ConfigError
+from upwell.shared.partition.measuring import Runner, TierOptions
+from upwell.shared.partition.profile import RuntimeFacts
+from upwell.shared.tensors import Array
+
+_ENGINE = "onnx"
+
+
+class CloudTier:
+    """The service's ONNX engine, on the CPU, with as many threads for a run as a model has there: one unless told."""
+
+    formats: ClassVar[tuple[str, ...]] = ("onnx",)
+
+    def __init__(self, options: TierOptions) -> None:
+        if options.accelerator:
+            raise ConfigError.at(None, "is for the device; engine onnx of the service runs on the CPU", "--accelerator")
+        self._settings = ModelSettings(engine=_ENGINE, threads=options.threads or ModelSettings.threads)
+
+    def open(self, path: Path) -> Runner:
+        """Load a model file; see `PartitionTier.open`."""
+        return _CloudRunner(engine_type(_ENGINE).load(path.stem, path, self._settings), self._settings)
+
+
+class _CloudRunner:
+    """A `Runner` around an engine."""
+
+    placement: str = ""
+    def __init__(self, engine: Engine, settings: ModelSettings) -> None:
+        self.inputs = engine.inputs
+        self.outputs = engine.outputs
+        self.runtime = RuntimeFacts(name=settings.engine, version=engine.version, threads=settings.threads)
+        self._engine = engine
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run it once."""
+        return self._engine.run(inputs)
+
+    def close(self) -> None:
+        """Free it."""
+        self._engine.close()

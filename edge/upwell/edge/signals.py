@@ -1,0 +1,47 @@
+"""A request as the router sees it, and its inputs as they would go up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from upwell.edge.ascent import Desk
+from upwell.edge.models.served import ServedModel
+from upwell.edge.rows import size_bytes
+from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.state import Signals
+from upwell.shared.signature.images import encode_for_uplink
+from upwell.shared.tensors import Array
+
+
+def signals_of(
+    desk: Desk,
+    model: ServedModel,
+    inputs: Mapping[str, Array],
+    deadline_s: float,
+    tags: Mapping[str, str],
+    arrived_s: float,
+) -> tuple[Signals, Mapping[str, Array]]:
+    """The signals, and the inputs as the whole model in the cloud takes them: pictures are encoded before anything is
+    decided, since it is the bytes really sent that decide. Raises `InvalidRequest` for inputs that do not fit.
+    """
+    edge, face = model.edge, model.face
+    rows = face.signature.check_inputs(inputs) if face else 1
+    has_cloud = bool(model.cloud_model) and desk.uplink is not None
+    sent_inputs = encode_for_uplink(face.signature, inputs) if face and has_cloud else inputs
+    if edge and edge.exits:
+        sizes: tuple[int, ...] = (edge.exit_row_bytes,) * rows
+    else:
+        sizes = face.signature.row_sizes_bytes(sent_inputs) if face else (size_bytes(inputs),)
+    signals = Signals(
+        subject=Subject(model.name, tags, max(sizes), time.time()),
+        row_sizes_bytes=sizes,
+        arrived_s=arrived_s,
+        caller_deadline_s=deadline_s,
+        has_edge=edge is not None,
+        has_cloud=has_cloud,
+        has_scores=edge is not None and any(map(edge.scorer.can, desk.router.hards(model.name))),
+        edge_ahead=face.lane.ahead if face else 0,
+        ways=tuple(head.way for head in model.heads) if model.heads and desk.uplink is not None else (),
+    )
+    return signals, sent_inputs

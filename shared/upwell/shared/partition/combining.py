@@ -1,0 +1,156 @@
+"""Two measured profiles of one model, a device's and a service's, put together into what the planner minimizes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.files import read_file
+from upwell.shared.partition.costs import CostGraph, CostNode, CostTensor, Link, Placement
+from upwell.shared.partition.profile import Point, Profile
+
+EDGE, CLOUD = "edge", "cloud"
+MAX_PROFILE_BYTES = 64 << 20
+
+
+def load_profile(path: Path) -> Profile:
+    """A profile from its file, checked. Raises `ConfigError` with every problem found."""
+    data = read_file(path, "a profile", MAX_PROFILE_BYTES)
+    try:
+        profile = Profile.model_validate_json(data)
+    except ValidationError as error:
+        raise ConfigError(
+            [
+                Problem(path, None, None, ".".join(map(str, details["loc"])), details["msg"])
+                for details in error.errors(include_url=False, include_input=False)
+            ]
+        ) from None
+    problems = _problems(profile)
+    if problems:
+        raise ConfigError([Problem(path, None, None, key, message) for key, message in problems])
+    return profile
+
+
+def combine(edge: Profile, cloud: Profile, link: Link) -> CostGraph:
+    """What the planner minimizes, from the heads of one profile and the tails of the other.
+
+    Between two neighbouring measured points the difference of `corrected_s` is what the nodes between them take
+    together; each gets the part of it that its `work` has in theirs, all the same part where no work is known. So the
+    total of a cut that both profiles measured is what they measured, and any other is interpolated
+    (`measured_cuts`). A tensor without a known size may not cross; made in the cloud as an output of the model, its
+    way back counts nothing. Outputs are needed on the edge.
+
+    Raises `ConfigError` where the two do not belong together.
+    """
+    _check_together(edge, cloud)
+    edge_s, cloud_s = _node_seconds(edge), _node_seconds(cloud)
+    nodes = tuple(
+        CostNode(node.name, node.inputs, node.outputs, {EDGE: edge_s[index], CLOUD: cloud_s[index]})
+        for index, node in enumerate(edge.nodes)
+    )
+    tensors = {
+        name: CostTensor(float(tensor.bytes or 0), splittable=tensor.bytes is not None)
+        for name, tensor in edge.tensors.items()
+    }
+    return CostGraph((EDGE, CLOUD), nodes, tensors, edge.inputs, edge.outputs, (link,), EDGE, EDGE)
+
+
+def measured_cuts(edge: Profile, cloud: Profile) -> frozenset[int]:
+    """After how many nodes both profiles measured a cut: 0 is the cloud alone, all nodes the edge alone."""
+    return frozenset(point.nodes for point in edge.points) & frozenset(point.nodes for point in cloud.points)
+
+
+def cut_name(graph: CostGraph, placement: Placement) -> str:
+    """`edge` or `cloud` for one of them alone, `c17` for the first 17 nodes on the edge.
+
+    Any other head of 17 nodes is told apart by a mark behind that, made from the names of its nodes: `c17x3fa2b1`.
+    """
+    head = [node.name for node in graph.nodes if placement[node.name] == EDGE]
+    if len(head) in (0, len(graph.nodes)):
+        return EDGE if head else CLOUD
+    if head == [node.name for node in graph.nodes[: len(head)]]:
+        return f"c{len(head)}"
+    return f"c{len(head)}x{hashlib.sha256(repr(sorted(head)).encode()).hexdigest()[:6]}"
+
+
+def _node_seconds(profile: Profile) -> list[float]:
+    """Seconds of each node, in the profile's order."""
+    seconds: list[float] = []
+    for before, after in itertools.pairwise(profile.points):
+        together_s = abs(after.corrected_s - before.corrected_s)
+        work = [node.work for node in profile.nodes[before.nodes : after.nodes]]
+        whole = sum(work)
+        seconds += [together_s * (one / whole if whole > 0 else 1 / len(work)) for one in work]
+    return seconds
+
+
+def _problems(profile: Profile) -> list[tuple[str, str]]:
+    """Key and message of everything in a profile that its fields alone do not tell."""
+    named = {name for node in profile.nodes for name in (*node.inputs, *node.outputs)}
+    named |= {*profile.inputs, *profile.outputs, *(name for point in profile.points for name in point.tensors)}
+    unknown = sorted(named - profile.tensors.keys())
+    problems = [("tensors", f"nothing is said of {', '.join(map(repr, unknown))}")] if unknown else []
+    if len({node.name for node in profile.nodes}) < len(profile.nodes):
+        problems.append(("nodes", "two nodes have the same name"))
+    if not all(math.isfinite(node.work) for node in profile.nodes):
+        problems.append(("nodes", "expected finite numbers as `work`"))
+    made = {name for node in profile.nodes for name in node.outputs}
+    seen = {*profile.inputs}
+    for node in profile.nodes:
+        late = [name for name in node.inputs if name in made and name not in seen]
+        if late:
+            problems.append(
+                ("nodes", f"{node.name!r} reads {late[0]!r} before it is made; expected a topological order")
+            )
+        seen.update(node.outputs)
+    return problems + _point_problems(profile.points, len(profile.nodes), profile.tier)
+
+
+def _point_problems(points: Sequence[Point], nodes: int, tier: str) -> list[tuple[str, str]]:
+    counts = [point.nodes for point in points]
+    if len(points) < 2 or counts[0] != 0 or counts[-1] != nodes:
+        return [("points", f"expected cuts after 0 to {nodes} nodes, both ends among them")]
+    if any(after <= before for before, after in itertools.pairwise(counts)):
+        return [("points", "expected them in the order of `nodes`, each once")]
+    times = [point.corrected_s for point in points]
+    rising = times if tier == EDGE else times[::-1]
+    nothing = "0 nodes" if tier == EDGE else f"all {nodes} nodes"
+    if not all(map(math.isfinite, times)) or rising[0] != 0.0:
+        return [("points", f"expected finite times, and 0 s for what runs nothing: the point after {nothing}")]
+    if any(after < before for before, after in itertools.pairwise(rising)):
+        wanted = "a longer head takes no less" if tier == EDGE else "a shorter tail takes no more"
+        return [("points", f"`corrected_s` is not corrected: {wanted}")]
+    return []
+
+
+def _check_together(edge: Profile, cloud: Profile) -> None:
+    """Raise `ConfigError` unless one is of heads and one of tails of the same model, taken in the same way."""
+    for profile, wanted in ((edge, EDGE), (cloud, CLOUD)):
+        if profile.tier != wanted:
+            raise ConfigError.at(
+                None,
+                f"this profile is of the tier {profile.tier}; expected one taken on the {wanted} side",
+                f"--{wanted}",
+            )
+    a, b = edge.model, cloud.model
+    if a.digest != b.digest:
+        raise _apart(f"of different model files ({a.name} {a.digest[:12]}, {b.name} {b.digest[:12]})", "the same file")
+    if a.rows != b.rows:
+        raise _apart(f"for different batches ({a.rows} and {b.rows} rows)", "the same batch")
+    if _shape(edge) != _shape(cloud):
+        raise _apart("of different graphs of the same file", "both with the same version of upwell")
+
+
+def _apart(what: str, wanted: str) -> ConfigError:
+    return ConfigError.at(None, f"the two profiles are {what}; profile {wanted} on both sides", "--edge, --cloud")
+
+
+def _shape(profile: Profile) -> object:
+    nodes = [(node.name, node.inputs, node.outputs) for node in profile.nodes]
+    return nodes, profile.tensors, profile.inputs, profile.outputs

@@ -1,0 +1,132 @@
+"""Why no placement of a graph is possible, in words that name the nodes, tensors and tiers in conflict.
+
+Every rule is an order or an equality of two nodes' tiers, or a set of tiers for one node; such rules can be kept all at
+once exactly where each node has a tier left after those are struck out that leave a neighbour without one (both are
+closed under taking the lower, and the higher, of two placements). So tiers are struck out, each with its reason, until
+nothing changes or a node has none left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from upwell.shared.partition.costs import CostGraph, CostNode
+
+_MOST_STEPS = 4
+"""How far back a chain of reasons is told."""
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """`first` makes a tensor that `second` reads; `together`: that may not cross a link."""
+
+    first: str
+    second: str
+    tensor: str
+    together: bool
+
+    def allows(self, level: int, other: int, *, is_first: bool) -> bool:
+        """Whether a node at `level` goes with the other one of the pair at `other`; `is_first` says which it is."""
+        low, high = (level, other) if is_first else (other, level)
+        return low == high if self.together else low <= high
+
+
+@dataclass(frozen=True)
+class _Struck:
+    """Why a tier is no longer possible: the words, or a rule with another node."""
+
+    words: str
+    rule: _Rule | None = None
+
+
+class _Domains:
+    """The tiers that each node has left, and why the others are gone."""
+
+    def __init__(self, graph: CostGraph) -> None:
+        self.graph = graph
+        self.left: dict[str, list[int]] = {}
+        self.struck: dict[str, dict[int, _Struck]] = {}
+        self.rules: dict[str, list[_Rule]] = {node.name: [] for node in graph.nodes}
+        maker = {name: node.name for node in graph.nodes for name in node.outputs}
+        for node in graph.nodes:
+            self.struck[node.name] = {
+                level: _Struck(words)
+                for level in range(len(graph.tiers))
+                if (words := self._own_obstacle(node, level, maker))
+            }
+            self.left[node.name] = [level for level in range(len(graph.tiers)) if level not in self.struck[node.name]]
+            for name in node.inputs:
+                if name in maker:
+                    rule = _Rule(maker[name], node.name, name, together=not graph.tensors[name].splittable)
+                    self.rules[rule.first].append(rule)
+                    self.rules[rule.second].append(rule)
+
+    def _own_obstacle(self, node: CostNode, level: int, maker: dict[str, str]) -> str:
+        """Why a node cannot be on a tier, whatever the others do; empty where it can."""
+        graph, tier = self.graph, self.graph.tiers[level]
+        if node.only is not None and node.only != tier:
+            return f"`only` pins it to {node.only!r}"
+        if tier not in node.cost_s:
+            return "it has no cost there"
+        made = graph.tiers.index(graph.input_tier)
+        for name in node.inputs:
+            if name in maker or level == made:
+                continue
+            if level < made:
+                return f"it reads the input {name!r}, which is made on {graph.input_tier!r}"
+            if not graph.tensors[name].splittable:
+                return f"it reads the input {name!r}, which is not splittable and made on {graph.input_tier!r}"
+        return ""
+
+    def empty_node(self) -> str | None:
+        """The first node without a tier once everything that follows is struck out; None where each has one."""
+        waiting = deque(self.rules)
+        while waiting:
+            name = waiting.popleft()
+            if not self.left[name]:
+                return name
+            for rule in self.rules[name]:
+                other, is_first = (rule.second, False) if rule.first == name else (rule.first, True)
+                gone = [
+                    level
+                    for level in self.left[other]
+                    if not any(rule.allows(level, mine, is_first=is_first) for mine in self.left[name])
+                ]
+                for level in gone:
+                    self.left[other].remove(level)
+                    self.struck[other][level] = _Struck("", rule)
+                if gone:
+                    waiting.append(other)
+        return None
+
+    def reasons(self, name: str, steps: int = _MOST_STEPS) -> str:
+        """Why each tier that a node has lost is gone."""
+        by_words: dict[str, list[str]] = {}
+        for level, struck in sorted(self.struck[name].items()):
+            by_words.setdefault(self._words(name, struck, steps), []).append(repr(self.graph.tiers[level]))
+        return "; ".join(f"not on {' or '.join(tiers)}: {words}" for words, tiers in by_words.items())
+
+    def _words(self, name: str, struck: _Struck, steps: int) -> str:
+        rule = struck.rule
+        if rule is None:
+            return struck.words
+        other = rule.second if rule.first == name else rule.first
+        does = f"reads {rule.tensor!r} of" if rule.second == name else f"makes {rule.tensor!r} for"
+        whole = " and is not splittable" if rule.together else ""
+        why = f" ({self.reasons(other, steps - 1)})" if steps > 1 else ""
+        return f"it {does} {other!r}{', which crosses no link,' if whole else ''} which cannot stand there{why}"
+
+
+def conflict(graph: CostGraph) -> str:
+    """Why no placement of the graph is possible."""
+    domains = _Domains(graph)
+    name = domains.empty_node()
+    if name is not None:
+        return f"no placement is possible: node {name!r} has no tier left; {domains.reasons(name)}"
+    for tier in graph.non_empty:
+        level = graph.tiers.index(tier)
+        if not any(level in left for left in domains.left.values()):
+            return f"no placement is possible: `non_empty` names the tier {tier!r}, on which no node can stand"
+    together = ", ".join(map(repr, dict.fromkeys(graph.non_empty)))
+    return f"no placement is possible: the tiers {together} of `non_empty` cannot all hold a node at once"

@@ -1,0 +1,274 @@
+"""Operators that stay together become one node, so that what is left to cut is worth cutting and can be cut.
+
+- Free operators are left out: who reads the result of a DequantizeLinear reads the quantized tensor.
+- Operators that share state stay together, and so do those on both sides of a tensor whose size is not known. Whatever
+  lies on a way out of such a group and back into it joins the group.
+- QuantizeLinear stays with what it quantizes.
+- ONNX runtimes fuse elementwise operators into what makes their input. So an operator joins the only reader of its
+  results where that is elementwise. Layer normalization, softmax, GELU and SiLU that are written out fold up by the
+  same rule. TFLite's kernels have their activations in them already.
+
+The last two lose nothing. They are done only where every cut between two operators sends no less than the cut behind
+the second or before the first, and where that moves an elementwise operator, or a part of a normalization, alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from upwell.shared.partition.graph import Graph, Node
+from upwell.shared.partition.order import in_order
+
+_QUANTIZERS = frozenset(
+    {"QuantizeLinear", "DequantizeLinear", "com.microsoft:QuantizeLinear", "com.microsoft:DequantizeLinear"}
+    | {"QUANTIZE", "DEQUANTIZE"}
+)
+"""They stay with what they read. A DequantizeLinear that is not free makes an output of the model."""
+
+_ELEMENTWISE = frozenset({
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "BitwiseAnd",
+    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "Div",
+    "Dropout", "Elu", "Equal", "Erf", "Exp", "Flatten", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid",
+    "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min",
+    "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Reshape", "Round", "Selu",
+    "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh",
+    "ThresholdedRelu", "Unsqueeze", "Where", "Xor", "com.microsoft:BiasGelu", "com.microsoft:FastGelu",
+    "com.microsoft:Gelu", "com.microsoft:QuickGelu",
+})  # fmt: skip
+"""Of ONNX: an element (or a channel) at a time, or no work at all."""
+
+_REDUCTIONS = frozenset({"ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"})
+"""With these and elementwise operators normalizations are written out."""
+
+_SHOWN_OPS = 4
+
+
+def contract(graph: Graph) -> Graph:
+    """The same model with groups of operators as nodes, in a topological order, and without free operators.
+
+    A group has the name of the operator in it that works most, and the names of its operators, joined by `+`.
+    """
+    groups = _Groups(_without_free(graph))
+    groups.join_bound()
+    groups.join_unsized()
+    groups.join_circles()
+    groups.join_quantizers()
+    if graph.format == "onnx":
+        groups.fuse()
+    return groups.contracted()
+
+
+def _without_free(graph: Graph) -> Graph:
+    """Every node reads what is behind the free ones."""
+    behind: dict[str, tuple[str, ...]] = {}
+    kept = []
+    for node in graph.nodes:
+        inputs = tuple(dict.fromkeys(source for tensor in node.inputs for source in behind.get(tensor, (tensor,))))
+        if node.is_free:
+            behind.update(dict.fromkeys(node.outputs, inputs))
+        else:
+            kept.append(replace(node, inputs=inputs))
+    return replace(graph, nodes=tuple(kept))
+
+
+class _Groups:
+    """Nodes by index in groups, each known by one of its nodes (its root)."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._parent = list(range(len(graph.nodes)))
+        self._group = {index: _Group([index], {node.op}, set(node.inputs), set(node.outputs))
+                       for index, node in enumerate(graph.nodes)}  # fmt: skip
+
+    def _root(self, index: int) -> int:
+        while self._parent[index] != index:
+            self._parent[index] = index = self._parent[self._parent[index]]
+        return index
+
+    def _join(self, indices: Iterable[int]) -> None:
+        first, *others = sorted(
+            {self._root(index) for index in indices}, key=lambda root: -len(self._group[root].nodes)
+        )
+        for other in others:
+            self._parent[other] = first
+            self._group[first].take_in(self._group.pop(other))
+
+    def join_bound(self) -> None:
+        """Those of one bond."""
+        bonds: dict[str, list[int]] = {}
+        for index, node in enumerate(self._graph.nodes):
+            if node.bond:
+                bonds.setdefault(node.bond, []).append(index)
+        for indices in bonds.values():
+            self._join(indices)
+
+    def join_unsized(self) -> None:
+        """A tensor that cannot cross keeps its maker and its readers together."""
+        for tensor, index in self._graph.producer.items():
+            if not self._graph.tensors[tensor].is_sized:
+                self._join((index, *self._graph.consumers.get(tensor, ())))
+
+    def join_circles(self) -> None:
+        """Whatever lies on a way from a group back to it belongs to it."""
+        for circle in _circles({root: self._sources(root) for root in sorted(self._group)}):
+            self._join(circle)
+
+    def join_quantizers(self) -> None:
+        """A tensor that is read to be quantized alone does not cross, nor does one made for the caller alone."""
+        for tensor, index in self._graph.producer.items():
+            readers = self._graph.consumers.get(tensor, ())
+            found = [one for one in readers if self._only_quantizes(one)]
+            made = {one: self._size(self._leaving(one)) for one in found}
+            if len(found) < len(readers) or sum(made.values()) > self._size({tensor}):
+                found = [one for one in found if not made[one]]
+            self._join((index, *found))
+
+    def _only_quantizes(self, index: int) -> bool:
+        node = self._graph.nodes[index]
+        return node.op in _QUANTIZERS and len(node.inputs) == 1 and len(self._group[self._root(index)].nodes) == 1
+
+    def fuse(self) -> None:
+        """Elementwise operators take in what makes their inputs; see the module."""
+        for index in range(len(self._graph.nodes)):
+            while (source := self._fusible(self._root(index))) is not None:
+                self._join((index, source))
+
+    def _fusible(self, reader: int) -> int | None:
+        """A group that this one may take in."""
+        if not self._group[reader].is_light:
+            return None
+        return next((source for source in sorted(self._sources(reader)) if self._may_fuse(source, reader)), None)
+
+    def _may_fuse(self, source: int, reader: int) -> bool:
+        maker, taker = self._group[source], self._group[reader]
+        if self._readers(source) != {reader} or not maker.made.isdisjoint(self._graph.outputs):
+            return False
+        between = maker.made & taker.read
+        if any(self._graph.nodes[self._graph.producer[tensor]].op in _QUANTIZERS for tensor in between):
+            return False
+        if maker.is_light and maker.read <= taker.read:
+            return True  # all that it reads crosses anyway where it is cut off
+        is_fused = taker.is_elementwise or maker.is_light
+        is_less = self._size(self._leaving(reader)) <= self._size(between)
+        return is_fused and is_less and self._come_before(taker.read - between, source)
+
+    def _come_before(self, tensors: Collection[str], root: int) -> bool:
+        """Whether all of these are there wherever this group is: it reads them, or another that it needs makes them."""
+        producer = self._graph.producer
+        makers = {self._root(producer[tensor]) for tensor in tensors if tensor in producer}
+        waiting = [root] if makers else []
+        seen = set(waiting)
+        while waiting and not makers <= seen:
+            new = self._sources(waiting.pop()) - seen
+            seen |= new
+            waiting += new
+        return makers <= seen
+
+    def _size(self, tensors: Collection[str]) -> float:
+        """Bytes for one row; without end where that is not known."""
+        found = [self._graph.tensors[tensor] for tensor in tensors]
+        return sum(one.size_bytes() if one.is_sized else math.inf for one in found)
+
+    def _readers(self, root: int) -> set[int]:
+        """The other groups that read what this one makes."""
+        consumers = self._graph.consumers
+        return {self._root(index) for tensor in self._group[root].made for index in consumers.get(tensor, ())} - {root}
+
+    def _leaving(self, root: int) -> set[str]:
+        """The tensors of this group that others read."""
+        consumers = self._graph.consumers
+        made = self._group[root].made
+        return {tensor for tensor in made if any(self._root(index) != root for index in consumers.get(tensor, ()))}
+
+    def _sources(self, root: int) -> set[int]:
+        """The other groups that this one reads from."""
+        producer = self._graph.producer
+        return {self._root(producer[tensor]) for tensor in self._group[root].read if tensor in producer} - {root}
+
+    def contracted(self) -> Graph:
+        """The graph of groups, of which that with the earliest operator comes first where there is a choice."""
+        roots = sorted(self._group, key=lambda root: min(self._group[root].nodes))
+        rank = {root: at for at, root in enumerate(roots)}
+        order = in_order([{rank[source] for source in self._sources(root)} for root in roots])
+        nodes = tuple(self._node(roots[at]) for at in order)
+        named = {name for node in nodes for name in (*node.inputs, *node.outputs)}
+        named |= {*self._graph.inputs, *self._graph.outputs}
+        tensors = {name: tensor for name, tensor in self._graph.tensors.items() if name in named}
+        return replace(self._graph, nodes=nodes, tensors=tensors)
+
+    def _node(self, root: int) -> Node:
+        group, leaving = self._group[root], self._leaving(root) | set(self._graph.outputs)
+        nodes = [self._graph.nodes[index] for index in sorted(group.nodes)]
+        if len(nodes) == 1:
+            return nodes[0]
+        most = max(nodes, key=lambda node: node.work)
+        ops = [node.op for node in nodes]
+        return Node(
+            most.name,
+            "+".join(ops[:_SHOWN_OPS]) + ("+…" if len(ops) > _SHOWN_OPS else ""),
+            tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name not in group.made)),
+            tuple(name for node in nodes for name in node.outputs if name in leaving),
+            tuple(sorted(member for node in nodes for member in node.members)),
+            sum(node.work for node in nodes),
+            bond=most.bond,
+        )
+
+
+@dataclass
+class _Group:
+    """Nodes by index, their operators, and the tensors that they read from outside and that they make."""
+
+    nodes: list[int]
+    ops: set[str]
+    read: set[str]
+    made: set[str]
+
+    def take_in(self, other: _Group) -> None:
+        """Add another group."""
+        self.nodes += other.nodes
+        self.ops |= other.ops
+        self.made |= other.made
+        self.read = (self.read | other.read) - self.made
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether a runtime may fuse all of it into what makes its input."""
+        return self.ops <= _ELEMENTWISE | _QUANTIZERS
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it may be a part of a normalization that is written out."""
+        return self.ops <= _ELEMENTWISE | _QUANTIZERS | _REDUCTIONS
+
+
+def _circles(sources: Mapping[int, Collection[int]]) -> Iterator[list[int]]:
+    """The strongly connected components of more than one vertex (Tarjan 1972, without recursion)."""
+    number: dict[int, int] = {}
+    lowest: dict[int, int] = {}
+    stack: list[int] = []
+    waiting: set[int] = set()
+    for start in sources:
+        way: list[tuple[int, Iterator[int]]] = [] if start in number else [(start, iter(sources[start]))]
+        while way:
+            vertex, left = way[-1]
+            if vertex not in number:
+                number[vertex] = lowest[vertex] = len(number)
+                stack.append(vertex)
+                waiting.add(vertex)
+            following = next((one for one in left if one not in number or one in waiting), None)
+            if following is None:
+                way.pop()
+                if way:
+                    lowest[way[-1][0]] = min(lowest[way[-1][0]], lowest[vertex])
+                if lowest[vertex] == number[vertex]:
+                    circle = stack[stack.index(vertex) :]
+                    del stack[-len(circle) :]
+                    waiting.difference_update(circle)
+                    if len(circle) > 1:
+                        yield circle
+            elif following in number:
+                lowest[vertex] = min(lowest[vertex], number[following])
+            else:
+                way.append((following, iter(sources[following])))

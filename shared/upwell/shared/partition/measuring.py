@@ -1,0 +1,219 @@
+"""Measuring parts of a model against each other: warm, repeated, in turns, so that what drifts hits all alike."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
+from upwell.shared.errors import UpwellError
+from upwell.shared.partition.profile import RuntimeFacts, Spread
+from upwell.shared.tensors import Array, TensorSpec
+
+FEWEST_RUNS = 3
+"""Of every part, also when the time is up."""
+BURST = 3
+"""Timed runs at a time, after one that is not: the part's own code and weights are in the caches again."""
+_TURNS = 3
+_MOST_WARMING, _CALM_RUNS, _FASTER = 12, 2, 0.95
+
+
+@dataclass(frozen=True)
+class TierOptions:
+    """How a tier is to run models. `threads` None: as the agent or the service would without being told.
+
+    `rows`: the batch that is measured. An accelerator is named as in agent.yaml; empty for the CPU.
+    """
+
+    threads: int | None = None
+    rows: int = 1
+    accelerator: str = ""
+    library: Path | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    """A model that a tier has loaded."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    runtime: RuntimeFacts
+
+    @property
+    def placement(self) -> str:
+        """What of it the accelerator took, by the runtime's own evidence so far; empty on the CPU."""
+        ...
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run it once; an array for each of `inputs` gives one for each of `outputs`. Raises `UpwellError`."""
+        ...
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+class PartitionTier(Protocol):
+    """What an entry point of the group `upwell.partition_tiers` names: a class that is built with `TierOptions`.
+
+    It opens models as this side of the system does when it serves them. `formats` are those it can run.
+    """
+
+    formats: ClassVar[tuple[str, ...]]
+
+    def __init__(self, options: TierOptions) -> None: ...
+
+    def open(self, path: Path) -> Runner:
+        """Load a model file. Raises `UpwellError`: with what is wrong, and for a package that is missing its extra."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is measured: the whole, or the head before or the tail after the first `nodes` nodes."""
+
+    kind: Literal["whole", "head", "tail"]
+    nodes: int = 0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A part that is ready: `run` runs it once on inputs it has; `size_bytes` of its files."""
+
+    run: Callable[[], object]
+    close: Callable[[], None]
+    size_bytes: int
+
+
+class Bench:
+    """Times parts of a model.
+
+    `opener` opens a part and may raise `UpwellError`, which takes it out of the measurement (`failed` says why). As
+    many are open at one time as `memory_bytes` of model files allow; where that is not all, everything is measured in
+    several turns. `clock` gives seconds; `tick` is called after every opening and every visit.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[Part], Opened],
+        clock: Callable[[], float],
+        chance: random.Random,
+        memory_bytes: int,
+        tick: Callable[[], None],
+    ) -> None:
+        self.samples: dict[Part, list[float]] = {}
+        self.failed: dict[Part, str] = {}
+        self._opener = opener
+        self._clock = clock
+        self._chance = chance
+        self._memory_bytes = memory_bytes
+        self._tick = tick
+        self._open: dict[Part, Opened] = {}
+
+    def measure(self, parts: Sequence[Part], runs: int, until_s: float) -> None:
+        """Add `runs` timings of each part to `samples`; fewer once `until_s` is past, but as many as `FEWEST_RUNS`."""
+        turns = max(1, min(_TURNS, runs // FEWEST_RUNS))
+        for turn in range(turns if runs > 0 else 0):
+            wanted = [part for part in parts if part not in self.failed]
+            batches = 0
+            for batch in self._batches(self._shuffled(wanted)):
+                batches += 1
+                is_all = not turn and len(batch) == len([part for part in wanted if part not in self.failed])
+                self._rounds(batch, runs if is_all else math.ceil(runs / turns), until_s)
+            if batches <= 1:
+                return
+
+    def close(self) -> None:
+        """Close what is open."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _batches(self, order: Sequence[Part]) -> Iterator[list[Part]]:
+        """Those that are open together, each batch open while it is looked at."""
+        batch: list[Part] = []
+        for part in order:
+            opened = self._open.get(part) or self._opened(part)
+            if opened is None:
+                continue
+            others_bytes = sum(one.size_bytes for other, one in self._open.items() if other != part)
+            if batch and others_bytes + opened.size_bytes > self._memory_bytes:
+                yield batch
+                for other in [other for other in self._open if other != part]:
+                    self._open.pop(other).close()
+                batch = []
+            self._open[part] = opened
+            batch.append(part)
+        if batch:
+            yield batch
+
+    def _opened(self, part: Part) -> Opened | None:
+        """The part, opened and warm; None where that fails."""
+        opened = None
+        try:
+            opened = self._opener(part)
+            self._warm_up(opened)
+        except UpwellError as error:
+            if opened is not None:
+                opened.close()
+            self.failed[part] = str(error)
+            opened = None
+        self._tick()
+        return opened
+
+    def _warm_up(self, opened: Opened) -> None:
+        """Run it until two runs in a row are no faster than what there was before."""
+        best_s, calm = math.inf, 0
+        for _ in range(_MOST_WARMING):
+            took_s = self._timed(opened)
+            calm = calm + 1 if took_s > _FASTER * best_s else 0
+            best_s = min(best_s, took_s)
+            if calm >= _CALM_RUNS:
+                return
+
+    def _rounds(self, batch: Sequence[Part], runs: int, until_s: float) -> None:
+        taken = 0
+        while taken < runs and (self._clock() < until_s or min(map(self._count, batch)) < FEWEST_RUNS):
+            burst = min(BURST, runs - taken)
+            for part in self._shuffled(batch):
+                self._open[part].run()
+                with _undisturbed():
+                    timings = [self._timed(self._open[part]) for _ in range(burst)]
+                self.samples.setdefault(part, []).extend(timings)
+                self._tick()
+            taken += burst
+
+    def _count(self, part: Part) -> int:
+        return len(self.samples.get(part, ()))
+
+    def _timed(self, opened: Opened) -> float:
+        started_s = self._clock()
+        opened.run()
+        return self._clock() - started_s
+
+    def _shuffled(self, parts: Sequence[Part]) -> list[Part]:
+        return self._chance.sample(list(parts), len(parts))
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection meanwhile."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def spread_of(samples: Sequence[float], stretch: float = 1.0) -> Spread:
+    """Median, 10th and 90th percentile (linear between samples) of timings, each multiplied by `stretch`."""
+    times = sorted(sample * stretch for sample in samples)
+    tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 9
+    return Spread(median_s=statistics.median(times), p10_s=tenths[0], p90_s=tenths[-1], runs=len(times))

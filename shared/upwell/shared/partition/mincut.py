@@ -1,0 +1,109 @@
+"""Minimum cuts that are exact for capacities of up to 2^60, by a solver that knows 32 bits. Needs scipy.
+
+`scipy.sparse.csgraph.maximum_flow` computes in int32 and is silently wrong beyond it. So the flow is found in passes
+(capacity scaling, Edmonds and Karp 1972, doi 10.1145/321694.321699): capacities are divided by 2^k and rounded down so
+that nothing in the pass can reach 2^30, the flow found is multiplied by 2^k and taken from the capacities, and what is
+left is solved with a smaller k. The cut that stopped a pass bounds what can still flow, so k falls quickly: two or
+three passes are the rule. The last pass has k = 0, and its residual network is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.tensors import Array
+
+try:
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+except ImportError as error:
+    raise ConfigError.at(None, "planning needs scipy: pip install 'upwell[partition]'") from error
+
+SOURCE, SINK = 0, 1
+_PASS_BITS = 29
+"""No capacity of a pass has more bits: an arc and its reverse stay below 2^31 together, as does the whole flow."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A maximum flow, or one of at least the limit. `residual` is what is left on each arc and reverse arc."""
+
+    value: int
+    residual: Array
+
+
+class Network:
+    """A network of fixed arcs between vertices 0 to `vertices` − 1, whose capacities change from call to call.
+
+    `tails` and `heads` are the ends of each arc. Several arcs between the same two vertices count together.
+    """
+
+    def __init__(self, vertices: int, tails: Array, heads: Array) -> None:
+        gate = vertices  # an arc from here to the source keeps the flow of a pass within the solver's range
+        tails, heads = np.append(tails, gate).astype(np.int64), np.append(heads, SOURCE).astype(np.int64)
+        self._vertices = vertices + 1
+        keys = np.concatenate((tails * self._vertices + heads, heads * self._vertices + tails))
+        unique, places = np.unique(keys, return_inverse=True)
+        self._place = places[: len(tails) - 1]
+        self._gate = int(places[len(tails) - 1])
+        self._rows, self._columns = unique // self._vertices, unique % self._vertices
+        self._indices = self._columns.astype(np.int32)
+        self._starts = np.searchsorted(self._rows, np.arange(self._vertices + 1)).astype(np.int32)
+
+    def residual(self, capacities: Array, limit: int) -> Array:
+        """The network without any flow; every capacity above `limit` + 1 counts as that, for it cannot be cut."""
+        found = np.zeros(len(self._indices), np.int64)
+        np.add.at(found, self._place, np.minimum(capacities, limit + 1))
+        return np.minimum(found, limit + 1)
+
+    def raised(self, residual: Array, arcs: Array, by: Array) -> Array:
+        """`residual` with more capacity on some arcs."""
+        found = residual.copy()
+        np.add.at(found, self._place[arcs], by)
+        return found
+
+    def flow(self, residual: Array, limit: int) -> Flow:
+        """The most that flows through what is left, at most `limit` + 1: then it may be more. `limit` is below 2^60."""
+        residual = residual.copy()
+        residual[self._gate] = bound = limit + 1
+        value = 0
+        while bound:
+            shift = max(0, bound.bit_length() - _PASS_BITS)
+            capacities = np.minimum(residual >> shift, (bound >> shift) + 1)
+            more, flows = self._solve(capacities)
+            residual -= flows << shift
+            value += more << shift
+            if not shift:
+                break
+            bound = min(limit + 1 - value, self._cut_bound(residual, shift))
+        residual[self._gate] = 0
+        return Flow(value, residual)
+
+    def source_side(self, residual: Array) -> Array:
+        """Which vertices the source reaches: the smallest source side of any minimum cut, once the flow is maximum."""
+        return self._reached(residual, SOURCE)[:-1]
+
+    def _solve(self, capacities: Array) -> tuple[int, Array]:
+        graph = csr_array(
+            (capacities.astype(np.int32), self._indices, self._starts), shape=(self._vertices, self._vertices)
+        )
+        result = maximum_flow(graph, self._vertices - 1, SINK)
+        return int(result.flow_value), result.flow.data.astype(np.int64)
+
+    def _cut_bound(self, residual: Array, shift: int) -> int:
+        """The residual capacity of the cut that stopped a pass: no more than this can still flow."""
+        inside = self._reached(residual >> shift, self._vertices - 1)
+        return int(residual[inside[self._rows] & ~inside[self._columns]].sum())
+
+    def _reached(self, residual: Array, start: int) -> Array:
+        left = residual > 0
+        starts = np.concatenate(([0], np.cumsum(left)))[self._starts]
+        graph = csr_array(
+            (np.ones(int(starts[-1])), self._indices[left], starts), shape=(self._vertices, self._vertices)
+        )
+        found = np.zeros(self._vertices, bool)
+        found[breadth_first_order(graph, start, return_predecessors=False)] = True
+        return found

@@ -1,0 +1,186 @@
+"""The `model.yaml` of head and tail, from that of the whole.
+
+The head takes what callers give and prepares it as the whole does, and gives the cut tensors as they are. The tail
+takes the cut tensors, and inputs of the model as they are after `pre`, and gives the outputs of the whole. A step of
+`post` goes to the half that has all it reads. Where no half has, both give the model's own tensors, and whoever asks
+them does `post` with the file of the whole.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ruamel.yaml import YAML
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.partition.graph import Tensor
+from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.signature.binding import bind
+from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.pipeline import Pipeline
+from upwell.shared.tensors import TensorSpec
+from upwell.shared.yaml import parse_yaml
+
+DESCRIPTION_FILE = "model.yaml"
+
+_MOST_INLINE_LABELS = 8
+
+Format = Literal["onnx", "tflite"]
+
+
+@dataclass(frozen=True)
+class Descriptions:
+    """The files beside head and tail by name, and why there is no `post` in them where there should be."""
+
+    head: Mapping[str, bytes]
+    tail: Mapping[str, bytes]
+    left_out: str = ""
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """A tensor of a half as a runtime describes it."""
+    shape = tuple(-1 if isinstance(size, str) else size for size in tensor.shape or ())
+    return TensorSpec(tensor.name, tensor.datatype, shape)
+
+
+def describe(
+    description: ModelDescription,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    halves: Halves,
+    runtime: Format,
+) -> Descriptions:
+    """The descriptions of both halves of the model that has these inputs and outputs.
+
+    Raises `ConfigError` where the description does not fit the model.
+    """
+    _, pre, post = bind(description, inputs, outputs, runtime)
+    whole = _Whole(description, post, runtime, sees_picture=pre.makes_pictures)
+    head, tail = whole.half(halves.head, halves.cut, is_head=True), whole.half(halves.tail, (), is_head=False)
+    lost = [name for name in description.signature.outputs if name not in {*head.outputs, *tail.outputs}]
+    why = ""
+    if lost:
+        head, tail = _Post(), _Post()
+        names = ", ".join(map(repr, lost))
+        why = f"{names} cannot be made by one half alone: both give the model's own tensors, without `post`"
+    given, prepared = whole.facts["signature"]["inputs"], whole.steps("pre")
+    taken = {
+        one.name: {"kind": "tensor", "dtype": one.datatype, "shape": list(spec_of(one).shape)}
+        for one in halves.tail.inputs
+    }
+    return Descriptions(
+        _files(whole, given, prepared, head, halves.head, halves.cut),
+        _files(whole, taken, (), tail, halves.tail, ()),
+        why,
+    )
+
+
+@dataclass
+class _Post:
+    """The outputs of the signature that a half makes, as written, and the steps to them."""
+
+    outputs: dict[str, Any] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The description of the whole as plain values, and its `post` as it is bound."""
+
+    description: ModelDescription
+    post: Pipeline
+    runtime: Format
+    sees_picture: bool
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As it is written, with nothing that is a default."""
+        return self.description.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def steps(self, phase: str) -> list[dict[str, Any]]:
+        """The steps for this runtime."""
+        own = self.facts.get("runtimes", {}).get(self.runtime, {}).get(phase)
+        return list(self.facts.get(phase, []) if own is None else own)
+
+    def half(self, half: Half, cut: Collection[str], is_head: bool) -> _Post:
+        """What of `post` and of the signature's outputs a half can do by itself; nothing where that hides `cut`."""
+        there = {one.name for one in half.outputs}
+        found = _Post()
+        for step, written in zip(self.post.steps, self.steps("post"), strict=True):
+            ((operation, keys),) = written.items()
+            needs_picture = operation == "boxes" and self.sees_picture and not is_head
+            if needs_picture or not there.issuperset(step.reads):
+                there.difference_update(step.writes)
+                continue
+            if len(step.reads) == 1:
+                keys = {"from": step.reads[0], **keys}
+            found.steps.append({operation: keys})
+            there.difference_update(step.reads if operation == "rename" else ())
+            there.update(step.writes)
+        for name, output in self.facts["signature"]["outputs"].items():
+            value = self.post.bound[name]
+            if value in there:
+                found.outputs[name] = output
+                found.steps += [{"rename": {"from": value, "to": name}}] if value != name else []
+        written_names = {name for step in self.post.steps for name in step.writes} | set(found.outputs)
+        return _Post() if written_names.intersection(cut) else found
+
+
+def _files(
+    whole: _Whole, takes: Mapping[str, Any], pre: Sequence[Any], post: _Post, half: Half, cut: Sequence[str]
+) -> dict[str, bytes]:
+    """`model.yaml`, in a form that loads for the tensors of the half, and the files with labels that it names."""
+    outputs: dict[str, Any] = {name: {"kind": "tensor"} for name in cut}
+    outputs.update(post.outputs or {one.name: {"kind": "tensor"} for one in half.outputs})
+    document = {
+        "version": 1,
+        "signature": {"inputs": dict(takes), "outputs": outputs},
+        "pre": list(pre),
+        "post": post.steps if post.outputs else [],
+    }
+    if not whole.description.signature.rows or not _loads(document, half, whole.runtime):
+        document["signature"] = {"rows": False, "inputs": dict(takes), "outputs": outputs}
+        bind(parse_yaml(_yaml(document), ModelDescription), *_specs(half), whole.runtime)
+    files: dict[str, bytes] = {}
+    return {DESCRIPTION_FILE: _yaml(_with_label_files(document, files)).encode(), **files}
+
+
+def _loads(document: Any, half: Half, runtime: Format) -> bool:
+    """Whether tensors between operators have the rows of a request as well."""
+    try:
+        bind(parse_yaml(_yaml(document), ModelDescription), *_specs(half), runtime)
+    except ConfigError:
+        return False
+    return True
+
+
+def _with_label_files(value: Any, files: dict[str, bytes]) -> Any:
+    """The same with long lists of labels as names of files, which are added to `files`."""
+    if isinstance(value, list):
+        return [_with_label_files(one, files) for one in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: _with_label_files(one, files) for key, one in value.items()}
+    labels = value.get("labels")
+    if isinstance(labels, list) and len(labels) > _MOST_INLINE_LABELS:
+        data = "".join(f"{label}\n" for label in labels).encode()
+        name = next((name for name, there in files.items() if there == data), "")
+        made["labels"] = name or f"labels{len(files) + 1 if files else ''}.txt"
+        files[made["labels"]] = data
+    return made
+
+
+def _yaml(document: Any) -> str:
+    writer = YAML(typ="safe", pure=True)
+    writer.default_flow_style = None
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel says it is None
+    text = io.StringIO()
+    writer.dump(document, text)
+    return text.getvalue()
+
+
+def _specs(half: Half) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    return tuple(map(spec_of, half.inputs)), tuple(map(spec_of, half.outputs))

@@ -1,0 +1,81 @@
+"""One inverse bandwidth for a bandwidth that is not known: what planning for a changing link has to count with.
+
+Time to send is bytes · 8 · (1/B), so what counts is the mean or a quantile of 1/B, never one over the mean of B: a link
+that is at 1 and at 19 Mbit/s half of the time has a mean of 10 Mbit/s and sends, on average, as slowly as a steady one
+at 1.9 Mbit/s (by Jensen's inequality E[1/B] ≥ 1/E[B]). Inverse bandwidth is in seconds per bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Protocol
+
+_TENTH = NormalDist().inv_cdf(0.9)
+"""The 90 % point of the standard normal distribution."""
+
+
+class Bandwidth(Protocol):
+    """What is known of the bandwidth that a request will meet."""
+
+    def mean_inverse(self) -> float:
+        """E[1/B], in seconds per bit: planned with it, the mean latency is the least."""
+
+    def inverse_quantile(self, probability: float) -> float:
+        """What 1/B stays at or below with that probability, in seconds per bit: for latencies that mostly hold."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Bandwidths in bits per second as they were seen by requests, each as likely to come again; none is 0."""
+
+    bps: Sequence[float]
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`: with a sample of 0 the mean time to send anything would be infinite."""
+        if not self.bps or not all(0 < one < math.inf for one in self.bps):
+            raise ValueError("expected bandwidths of more than 0 bits per second, at least one")
+
+    def mean_inverse(self) -> float:
+        """See `Bandwidth`."""
+        return fmean(1 / one for one in self.bps)
+
+    def inverse_quantile(self, probability: float) -> float:
+        """See `Bandwidth`: the least sample of 1/B that so many are at or below."""
+        ordered = sorted(1 / one for one in self.bps)
+        return ordered[max(0, math.ceil(_share(probability) * len(ordered) - 1e-9) - 1)]
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """A bandwidth with that median, nine times in ten at least a `spread`-th of it: B = median · e^(σ·Z), Z standard
+    normal, σ = ln(spread) / 1.2816. Then E[1/B] = e^(σ²/2) / median. A spread of 1 is a steady link."""
+
+    median_bps: float
+    spread: float
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`."""
+        if not (0 < self.median_bps < math.inf and 1 <= self.spread < math.inf):
+            raise ValueError("expected a median of more than 0 bits per second and a spread of 1 or more")
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of ln B."""
+        return math.log(self.spread) / _TENTH
+
+    def mean_inverse(self) -> float:
+        """See `Bandwidth`."""
+        return math.exp(self.sigma**2 / 2) / self.median_bps
+
+    def inverse_quantile(self, probability: float) -> float:
+        """See `Bandwidth`."""
+        return math.exp(self.sigma * NormalDist().inv_cdf(_share(probability))) / self.median_bps
+
+
+def _share(probability: float) -> float:
+    if not 0 < probability < 1:
+        raise ValueError(f"expected a probability between 0 and 1, got {probability}")
+    return probability

@@ -1,0 +1,1 @@
+"""`upwell partition`: profile, plan and split a model."""

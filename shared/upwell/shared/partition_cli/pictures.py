@@ -1,0 +1,107 @@
+"""What a compressed picture costs in place of a model's raw input: its bytes, and the time to encode and decode it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.files import read_file
+from upwell.shared.partition.advice import Encoded
+from upwell.shared.partition.graph import element_bytes
+from upwell.shared.partition.profile import Profile
+from upwell.shared.signature.images import Color, decode, encode
+from upwell.shared.signature.signature import UplinkEncoding
+from upwell.shared.tensors import Array
+
+MAX_PICTURE_BYTES = 64 << 20
+MAX_PIXELS = 100_000_000
+MAX_SIDE = 16_383
+"""WebP's own limit."""
+_RUNS = 9
+T = TypeVar("T")
+
+
+def measure(
+    path: Path, profile: Profile, size: tuple[int, int] | None, quality: int, stretch: float
+) -> Sequence[Encoded]:
+    """The picture at the size of the model's largest input, as JPEG and WebP of that quality and as PNG.
+
+    `size` is width and height where they do not follow from the bytes of the input. Times are medians on this
+    machine, encoding `stretch` times that. Raises `ConfigError`.
+    """
+    pixels = _decoded(path)
+    tensor, samples = _picture_input(profile)
+    width, height, channels = _shape(samples, size, tensor)
+    color: Color = "gray" if channels == 1 else "rgb"
+    image = Image.fromarray(pixels).convert("L" if channels == 1 else "RGB").resize((width, height))
+    small = np.asarray(image).reshape(height, width, channels)
+    return [
+        _measured(small, encoding, name, color, tensor, profile.model.rows, stretch)
+        for name, encoding in _encodings(quality)
+    ]
+
+
+def _encodings(quality: int) -> Iterator[tuple[str, UplinkEncoding]]:
+    yield f"JPEG {quality}", UplinkEncoding("jpeg", quality)
+    yield f"WebP {quality}", UplinkEncoding("webp", quality)
+    yield "PNG", UplinkEncoding("png")
+
+
+def _measured(
+    pixels: Array, encoding: UplinkEncoding, name: str, color: Color, tensor: str, rows: int, stretch: float
+) -> Encoded:
+    data, encode_s = _timed(lambda: encode(pixels, encoding))
+    if data is None:
+        raise ConfigError.at(None, f"a picture of {pixels.shape[1]} x {pixels.shape[0]} is no {name}", "--picture-size")
+    encoded = data
+    _, decode_s = _timed(lambda: decode(encoded, color, MAX_PIXELS))
+    return Encoded(name, tensor, float(rows * len(encoded)), rows * stretch * encode_s, rows * decode_s)
+
+
+def _timed(run: Callable[[], T]) -> tuple[T, float]:
+    """What it gives, and the median of its warm runs in seconds."""
+    result = run()
+    times_s = []
+    for _ in range(_RUNS):
+        start_s = time.perf_counter()
+        result = run()
+        times_s.append(time.perf_counter() - start_s)
+    return result, statistics.median(times_s)
+
+
+def _decoded(path: Path) -> Array:
+    try:
+        return decode(read_file(path, "a picture", MAX_PICTURE_BYTES), "rgb", MAX_PIXELS)
+    except InvalidRequest as error:
+        raise ConfigError.at(path, str(error), "--picture") from None
+
+
+def _picture_input(profile: Profile) -> tuple[str, int]:
+    """The largest input and how many numbers one row of it has."""
+    known = {name: profile.tensors[name] for name in profile.inputs if profile.tensors[name].bytes}
+    if not known:
+        raise ConfigError.at(None, "the model has no input of a known size", "--picture")
+    name = max(known, key=lambda one: known[one].bytes or 0)
+    one_row = (known[name].bytes or 0) // profile.model.rows
+    return name, one_row // max(1, element_bytes(known[name].datatype))
+
+
+def _shape(samples: int, size: tuple[int, int] | None, tensor: str) -> tuple[int, int, int]:
+    """Width, height and channels of an input of so many numbers: a square where `size` does not say otherwise."""
+    for channels in (3, 1):
+        side = math.isqrt(samples // channels)
+        width, height = size if size is not None else (side, side)
+        if width * height * channels == samples and 0 < max(width, height) <= MAX_SIDE:
+            return width, height, channels
+    message = f"one row of the input {tensor!r} is {samples} numbers, which is no picture of 1 or 3 channels"
+    if size is None:
+        raise ConfigError.at(None, f"{message} and of equal sides; say which with --picture-size", "--picture")
+    raise ConfigError.at(None, f"{message} and of {size[0]} x {size[1]} pixels", "--picture-size")

@@ -1,0 +1,128 @@
+"""A TFLite model against its halves one after the other, in either package, with XNNPACK or without."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tests.models.make_mobilenet_tflite import quantized
+from upwell.shared.partition.contraction import contract
+from upwell.shared.partition.cuts import prefix_cuts, random_downsets
+from upwell.shared.partition.reading import read_graph
+from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.tflite import split_whole
+from upwell.shared.partition.split.tflite_whole import TfliteWhole
+from upwell.shared.tensors import Array
+
+PACKAGES = ("ai_edge_litert", "tflite_runtime")
+XNNPACK, KERNELS, REFERENCE = "AUTO", "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "BUILTIN_REF"
+"""XNNPACK and what it leaves to the kernels; the optimized kernels alone; the plain ones."""
+
+
+def run(
+    model: bytes, feed: Mapping[str, Array], package: str = PACKAGES[0], resolver: str = XNNPACK
+) -> dict[str, Array]:
+    """Every output by its name in the one signature; of `feed` what the model takes."""
+    runtime: Any = importlib.import_module(f"{package}.interpreter")
+    interpreter = runtime.Interpreter(
+        model_content=model,
+        experimental_op_resolver_type=getattr(runtime.OpResolverType, resolver),
+        num_threads=1,
+    )
+    (signature,) = interpreter._get_full_signature_list().values()
+    shapes = {detail["index"]: tuple(detail["shape"]) for detail in interpreter.get_input_details()}
+    for name, index in signature["inputs"].items():
+        if feed[name].shape != shapes[index]:
+            interpreter.resize_tensor_input(index, feed[name].shape, strict=True)
+    interpreter.allocate_tensors()
+    for name, index in signature["inputs"].items():
+        interpreter.set_tensor(index, feed[name])
+    interpreter.invoke()
+    return {name: interpreter.get_tensor(index) for name, index in signature["outputs"].items()}
+
+
+def file_of(half: Half) -> bytes:
+    """The one file that a half is."""
+    ((name, data),) = half.files.items()
+    assert name == "model.tflite"
+    return data
+
+
+def recomposed(
+    halves: Halves, feed: Mapping[str, Array], package: str = PACKAGES[0], resolver: str = XNNPACK
+) -> dict[str, Array]:
+    """What the halves give together: the head on `feed`, the tail on the cut tensors and what it reads of `feed`."""
+    middle = run(file_of(halves.head), feed, package, resolver)
+    assert tuple(middle)[: len(halves.cut)] == halves.cut
+    assert not set(middle) & set(feed)
+    return {
+        **middle,
+        **run(file_of(halves.tail), {**feed, **{name: middle[name] for name in halves.cut}}, package, resolver),
+    }
+
+
+@dataclass
+class Outcome:
+    """What came of many cuts: how many, with several tensors, and bit-equal; the largest relative error."""
+
+    cuts: int = 0
+    several: int = 0
+    equal: int = 0
+    worst: float = 0.0
+    datatypes: set[str] = field(default_factory=set)
+
+
+class CutModel:
+    """A model that is cut in many ways; halves are kept for the next way of running them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.graph = contract(read_graph(path))
+        self.whole = TfliteWhole.read(path)
+        self._halves: dict[frozenset[int], Halves] = {}
+
+    def edges(self, others: int) -> list[frozenset[int]]:
+        """Every legal cut along the graph's order, and so many others, seeded."""
+        along = [frozenset(range(count)) for count in prefix_cuts(self.graph)]
+        return along + random_downsets(self.graph, Random(0), others)
+
+    def halves(self, edge: frozenset[int]) -> Halves:
+        if edge not in self._halves:
+            self._halves[edge] = split_whole(self.whole, self.graph, edge)
+        return self._halves[edge]
+
+    def recompose(self, edges: Iterable[frozenset[int]], package: str, resolver: str) -> Outcome:
+        """Cut at each of `edges` and compare on one seeded input."""
+        random, found = np.random.default_rng(0), Outcome()
+        feed = {name: random.random(self._shape(tensor), np.float32) for name, tensor in self.whole.inputs}
+        expected = run(self.path.read_bytes(), feed, package, resolver)
+        for edge in edges:
+            halves = self.halves(edge)
+            made = recomposed(halves, feed, package, resolver)
+            found.cuts += 1
+            found.several += len(halves.cut) > 1
+            found.datatypes.update(one.datatype for one in halves.head.outputs if one.name in halves.cut)
+            found.equal += all(np.array_equal(made[name], array) for name, array in expected.items())
+            found.worst = max(found.worst, *(_error(made[name], array) for name, array in expected.items()))
+        return found
+
+    def _shape(self, tensor: int) -> tuple[int, ...]:
+        return tuple(int(size) for size in self.whole.main.tensors[tensor].shape)
+
+
+def _error(made: Array, whole: Array) -> float:
+    assert (made.dtype, made.shape) == (whole.dtype, whole.shape)
+    return float(np.abs(made.astype(np.float64) - whole).max() / np.abs(whole).max())
+
+
+def int8_of(path: Path) -> Path:
+    """An int8 model of the float one at `path`, beside it."""
+    target = path.with_suffix(".int8.tflite")
+    target.write_bytes(quantized(path))
+    return target

@@ -1,0 +1,155 @@
+"""Reading .npy files: what numpy writes is read back, and whatever else is in there is one `ValueError`."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as of_numpy
+
+from upwell.shared.npy import read_npy
+from upwell.shared.tensors import Array
+
+MAGIC = b"\x93NUMPY\x01\x00"
+_npy: Any = np.lib.format  # its functions have no types
+DTYPES = ("?", "|u1", "<i2", ">i4", "<u8", "<f2", ">f8", "<c8", "|S3", "<U2", ">U2", "<M8[s]")
+
+
+def written(array: Array, version: tuple[int, int] | None = None) -> bytes:
+    file = io.BytesIO()
+    _npy.write_array(file, array, version, allow_pickle=False)
+    return file.getvalue()
+
+
+def read(data: bytes) -> Array:
+    return read_npy(io.BytesIO(data), len(data))
+
+
+def header(text: str, magic: bytes = MAGIC) -> bytes:
+    return magic + struct.pack("<H", len(text)) + text.encode("latin1")
+
+
+def of(shape: Any, descr: Any = "<f4") -> bytes:
+    return header(f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}}}\n")
+
+
+@given(of_numpy.arrays(st.sampled_from(DTYPES), of_numpy.array_shapes(min_dims=0, min_side=0)), st.booleans())
+def test_what_numpy_writes_is_read_in_native_byte_order(array: Array, by_columns: bool) -> None:
+    given_array = np.asfortranarray(array) if by_columns else array
+    for version in (None, (2, 0)):
+        found = read(written(given_array, version))
+        assert found.shape == given_array.shape
+        assert found.dtype == array.dtype.newbyteorder("=")
+        assert found.tobytes() == given_array.astype(found.dtype).tobytes()
+
+
+def test_bfloat16_is_two_bytes() -> None:
+    array = np.array([1.0, -2.5], ml_dtypes.bfloat16)
+    assert read(written(array)).view(ml_dtypes.bfloat16).tolist() == [1.0, -2.5]
+
+
+def test_the_array_is_read_from_where_the_file_stands_and_no_further() -> None:
+    data = written(np.arange(3))
+    file = io.BytesIO(data + b"more")
+    assert read_npy(file, len(data)).tolist() == [0, 1, 2]
+    assert file.read() == b"more"
+
+
+class Counting(io.BytesIO):
+    """A file that notes the most that was asked of it at one time."""
+
+    most = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        assert size is not None
+        assert size >= 0
+        self.most = max(self.most, size)
+        return super().read(size)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        of("(10000000000,)"),
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 100,
+        of(f"({2**70},)"),
+        of("(2,)") + bytes(9),
+    ],
+)
+def test_no_memory_is_taken_for_what_is_only_promised(data: bytes) -> None:
+    file = Counting(data)
+    with pytest.raises(ValueError, match=r"promises|header has"):
+        read_npy(file, len(data))
+    assert file.most <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "magic"),
+        (b"\x93NUMPY", "magic"),
+        (b"not numpy's", "magic"),
+        (MAGIC, "header cannot be read"),
+        (MAGIC + b"\x50\x00{'descr'", "header cannot be read"),
+        (header("{}", b"\x93NUMPY\x03\x00"), "expected version 1.0 or 2.0 of the format, got 3.0"),
+        (header(" " * 10_001), "its header has 10001 bytes"),
+        (header("().__class__"), "header cannot be read"),
+        (header("{'descr': '<f4', 'shape': __import__('os').getpid()}"), "header cannot be read"),
+        (header("{[]: 1}"), "header cannot be read"),  # numpy lets a TypeError out
+        (header("{'''"), "header cannot be read"),  # and a TokenError
+        (header("(" * 9_000), "header cannot be read"),
+        (header("-" * 9_000 + "1"), "header cannot be read"),  # and a RecursionError or MemoryError
+        (of("(1,)", ("<f4",)), "header cannot be read"),  # and an IndexError
+        (of("(1,)", "|O") + b"cos\nsystem\n", "Python objects"),
+        (of("(1,)", [("a", "|O")]) + bytes(8), "Python objects"),
+        (of("(2,)") + bytes(7), "promises 8 bytes, the file has 7"),
+        (of("(-2, -3)") + bytes(24), "promises 24 bytes, the file has 24"),
+        (of(f"(0, {2**70})"), "dimension"),
+        (of(f"({'1, ' * 70})", "|u1") + bytes(1), "dimension"),
+    ],
+)
+def test_what_is_no_array_is_one_error(data: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read(data)
+
+
+def test_a_file_that_is_shorter_than_it_was_said_to_be_is_refused() -> None:
+    data = written(np.arange(3))
+    with pytest.raises(ValueError, match="ends after 23 of its 24 bytes"):
+        read_npy(io.BytesIO(data[:-1]), len(data))
+
+
+literals = st.recursive(
+    st.sampled_from(["<f4", "|O", "V0", "S0", "<i8", "f", ",", ""]) | st.integers(-3, 3) | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.tuples(inner) | st.just(()),
+    max_leaves=5,
+)
+
+
+@given(descr=literals, order=literals, shape=literals, rest=st.binary(max_size=16))
+def test_no_header_leads_to_another_error(descr: object, order: object, shape: object, rest: bytes) -> None:
+    data = header(repr({"descr": descr, "fortran_order": order, "shape": shape})) + rest
+    try:
+        found = read(data)
+    except ValueError:
+        return
+    assert found.shape == shape
+    assert not found.dtype.hasobject
+
+
+@given(place=st.integers(0, 200), change=st.binary(min_size=1, max_size=4), cut=st.integers(0, 40))
+def test_no_damage_leads_to_another_error(place: int, change: bytes, cut: int) -> None:
+    whole = written(np.arange(12, dtype="<i4").reshape(3, 4))
+    data = whole[:place] + change + whole[place + len(change) :]
+    data = data[: len(data) - cut]
+    try:
+        found = read(data)
+    except ValueError:
+        return
+    assert found.nbytes <= len(data)
