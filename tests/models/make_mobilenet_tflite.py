@@ -34,7 +34,7 @@ _RELU6 = schema.ActivationFunctionType.RELU6
 _CALIBRATION_ROWS = 32
 
 
-class _Net:
+class Net:
     """Tensors and operators, one after the other; every method returns the index of its output."""
 
     def __init__(self, seed: int) -> None:
@@ -114,7 +114,7 @@ def channels_of(channels: int) -> int:
 
 def write_float(folder: Path) -> Path:
     """The float model: `scores` FP32 [1, 100] of `image` FP32 [1, 96, 96, 3]."""
-    net = _Net(SEED)
+    net = Net(SEED)
     given = net.tensor((1, SIDE, SIDE, 3))
     x = net.conv(given, channels_of(32), size=3, stride=2)
     for expansion, channels, blocks, stride in STAGES:

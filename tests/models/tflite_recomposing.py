@@ -10,8 +10,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 
-from tests.models.make_mobilenet_tflite import quantized
+from tests.models.make_mobilenet_tflite import Net, quantized
+from tests.unit.tflite_for_tests import save
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.cuts import prefix_cuts, random_downsets
 from upwell.shared.partition.reading import read_graph
@@ -44,7 +46,9 @@ def run(
     for name, index in signature["inputs"].items():
         interpreter.set_tensor(index, feed[name])
     interpreter.invoke()
-    return {name: interpreter.get_tensor(index) for name, index in signature["outputs"].items()}
+    names = {index: name for name, index in signature["outputs"].items()}
+    order = [detail["index"] for detail in interpreter.get_output_details()]
+    return {names[index]: interpreter.get_tensor(index) for index in order}
 
 
 def file_of(half: Half) -> bytes:
@@ -119,6 +123,33 @@ class CutModel:
 def _error(made: Array, whole: Array) -> float:
     assert (made.dtype, made.shape) == (whole.dtype, whole.shape)
     return float(np.abs(made.astype(np.float64) - whole).max() / np.abs(whole).max())
+
+
+def towers(directory: Path, depth: int = 6) -> Path:
+    """`scores` [1, 10] of `x` FP32 [1, 16, 16, 4]: three rows of `depth` convolutions side by side, and a classifier.
+
+    A cut may go through each row at a place of its own.
+    """
+    net = Net(seed=1)
+    given = net.tensor((1, 16, 16, 4))
+    rows = []
+    for size in (1, 3, 5):
+        x = given
+        for _ in range(depth):
+            x = net.conv(x, 8, size)
+        rows.append(x)
+    options = schema.ConcatenationOptionsT()
+    options.axis = 3
+    joined = net.apply(
+        schema.BuiltinOperator.CONCATENATION,
+        tuple(rows),
+        (1, 16, 16, 24),
+        schema.BuiltinOptions.ConcatenationOptions,
+        options,
+    )
+    scores = net.classifier(joined, 10)
+    signature = ({"x": given}, {"scores": scores})
+    return save(directory / "towers.tflite", net.tensors, net.operators, [given], [scores], signature)
 
 
 def int8_of(path: Path) -> Path:

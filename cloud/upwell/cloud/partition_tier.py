@@ -35,6 +35,7 @@ class _CloudRunner:
     """A `Runner` around an engine."""
 
     placement: str = ""
+
     def __init__(self, engine: Engine, settings: ModelSettings) -> None:
         self.inputs = engine.inputs
         self.outputs = engine.outputs

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,7 @@ def test_cutting_is_compared_with_the_whole(digits: Path) -> None:
     for one in printed["cutting"]:
         assert one["overhead"] == pytest.approx((one["head_s"] + one["tail_s"]) / one["whole_s"] - 1)
     assert printed["left_out"] == []
+    assert printed["p90_over_p10"] >= 1
     assert profiled(digits, "--points", "2")[1]["cutting"] == []
 
 
@@ -205,3 +208,18 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(digits: Path, tmp
         result = run(digits, *wrong)
         assert result.exit_code == 2, (wrong, result.output)
     assert list(tmp_path.glob("*.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("tier", "package", "extra"),
+    [("edge", "onnxruntime", "onnx"), ("cloud", "onnxruntime", "cloud"), ("edge", "onnx", "partition")],
+)
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
+    digits: Path, tier: str, package: str, extra: str
+) -> None:
+    script = f"import sys; sys.modules[{package!r}] = None; from upwell.shared.entry import main; main()"
+    command = [sys.executable, "-c", script, "partition", "profile", str(digits), "--tier", tier]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode in (1, 2), done.stdout) == (True, "")
+    assert package in done.stderr
+    assert f"pip install 'upwell[{extra}]'" in done.stderr

@@ -1,8 +1,8 @@
 """Halves of TFLite models give what the whole gives, at every legal cut along one order and at others.
 
 Int8 models to the bit, in both packages, with XNNPACK and on kernels alone. Float ones within 1e-5 of the largest value
-of an output. MobileNetV2 is a chain but for its shortcuts, so all its cuts lie along one order; a network with gates
-beside its convolutions has others.
+of an output. MobileNetV2 is a chain but for its shortcuts, so all its cuts lie along one order; a network of three rows
+side by side has others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.models.make_mobilenet_tflite import PATH as MOBILENET
 from tests.models.make_mobilenet_tflite import quantized, write_float
-from tests.models.tflite_recomposing import KERNELS, PACKAGES, REFERENCE, XNNPACK, CutModel, int8_of
+from tests.models.tflite_recomposing import KERNELS, PACKAGES, REFERENCE, XNNPACK, CutModel, int8_of, towers
 from tests.unit.tflite_graphs_for_tests import mobile
 
 LARGEST_ERROR = 1e-5
@@ -27,8 +27,8 @@ def mobilenet() -> CutModel:
 
 
 @pytest.fixture(scope="module")
-def gated_int8(tmp_path_factory: pytest.TempPathFactory) -> CutModel:
-    return CutModel(_int8(mobile(tmp_path_factory.mktemp("gated"), blocks=4)))
+def towers_int8(tmp_path_factory: pytest.TempPathFactory) -> CutModel:
+    return CutModel(_int8(towers(tmp_path_factory.mktemp("towers"))))
 
 
 def _int8(path: Path) -> Path:
@@ -48,10 +48,10 @@ def test_a_sample_of_an_int8_mobilenet(mobilenet: CutModel, package: str, resolv
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("resolver", [XNNPACK, KERNELS])
-def test_a_sample_of_other_cuts_of_an_int8_network(gated_int8: CutModel, package: str, resolver: str) -> None:
-    edges = gated_int8.edges(20)
-    assert len(edges) > len(gated_int8.edges(0))
-    outcome = gated_int8.recompose(edges[::3], package, resolver)
+def test_a_sample_of_other_cuts_of_an_int8_network(towers_int8: CutModel, package: str, resolver: str) -> None:
+    edges = towers_int8.edges(30)
+    assert len(edges) == len(towers_int8.edges(0)) + 30
+    outcome = towers_int8.recompose(edges[::3], package, resolver)
     assert outcome.equal == outcome.cuts > 10
     assert outcome.several
 
@@ -69,9 +69,9 @@ def test_a_sample_of_a_float_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("resolver", [XNNPACK, KERNELS, REFERENCE])
 def test_every_cut_of_int8_models(
-    mobilenet: CutModel, gated_int8: CutModel, package: str, resolver: str, capsys: pytest.CaptureFixture[str]
+    mobilenet: CutModel, towers_int8: CutModel, package: str, resolver: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, cut in (("mobilenet_v2 int8", mobilenet), ("gated int8", gated_int8)):
+    for name, cut in (("mobilenet_v2 int8", mobilenet), ("towers int8", towers_int8)):
         _every_cut(name, cut, package, resolver, 0.0, capsys)
 
 
@@ -82,7 +82,11 @@ def test_every_cut_of_int8_models(
 def test_every_cut_of_float_models(
     tmp_path: Path, package: str, resolver: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, path in (("mobilenet_v2", write_float(tmp_path)), ("gated", mobile(tmp_path, blocks=8))):
+    for name, path in (
+        ("mobilenet_v2", write_float(tmp_path)),
+        ("towers", towers(tmp_path)),
+        ("gated", mobile(tmp_path)),
+    ):
         _every_cut(name, CutModel(path), package, resolver, LARGEST_ERROR, capsys)
 
 

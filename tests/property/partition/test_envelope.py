@@ -16,6 +16,7 @@ from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor
 from upwell.shared.partition.envelope import SLOWEST_BPS, Line, Piece, Sweep, Way, envelope, lower
 from upwell.shared.partition.objectives import Objective, Power, Prices, cost, energy, latency, weighted
 from upwell.shared.partition.placement import total_s
+from upwell.shared.partition.planner import Cutter, plan
 
 TWO = ("edge", "cloud")
 POWER = Power(busy_w=5.0, idle_w=1.0, send_w=3.0, receive_w=2.0, joules_per_byte=1e-7)
@@ -115,9 +116,33 @@ def test_on_a_symmetric_link_the_way_back_counts_like_the_way_up() -> None:
         "edge",
     )
     fast = envelope(Sweep(graph, latency(TWO)), best_placement)[-1].line
-    assert (fast.base, fast.slope) == (pytest.approx(0.1005), 8000)
+    assert [fast.base, fast.slope] == pytest.approx([0.1005, 8000])
     fast = envelope(Sweep(graph, latency(TWO), symmetric=True), best_placement)[-1].line
-    assert (fast.base, fast.slope) == (pytest.approx(0.1), 12000)
+    assert [fast.base, fast.slope] == pytest.approx([0.1, 12000])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_planner_finds_nothing_better_at_any_bandwidth(seed: int) -> None:
+    """With its prepared solver, on graphs that are too large to try everything."""
+    rng = random.Random(seed)
+    graph = combine(*random_profiles(rng, rng.randint(15, 60)), replace(LINK, fixed_s=rng.choice((0.0, 0.01))))
+    sweep = Sweep(graph, OBJECTIVES[seed % 4], symmetric=seed % 2 == 0)
+    cutter = Cutter(sweep.weighed)
+    pieces = envelope(sweep, lambda at: cutter.solve(at.links))
+    for bps in [10 ** (3 + step / 4) for step in range(25)]:
+        fresh = plan(sweep.at(1 / bps))
+        assert piece_at(pieces, bps).line.at(1 / bps) == pytest.approx(fresh.total_s, rel=1e-8)
+
+
+def test_the_prepared_solver_gives_the_same_envelope_as_trying_everything() -> None:
+    rng = random.Random(5)
+    graph = combine(*random_profiles(rng, 7), replace(LINK, fixed_s=0.0))
+    sweep = Sweep(graph, latency(TWO), symmetric=True)
+    cutter = Cutter(sweep.weighed)
+    solved, tried = envelope(sweep, lambda at: cutter.solve(at.links)), envelope(sweep, best_placement)
+    assert len(solved) > 2
+    assert [piece.line.slope for piece in solved] == [piece.line.slope for piece in tried]
+    assert [piece.line.base for piece in solved] == pytest.approx([piece.line.base for piece in tried])
 
 
 def line(name: str, base: float, slope: float) -> Line[str]:

@@ -25,14 +25,14 @@ def by_definition(values: list[float], weights: list[float]) -> list[float]:
     return [max(min(mean(a, b) for b in range(i, count)) for a in range(i + 1)) for i in range(count)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(TIMES, WEIGHTS), min_size=1, max_size=9))
 def test_it_is_the_definition(sequence: list[tuple[float, float]]) -> None:
     values, weights = [value for value, _ in sequence], [weight for _, weight in sequence]
     assert rising(values, weights) == pytest.approx(by_definition(values, weights), abs=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SEQUENCES)
 def test_it_is_what_others_compute(sequence: list[tuple[float, float]]) -> None:
     values, weights = [value for value, _ in sequence], [weight for _, weight in sequence]
@@ -41,7 +41,7 @@ def test_it_is_what_others_compute(sequence: list[tuple[float, float]]) -> None:
         assert ours(values, weights) == pytest.approx(expected.tolist(), abs=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SEQUENCES)
 def test_it_is_in_order_keeps_the_weighted_mean_and_changes_nothing_twice(sequence: list[tuple[float, float]]) -> None:
     values, weights = [value for value, _ in sequence], [weight for _, weight in sequence]

@@ -12,8 +12,10 @@ import pytest
 from tests.unit.edge.agents import policy
 from upwell.edge.router_cell import RouterCell
 from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.settings import Identity
 from upwell.shared.routing.state import LINK, CloudAnswered, CloudFailure, Decision, EdgeRan, Signals
 
 UP = "defaults: {deadline: 10s}\nrules: [{name: up, match: {}, route: cloud}]"
@@ -110,3 +112,25 @@ def test_a_model_that_fails_is_named_in_the_log(caplog: pytest.LogCaptureFixture
     assert [record.getMessage() for record in caplog.records] == [
         "the cloud fails (m): answering on the device and probing"
     ]
+
+
+def test_quick_runs_are_learnt_together_and_a_slow_one_by_the_next_decision() -> None:
+    cell = RouterCell(Policy())
+    for _ in range(3):
+        cell.observe(EdgeRan("m", 1, 0.001))
+    asked = Signals(Subject("m", {}, 10, 0.0), (10,), time.monotonic())
+    assert cell.decide(asked).predicted_edge_s == 0.001
+    cell.observe(EdgeRan("m", 1, 0.002))
+    assert len(cell.recent.edge["m"].windows[1].samples_s) == 3
+    assert len(cell.state.edge["m"].windows[1].samples_s) == 4
+    for _ in range(5):
+        cell.observe(EdgeRan("m", 1, 0.5))
+    assert cell.decide(asked).predicted_edge_s == 0.5
+    assert len(cell.recent.edge["m"].windows[1].samples_s) == 9
+
+
+def test_runs_of_a_model_that_was_replaced_are_forgotten_with_it() -> None:
+    cell = RouterCell(Policy())
+    cell.observe(EdgeRan("m", 1, 0.001))
+    cell.replace_model("m", Identity(), (), (0.003,))
+    assert [*cell.state.edge["m"].windows[1].samples_s] == [0.003]

@@ -61,7 +61,7 @@ def _profile(
     return Profile(
         tier=tier,
         model=ModelFacts(name="net", format="onnx", digest=digest, rows=rows),
-        machine=Machine(name=f"a {tier}", system="Linux", processor="one"),
+        machine=Machine(name=f"{tier} board", system="Linux", processor="one"),
         runtime=RuntimeFacts(name="onnxruntime", version="1"),
         nodes=nodes,
         tensors=tensors,

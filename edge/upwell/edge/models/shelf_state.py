@@ -71,7 +71,7 @@ def rebuilt_state(folder: Path, *, has_factory: bool) -> ShelfState:
         except BundleRefused as error:
             _log.warning("%s", error)
             continue
-        if bundle.version == version:
+        if 0 < bundle.version == version:
             kept.append(bundle)
         if len(kept) == _MOST_KEPT:
             break

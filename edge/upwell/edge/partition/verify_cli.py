@@ -49,7 +49,8 @@ class _Pair:
 def verify(
     head: Annotated[Path, typer.Argument(metavar="HEAD", help=_HEAD, exists=True, show_default=False)],
     tail: Annotated[
-        Path | None, typer.Argument(metavar="[TAIL]", exists=True, dir_okay=False, show_default=False)
+        Path | None,
+        typer.Argument(metavar="TAIL", help="The tail; a folder brings its own.", exists=True, dir_okay=False),
     ] = None,
     whole: Annotated[Path | None, typer.Option(metavar="MODEL", help=_WHOLE, exists=True, dir_okay=False)] = None,
     inputs: Annotated[Path | None, typer.Option(metavar="FILE", help=_INPUTS)] = None,
@@ -60,8 +61,8 @@ def verify(
 ) -> None:
     """Recompose HEAD and TAIL in the runtimes of the device: do they fit, and give what the whole gives?
 
-    Halves made elsewhere are welcome, learned bottlenecks and early exits among them. The head's outputs are matched
-    with the tail's inputs by name, or where names differ by order, datatype and shape.
+    Halves made elsewhere are welcome: learned bottlenecks, early exits. Tensors are matched by name, or where names
+    differ by order, datatype and shape.
     """
     pairs = _pairs(head, tail, whole)
     feeds = Inputs({} if inputs is None else read_given(inputs), runs, seed)

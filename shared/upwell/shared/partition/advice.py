@@ -168,10 +168,11 @@ def tier_s(graph: CostGraph, placement: Placement, tier: str) -> float:
 
 
 def _wins(whole: Sequence[Option], cuts: Sequence[Option]) -> tuple[Wins, float]:
-    """What wins where, and the gain of cuts; without them where that is less than `WORTH`."""
+    """What wins where, and the gain of cuts; without them where that is less than `WORTH`.
+
+    `whole` is never empty: a profile of heads holds the whole model.
+    """
     alone, together = _lower(whole), _lower([*whole, *cuts])
-    if not whole:
-        return together, math.inf if cuts else 1.0
     corners = [1 / piece.from_bps for piece in (*alone, *together) if piece.from_bps > 0]
     gain = max(_least(alone, inverse) / _least(together, inverse) for inverse in (0.0, *corners, 1 / SLOWEST_BPS))
     return (together, gain) if gain >= 1 + WORTH else (alone, 1.0)

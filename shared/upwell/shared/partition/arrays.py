@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from upwell.shared.tensors import Array
 
 FORBIDDEN = 1 << 56
 """What is infinite, where times are counted in quanta. Dozens of them add up without leaving int64."""
+
+_NEVER = MappingProxyType({"f": math.inf, "i": FORBIDDEN})
 
 _EXACT_BITS = 50
 """A decimal of so many bits that is scaled by a power of ten as a float still rounds to the integer that it is."""
@@ -44,12 +47,13 @@ class Terms:
 
     def quanta(self, per_s: float, most_s: float) -> Terms:
         """In integers, `per_s` to the second; more than `most_s` is forbidden."""
-        tables = (self.compute, self.up, self.fixed, self.back)
-        counted = []
-        for table in tables:
+
+        def counted(table: Array) -> Array:
             is_possible = table <= most_s
-            counted.append(np.where(is_possible, _rounded(np.where(is_possible, table, 0.0), per_s), FORBIDDEN))
-        return Terms(*counted, _rounded(self.saves, per_s))
+            return np.where(is_possible, _rounded(np.where(is_possible, table, 0.0), per_s), FORBIDDEN)
+
+        tables = counted(self.compute), counted(self.up), counted(self.fixed), counted(self.back)
+        return Terms(*tables, _rounded(self.saves, per_s))
 
     @property
     def whole_s(self) -> float:
@@ -67,7 +71,7 @@ def quanta_per_s(most_s: float) -> float:
 
 
 def _rounded(seconds: Array, per_s: float) -> Array:
-    return np.rint(seconds * per_s).astype(np.int64)
+    return np.asarray(np.rint(seconds * per_s), np.int64)
 
 
 class Arrays:
@@ -93,6 +97,8 @@ class Arrays:
             for level, tier in enumerate(graph.tiers)
             if fused.saves_s.get(tier, 0.0) != 0.0
         ]
+        self.saving_pairs = np.array([saving.pair for saving in self.savings], np.int64).reshape(-1, 2)
+        self.saving_levels = np.array([saving.level for saving in self.savings], np.int64)
         self._first_reads = np.searchsorted(self.reads, np.arange(len(names)))
         self._sent = [graph.tensors[name] for name in names]
         self._sizes = np.array([tensor.bytes for tensor in self._sent], float)
@@ -130,26 +136,36 @@ class Arrays:
 
         Whether a node stands below one that feeds it is not looked at.
         """
+        parts = self._parts(terms, levels)
+        is_possible = all((part < _NEVER[part.dtype.kind]).all() for part in parts)
+        return sum(part.sum().item() for part in parts) if is_possible else math.inf
+
+    def saved(self, terms: Terms, levels: Array) -> float:
+        """The sum of the savings of a placement."""
+        saved: int | float = terms.saves[self._counts(levels)].sum().item()
+        return saved
+
+    def total_s(self, terms: Terms, levels: Array) -> float:
+        """The total of a placement in seconds, for terms in seconds: what `placement.total_s` says, and as exact."""
+        parts = (*self._parts(terms, levels), -terms.saves[self._counts(levels)])
+        return math.fsum(term for part in parts for term in part.tolist())
+
+    def _parts(self, terms: Terms, levels: Array) -> tuple[Array, ...]:
+        """All terms of a placement but its savings."""
         highest = np.maximum.reduceat(levels[self.readers], self._first_reads) if len(self._sent) else levels[:0]
         link = np.arange(self.links)
         crosses = (self._made(self.makers, levels) <= link) & (link < highest[:, None])
         returns = (self.output_level <= link) & (link < self._made(self.output_makers, levels))
-        parts = (
+        return (
             terms.compute[np.arange(self.nodes), levels],
             terms.up[crosses],
             terms.fixed[: levels.max(initial=0)],
             terms.back[returns],
         )
-        is_possible = all(part.max(initial=0) < FORBIDDEN for part in parts)
-        return sum(part.sum().item() for part in parts) if is_possible else math.inf
 
-    def saved(self, terms: Terms, levels: Array) -> float:
-        """The sum of the savings of a placement."""
-        return sum(
-            amount
-            for saving, amount in zip(self.savings, terms.saves.tolist(), strict=True)
-            if levels[saving.pair[0]] == levels[saving.pair[1]] == saving.level
-        )
+    def _counts(self, levels: Array) -> Array:
+        """Which savings count."""
+        return (levels[self.saving_pairs] == self.saving_levels[:, None]).all(axis=1)
 
     def _made(self, makers: Array, levels: Array) -> Array:
         """The level at which each tensor is made, as a column."""

@@ -5,20 +5,23 @@ saving that it counts by halves, a pair that costs more together, a tier that mu
 such a one, it splits into cases that hold every better placement (branch and bound); each case raises some capacities,
 so its flow goes on from where that of the cut ended:
 
-    a saving in the middle counts half        both nodes stand there; or it does not count at all
-    a pair stands where it costs more         that is paid, wherever they stand; or the first is not there; or the second
-    a tier that must not be empty is empty    one case for every node that may be there; on the first tier only those
-                                              that no other node feeds, on the last those that feed no other
+    a saving in the middle counts half     both nodes stand there; or it does not count at all
+    a pair stands where it costs more      that is paid, wherever they stand; or the first is not there; or the second
+    a tier that may not be empty is        one case for every node that may be there
 
-Where nothing of the kind is in the graph the first cut is the answer.
+A node that comes up to the empty tier brings up all that it feeds. So of the nodes below, those that feed none of them
+are tried first, and one that feeds others not before it is known that one of these may come up at no more than the best
+known total; in the same way for the nodes above, which may come down. Cases are looked at in the order of what they
+cost at least. Where nothing of the kind is in the graph the first cut is the answer.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -26,17 +29,21 @@ from upwell.shared.partition.arcs import Arcs
 from upwell.shared.partition.arrays import FORBIDDEN, Arrays, Saving, Terms
 from upwell.shared.tensors import Array
 
-_MOST_TIES = 200
+_MOST_TIES = 50
 """How many further cases of the same total are looked at for one with a smaller edge side."""
 
 
 @dataclass(frozen=True)
 class _Change:
-    """What a case adds: capacity on the arcs of nodes and levels, `cost` that all pay, a saving that is settled."""
+    """What a case adds: capacity on arcs (node, level, by), `cost` that all pay, the number of a saving that it settles.
 
-    raises: tuple[tuple[int, int, int], ...] = ()  # node, level, by
+    With `then` it is only a try: its cut says what the cases of `then` cost at least.
+    """
+
+    raises: tuple[tuple[int, int, int], ...] = ()
     cost: int = 0
     settled: int | None = None
+    then: Callable[[], Iterator[_Change]] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,17 +76,28 @@ class Search:
         self._limit = self._best_key[0] - priced.constant
         residual = self._arcs.network.residual(priced.capacities, self._limit)
         first = self._case(residual, priced.constant, 0, frozenset())
-        cases = [(first.bound, 0, first)] if first is not None else []
-        number, ties = itertools.count(1), 0
-        while cases:
-            bound, _, case = heapq.heappop(cases)
+        number, ties = itertools.count(), 0
+        waiting: list[tuple[int, int, _Case, _Change | None]] = []
+        if first is not None:
+            waiting.append((first.bound, next(number), first, None))
+        while waiting:
+            bound, _, case, change = heapq.heappop(waiting)
             ties += bound == self._best_key[0]
             if bound > self._best_key[0] or ties > _MOST_TIES:
                 break
-            for change in self._changes(case):
+            if change is None:
+                followers = self._changes(case)
+            else:
                 new = self._changed(case, change)
-                if new is not None:
-                    heapq.heappush(cases, (new.bound, next(number), new))
+                if new is None:
+                    continue
+                bound = new.bound
+                if change.then is None:
+                    heapq.heappush(waiting, (bound, next(number), new, None))
+                    continue
+                followers = change.then()
+            for one in followers:
+                heapq.heappush(waiting, (bound + one.cost, next(number), case, one))
         return self._best
 
     def _key(self, levels: Array) -> tuple[int, int]:
@@ -105,8 +123,8 @@ class Search:
 
     def _changed(self, case: _Case, change: _Change) -> _Case | None:
         nodes, levels, by = np.array(change.raises, np.int64).reshape(-1, 3).T
-        network = self._arcs.network
-        residual = network.raised(case.residual, levels * self._arrays.nodes + nodes, np.minimum(by, self._limit + 1))
+        arcs, by = levels * self._arrays.nodes + nodes, np.minimum(by, self._limit + 1)
+        residual = self._arcs.network.raised(case.residual, arcs, by)
         settled = case.settled if change.settled is None else case.settled | {change.settled}
         return self._case(residual, case.constant + change.cost, case.bound - case.constant, settled)
 
@@ -122,8 +140,30 @@ class Search:
             yield from self._saving_changes(index, saving)
             return
         for level in self._empty(case.levels)[:1]:
-            for node in self._candidates(level):
-                yield _Change(self._only(node, level))
+            feeding, fed = self._neighbours
+            yield from self._tries(level, case.levels < level, range(level), feeding, fed)
+            above = range(level + 1, self._arrays.levels)
+            yield from self._tries(level, case.levels > level, above, fed, feeding)
+
+    def _tries(
+        self, level: int, inside: Array, barred: Sequence[int], back: Sequence[set[int]], ahead: Sequence[set[int]]
+    ) -> Iterator[_Change]:
+        """Bring nodes of `inside` to a level, those first that have none of them `ahead`, then those `back` of them."""
+        seen: set[int] = set()
+
+        def one(node: int) -> _Change:
+            seen.add(node)
+            return _Change(tuple((node, other, FORBIDDEN) for other in barred), then=lambda: following(node))
+
+        def following(node: int) -> Iterator[_Change]:
+            yield self._stands(node, level)
+            for other in sorted(back[node] - seen):
+                if inside[other]:
+                    yield one(other)
+
+        for node in np.flatnonzero(inside).tolist():
+            if not any(inside[other] for other in ahead[node]):
+                yield one(node)
 
     @staticmethod
     def _is_wrong(saving: Saving, levels: Array) -> bool:
@@ -134,25 +174,28 @@ class Search:
         amount, (first, second), level = int(self._terms.saves[index]), saving.pair, saving.level
         if amount > 0:
             half, other = self._arcs.halves(amount)
-            yield _Change((*self._only(first, level), *self._only(second, level)), settled=index)
-            yield _Change(((first, level, half), (second, level, other)), settled=index)
+            both = self._stands(first, level).raises + self._stands(second, level).raises
+            yield _Change(both, settled=index)
+            yield _Change(raises=((first, level, half), (second, level, other)), settled=index)
         else:
             yield _Change(cost=-amount, settled=index)
-            yield _Change(((first, level, FORBIDDEN),), settled=index)
-            yield _Change(((second, level, FORBIDDEN),), settled=index)
+            yield _Change(raises=((first, level, FORBIDDEN),), settled=index)
+            yield _Change(raises=((second, level, FORBIDDEN),), settled=index)
 
-    def _only(self, node: int, level: int) -> tuple[tuple[int, int, int], ...]:
-        return tuple((node, other, FORBIDDEN) for other in range(self._arrays.levels) if other != level)
+    def _stands(self, node: int, level: int) -> _Change:
+        return _Change(tuple((node, other, FORBIDDEN) for other in range(self._arrays.levels) if other != level))
 
     def _empty(self, levels: Array) -> list[int]:
         return [level for level in self._needed if not (levels == level).any()]
 
-    def _candidates(self, level: int) -> list[int]:
-        """The nodes of which one must be on a level that is not empty."""
-        arrays = self._arrays
-        possible = self._terms.compute[:, level] < FORBIDDEN
-        if level == 0:
-            possible[arrays.readers[arrays.makers[arrays.reads] >= 0]] = False
-        elif level == arrays.links:
-            possible[arrays.makers[arrays.makers >= 0]] = False
-        return [int(node) for node in np.flatnonzero(possible)]
+    @cached_property
+    def _neighbours(self) -> tuple[list[set[int]], list[set[int]]]:
+        """By node, the nodes that feed it and those that it feeds."""
+        feeding: list[set[int]] = [set() for _ in range(self._arrays.nodes)]
+        fed: list[set[int]] = [set() for _ in range(self._arrays.nodes)]
+        makers = self._arrays.makers[self._arrays.reads].tolist()
+        for maker, reader in zip(makers, self._arrays.readers.tolist(), strict=True):
+            if maker >= 0:
+                feeding[reader].add(maker)
+                fed[maker].add(reader)
+        return feeding, fed

@@ -59,26 +59,18 @@ def ranked(cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     their neighbours, then the rest; within each of these the one first that is farthest from all before it.
     """
     inner = cuts[1:-1]
-    records = _records(cuts)
-    groups = (
-        _hull(cuts),
-        records,
-        [
-            cut
-            for one, cut, other in zip(cuts, inner, cuts[2:], strict=False)
-            if cut.bytes <= min(one.bytes, other.bytes)
-        ],
-        inner,
-    )
+    beside = zip(cuts, inner, cuts[2:], strict=False)
+    bottlenecks = [cut for before, cut, after in beside if cut.bytes <= min(before.bytes, after.bytes)]
     chosen: dict[int, Cut] = {}
-    taken = [cuts[0].share, cuts[-1].share]
-    for group in groups:
-        left = [cut for cut in group if cut.nodes not in chosen and cut in inner]
+    distance = {cut.nodes: min(cut.share - cuts[0].share, cuts[-1].share - cut.share) for cut in inner}
+    for group in (_hull(cuts), _records(cuts), bottlenecks, inner):
+        left = [cut for cut in group if cut.nodes not in chosen and cut.nodes in distance]
         while left:
-            best = max(left, key=lambda cut: (_distance(cut.share, taken), -cut.bytes, -cut.nodes))
+            best = max(left, key=lambda cut: (distance[cut.nodes], -cut.bytes, -cut.nodes))
             left.remove(best)
             chosen[best.nodes] = best
-            bisect.insort(taken, best.share)
+            for cut in inner:
+                distance[cut.nodes] = min(distance[cut.nodes], abs(cut.share - best.share))
     return tuple(chosen.values())
 
 
@@ -133,12 +125,6 @@ def _is_above(first: Cut, middle: Cut, last: Cut) -> bool:
     """Whether `middle` lies on or above the line between the others."""
     rise = (last.bytes - first.bytes) * (middle.share - first.share)
     return (middle.bytes - first.bytes) * (last.share - first.share) >= rise
-
-
-def _distance(share: float, taken: Sequence[float]) -> float:
-    """To the nearest of those taken, which are sorted and hold both ends."""
-    place = bisect.bisect(taken, share)
-    return min(abs(share - one) for one in taken[max(0, place - 1) : place + 1])
 
 
 def _steps(times: Collection[int], cuts: Sequence[Cut]) -> dict[tuple[int, int], list[Cut]]:

@@ -9,6 +9,7 @@ nothing changes or a node has none left.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from upwell.shared.partition.costs import CostGraph, CostNode
@@ -100,22 +101,27 @@ class _Domains:
                     waiting.append(other)
         return None
 
-    def reasons(self, name: str, steps: int = _MOST_STEPS) -> str:
-        """Why each tier that a node has lost is gone."""
+    def reasons(self, name: str, levels: Collection[int], steps: int = _MOST_STEPS) -> str:
+        """Why a node cannot be on these tiers."""
         by_words: dict[str, list[str]] = {}
-        for level, struck in sorted(self.struck[name].items()):
-            by_words.setdefault(self._words(name, struck, steps), []).append(repr(self.graph.tiers[level]))
+        for level in sorted(levels):
+            by_words.setdefault(self._words(name, level, steps), []).append(repr(self.graph.tiers[level]))
         return "; ".join(f"not on {' or '.join(tiers)}: {words}" for words, tiers in by_words.items())
 
-    def _words(self, name: str, struck: _Struck, steps: int) -> str:
-        rule = struck.rule
-        if rule is None:
+    def _words(self, name: str, level: int, steps: int) -> str:
+        struck = self.struck[name][level]
+        if struck.rule is None:
             return struck.words
-        other = rule.second if rule.first == name else rule.first
-        does = f"reads {rule.tensor!r} of" if rule.second == name else f"makes {rule.tensor!r} for"
-        whole = " and is not splittable" if rule.together else ""
-        why = f" ({self.reasons(other, steps - 1)})" if steps > 1 else ""
-        return f"it {does} {other!r}{', which crosses no link,' if whole else ''} which cannot stand there{why}"
+        rule, all_levels = struck.rule, range(len(self.graph.tiers))
+        tensor = f"{rule.tensor!r}{', which is not splittable,' if rule.together else ''}"
+        if rule.second == name:
+            other, what, where, levels = rule.first, f"it reads {tensor} of", " or below", all_levels[: level + 1]
+        else:
+            other, what, where, levels = rule.second, f"it makes {tensor} for", " or beyond", all_levels[level:]
+        if rule.together:
+            where, levels = "", all_levels[level : level + 1]
+        why = f" ({self.reasons(other, levels, steps - 1)})" if steps > 1 else ""
+        return f"{what} {other!r}, which cannot stand there{where}{why}"
 
 
 def conflict(graph: CostGraph) -> str:
@@ -123,7 +129,7 @@ def conflict(graph: CostGraph) -> str:
     domains = _Domains(graph)
     name = domains.empty_node()
     if name is not None:
-        return f"no placement is possible: node {name!r} has no tier left; {domains.reasons(name)}"
+        return f"no placement is possible: node {name!r} has no tier left; {domains.reasons(name, range(len(graph.tiers)))}"
     for tier in graph.non_empty:
         level = graph.tiers.index(tier)
         if not any(level in left for left in domains.left.values()):

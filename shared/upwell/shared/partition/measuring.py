@@ -122,7 +122,7 @@ class Bench:
         for turn in range(turns if runs > 0 else 0):
             wanted = [part for part in parts if part not in self.failed]
             batches = 0
-            for batch in self._batches(self._shuffled(wanted)):
+            for batch in self._batches(self._shuffled(wanted), until_s):
                 batches += 1
                 is_all = not turn and len(batch) == len([part for part in wanted if part not in self.failed])
                 self._rounds(batch, runs if is_all else math.ceil(runs / turns), until_s)
@@ -134,37 +134,35 @@ class Bench:
         while self._open:
             self._open.popitem()[1].close()
 
-    def _batches(self, order: Sequence[Part]) -> Iterator[list[Part]]:
-        """Those that are open together, each batch open while it is looked at."""
+    def _batches(self, order: Sequence[Part], until_s: float) -> Iterator[list[Part]]:
+        """Those that are open together, each batch open while it is looked at. None for the sake of more runs when
+        the time is up."""
         batch: list[Part] = []
         for part in order:
-            opened = self._open.get(part) or self._opened(part)
-            if opened is None:
+            if self._clock() >= until_s and self._count(part) >= FEWEST_RUNS:
                 continue
-            others_bytes = sum(one.size_bytes for other, one in self._open.items() if other != part)
-            if batch and others_bytes + opened.size_bytes > self._memory_bytes:
+            if part not in self._open and not self._is_opened(part):
+                continue
+            if batch and sum(opened.size_bytes for opened in self._open.values()) > self._memory_bytes:
                 yield batch
                 for other in [other for other in self._open if other != part]:
                     self._open.pop(other).close()
                 batch = []
-            self._open[part] = opened
             batch.append(part)
         if batch:
             yield batch
 
-    def _opened(self, part: Part) -> Opened | None:
-        """The part, opened and warm; None where that fails."""
-        opened = None
+    def _is_opened(self, part: Part) -> bool:
+        """Open the part and warm it up; whether that went well."""
         try:
-            opened = self._opener(part)
-            self._warm_up(opened)
+            self._open[part] = self._opener(part)
+            self._warm_up(self._open[part])
         except UpwellError as error:
-            if opened is not None:
-                opened.close()
             self.failed[part] = str(error)
-            opened = None
+            if part in self._open:
+                self._open.pop(part).close()
         self._tick()
-        return opened
+        return part in self._open
 
     def _warm_up(self, opened: Opened) -> None:
         """Run it until two runs in a row are no faster than what there was before."""

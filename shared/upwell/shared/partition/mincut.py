@@ -1,4 +1,4 @@
-"""Minimum cuts that are exact for capacities of up to 2^60, by a solver that knows 32 bits. Needs scipy.
+"""Minimum cuts that are exact for capacities of up to 2^52, by a solver that knows 32 bits. Needs scipy.
 
 `scipy.sparse.csgraph.maximum_flow` computes in int32 and is silently wrong beyond it. So the flow is found in passes
 (capacity scaling, Edmonds and Karp 1972, doi 10.1145/321694.321699): capacities are divided by 2^k and rounded down so
@@ -43,11 +43,14 @@ class Network:
 
     def __init__(self, vertices: int, tails: Array, heads: Array) -> None:
         gate = vertices  # an arc from here to the source keeps the flow of a pass within the solver's range
-        tails, heads = np.append(tails, gate).astype(np.int64), np.append(heads, SOURCE).astype(np.int64)
+        others = np.arange(SOURCE + 1, vertices)
+        arcs = len(tails)
+        tails = np.concatenate((tails, np.full_like(others, SOURCE), [gate])).astype(np.int64)
+        heads = np.concatenate((heads, others, [SOURCE])).astype(np.int64)
         self._vertices = vertices + 1
         keys = np.concatenate((tails * self._vertices + heads, heads * self._vertices + tails))
         unique, places = np.unique(keys, return_inverse=True)
-        self._place = places[: len(tails) - 1]
+        self._place, self._from_source = places[:arcs], places[arcs : len(tails) - 1]
         self._gate = int(places[len(tails) - 1])
         self._rows, self._columns = unique // self._vertices, unique % self._vertices
         self._indices = self._columns.astype(np.int32)
@@ -66,9 +69,13 @@ class Network:
         return found
 
     def flow(self, residual: Array, limit: int) -> Flow:
-        """The most that flows through what is left, at most `limit` + 1: then it may be more. `limit` is below 2^60."""
+        """The most that flows through what is left, at most `limit` + 1: then it may be more. `limit` is below 2^54."""
         residual = residual.copy()
         residual[self._gate] = bound = limit + 1
+        # What the source reaches by arcs that cannot be cut is on its side. An arc straight to it says no more, but
+        # spares the solver paths through all of that, each of which would cost it a round.
+        inside = self._reached((residual > limit).astype(np.int64), SOURCE)[SOURCE + 1 : -1]
+        residual[self._from_source[inside]] = bound
         value = 0
         while bound:
             shift = max(0, bound.bit_length() - _PASS_BITS)

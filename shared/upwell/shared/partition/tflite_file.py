@@ -96,6 +96,7 @@ class _File:
         # Old files have the code in one field and new ones in both.
         self._ops = [_OPS.get(max(one.BuiltinCode(), one.DeprecatedBuiltinCode()), "CUSTOM") for one in codes]
         self.graphs = self.all(model.Subgraphs, model.SubgraphsLength())
+        self._named_inside: dict[int, tuple[set[str], set[int]]] = {}
 
     def all(self, get: Callable[[int], _T], length: int) -> list[_T]:
         """The elements of a vector."""
@@ -122,7 +123,7 @@ class _File:
         for one in self.all(graph.Operators, graph.OperatorsLength()):
             inputs = self.indices(one.Inputs, one.InputsLength(), count)
             outputs = self.indices(one.Outputs, one.OutputsLength(), count)
-            found.append(Operator(self._op(one), inputs, outputs, frozenset(self._state(one, set()))))
+            found.append(Operator(self._op(one), inputs, outputs, self._state(one)))
         return found
 
     def _op(self, operator: Any) -> str:
@@ -132,26 +133,40 @@ class _File:
         op: str = self._ops[at]
         return op
 
-    def _state(self, operator: Any, been: set[int]) -> set[str]:
-        """The variables and tables of an operator and of the subgraphs that it runs, but those that have `been`."""
+    def _state(self, operator: Any) -> frozenset[str]:
+        """The variables and tables of an operator, and of all subgraphs that it leads to."""
+        found, calls = self._named(operator)
+        waiting, been = list(calls), set(calls)
+        while waiting:
+            states, calls = self._inside(waiting.pop())
+            found |= states
+            waiting += calls - been
+            been |= calls
+        return frozenset(found)
+
+    def _inside(self, at: int) -> tuple[set[str], set[int]]:
+        """What all operators of a subgraph name."""
+        if not 0 <= at < len(self.graphs):
+            raise BadTfliteFile(f"it names subgraph {at}, and has {len(self.graphs)}")
+        if at not in self._named_inside:
+            graph = self.graphs[at]
+            states, calls = self._named_inside[at] = set[str](), set[int]()
+            for one in self.all(graph.Operators, graph.OperatorsLength()):
+                own_states, own_calls = self._named(one)
+                states |= own_states
+                calls |= own_calls
+        return self._named_inside[at]
+
+    def _named(self, operator: Any) -> tuple[set[str], set[int]]:
+        """The variable or table that an operator makes, and the subgraphs that it runs."""
         op = self._op(operator)
         if op == "VAR_HANDLE":
             variable = _options(operator, schema.VarHandleOptions)
-            return {f"variable {_text(variable.Container())}/{_text(variable.SharedName())}"}
+            return {f"variable {_text(variable.Container())}/{_text(variable.SharedName())}"}, set()
         if op == "HASHTABLE":
-            return {f"table {_options(operator, schema.HashtableOptions).TableId()}"}
-        found: set[str] = set()
+            return {f"table {_options(operator, schema.HashtableOptions).TableId()}"}, set()
         kind, names = _CALLS.get(operator.BuiltinOptionsType(), (None, ()))
-        for name in names:
-            at = getattr(_options(operator, kind), name)()
-            if not 0 <= at < len(self.graphs):
-                raise BadTfliteFile(f"it names subgraph {at}, and has {len(self.graphs)}")
-            if at not in been:
-                been.add(at)
-                inner = self.graphs[at]
-                for one in self.all(inner.Operators, inner.OperatorsLength()):
-                    found |= self._state(one, been)
-        return found
+        return set(), {int(getattr(_options(operator, kind), name)()) for name in names}
 
 
 def _options(operator: Any, kind: Any) -> Any:

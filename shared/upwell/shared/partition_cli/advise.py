@@ -18,22 +18,23 @@ from upwell.shared.partition.combining import CLOUD, EDGE, combine, load_profile
 from upwell.shared.partition.costs import CostGraph, Placement
 from upwell.shared.partition.envelope import Sweep, envelope
 from upwell.shared.partition.objectives import Objective
-from upwell.shared.partition.planner import Cutter, NoPlan
 from upwell.shared.partition_cli.advise_document import Outcome, amount, between, document, notes, rate, sentences
 from upwell.shared.partition_cli.advise_options import (
     AdviseOptions,
+    check_together,
     inverse_of,
     link_of,
     objective_of,
     picture_size_of,
 )
-from upwell.shared.partition_cli.pictures import measure
+from upwell.shared.partition_cli.pictures import QUALITY, measure
 
 _PLOT_KINDS = (".png", ".svg", ".pdf")
 
 
 def advise_on(options: AdviseOptions) -> None:
     """Plan, compare, print; draw where that was asked for. Raises `ConfigError`, and `NoPlan` where nothing can run."""
+    check_together(options)
     _check_plot(options)
     outcome, ways = _found(options)
     if options.plot is not None:
@@ -47,19 +48,21 @@ def advise_on(options: AdviseOptions) -> None:
 
 
 def _found(options: AdviseOptions) -> tuple[Outcome, Ways]:
-    edge, cloud = load_profile(options.edge), load_profile(options.cloud)
     inverse = inverse_of(options)
     link, symmetric = link_of(options, inverse)
     objective = objective_of(options)
+    edge, cloud = load_profile(options.edge), load_profile(options.cloud)
     graph = combine(edge, cloud, link)
     sweep = Sweep(graph, objective, symmetric=symmetric)
+    from upwell.shared.partition.planner import Cutter  # needs scipy, which no faulty file should ask for
+
     cutter = Cutter(sweep.weighed)
     pieces = envelope(sweep, lambda at: cutter.solve(at.links))
     ways = Ways(sweep, inverse, measured_cuts(edge, cloud))
     encoded: list[Encoded] = []
     if options.picture is not None:
         size = picture_size_of(options)
-        encoded += measure(options.picture, edge, size, options.quality, options.stretch)
+        encoded += measure(options.picture, edge, size, options.quality or QUALITY, options.stretch)
     advice = advise(ways, pieces, _best_cut(sweep.at(inverse)), encoded)
     plan = ways.option(cutter.solve(sweep.at(inverse).links))
     picture = "" if options.picture is None else options.picture.name
@@ -68,6 +71,8 @@ def _found(options: AdviseOptions) -> tuple[Outcome, Ways]:
 
 def _best_cut(graph: CostGraph) -> Placement | None:
     """The best placement with nodes on both sides; None where there is none."""
+    from upwell.shared.partition.planner import Cutter, NoPlan
+
     try:
         return Cutter(replace(graph, non_empty=(EDGE, CLOUD))).solve()
     except NoPlan:

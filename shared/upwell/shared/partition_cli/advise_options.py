@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.partition.combining import CLOUD, EDGE
 from upwell.shared.partition.costs import Link
 from upwell.shared.partition.objectives import Objective, Power, Prices, cost, energy, latency, weighted
@@ -45,10 +45,29 @@ class AdviseOptions:
     weight: Sequence[str] = ()
     picture: Path | None = None
     picture_size: str | None = None
-    quality: int = 85
+    quality: int | None = None
     stretch: float = 1.0
     plot: Path | None = None
     as_json: bool = False
+
+
+def check_together(options: AdviseOptions) -> None:
+    """Raise where an option is written that nothing would come of."""
+    parts = ("energy", "cost") if options.objective == "weighted" else (options.objective,)
+    checks = {
+        "--power": (options.power and "energy" not in parts, "is for --objective energy or weighted"),
+        "--price": (options.price and "cost" not in parts, "is for --objective cost or weighted"),
+        "--weight": (options.weight and options.objective != "weighted", "is for --objective weighted"),
+        "--picture-size": (options.picture_size and options.picture is None, "is for a --picture"),
+        "--quality": (options.quality is not None and options.picture is None, "is for a --picture"),
+        "--stretch": (
+            options.stretch != 1 and options.picture is None,
+            "is for encoding a --picture; profiles have theirs",
+        ),
+    }
+    problems = [Problem(None, None, None, option, text) for option, (is_wrong, text) in checks.items() if is_wrong]
+    if problems:
+        raise ConfigError(problems)
 
 
 def inverse_of(options: AdviseOptions) -> float:

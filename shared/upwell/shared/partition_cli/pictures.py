@@ -23,6 +23,7 @@ from upwell.shared.tensors import Array
 
 MAX_PICTURE_BYTES = 64 << 20
 MAX_PIXELS = 100_000_000
+QUALITY = 85
 MAX_SIDE = 16_383
 """WebP's own limit."""
 _RUNS = 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ _MOST_ROWS = 65536
 _TIER = "edge: heads in the agent's runtimes, taken on the device; cloud: tails in the service's engine, taken there."
 _POINTS = "How many cuts to measure, both ends among them; `all`: every legal one of the order."
 _BUDGET = "How long measuring may take; past it every cut still gets 3 runs."
+_UNSTEADY = 1.5
+"""A machine that has nothing else to do stays below this, from the 10th to the 90th percentile of a cut."""
 _STRETCH = "A simulated device: edge times of this machine multiplied by X. The file and every output say so."
 _INPUTS = "An .npz with arrays named as the model's inputs; without it they are random."
 
@@ -99,6 +102,7 @@ def document(outcome: Outcome, target: Path) -> dict[str, Any]:
     return {
         "written": str(target),
         "profile": outcome.profile.model_dump(mode="json"),
+        "p90_over_p10": _unsteadiness(outcome.profile),
         "cutting": cutting,
         "left_out": [{"nodes": nodes, "reason": reason} for nodes, reason in outcome.left_out.items()],
     }
@@ -180,9 +184,17 @@ def _show(console: Console, outcome: Outcome, target: Path, measured_on: str) ->
         after = found.nodes[one.nodes - 1].name
         halves = f"{_ms(one.head_s)} + {_ms(one.tail_s)} ms, the whole {_ms(one.whole_s)} ms"
         console.print(Text(f"cut after {after}, both halves on this machine: {halves} ({one.overhead:+.1%})"))
+    if _unsteadiness(found) > _UNSTEADY:
+        console.print(f"not steady: p90 is {_unsteadiness(found):.1f} times p10; measure while nothing else runs")
     for nodes, reason in outcome.left_out.items():
         console.print(Text(f"left out, after {found.nodes[nodes - 1].name}: {reason}"))
     console.print(f"wrote {target}", markup=False)
+
+
+def _unsteadiness(found: Profile) -> float:
+    """p90 / p10 of the cut in the middle."""
+    measured = [point.measured for point in found.points]
+    return statistics.median(one.p90_s / one.p10_s for one in measured if one.p10_s)
 
 
 def _table(found: Profile) -> Table:

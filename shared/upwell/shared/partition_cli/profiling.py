@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.candidates import Cut, cuts_of, ranked, refined
 from upwell.shared.partition.contraction import contract
+from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.measuring import FEWEST_RUNS, Bench, Opened, Part, PartitionTier, Runner, spread_of
 from upwell.shared.partition.monotone import certainty, falling, rising
 from upwell.shared.partition.profile import Point, Profile, Spread
@@ -26,8 +29,9 @@ from upwell.shared.partition_cli.profile_inputs import inputs_of, runtime_names
 from upwell.shared.tensors import Array
 
 WHOLE = Part("whole")
-MEMORY_BYTES = 2 << 30
-"""Of model files that are open at one time; a runtime takes about twice as much."""
+_MEMORY_PART = 8
+"""One in so many bytes of the machine's memory for files of models that are open; runtimes take two or three times."""
+_LEAST_MEMORY_BYTES = 256 << 20
 _FIRST = 0.75
 """The part of the points that the graph alone chooses; the measurement chooses the others."""
 _COMPARED = 3
@@ -79,6 +83,7 @@ class Profiler:
         self._tier = tier
         self._wishes = wishes
         self._graph = contract(read_graph(path))
+        self._divide = _dividing(path, self._graph)
         self._placements: dict[Part, str] = {}
         self._tail_inputs: dict[int, Mapping[str, Array]] = {}
         with contextlib.closing(tier.open(path)) as runner:
@@ -104,7 +109,7 @@ class Profiler:
         """Measure. Raises `UpwellError` where the whole model cannot be run."""
         until_s = time.perf_counter() + self._wishes.budget_s
         first = self._ranked[: math.ceil(_FIRST * self._wanted)]
-        bench = Bench(self._opened, time.perf_counter, random.Random(1), MEMORY_BYTES, tick)  # noqa: S311  no secret
+        bench = Bench(self._opened, time.perf_counter, random.Random(1), _memory_bytes(), tick)  # noqa: S311  no secret
         with contextlib.closing(bench):
             bench.measure([WHOLE, *map(self._part, first)], FEWEST_RUNS, until_s)
             if WHOLE in bench.failed:
@@ -141,7 +146,7 @@ class Profiler:
                 runner, size_bytes = self._tier.open(self._path), self._path.stat().st_size
                 names = runtime_names(runner.inputs, self._graph.inputs)
             else:
-                halves = self._split(part.nodes)
+                halves = self._divide(frozenset(range(part.nodes)))
                 half = halves.head if part.kind == "head" else halves.tail
                 if part.kind == "tail":
                     arrays = self._tail_arrays(part.nodes, halves)
@@ -154,16 +159,6 @@ class Profiler:
     def _close(self, part: Part, runner: Runner) -> None:
         self._placements[part] = runner.placement
         runner.close()
-
-    def _split(self, nodes: int) -> Halves:
-        edge = frozenset(range(nodes))
-        if self._graph.format == "onnx":
-            from upwell.shared.partition.split.onnx import split_onnx
-
-            return split_onnx(self._path, self._graph, edge)
-        from upwell.shared.partition.split.tflite import split_tflite
-
-        return split_tflite(self._path, self._graph, edge)
 
     def _run(self, half: Half, stack: contextlib.ExitStack) -> Runner:
         """The half, loaded from a folder that goes with `stack`."""
@@ -218,3 +213,22 @@ class Profiler:
             )
             for one, time_s in zip(nodes, corrected, strict=True)
         )
+
+
+def _dividing(path: Path, graph: Graph) -> Callable[[frozenset[int]], Halves]:
+    """What splits the model, which is read once."""
+    if graph.format == "onnx":
+        from upwell.shared.partition.split import onnx
+        from upwell.shared.partition.split.onnx_whole import OnnxWhole
+
+        return partial(onnx.split_whole, OnnxWhole.read(path), graph)
+    from upwell.shared.partition.split import tflite
+    from upwell.shared.partition.split.tflite_whole import TfliteWhole
+
+    return partial(tflite.split_whole, TfliteWhole.read(path), graph)
+
+
+def _memory_bytes() -> int:
+    """For model files that are open at one time."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return max(machine // _MEMORY_PART, _LEAST_MEMORY_BYTES)

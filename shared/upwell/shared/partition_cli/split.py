@@ -52,8 +52,7 @@ def split(
 ) -> None:
     """Split MODEL into heads for the device and tails for the cloud, as a plan says: real models of its own format.
 
-    `upwell serve --models DIR/tails` serves the tails at once; `upwell partition verify DIR --whole MODEL` recomposes
-    them.
+    `upwell serve --models DIR/tails` serves the tails at once. `upwell partition verify DIR` checks the halves.
     """
     if (plan is None) == (cut is None) or (every and plan is None):
         raise typer.BadParameter("say where to cut: --plan FILE, perhaps with --all, or --cut N")
@@ -62,20 +61,20 @@ def split(
     check_free(out)
     graph = contract(read_graph(model))
     whole = Whole.open(model, graph, name or model.stem)
-    chosen = [cut_at(cut or "", graph)] if plan is None else _of_plan(plan, whole, every)
+    chosen, planned = ([cut_at(cut or "", graph)], None) if plan is None else _of_plan(plan, whole, every)
     errors: dict[str, float | None] = {}
     with ExitStack() as stack:
         coder = None if codec == "none" else stack.enter_context(_coder(whole, codec, data))
         cuts = _drawn(chosen) if sys.stderr.isatty() else chosen
         written = write_split(out, whole, _made(whole, cuts, coder, errors))
-    remarks = [*_remarks(whole, out), *written.remarks]
+    remarks = [*_remarks(whole, out, planned if codec == "none" else None), *written.remarks]
     if as_json:
         typer.echo(json.dumps(_document(out, written, errors, remarks), allow_nan=False))
     else:
         _show(Console(highlight=False, soft_wrap=not sys.stdout.isatty()), out, written, errors, remarks)
 
 
-def _of_plan(path: Path, whole: Whole, every: bool) -> Sequence[Chosen]:
+def _of_plan(path: Path, whole: Whole, every: bool) -> tuple[Sequence[Chosen], PlanFacts]:
     try:
         plan = PlanFacts.model_validate_json(read_file(path, "the plan", _MOST_PLAN_BYTES))
     except ValidationError as error:
@@ -84,7 +83,7 @@ def _of_plan(path: Path, whole: Whole, every: bool) -> Sequence[Chosen]:
         raise ConfigError.at(path, f"not a plan of `upwell partition plan --json`: {first['msg']}", where) from None
     if plan.model is not None and plan.model.removeprefix("sha256:") != whole.digest:
         raise ConfigError.at(path, f"it is the plan of another model file than {whole.path}: their digests differ")
-    return all_of_plan(plan, whole.graph, path) if every else [best_of_plan(plan, whole.graph, path)]
+    return (all_of_plan(plan, whole.graph, path) if every else [best_of_plan(plan, whole.graph, path)]), plan
 
 
 def _coder(whole: Whole, codec: Literal["fp16", "int8"], data: Path | None) -> Coder:
@@ -96,7 +95,10 @@ def _coder(whole: Whole, codec: Literal["fp16", "int8"], data: Path | None) -> C
         raise ConfigError.at(None, "int8 needs --data, samples that show the range of each tensor", "--codec")
     from upwell.shared.partition.split.cut_codec import with_codec
 
-    samples = {} if data is None else read_given(data)
+    try:
+        samples = {} if data is None else read_given(data)
+    except ConfigError as error:
+        raise ConfigError.at(data, error.problems[0].message, "--data") from None
     return Coder(whole, lambda halves, ranges: with_codec(halves, codec, ranges), samples)
 
 
@@ -118,14 +120,18 @@ def _drawn(chosen: Sequence[Chosen]) -> Iterator[Chosen]:
         yield from progress.track(chosen, description="splitting")
 
 
-def _remarks(whole: Whole, out: Path) -> list[str]:
-    """What a person should know about these halves."""
+def _remarks(whole: Whole, out: Path, plan: PlanFacts | None) -> list[str]:
+    """What a person should know about these halves; `plan` is one whose codecs they do not have."""
+    remarks = []
+    codecs = sorted({one.codec for one in plan.sent if one.codec}) if plan is not None else ()
+    if codecs:
+        remarks.append(f"the plan counts on tensors sent as {', '.join(codecs)}; these are sent as they are (--codec)")
     if whole.format == "tflite":
-        return [
+        remarks.append(
             "`upwell serve` has no engine for TFLite: an Upwell agent on a gateway serves these tails "
             f"(edge: {{file: {out / TAILS}/NAME/1/model.tflite}} under the tail's NAME)"
-        ]
-    return []
+        )
+    return remarks
 
 
 def _document(out: Path, written: Written, errors: dict[str, float | None], remarks: Sequence[str]) -> dict[str, Any]:

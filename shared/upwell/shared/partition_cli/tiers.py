@@ -19,14 +19,7 @@ def open_tier(name: str, model_format: str, options: TierOptions) -> tuple[Parti
     """
     entries = sorted(entry_points(group=_GROUP), key=lambda entry: (entry.name != name, entry.name))
     for entry in entries:
-        try:
-            tier = entry.load()
-        except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            brought = f"{missing} is not installed: " if missing != "upwell" else ""
-            raise ConfigError.at(
-                None, f"tier {entry.name} cannot be used: {brought}pip install 'upwell[{entry.name}]'", "--tier"
-            ) from None
+        tier = entry.load()
         if model_format in tier.formats:
             return cast(PartitionTier, tier(options)), entry.name
     known = ", ".join(entry.name for entry in entries) or "none"

@@ -61,8 +61,9 @@ class Whole:
             raise ConfigError.at(
                 None, f"{name!r}: a name is letters, digits, '.', '_' and '-', at most {_MOST_NAME}", "--name"
             )
-        beside = path.parent / DESCRIPTION_FILE
-        description = load_yaml(beside, ModelDescription) if os.path.lexists(beside) else None
+        beside = (path.with_suffix(".yaml"), path.parent / DESCRIPTION_FILE)  # of a bare file, of a bundle
+        written = next((one for one in beside if os.path.lexists(one)), None)
+        description = None if written is None else load_yaml(written, ModelDescription)
         try:
             digest, inputs, outputs, divide = _opened(path, graph)
         except ModuleNotFoundError as error:
