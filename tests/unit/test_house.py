@@ -108,7 +108,7 @@ def test_the_public_names_are_these() -> None:
     }  # fmt: skip
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
-        "spool_id", "accelerator", "edge_state",
+        "spool_id", "accelerator", "edge_state", "cut",
     ]  # fmt: skip
     assert list(upwell.edge.Answer.__dataclass_fields__) == fields
     times = ["total_s", "edge_s", "uplink_s", "cloud_queue_s", "cloud_compute_s"]
@@ -148,6 +148,18 @@ NEEDS_AN_EXTRA = {
     "upwell.edge.runtimes.onnx_providers": {"onnxruntime"},
     "upwell.edge.runtimes.onnx_sessions": {"onnxruntime"},
     "upwell.edge.runtimes.onnx_tensors": {"onnxruntime"},
+    "upwell.shared.partition.mincut": {"scipy"},
+    "upwell.shared.partition.onnx_shapes": {"onnx"},
+    "upwell.shared.partition.plotting": {"matplotlib"},
+    "upwell.shared.partition.read_onnx": {"onnx"},
+    "upwell.shared.partition.read_tflite": {"ai_edge_litert"},
+    "upwell.shared.partition.split.cut_codec": {"onnx"},
+    "upwell.shared.partition.split.onnx": {"onnx"},
+    "upwell.shared.partition.split.onnx_half": {"onnx"},
+    "upwell.shared.partition.split.onnx_whole": {"onnx"},
+    "upwell.shared.partition.split.tflite_half": {"ai_edge_litert", "flatbuffers"},
+    "upwell.shared.partition.split.tflite_whole": {"ai_edge_litert"},
+    "upwell.shared.partition.tflite_file": {"ai_edge_litert"},
     "upwell.shared.policy_cli.calibrate_plot": {"matplotlib"},
     "upwell.shared.policy_cli.simulate_plot": {"matplotlib"},
     "upwell.shared.routing.cel_rules": {"cel"},
@@ -157,7 +169,7 @@ NEEDS_AN_EXTRA = {
 IMPORTED_LATER = {"upwell.edge.models.candidates"}
 """Of these, the modules that import it only in a function, and can themselves be imported without it."""
 
-ALSO_NEED_ONE = {"upwell.cloud.process"}
+ALSO_NEED_ONE = {"upwell.cloud.process", "upwell.shared.partition.split.tflite"}
 """The modules that import one of those."""
 
 
@@ -213,6 +225,10 @@ def test_every_command_and_engine_can_be_found() -> None:
             "model.quantize",
             "model.sign",
             "model.verify",
+            "partition.plan",
+            "partition.profile",
+            "partition.split",
+            "partition.verify",
             "serve",
             "policy.calibrate",
             "policy.check",
@@ -225,6 +241,7 @@ def test_every_command_and_engine_can_be_found() -> None:
         },
         "upwell.engines": {"onnx", "torch"},
         "upwell.torch_models": {"digits-large", "pages-large"},
+        "upwell.partition_tiers": {"edge", "cloud"},
     }.items():
         ours = [entry for entry in importlib.metadata.entry_points(group=group) if entry.module.startswith("upwell.")]
         assert {entry.name for entry in ours} == names

@@ -22,7 +22,7 @@ def run_head(
     """
     rows, key = len(decision.up_rows), head.way.key
     try:
-        claim = timed(claim, desk.router.state.edge.get(key), rows, time.monotonic())
+        claim = timed(claim, desk.router.recent.edge.get(key), rows, time.monotonic())
         tensors, run_s = head.run(inputs, decision.deadline_s, claim)
     except BaseException:
         desk.router.give_back(decision)
