@@ -211,7 +211,7 @@ def full_answer() -> Answer:
     routes = (Route.EDGE, Route.CLOUD)
     return Answer(
         {}, Route.MIXED, Reason.CLOUD_ERROR, True, Plan.CASCADE, timings, "1", routes, "sha256:0", "sha256:1",
-        accelerator="cpu", edge_state="ready",
+        accelerator="cpu", edge_state="ready", cut="c1",
     )  # fmt: skip
 
 

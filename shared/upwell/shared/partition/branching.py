@@ -10,9 +10,9 @@ so its flow goes on from where that of the cut ended:
     a tier that may not be empty is        one case for every node that may be there
 
 A node that comes up to the empty tier brings up all that it feeds. So of the nodes below, those that feed none of them
-are tried first, and one that feeds others not before it is known that one of these may come up at no more than the best
-known total; in the same way for the nodes above, which may come down. Cases are looked at in the order of what they
-cost at least. Where nothing of the kind is in the graph the first cut is the answer.
+come first, to that tier or beyond: a cut in which one then stands there speaks for all that feed it, too; where all went
+beyond, that node is to stay there, and those that feed it follow. In the same way nodes from above come down. Cases are
+looked at in the order of what they cost at least. Where nothing of the kind is in the graph the first cut is the answer.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ _MOST_TIES = 50
 class _Change:
     """What a case adds: capacity on arcs (node, level, by), `cost` that all pay, the number of a saving that it settles.
 
-    With `then` it is only a try: its cut says what the cases of `then` cost at least.
+    With `then` it is only a try to bring a node to the empty `level`: where its cut leaves that empty still, the cases of
+    `then` take its place, which cost at least as much.
     """
 
     raises: tuple[tuple[int, int, int], ...] = ()
     cost: int = 0
     settled: int | None = None
+    level: int = 0
     then: Callable[[], Iterator[_Change]] | None = None
 
 
@@ -92,7 +94,7 @@ class Search:
                 if new is None:
                     continue
                 bound = new.bound
-                if change.then is None:
+                if change.then is None or (new.levels == change.level).any():
                     heapq.heappush(waiting, (bound, next(number), new, None))
                     continue
                 followers = change.then()
@@ -153,7 +155,8 @@ class Search:
 
         def one(node: int) -> _Change:
             seen.add(node)
-            return _Change(tuple((node, other, FORBIDDEN) for other in barred), then=lambda: following(node))
+            raises = tuple((node, other, FORBIDDEN) for other in barred)
+            return _Change(raises, level=level, then=lambda: following(node))
 
         def following(node: int) -> Iterator[_Change]:
             yield self._stands(node, level)
