@@ -19,7 +19,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 TOOLS = ("grpcio-tools==1.71.2", "grpcio==1.71.2", "protobuf==5.29.5", "setuptools==80.9.0")
-PROTOS = (Path("upwell/rpc/agent/v1/agent.proto"), Path("upwell/rpc/oip/v2/open_inference_grpc.proto"))
+PROTOS = (
+    Path("upwell/rpc/agent/v1/agent.proto"),
+    Path("upwell/rpc/oip/v2/model_repository.proto"),
+    Path("upwell/rpc/oip/v2/open_inference_grpc.proto"),
+)
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 # Clients name the service by the package the protocol publishes; ours differs only inside this process.
 OUR_SERVICE, PUBLISHED_SERVICE = "upwell.rpc.oip.v2.GRPCInferenceService", "inference.GRPCInferenceService"

@@ -253,7 +253,8 @@ def misses(rows: Sequence[Row]) -> list[str]:
 def table(rows: Sequence[Row]) -> str:
     """The rows as Markdown."""
     text = (
-        "| network | uplink | chosen | sends | predicted | measured (p10–p90) | error | best measured | chosen ÷ best |\n"
+        "| network | uplink | chosen | sends | predicted | measured (p10–p90) | error | best measured "
+        "| chosen ÷ best |\n"
         "|---|---|---|---|---|---|---|---|---|\n"
     )
     for one in rows:

@@ -28,10 +28,10 @@ from upwell.shared.oip.tokens import TokensConfig
 from upwell.shared.routing import reasons
 from upwell.shared.routing.audit import AuditTally
 from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.deciding import reserve_s
 from upwell.shared.routing.link import fade
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
-from upwell.shared.routing.router import reserve_s
 from upwell.shared.routing.settings import HardSettings
 from upwell.shared.routing.state import RouterState
 from upwell.shared.signature.description import ModelDescription
@@ -238,7 +238,8 @@ def test_metrics_are_listed_with_their_labels() -> None:
         lambda: RouterState(breakers={"": Breaker()}, audits={"digits": AuditTally.start(HardSettings())}),
         lambda: [ModelHealth("digits", "ready", "onnxruntime 1", "npu", Placement(), LoadReport())],
     )
-    metrics.answered("digits", full_answer())
+    metrics.answers.add("digits", Route.EDGE, Reason.CLOUD_ERROR, 0.1)
+    metrics.degraded("digits", Reason.CLOUD_ERROR)
     metrics.failed("digits", Refused("no"))
     metrics.sent("digits", 1)
     metrics.rule_failed("odd")

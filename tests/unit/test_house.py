@@ -166,7 +166,7 @@ NEEDS_AN_EXTRA = {
 }
 """The modules that name a package of an extra, and which."""
 
-IMPORTED_LATER = {"upwell.edge.models.candidates"}
+IMPORTED_LATER = {"upwell.edge.models.candidates", "upwell.shared.partition.mincut"}
 """Of these, the modules that import it only in a function, and can themselves be imported without it."""
 
 ALSO_NEED_ONE = {"upwell.cloud.process", "upwell.shared.partition.split.tflite"}

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.repository.repository import Versions
 from upwell.shared.oip.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.units import Bytes, Seconds
@@ -16,7 +17,10 @@ from upwell.shared.yaml import RelativePath
 
 Count = Annotated[int, Field(ge=1, le=4096)]
 QueueBound = Annotated[int, Field(ge=0, le=4096)]
+Version = Annotated[int, Field(ge=0)]
 Device = Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")]
+
+_LEAST_WATCH_S = 0.05
 
 _DEVICE = "Where it runs: `cpu`, or for engine torch a device torch knows, such as `cuda:0`."
 _INSTANCES = "Runs of one model at a time. Default: cores / `threads` on the CPU, 1 on another device."
@@ -26,6 +30,7 @@ _MAX_BATCH = (
     "request runs in pieces. 1: each request runs alone and whole. Batches seldom pay on a CPU."
 )
 _MAX_QUEUE = "Requests of one model that may wait; more are refused."
+_VERSIONS = "Which versions are served: `latest` (the highest number)"
 
 
 class _Section(BaseModel):
@@ -40,11 +45,35 @@ class Tls(_Section):
     client_ca: RelativePath | None = Field(None, description="Issuers of client certificates; clients must show one.")
 
 
+class Repository(_Section):
+    """Whether what is served may change while the service runs. Without these keys it may not."""
+
+    control: bool = Field(
+        False, description="Let callers load and unload models (RepositoryModelLoad, RepositoryModelUnload)."
+    )
+    watch: Seconds | None = Field(
+        None, description="Look at the model folders this often, and take over what has changed and settled."
+    )
+
+    @field_validator("watch")
+    @classmethod
+    def _not_all_the_time(cls, watch: float | None) -> float | None:
+        if watch is not None and watch < _LEAST_WATCH_S:
+            raise ValueError(f"expected at least {1e3 * _LEAST_WATCH_S:.0f}ms, such as 1s, or no `watch` at all")
+        return watch
+
+    @property
+    def may_change(self) -> bool:
+        """Whether models may come and go."""
+        return self.control or self.watch is not None
+
+
 class Serve(_Section):
     """The service itself."""
 
     listen: tuple[str, ...] = Field(min_length=1, description="Addresses: HOST:PORT (port 0: any free) or unix:PATH.")
     models: RelativePath = Field(description="The model repository: <name>/<version>/model.onnx and so on.")
+    repository: Repository = Field(Repository(), description="Whether what is served may change meanwhile.")
     tls: Tls | None = Field(None, description="TLS.")
     tokens: RelativePath | None = Field(None, description="File of known bearer tokens; callers must send one.")
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS and authentication.")
@@ -67,6 +96,7 @@ class Defaults(_Section):
     threads: Count = Field(1, description=_THREADS)
     max_batch: Count = Field(1, description=_MAX_BATCH)
     max_queue: QueueBound = Field(64, description=_MAX_QUEUE)
+    versions: Literal["latest", "all"] = Field("all", description=f"{_VERSIONS} or `all`.")
 
 
 class _Model(_Section):
@@ -75,6 +105,9 @@ class _Model(_Section):
     threads: Count | None = Field(None, description=_THREADS)
     max_batch: Count | None = Field(None, description=_MAX_BATCH)
     max_queue: QueueBound | None = Field(None, description=_MAX_QUEUE)
+    versions: Literal["latest", "all"] | Annotated[tuple[Version, ...], Field(min_length=1)] | None = Field(
+        None, description=f"{_VERSIONS}, `all`, or those listed, such as `[1, 3]`."
+    )
 
 
 class OnnxModel(_Model):
@@ -124,12 +157,17 @@ class CloudConfig(_Section):
     def settings(self, name: str) -> ModelSettings:
         """How the model `name` is to be run: its own keys over the defaults."""
         own = self.models.get(name)
-        values = self.defaults.model_dump()
+        values = self.defaults.model_dump(exclude={"versions"})
         if own is not None:
-            values |= own.model_dump(exclude_none=True)
+            values |= own.model_dump(exclude_none=True, exclude={"versions"})
         if values["instances"] is None:
             values["instances"] = max(1, _cores() // values["threads"]) if values["device"] == "cpu" else 1
         return ModelSettings(**values)
+
+    def versions_of(self, name: str) -> Versions:
+        """Which versions of the model `name` are to be served."""
+        own = self.models.get(name)
+        return self.defaults.versions if own is None or own.versions is None else own.versions
 
     def listening_on(self, listen: Sequence[str]) -> CloudConfig:
         """The same configuration on other addresses."""

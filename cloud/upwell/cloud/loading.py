@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from upwell.cloud.batching.batcher import Batcher
@@ -10,7 +11,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings
 from upwell.cloud.engines.checks import works_by_rows
 from upwell.cloud.engines.loading import engine_type
-from upwell.cloud.repository.repository import ModelFolder, scan
+from upwell.cloud.repository.repository import Files, ModelFolder, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
@@ -19,9 +20,9 @@ from upwell.shared.yaml import load_yaml
 log = logging.getLogger("upwell.cloud")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServedModel:
-    """One version of a model, ready to answer."""
+    """One version of a model, ready to answer. Loaded twice, it is two."""
 
     name: str
     version: str
@@ -42,20 +43,57 @@ class BrokenModel:
     reason: str
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """What came of loading one version, and the state of its files before that."""
+
+    files: Files
+    result: ServedModel | BrokenModel
+
+
 def find_models(config: CloudConfig) -> list[ModelFolder]:
-    """All models that are to be served. Raises `ConfigError`, also for settings of a model that is not there."""
-    folders = scan(config.serve.models)
-    names = sorted({folder.name for folder in folders})
-    missing = [name for name in config.models if name not in names]
-    if missing:
-        there = ", ".join(names)
-        raise ConfigError(
-            [
-                Problem(None, None, None, f"models.{name}", f"not in {config.serve.models}; there is {there}")
-                for name in missing
-            ]
-        )
-    return folders
+    """All versions that are to be served, by model and number.
+
+    Raises `ConfigError`, also for settings of a model or version that is not there, unless it may still come.
+    """
+    found: dict[str, list[ModelFolder]] = {}
+    for folder in scan(config.serve.models):
+        found.setdefault(folder.name, []).append(folder)
+    missing = [*_missing_models(config, found), *_missing_versions(config, found)]
+    if missing and not config.serve.repository.may_change:
+        raise ConfigError(missing)
+    for problem in missing:
+        log.warning("%s", problem)
+    return [folder for name, folders in found.items() for folder in select(folders, config.versions_of(name))]
+
+
+def _missing_models(config: CloudConfig, found: Mapping[str, Sequence[ModelFolder]]) -> Iterator[Problem]:
+    for name in config.models:
+        if name not in found:
+            text = f"not in {config.serve.models}; there is {', '.join(found)}"
+            yield Problem(None, None, None, f"models.{name}", text)
+
+
+def _missing_versions(config: CloudConfig, found: Mapping[str, Sequence[ModelFolder]]) -> Iterator[Problem]:
+    for name, folders in found.items():
+        there = [folder.version for folder in folders]
+        wanted = config.versions_of(name)
+        for version in wanted if isinstance(wanted, tuple) else ():
+            if version not in there:
+                text = f"version {version} is not there; there is {', '.join(map(str, there))}"
+                yield Problem(None, None, None, f"models.{name}.versions", text)
+
+
+def attempt(folder: ModelFolder, config: CloudConfig) -> Attempt:
+    """Load one version as `load_model` does, and see to it that its files did not change meanwhile."""
+    files = folder.files()
+    result = load_model(folder, config)
+    if folder.files() != files:
+        if isinstance(result, ServedModel):
+            result.engine.close()
+        result = BrokenModel(result.name, result.version, "its files changed while they were read")
+        log.error("model %s version %s is not served: %s", result.name, result.version, result.reason)
+    return Attempt(files, result)
 
 
 def load_model(folder: ModelFolder, config: CloudConfig) -> ServedModel | BrokenModel:

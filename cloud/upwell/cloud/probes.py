@@ -28,12 +28,17 @@ class Health(HealthServicer):
 
     def __init__(self, models: dict[str, bool]) -> None:
         super().__init__()
-        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-        for name, ready in models.items():
-            self.set(name, serving if ready else not_serving)
-        self.set(SERVICE, serving)
-        self._known = {"", SERVICE, *models}
+        self._known = {"", SERVICE}
         self._watches = threading.Semaphore(MAX_WATCHES)
+        self.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        for name, ready in models.items():
+            self.show(name, ready)
+
+    def show(self, name: str, ready: bool) -> None:
+        """Say from now on whether the model `name` answers, also to those who watch. Any thread may call it."""
+        self._known.add(name)
+        states = health_pb2.HealthCheckResponse
+        self.set(name, states.SERVING if ready else states.NOT_SERVING)
 
     def add_to(self, server: grpc.Server) -> None:
         """Serve it on `server`."""
@@ -58,7 +63,7 @@ class Reflection(ReflectionServicer):
     """What is served here, for tools such as grpcurl. A stream lasts 60 s at most, for it holds a thread."""
 
     def __init__(self) -> None:
-        pool = service_pool()
+        pool = service_pool(with_repository=True)
         for module in (health_pb2, reflection_pb2):
             pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
         files = (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)

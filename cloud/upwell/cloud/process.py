@@ -14,15 +14,18 @@ from rich.progress import track
 from rich.table import Table
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.loading import BrokenModel, ServedModel, find_models, load_model
+from upwell.cloud.loading import Attempt, BrokenModel, ServedModel, attempt, find_models
 from upwell.cloud.probes import MAX_STREAMS, Health, Reflection
+from upwell.cloud.repository.control import ModelRepository
+from upwell.cloud.repository.watch import RepositoryWatch
 from upwell.cloud.service import CloudService
 from upwell.shared.errors import ModelFailed
+from upwell.shared.oip.repository import EXTENSION, add_repository_methods
 from upwell.shared.oip.security import check_exposure
 from upwell.shared.oip.server import RunningServer, start_server
 
-_QUICK_CALLS = 12
-"""Calls beside inference: health, metadata, and requests that are refused at once."""
+_QUICK_CALLS = 16
+"""Calls beside inference: health, metadata, loading, and requests that are refused at once."""
 _CLOSING_S = 1.0
 
 
@@ -35,9 +38,13 @@ def run(config: CloudConfig) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     check_exposure(config.serve.listen, config.serve.security)  # loading may take minutes, so say this first
-    models = _load(config, console)
-    service = CloudService(models)
-    health = Health({name: service.ready(name) for name in service.names})
+    attempts = _load(config, console)
+    models = [one.result for one in attempts]
+    may_change = config.serve.repository
+    service = CloudService(models, extra_extensions=[EXTENSION] if may_change.control else [])
+    health = Health({name: service.ready(name) for name in service.offers})
+    repository = ModelRepository(config, service, attempts, health.show)
+    watch = RepositoryWatch(repository, may_change.watch) if may_change.watch else None
     # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -45,25 +52,40 @@ def run(config: CloudConfig) -> None:
     server = start_server(
         service,
         config.serve.listen,
-        max_workers=service.capacity + MAX_STREAMS + _QUICK_CALLS,
+        max_workers=_capacity(config, models) + MAX_STREAMS + _QUICK_CALLS,
         max_message_bytes=config.serve.max_message,
         security=config.serve.security,
-        extra=[health.add_to, Reflection().add_to],
+        extra=[health.add_to, Reflection().add_to, lambda server: add_repository_methods(server, repository)],
     )
     _announce(console, models, server)
+    if watch is not None:
+        watch.start()
     stop.get()
+    if watch is not None:
+        watch.stop()
     _drain(config, console, service, health, server)
 
 
-def _load(config: CloudConfig, console: Console) -> list[ServedModel | BrokenModel]:
+def _capacity(config: CloudConfig, models: Sequence[ServedModel | BrokenModel]) -> int:
+    """How many requests the models let in at once.
+
+    Where they may change, twice that and with those that are broken yet: the requests of a version that is given up end
+    beside those of the new one, and models that come later need room too.
+    """
+    may_change = config.serve.repository.may_change
+    every = [config.settings(one.name) for one in models if may_change or isinstance(one, ServedModel)]
+    return (2 if may_change else 1) * sum(settings.instances + settings.max_queue for settings in every)
+
+
+def _load(config: CloudConfig, console: Console) -> list[Attempt]:
     folders = find_models(config)
     bar = track(folders, "loading models", console=console, transient=True, disable=not console.is_terminal)
-    models = [load_model(folder, config) for folder in bar]
-    broken = [model for model in models if isinstance(model, BrokenModel)]
-    if len(broken) == len(models):
+    attempts = [attempt(folder, config) for folder in bar]
+    broken = [one.result for one in attempts if isinstance(one.result, BrokenModel)]
+    if len(broken) == len(attempts):
         reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
         raise ModelFailed(f"no model can be served: {reasons}")
-    return models
+    return attempts
 
 
 def _announce(console: Console, models: Sequence[ServedModel | BrokenModel], server: RunningServer) -> None:

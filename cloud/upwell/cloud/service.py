@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 
 from upwell.cloud.loading import BrokenModel, ServedModel
+from upwell.cloud.offer import Offer, offered
 from upwell.shared.capabilities import extensions
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
@@ -17,47 +18,58 @@ from upwell.shared.tensors import Array
 class CloudService:
     """A `Dataplane` over loaded models: pre-processing, queue and engine, post-processing.
 
-    A request without a version gets the highest one. An answer carries `upwell.cloud_queue_ms`,
-    `upwell.cloud_compute_ms` (of the whole batch it was in) and `upwell.cloud_digest`.
+    A request without a version gets the one its model's offer names: the highest, if that is not broken. An answer
+    carries `upwell.cloud_queue_ms`, `upwell.cloud_compute_ms` (of the whole batch it was in) and
+    `upwell.cloud_digest`.
+
+    What is offered is one table that is replaced whole, so a request sees a model as it was before a change or
+    as it is after. A request ends on the version it began on, and an engine that is given up is closed when
+    the last of its requests has ended.
     """
 
-    def __init__(self, models: Sequence[ServedModel | BrokenModel]) -> None:
-        self._models: dict[str, dict[str, ServedModel | BrokenModel]] = {}
-        for model in sorted(models, key=lambda one: (one.name, int(one.version))):
-            self._models.setdefault(model.name, {})[model.version] = model
+    def __init__(self, models: Sequence[ServedModel | BrokenModel], *, extra_extensions: Sequence[str] = ()) -> None:
+        by_name: dict[str, list[ServedModel | BrokenModel]] = {}
+        for model in models:
+            by_name.setdefault(model.name, []).append(model)
+        self._offers: Mapping[str, Offer] = {name: offered(by_name[name]) for name in sorted(by_name)}
+        self._extra_extensions = tuple(extra_extensions)
         self._idle = threading.Condition()
-        self._under_way = 0
+        self._in_use: dict[ServedModel, int] = {}
+        self._given_up: set[ServedModel] = set()
         self._draining = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all models, ready or not."""
-        return tuple(self._models)
+    def offers(self) -> Mapping[str, Offer]:
+        """All models, ready or not, by name: as they are now, whatever changes later."""
+        return self._offers
 
     @property
     def capacity(self) -> int:
         """How many requests can be under way at once: run or wait in a queue."""
-        return sum(model.settings.instances + model.settings.max_queue for model in self._served())
+        models = (model for offer in self._offers.values() for model in offer.served)
+        return sum(model.settings.instances + model.settings.max_queue for model in models)
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Answer one request. Raises as `Dataplane.infer`; `Unavailable` while draining."""
-        self._begin()
+        model = self._begin(request)
         try:
-            return _answer(self._find(request.model, request.version), request, call)
+            return _answer(model, request, call)
         finally:
-            self._end()
+            self._end(model)
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
         """The signature of a model, and all of its versions that are ready."""
         found = self._find(model, version)
         signature = found.processor.signature
-        ready = tuple(one.version for one in self._models[model].values() if isinstance(one, ServedModel))
+        offer = self._offers.get(model)
+        ready = tuple(one.version for one in offer.served) if offer is not None else ()
         inputs, outputs = (tuple(part.spec for part in side) for side in (signature.inputs, signature.outputs))
         return ModelMetadata(model, ready, found.platform, inputs, outputs)
 
     def server_metadata(self) -> ServerMetadata:
         """Who serves, and the versions that decide whether the edge processes bit for bit alike."""
-        return ServerMetadata("upwell-cloud", package_version("upwell"), extensions())
+        announced = (*extensions(), *self._extra_extensions)
+        return ServerMetadata("upwell-cloud", package_version("upwell"), announced)
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
         """Whether the service, or that model, answers now."""
@@ -73,37 +85,64 @@ class CloudService:
         """Take no more requests and wait until those under way have been answered; False if that took too long."""
         with self._idle:
             self._draining = True
-            return self._idle.wait_for(lambda: self._under_way == 0, limit_s)
+            return self._idle.wait_for(lambda: not self._in_use, limit_s)
 
     def close(self) -> None:
-        """Free all models."""
-        for model in self._served():
+        """Free all models, after `drain`."""
+        for name in self._offers:
+            self.put(name, None)
+
+    def put(self, name: str, offer: Offer | None) -> None:
+        """Offer the model `name` as `offer` says from now on (None: no more), all at once.
+
+        What was offered before and is not any more is closed here, or as soon as its requests have ended. While
+        draining nothing new is taken, and an offer's models are given up.
+        """
+        with self._idle:
+            former = self._offers.get(name)
+            if self._draining and offer is not None:
+                former, offer = offer, former
+            else:
+                table = {one: each for one, each in self._offers.items() if one != name}
+                table |= {name: offer} if offer is not None else {}
+                self._offers = {one: table[one] for one in sorted(table)}
+            kept = set() if offer is None else set(offer.served)
+            given_up = [] if former is None else [model for model in former.served if model not in kept]
+            self._given_up.update(model for model in given_up if model in self._in_use)
+            idle = [model for model in given_up if model not in self._in_use]
+        for model in idle:
             model.engine.close()
 
-    def _served(self) -> Iterator[ServedModel]:
-        every = (model for versions in self._models.values() for model in versions.values())
-        return (model for model in every if isinstance(model, ServedModel))
-
-    def _begin(self) -> None:
-        """Count a request as under way."""
+    def _begin(self, request: InferRequest) -> ServedModel:
+        """The model that is to answer, which has one more request under way now."""
         with self._idle:
             if self._draining:
                 raise Unavailable("the service is draining and takes no more requests")
-            self._under_way += 1
+            model = self._find(request.model, request.version)
+            self._in_use[model] = self._in_use.get(model, 0) + 1
+        return model
 
-    def _end(self) -> None:
+    def _end(self, model: ServedModel) -> None:
         with self._idle:
-            self._under_way -= 1
+            self._in_use[model] -= 1
+            if self._in_use[model]:
+                return
+            del self._in_use[model]
+            last = model in self._given_up
+            self._given_up.discard(model)
             if self._draining:
                 self._idle.notify_all()
+        if last:  # not in this thread, whose caller waits for its answer
+            threading.Thread(target=model.engine.close, name=f"close {model.name}/{model.version}").start()
 
     def _find(self, name: str, version: str) -> ServedModel:
-        versions = self._models.get(name)
-        if versions is None:
-            raise ModelNotFound(f"no model {name!r} here; there is {', '.join(self._models)}")
+        offers = self._offers
+        if name not in offers:
+            raise ModelNotFound(f"no model {name!r} here; there is {', '.join(offers) or 'none'}")
+        versions = offers[name].versions
         if version and version not in versions:
             raise ModelNotFound(f"model {name!r} has no version {version!r}; there is {', '.join(versions)}")
-        model = versions[version or max(versions, key=int)]
+        model = versions[version or offers[name].default]
         if isinstance(model, BrokenModel):
             raise Unavailable(f"model {name!r} version {model.version} is not ready: {model.reason}")
         return model

@@ -8,18 +8,22 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from upwell.edge.timetable import Claim
+from upwell.edge.timetable import RANKS, Claim
 from upwell.shared.errors import Refused
 from upwell.shared.routing.edge_time import LONG_SILENCE_S
 from upwell.shared.routing.latency import FRESH_S, RunTimes
-from upwell.shared.routing.settings import Settings, Source
+from upwell.shared.routing.settings import Priority, Settings, Source
 
 MAX_SOURCES = 4096
 """So many sources are remembered; callers may invent any number of tag values."""
 
 LONGEST_KEY = 64
 """A longer tag value is remembered by its SHA-256: a caller may send megabytes."""
+
+CLAIMS: Mapping[Priority, Claim] = MappingProxyType({priority: Claim(priority=priority) for priority in RANKS})
+"""What requests without a source may claim."""
 
 MOST_SPREAD = 0.5
 """A bad run counts as at most this share longer than a usual one: one hiccup in 64 runs must not halve the device."""
@@ -67,19 +71,19 @@ class Admission:
         self._lock = threading.Lock()
 
     def admit(self, model: str, settings: Settings, tags: Mapping[str, str], now_s: float) -> Claim:
-        """What the request may claim of the device, as far as the policy says. Raises `Refused` over its source's rate.
+        """What the request may claim of the device as the policy says. Raises `Refused` over its source's rate.
 
         A request that lacks the source's tag counts as of the source "" for the rate, and replaces nobody: nothing says
         that two such requests belong together.
         """
         source = settings.source
         if source is None:
-            return Claim(priority=settings.priority, arrived_s=now_s)
+            return CLAIMS[settings.priority]
         key, value = _key(model, source, tags), tags.get(source.tag, "")
         if math.isfinite(source.rate_per_s):
             self._take(key, source, value, now_s)
         stream = key if source.keep_latest and value else None
-        return Claim(priority=settings.priority, stream=stream, arrived_s=now_s)
+        return Claim(priority=settings.priority, stream=stream)
 
     def give_back(self, model: str, settings: Settings, tags: Mapping[str, str]) -> None:
         """Let the source have another request for one that was admitted and then refused: it got nothing."""
@@ -108,20 +112,18 @@ class Admission:
             )
 
 
-def timed(claim: Claim, times: RunTimes | None, rows: int, now_s: float) -> Claim:
-    """The claim with what a run of `rows` rows is predicted to take, as the router predicts it.
+def timed(claim: Claim, times: RunTimes | None, rows: int, arrived_s: float, now_s: float) -> Claim:
+    """The claim of a request that came at `arrived_s`, with what a run of `rows` rows is predicted to take.
 
-    As there, what was measured a while ago counts with its fastest run, and after a long silence not at all.
+    As the router predicts it: what was measured a while ago counts with its fastest run, and after a long silence not
+    at all.
     """
-    window = None if times is None else times.expect(rows)
-    if window is None:
-        return claim
-    silence_s = now_s - window.last_at_s
-    if silence_s > LONG_SILENCE_S:
-        return claim
-    run_s = window.lately_s if silence_s <= FRESH_S else window.fastest_s
-    spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
-    return Claim(run_s, spread_s, claim.priority, claim.stream, claim.arrived_s, claim.is_owed)
+    window = None if times is None else times.windows.get(rows) or times.expect(rows)
+    run_s, spread_s = math.nan, 0.0
+    if window is not None and now_s - window.last_at_s <= LONG_SILENCE_S:
+        run_s = window.lately_s if now_s - window.last_at_s <= FRESH_S else window.fastest_s
+        spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
+    return Claim(run_s, spread_s, claim.priority, claim.stream, arrived_s, claim.is_owed)
 
 
 def _key(model: str, source: Source, tags: Mapping[str, str]) -> tuple[str, str, str]:

@@ -155,7 +155,7 @@ class Agent:
         `upwell.shared.errors`.
         """
         arrived_s = time.monotonic()
-        served = self.model(model)
+        served = self._models.get(model) or self.model(model)
         tags = dict(tags) if tags else _NO_TAGS  # flights keep them, and the caller's own may change
         return self._handle(served, as_arrays(inputs, served), arrived_s + deadline_s, tags, id, arrived_s)
 
@@ -193,7 +193,7 @@ class Agent:
             self.metrics.failed(served.name, error)
             failed = None if handling is None else handling.done()
             if failed is not None:
-                self._note(failed, error)
+                self.flights.note(Flight.of(failed, error, self.router.recent, time.monotonic(), self.router.digest))
             raise
         return self._kept(done, answer)
 
@@ -202,20 +202,19 @@ class Agent:
         if self._keeping is not None:
             answer = self._keeping.keep(done, answer)
         model = done.model.name
-        self.metrics.answered(model, answer)
+        self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
-        self._note(done, answer)
+        self.flights.note(Flight.of(done, answer, self.router.recent, time.monotonic(), self.router.digest))
         if answer.cloud_digest:
-            self.router.identify_cloud(model, answer.cloud_digest)
+            if not answer.cut:  # a tail is not the model in the cloud that calibrations are about
+                self.router.identify_cloud(model, answer.cloud_digest)
             if self.spool is not None:
                 self.spool.cloud_answered()
         if answer.degraded:
+            self.metrics.degraded(model, answer.reason)
             _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
         return answer
-
-    def _note(self, done: Handled, ended: Answer | UpwellError) -> None:
-        self.flights.note(Flight.of(done, ended, self.router.recent, time.monotonic(), self.router.digest))
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
         """Answer with this edge side from now on; requests under way end on the one that they began with.
@@ -230,7 +229,10 @@ class Agent:
             if served.edge is not None:
                 edge.lane = served.edge.lane
                 edge.lane.resize(edge.runtime.instances)
-            served = replace(served, edge=edge)
+            heads = served.heads if edge.heads is None else edge.heads
+            for head in heads:
+                head.edge.lane = edge.lane
+            served = replace(served, edge=edge, heads=heads)
             self.router.replace_model(name, served.identity, edge.calibrations, edge.durations_s)
             self._models[name] = served
         return True

@@ -7,10 +7,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 from upwell.edge.admission import Admission
 from upwell.edge.answer import Timings
@@ -27,6 +28,9 @@ from upwell.shared.tensors import Array
 
 HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
 """Failures after which asking once more cannot help: it is the request that is wrong."""
+
+Joined: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""The answer that is wanted, from that of a tail; raises `ModelFailed` where it cannot be made of it."""
 
 _log = logging.getLogger(__name__)
 _names = itertools.count()
@@ -61,7 +65,13 @@ class Ascent:
     """
 
     def __init__(
-        self, desk: Desk, model: ServedModel, decision: Decision, inputs: Mapping[str, Array], request_id: str
+        self,
+        desk: Desk,
+        model: ServedModel,
+        decision: Decision,
+        inputs: Mapping[str, Array],
+        request_id: str,
+        joined: Joined | None = None,
     ) -> None:
         assert desk.uplink is not None  # noqa: S101  the router sends nothing up without a cloud
         self.rows = decision.up_rows
@@ -71,6 +81,7 @@ class Ascent:
         self._uplink = desk.uplink
         self._model = model
         self._id = request_id
+        self._joined = joined
         self._under_way: list[_Attempt] = []
         self._news: SimpleQueue[None] = SimpleQueue()  # reentrant, so that gRPC's threads may tell of ends at any time
         self._hedged = False
@@ -172,6 +183,8 @@ class Ascent:
 
     def _take_reply(self, attempt: _Attempt, reply: CloudReply) -> None:
         try:
+            if self._joined is not None:
+                reply = replace(reply, response=replace(reply.response, outputs=self._joined(reply.response.outputs)))
             if self._model.edge is not None:
                 self._model.edge.check_cloud(reply.response.outputs, len(self.rows))
         except NotFinite as error:

@@ -88,12 +88,18 @@ class AgentDataplane:
         )
 
     def _cloud_metadata(self, served: ServedModel) -> ModelMetadata:
+        """Of the whole up there, or else of a head and its tail."""
         assert self._agent.uplink is not None  # noqa: S101  the configuration demands one for such a model
+        head = None if served.cloud_model or not served.heads else served.heads[0]
         try:
-            found = self._agent.uplink.metadata(served.cloud_model, METADATA_TIMEOUT_S)
+            found = self._agent.uplink.metadata(head.cut.tail if head else served.cloud_model, METADATA_TIMEOUT_S)
         except RemoteError as error:
             raise CloudFailed(f"{REASONS.get(error.kind, 'cloud_error')}: {error}") from None
-        return ModelMetadata(served.name, (VERSION,), found.platform, found.inputs, found.outputs)
+        if head is None or served.face is None:
+            return ModelMetadata(served.name, (VERSION,), found.platform, found.inputs, found.outputs)
+        inputs = tuple(one.spec for one in served.face.signature.inputs)
+        made = tuple(one.spec for one in head.edge.signature.outputs if one.name in head.cut.outputs)
+        return ModelMetadata(served.name, (VERSION,), found.platform, inputs, (*made, *found.outputs))
 
 
 def _tags(parameters: Mapping[str, Parameter]) -> dict[str, str]:

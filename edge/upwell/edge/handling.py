@@ -12,11 +12,12 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from upwell.edge.admission import timed
+from upwell.edge.admission import CLAIMS, timed
 from upwell.edge.answer import Answer
 from upwell.edge.answering import answer_of
-from upwell.edge.ascent import Ascent, Desk
+from upwell.edge.ascent import Ascent, Desk, Joined
 from upwell.edge.handled import Handled
 from upwell.edge.head_run import run_head
 from upwell.edge.models.served import ServedModel
@@ -25,13 +26,12 @@ from upwell.edge.rows import RowParts, without
 from upwell.edge.signals import signals_of
 from upwell.edge.timetable import Claim
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
-from upwell.shared.errors import CloudFailed, DeadlineExceeded, ModelFailed, Refused, UpwellError
+from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelFailed, Refused, UpwellError
 from upwell.shared.routing.reasons import Plan, Reason
 from upwell.shared.routing.settings import HardSettings, Objective
-from upwell.shared.routing.state import Decision, EdgeRan, Scored
+from upwell.shared.routing.state import Decision, Scored
 from upwell.shared.tensors import Array
 
-_ANY = Claim()
 # What the plans are called for a head that answers early, which always runs.
 _EXIT_PLANS = {Plan.EDGE: Plan.EDGE, Plan.CASCADE: Plan.EXIT, Plan.CLOUD: Plan.SPLIT}
 _log = logging.getLogger(__name__)
@@ -39,6 +39,15 @@ _log = logging.getLogger(__name__)
 
 class Handling:
     """One request. Made and run once, in one thread."""
+
+    # What most requests leave as it is.
+    _edge_s: float | None = None
+    _edge_digest = ""
+    _obstacle: Reason | None = None
+    _claim = CLAIMS["normal"]
+    _hardness: Mapping[int, float] = MappingProxyType({})
+    _first: Decision | None = None
+    _second: Decision | None = None
 
     def __init__(
         self,
@@ -53,29 +62,21 @@ class Handling:
         self._desk = desk
         self.model = model.name
         self._model = model
-        self._edge = model.edge
-        self._inputs = inputs
-        self._id = request_id
-        self._arrived_s = arrived_s
+        self._edge, self._inputs = model.edge, inputs
+        self._id, self._arrived_s = request_id, arrived_s
         self._signals, self._sent_inputs = signals_of(desk, model, inputs, deadline_s, tags, arrived_s)
         self._asked = self._signals
         self._parts = RowParts(len(self._signals.row_sizes_bytes))
         self._ascents: list[Ascent] = []
-        self._edge_s: float | None = None
-        self._edge_digest = ""
-        self._obstacle: Reason | None = None
-        self._claim = _ANY
-        self._hardness: dict[int, float] = {}
-        self._first: Decision | None = None
-        self._second: Decision | None = None
 
     def run(self) -> tuple[Answer, Handled]:
         """The answer, and all that is known of the request. Raises `UpwellError` where there is none to give."""
         decision = self._decided()
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("id=%s decision: %s", self._id, decision)
-        if self._signals.may_ascend and self._desk.uplink is not None and not decision.verdict.egress_rule:
-            self._desk.uplink.note_candidate()
+        uplink = self._desk.uplink
+        if uplink is not None and self._signals.may_ascend and not decision.verdict.egress_rule:
+            uplink.note_candidate()
         if decision.refusal:
             raise self._turned_away(refusal(decision))
         try:
@@ -103,10 +104,7 @@ class Handling:
         """The first decision; made again where not all that waits for the device goes before this request."""
         decision = self._first = self._desk.router.decide(self._signals)
         settings = decision.verdict.settings
-        if settings.source is None:
-            self._claim = Claim(priority=settings.priority, arrived_s=self._arrived_s)
-        else:
-            self._claim = self._admitted(decision)
+        self._claim = CLAIMS[settings.priority] if settings.source is None else self._admitted(decision)
         if self._edge is None or not self._signals.edge_ahead:
             return decision
         ahead = self._edge.lane.ahead_of(decision.deadline_s, self._claim)
@@ -140,10 +138,11 @@ class Handling:
             decision = self._first = self._send(decision)
         if decision.kept_rows:
             self._note_obstacle(decision)
-        if not decision.escalate:
+        hard = decision.verdict.settings.hard
+        if hard is not None and not decision.escalate:
             wanted = len(decision.up_rows) + len(decision.kept_rows)
-            self._learn_scores(decision.verdict.settings.hard, self._parts.rows - wanted, ())
-        rest = without(self._parts.all, () if exits else decision.up_rows)
+            self._learn_scores(hard, self._parts.rows - wanted, ())
+        rest = without(self._parts.all, decision.up_rows) if decision.up_rows and not exits else self._parts.all
         if not rest or self._edge is None:
             return decision.plan, decision.reason
         try:
@@ -155,7 +154,6 @@ class Handling:
         reason = decision.reason
         if decision.up_rows and exits:
             self._send(decision)
-        hard = decision.verdict.settings.hard
         if decision.escalate and hard is not None and not self._edge.scorer.can(hard):
             reason = Reason.NO_SCORES
         elif decision.escalate:
@@ -179,9 +177,9 @@ class Handling:
         self._learn_scores(hard, len(rows), hardness)
         return self._second
 
-    def _learn_scores(self, hard: HardSettings | None, scored: int, values: tuple[float, ...]) -> None:
+    def _learn_scores(self, hard: HardSettings, scored: int, values: tuple[float, ...]) -> None:
         """Tell the router how many rows were hard: what a share or a risk is held by counts every request."""
-        if hard is not None and not (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk)):
+        if not (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk)):
             rows = self._parts.rows
             self._desk.router.observe(Scored(self._model.name, hard.scope, rows, rows - scored, values))
 
@@ -201,15 +199,17 @@ class Handling:
         """Send what goes up; the decision acted on, another one where a head failed that was to run first."""
         target = self._model
         inputs = self._select(self._sent_inputs if decision.way is None else self._inputs, decision.up_rows)
+        joined: Joined | None = None
         if decision.way is not None:
             try:
-                head = target.head(decision.way.key)
-                inputs, run_s = run_head(self._desk, head, inputs, decision, self._claim)
-            except (ModelFailed, Refused, DeadlineExceeded) as error:
+                target, half = run_head(
+                    self._desk, target, decision.way, inputs, decision, self._claim, self._arrived_s
+                )
+            except (ModelFailed, Refused, DeadlineExceeded, InvalidRequest) as error:
                 return self._send_otherwise(decision, error)
-            self._edge_s = (self._edge_s or 0.0) + run_s
-            target = head.tail(target)
-        self._ascents.append(Ascent(self._desk, target, decision, inputs, self._id))
+            self._edge_s = (self._edge_s or 0.0) + half.duration_s
+            inputs, joined = half.tensors, half.joined
+        self._ascents.append(Ascent(self._desk, target, decision, inputs, self._id, joined))
         return decision
 
     def _send_otherwise(self, decision: Decision, error: UpwellError) -> Decision:
@@ -226,12 +226,12 @@ class Handling:
 
     def _run_edge(self, rows: tuple[int, ...], deadline_s: float, *, is_owed: bool = False) -> Mapping[str, Array]:
         assert self._edge is not None  # noqa: S101  asked for only where there is one
-        times = self._desk.router.recent.edge.get(self._model.name)
+        router = self._desk.router
         claim = replace(self._claim, is_owed=True) if is_owed else self._claim
-        claim = timed(claim, times, len(rows), time.monotonic())
+        claim = timed(claim, router.recent.edge.get(self.model), len(rows), self._arrived_s, time.monotonic())
         inputs = self._inputs if len(rows) == self._parts.rows else self._select(self._inputs, rows)
         run = self._edge.run(inputs, deadline_s, claim)
-        self._desk.router.observe(EdgeRan(self._model.name, len(rows), run.duration_s))
+        router.ran(self.model, len(rows), run.duration_s)
         self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest
         self._parts.edge.append((rows, run.outputs))
         if run.exits:

@@ -7,25 +7,32 @@ from collections.abc import Mapping
 
 from upwell.edge.admission import timed
 from upwell.edge.ascent import Desk
-from upwell.edge.models.heads import Head
+from upwell.edge.models.heads import Half
+from upwell.edge.models.served import ServedModel
 from upwell.edge.timetable import Claim
-from upwell.shared.routing.state import Decision, EdgeRan
+from upwell.shared.routing.state import Decision, Way
 from upwell.shared.tensors import Array
 
 
 def run_head(
-    desk: Desk, head: Head, inputs: Mapping[str, Array], decision: Decision, claim: Claim
-) -> tuple[Mapping[str, Array], float]:
-    """What the tail takes for the decision's rows, and the seconds that the head took.
+    desk: Desk,
+    model: ServedModel,
+    way: Way,
+    inputs: Mapping[str, Array],
+    decision: Decision,
+    claim: Claim,
+    arrived_s: float,
+) -> tuple[ServedModel, Half]:
+    """The tail, as a model in the cloud, and what the head gives for the decision's rows.
 
     Raises as `EdgeModel.run` does; what the decision had taken for itself is given back then.
     """
-    rows, key = len(decision.up_rows), head.way.key
+    rows, head = len(decision.up_rows), model.head(way.key)
     try:
-        claim = timed(claim, desk.router.recent.edge.get(key), rows, time.monotonic())
-        tensors, run_s = head.run(inputs, decision.deadline_s, claim)
+        claim = timed(claim, desk.router.recent.edge.get(way.key), rows, arrived_s, time.monotonic())
+        half = head.run(inputs, decision.deadline_s, claim)
     except BaseException:
         desk.router.give_back(decision)
         raise
-    desk.router.observe(EdgeRan(key, rows, run_s))
-    return tensors, run_s
+    desk.router.ran(way.key, rows, half.duration_s)
+    return head.tail(model), half

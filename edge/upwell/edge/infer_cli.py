@@ -132,6 +132,7 @@ def _show(response: InferResponse, elapsed_s: float) -> None:
     rows = {
         "model": f"{response.model}, version {response.version}" if response.version else response.model,
         "route": f"{facts.get('upwell.route', '')} {facts.get('upwell.routes', '')}".strip(),
+        "cut": facts.get("upwell.cut", ""),
         "reason": facts.get("upwell.reason", ""),
         "degraded": "" if "upwell.degraded" not in facts else "yes" if facts["upwell.degraded"] else "no",
         "device": f"{facts.get('upwell.accelerator', '')} {_unready(facts)}".strip(),

@@ -15,7 +15,8 @@ _CHANNELS = (1, 3)
 
 def as_arrays(inputs: Mapping[str, Array | bytes], model: ServedModel) -> dict[str, Array]:
     """The inputs as arrays with rows. Raises `InvalidRequest` for what is neither an array nor bytes."""
-    pictures = model.edge.pictures if model.edge else ()
+    face = model.face
+    pictures = face.pictures if face else ()
     arrays: dict[str, Array] = {}
     for name, value in inputs.items():
         if isinstance(value, np.ndarray) and name not in pictures:

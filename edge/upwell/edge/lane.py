@@ -41,7 +41,8 @@ class _Ticket:
     lane: Lane
     deadline_s: float
     claim: Claim
-    gate: threading.Lock = field(default_factory=threading.Lock)
+    gate: threading.Lock = field(init=False, repr=False)
+    """Of somebody who waits."""
     told: UpwellError | None = None
     began_s: float = math.nan
 
@@ -59,7 +60,11 @@ class _Ticket:
             raise
 
     def __exit__(self, *_: object) -> None:
-        self.lane._leave(self)
+        lane = self.lane
+        with lane._lock:
+            lane._running.remove(self)
+            if lane._waiting:
+                lane._run_waiting(time.monotonic())
 
 
 @dataclass(eq=False, slots=True)
@@ -187,6 +192,7 @@ class Lane:
         if runs_now:
             self._run(new, now_s)
         else:
+            new.gate = threading.Lock()
             new.gate.acquire()
             self._waiting.append(new)
         if new.claim.is_owed:
@@ -217,7 +223,7 @@ class Lane:
         ticket.gate.release()
 
     def _leave(self, ticket: _Ticket) -> None:
-        """Stop waiting, or end the turn, or neither: whatever ended the caller's wait, the lane is never lost."""
+        """Stop waiting, or give up the turn, or neither: whatever ended the caller's wait, the lane is never lost."""
         with self._lock:
             if ticket in self._running:
                 self._running.remove(ticket)

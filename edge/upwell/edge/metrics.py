@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from upwell.edge.answer import Answer
 from upwell.edge.health import Health, HealthCollector, UpdatesHealth, serve
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.edge.tally import AnswerTally
 from upwell.shared.routing.link import LinkEstimate
+from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.state import RouterState
 
 
@@ -27,8 +27,9 @@ class AgentMetrics:
         self.registry = CollectorRegistry()
         self._health = health
         self._updates: UpdatesHealth = dict
-        self._answers = AnswerTally()
-        self.registry.register(self._answers)
+        self.answers = AnswerTally()
+        """Each answer is to be added."""
+        self.registry.register(self.answers)
         self._degraded = Counter(
             "upwell_degraded",
             "Answers of the device where the policy wanted the cloud.",
@@ -65,11 +66,9 @@ class AgentMetrics:
         """Count a rule that could not be evaluated."""
         self._rules.labels(rule).inc()
 
-    def answered(self, model: str, answer: Answer) -> None:
-        """Count an answer."""
-        self._answers.add(model, answer.route, answer.reason, answer.timings.total_s)
-        if answer.degraded:
-            self._degraded.labels(model, str(answer.reason)).inc()
+    def degraded(self, model: str, reason: Reason) -> None:
+        """Count a degraded answer."""
+        self._degraded.labels(model, str(reason)).inc()
 
     def failed(self, model: str, error: Exception) -> None:
         """Count a request that ended in an error."""

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.budget import Ledger
 from upwell.shared.routing.calibrations import Calibration
 from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.router import Router
+from upwell.shared.routing.router import Router, Run
 from upwell.shared.routing.rules import Subject, Verdict
 from upwell.shared.routing.settings import HardSettings, Identity, Settings
 from upwell.shared.routing.state import CloudDropped, CloudSent, Decision, EdgeRan, Outcome, RouterState, Signals
@@ -53,7 +53,7 @@ class RouterCell:
         self._use(policy)
         self.recent = RouterState()
         """What is known, but for runs of the device that are learnt in a moment; immutable."""
-        self._ran: deque[tuple[EdgeRan, float]] = deque()
+        self._ran: deque[Run] = deque()
         self._learn_at_s = math.inf
         self._identified_at_s = -math.inf
         self.sent_at_s = -math.inf
@@ -69,6 +69,8 @@ class RouterCell:
         router = Router(whole, self._identities)
         digest = hashlib.sha256(policy.model_dump_json().encode()).hexdigest()
         self._policy, self._router, self.digest = policy, router, f"sha256:{digest}"
+        self.hards: Callable[[str], Collection[HardSettings]] = router.hards
+        """Every way in which the policy may ask whether a row of a model is hard."""
 
     @property
     def state(self) -> RouterState:
@@ -96,7 +98,8 @@ class RouterCell:
         while True:
             router = self._router
             decision = router.decide(self.recent, signals, now_s)
-            if not decision.needs_acquire:
+            stays = not decision.up_rows and decision.turn is None
+            if stays or not decision.needs_acquire:
                 return decision
             with self._lock:
                 self.recent, granted = router.acquire(self.recent, decision, now_s)
@@ -129,15 +132,9 @@ class RouterCell:
             self.observe(CloudDropped(decision.model, decision.probes))
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from an outcome. Quick runs of the device are learnt together, by the next decision after `LAG_S`."""
-        now_s = time.monotonic()
+        """Learn from an outcome."""
         if isinstance(outcome, EdgeRan):
-            self._ran.append((outcome, now_s))
-            count = len(self._ran)
-            if count == 1:
-                self._learn_at_s = now_s + LAG_S
-            if count >= MOST_LAG or outcome.duration_s >= QUICK_S or outcome.model not in self.recent.edge:
-                self._learn_at_s = now_s
+            self.ran(outcome.model, outcome.rows, outcome.duration_s)
             return
         with self._lock:
             before, now_s = self.recent, time.monotonic()
@@ -149,14 +146,20 @@ class RouterCell:
         if after.audits is not before.audits:
             _log_alarms(before.audits, after.audits)
 
+    def ran(self, model: str, rows: int, duration_s: float) -> None:
+        """Learn from a run of the device. Quick ones are learnt together, by the next decision after `LAG_S`."""
+        now_s = time.monotonic()
+        self._ran.append((model, rows, duration_s, now_s))
+        count = len(self._ran)
+        if count == 1:
+            self._learn_at_s = now_s + LAG_S
+        if count >= MOST_LAG or duration_s >= QUICK_S or model not in self.recent.edge:
+            self._learn_at_s = now_s
+
     def _learn_runs(self) -> None:
         """Learn what the device ran; under the lock."""
         self._learn_at_s = math.inf
-        state = self.recent
-        while self._ran:
-            outcome, at_s = self._ran.popleft()
-            state = self._router.observe(state, outcome, at_s)
-        self.recent = state
+        self.recent = self._router.ran(self.recent, [self._ran.popleft() for _ in range(len(self._ran))])
 
     def replace_policy(self, policy: Policy) -> None:
         """Decide by another policy from now on. What was learnt stays."""
@@ -193,10 +196,6 @@ class RouterCell:
             for duration_s in durations_s:
                 state = self._router.observe(state, EdgeRan(model, 1, duration_s), now_s)
             self.recent = state
-
-    def hards(self, model: str) -> Collection[HardSettings]:
-        """Every way in which the policy may ask whether a row of this model is hard."""
-        return self._router.hards(model)
 
     def wants_probe(self) -> bool:
         """Whether an empty call is worth its bytes: nothing is under way, and nothing was heard for a while."""

@@ -17,12 +17,15 @@ Replies: TypeAlias = Sequence[tuple[tuple[int, ...], CloudReply]]
 """What the cloud answered, each with the rows of the request that it is about."""
 
 
+_ONE = (0,)
+
+
 class RowParts:
     """What the device answered so far, in parts of one or several rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.all = tuple(range(rows))
+        self.all = _ONE if rows == 1 else tuple(range(rows))
         self.edge: list[tuple[tuple[int, ...], Mapping[str, Array]]] = []
 
     def edge_covers(self, rows: Sequence[int]) -> bool:

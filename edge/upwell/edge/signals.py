@@ -29,10 +29,9 @@ def signals_of(
     rows = face.signature.check_inputs(inputs) if face else 1
     has_cloud = bool(model.cloud_model) and desk.uplink is not None
     sent_inputs = encode_for_uplink(face.signature, inputs) if face and has_cloud else inputs
-    if edge and edge.exits:
-        sizes: tuple[int, ...] = (edge.exit_row_bytes,) * rows
-    else:
-        sizes = face.signature.row_sizes_bytes(sent_inputs) if face else (size_bytes(inputs),)
+    row_bytes = edge.exit_row_bytes if edge and edge.exits else face.signature.row_bytes if face else size_bytes(inputs)
+    sizes = (row_bytes,) * rows if row_bytes is not None or not face else face.signature.row_sizes_bytes(sent_inputs)
+    hards = desk.router.hards(model.name)
     signals = Signals(
         subject=Subject(model.name, tags, max(sizes), time.time()),
         row_sizes_bytes=sizes,
@@ -40,8 +39,9 @@ def signals_of(
         caller_deadline_s=deadline_s,
         has_edge=edge is not None,
         has_cloud=has_cloud,
-        has_scores=edge is not None and any(map(edge.scorer.can, desk.router.hards(model.name))),
+        has_scores=bool(hards) and edge is not None and edge.can_score(hards),
         edge_ahead=face.lane.ahead if face else 0,
-        ways=tuple(head.way for head in model.heads) if model.heads and desk.uplink is not None else (),
+        ways=tuple(head.way for head in model.heads if head.takes(rows)) if desk.uplink is not None else (),
+        exits=edge is not None and bool(edge.exits),
     )
     return signals, sent_inputs

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -27,7 +27,7 @@ from typing import Protocol, TypeVar
 from upwell.shared.routing.settings import Priority
 from upwell.shared.values import quick
 
-RANKS = MappingProxyType({"low": 0, "normal": 1, "high": 2})
+RANKS: Mapping[Priority, int] = MappingProxyType({"low": 0, "normal": 1, "high": 2})
 """Priority -> rank; a higher one goes first."""
 
 

@@ -9,6 +9,8 @@ UpwellError
 ├── DeadlineExceeded    the time is up, or nothing could answer in the time that is left
 ├── Unavailable         not serving now: draining, or not loaded yet
 ├── Unauthenticated     no token, or a wrong one
+├── NotAllowed          the operator has not allowed this to callers
+├── NotLoaded           a model could not be loaded as asked; what was in force stays
 ├── CallerLeft          the caller cancelled; nobody reads the answer
 ├── ModelFailed         the model's runtime or engine failed on a valid request
 │   └── NotFinite         edge.models.served
@@ -72,6 +74,14 @@ class Unavailable(UpwellError):
 
 class Unauthenticated(UpwellError):
     """The call carried no token, or none that is known."""
+
+
+class NotAllowed(UpwellError):
+    """The caller is known well enough, but the operator has not allowed what it asked for."""
+
+
+class NotLoaded(UpwellError):
+    """A model could not be loaded as asked: its files are missing or wrong. What was in force stays."""
 
 
 class CallerLeft(UpwellError):

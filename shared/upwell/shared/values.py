@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, make_dataclass
+from dataclasses import MISSING, fields, make_dataclass
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -23,9 +23,16 @@ def quick(cls: type[T]) -> type[T]:
         del frozen.__setattr__, frozen.__delattr__
         return cls
 
+    names = {one.name for one in fields(frozen)}
+    defaults = {one.name: one.default for one in fields(frozen) if one.default is not MISSING}
+
     @wraps(plain.__init__)
     def take_over(self: Any, *values: Any, **named: Any) -> None:
-        object.__setattr__(self, "__dict__", vars(plain(*values, **named)))
+        own = self.__dict__
+        own.update(defaults)
+        own.update(named)
+        if values or own.keys() != names:  # by name it is quickest; what does not fit raises here
+            own.update(vars(plain(*values, **named)))
 
     frozen.__init__ = take_over
     return cls

@@ -79,6 +79,19 @@ def test_a_model_without_an_engine_has_the_default_one(tmp_path: Path) -> None:
     assert config.settings("n").engine == "torch"
 
 
+def test_what_is_served_may_change_only_where_that_is_written(tmp_path: Path) -> None:
+    assert not load(tmp_path, LEAST).serve.repository.may_change
+    for text in ("{control: true}", "{watch: 1s}"):
+        assert load(tmp_path, LEAST.replace("}", f", repository: {text}}}")).serve.repository.may_change
+
+
+def test_the_versions_of_a_model_are_its_own_or_the_default(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{LEAST}models: {{a: {{versions: [1, 3]}}, b: {{versions: latest}}, c: {{}}}}")
+    assert [config.versions_of(name) for name in "abcd"] == [(1, 3), "latest", "all", "all"]
+    config = load(tmp_path, f"{LEAST}defaults: {{versions: latest}}\nmodels: {{a: {{versions: all}}, c: {{}}}}")
+    assert [config.versions_of(name) for name in "acd"] == ["all", "latest", "latest"]
+
+
 def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
     config = load(tmp_path, FULL)
     other = config.listening_on(["127.0.0.1:0"])
@@ -100,6 +113,14 @@ def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
         (f"{LEAST}defaults: {{instances: 0}}", r"defaults\.instances"),
         (f"{LEAST}defaults: {{device: '/dev/sda'}}", r"defaults\.device"),
         (f"{LEAST}more: 1", "more"),
+        (f"{LEAST}models: {{m: {{versions: newest}}}}", r"models\.m.*versions.*'latest' or 'all'"),
+        (f"{LEAST}models: {{m: {{versions: []}}}}", r"models\.m.*versions"),
+        (f"{LEAST}models: {{m: {{versions: [-1]}}}}", r"models\.m.*versions"),
+        (f"{LEAST}defaults: {{versions: [1]}}", r"defaults\.versions"),
+        (LEAST.replace("}", ", repository: {watch: 1ms}}"), r"serve\.repository\.watch: .*at least 50ms"),
+        (LEAST.replace("}", ", repository: {watch: 0}}"), r"serve\.repository\.watch"),
+        (LEAST.replace("}", ", repository: {watch: 1}}"), r"serve\.repository\.watch: .*1s"),
+        (LEAST.replace("}", ", repository: {poll: 1s}}"), r"serve\.repository\.poll"),
         ("version: 2\nserve: {listen: ['127.0.0.1:0'], models: m}", "version"),
         ("version: 1\nserve: {listen: [], models: m}", r"serve\.listen"),
         ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 64}", "64MiB"),

@@ -13,6 +13,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.loading import BrokenModel, ServedModel, find_models, load_model
+from upwell.cloud.offer import offered
 from upwell.cloud.service import CloudService
 from upwell.shared.errors import (
     CallerLeft,
@@ -197,7 +198,7 @@ def test_capacity_counts_what_may_run_and_wait(tmp_path: Path) -> None:
     put(tmp_path, "b", 2).write_bytes(b"no")
     cloud = service(tmp_path, defaults={"instances": 3, "max_queue": 10}, models={"a": {"max_queue": 0}})
     assert cloud.capacity == 3 + 0 + 3 + 10
-    assert cloud.names == ("a", "b")
+    assert tuple(cloud.offers) == ("a", "b")
 
 
 def test_draining_refuses_new_requests_and_waits_for_those_under_way() -> None:
@@ -222,6 +223,51 @@ def test_draining_refuses_new_requests_and_waits_for_those_under_way() -> None:
     cloud.close()
     with pytest.raises(ModelFailed, match="closed"):
         engine.run(request.inputs)
+
+
+class ClosingEngine(FakeEngine):
+    """Tells when it is closed."""
+
+    def __init__(self, factor: int = 2) -> None:
+        super().__init__(lambda batch: {"y": batch["x"] * factor})
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        super().close()
+        self.closed.set()
+
+
+def test_a_request_ends_on_the_engine_it_began_on_which_is_closed_then() -> None:
+    old, new = ClosingEngine(), ClosingEngine(3)
+    cloud = CloudService([fake(old)])
+    request = InferRequest("fake", {"x": np.ones((1, 2), np.float32)})
+    old.hold()
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(cloud.infer, request, Call())
+        assert old.started.acquire(timeout=LIMIT_S)
+        cloud.put("fake", offered([fake(new)], cloud.offers["fake"]))
+        assert cloud.infer(request, Call()).outputs["y"].tolist() == [[3, 3]]
+        assert not old.closed.is_set()
+        old.let_go()
+        assert under_way.result(LIMIT_S).outputs["y"].tolist() == [[2, 2]]
+    assert old.closed.wait(LIMIT_S)
+    assert not new.closed.is_set()
+    cloud.put("fake", None)
+    assert new.closed.is_set()
+    with pytest.raises(ModelNotFound, match="there is none"):
+        cloud.infer(request, Call())
+    assert cloud.drain(0)
+
+
+def test_what_is_loaded_while_draining_is_closed_again() -> None:
+    old, new = ClosingEngine(), ClosingEngine()
+    cloud = CloudService([fake(old)])
+    assert cloud.drain(0)
+    cloud.put("fake", offered([fake(new)], cloud.offers["fake"]))
+    assert new.closed.is_set()
+    assert not old.closed.is_set()
+    cloud.close()
+    assert old.closed.is_set()
 
 
 def test_a_failing_model_leaves_nothing_under_way() -> None:

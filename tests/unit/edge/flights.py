@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from upwell.edge.answer import Answer, Timings
-from upwell.edge.flight.flight import Flight, Landing
+from upwell.edge.flight.flight import Flight
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.routing.router import Router
@@ -50,7 +50,9 @@ def flight(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> Flig
         **facts,
     }
     ended = whole.pop("answer", answer(id))
-    return Flight(answer=None if ended is None else Landing.of(ended), **whole)
+    if ended is not None:
+        whole |= {name: value for name, value in vars(ended).items() if name in Flight._fields and name != "id"}
+    return Flight(**whole)
 
 
 NOT_FINITE = {0: math.nan, 1: math.inf, 2: -math.inf, 3: 0.25}

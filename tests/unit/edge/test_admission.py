@@ -29,7 +29,7 @@ def passes(admission: Admission, now_s: float, tags: dict[str, str] = DOCK, aske
 
 def test_without_a_source_everyone_passes_with_the_policy_s_priority() -> None:
     claim = Admission().admit("digits", Settings(priority="high"), {}, 5.0)
-    assert claim == Claim(priority="high", arrived_s=5.0)
+    assert claim == Claim(priority="high")
 
 
 def test_a_second_s_worth_passes_at_once_and_then_the_rate() -> None:
@@ -147,23 +147,24 @@ def test_a_claim_takes_its_times_from_what_the_router_has_learnt() -> None:
     times = RunTimes()
     for index in range(10):
         times = times.add(1, 0.1, index * 0.1)
-    claim = timed(Claim(priority="high", stream="s"), times, 1, 1.0)
-    assert (claim.priority, claim.stream) == ("high", "s")
+    claim = timed(Claim(priority="high", stream="s"), times, 1, 0.5, 1.0)
+    assert (claim.priority, claim.stream, claim.arrived_s) == ("high", "s", 0.5)
     assert claim.run_s == pytest.approx(0.1)
     assert claim.spread_s == pytest.approx(0.01)
-    assert timed(claim, times, 4, 1.0).run_s == pytest.approx(0.4)
+    assert timed(claim, times, 4, 0.5, 1.0).run_s == pytest.approx(0.4)
 
 
 def test_one_hiccup_does_not_halve_the_device_and_silence_is_forgotten() -> None:
     times = RunTimes()
     for index in range(10):
         times = times.add(1, 5.0 if index == 4 else 0.1, index * 0.1)
-    claim = timed(Claim(), times, 1, 1.0)
+    claim = timed(Claim(), times, 1, 0.5, 1.0)
     assert [claim.run_s, claim.spread_s] == pytest.approx([0.1, 0.1 * MOST_SPREAD])
-    assert timed(Claim(), times, 1, 5.0).run_s == pytest.approx(0.1)
-    assert math.isnan(timed(Claim(), times, 1, 60.0).run_s)
+    assert timed(Claim(), times, 1, 0.5, 5.0).run_s == pytest.approx(0.1)
+    assert math.isnan(timed(Claim(), times, 1, 0.5, 60.0).run_s)
 
 
 @pytest.mark.parametrize("times", [None, RunTimes()])
 def test_what_never_ran_claims_no_time(times: RunTimes | None) -> None:
-    assert timed(Claim(), times, 1, 0.0) == Claim() or math.isnan(timed(Claim(), times, 1, 0.0).run_s)
+    claim = timed(Claim(), times, 1, 0.0, 0.0)
+    assert (math.isnan(claim.run_s), claim.spread_s) == (True, 0.0)

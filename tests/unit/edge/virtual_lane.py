@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -80,7 +81,7 @@ class VirtualLane:
             begin = self._arrive if isinstance(one, Arrival) else self._promise
             self._at(one.at_s, lambda one=one, begin=begin: begin(one))  # type: ignore[misc]  # bound now
         clock = patch("upwell.edge.lane.time", SimpleNamespace(monotonic=lambda: self._now_s))
-        threads = patch("upwell.edge.lane.threading", SimpleNamespace(get_ident=lambda: self._thread))
+        threads = patch("upwell.edge.lane.threading", SimpleNamespace(get_ident=lambda: self._thread, Lock=Lock))
         with clock, threads:
             while self._events:
                 self._now_s, _, happen = heapq.heappop(self._events)

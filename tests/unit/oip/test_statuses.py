@@ -31,6 +31,8 @@ def test_every_error_that_may_reach_a_caller_has_a_status() -> None:
         (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
         (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
         (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+        (errors.NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
+        (errors.NotLoaded, grpc.StatusCode.FAILED_PRECONDITION),
         (errors.CallerLeft, grpc.StatusCode.CANCELLED),
         (errors.ModelFailed, grpc.StatusCode.INTERNAL),
         (errors.CloudFailed, grpc.StatusCode.UNAVAILABLE),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
+from upwell.shared.routing.deciding import reserve_s
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
-from upwell.shared.routing.router import reserve_s
 from upwell.shared.routing.state import CloudFailure, Decision, EdgeRan, RouterState
 
 EMPTY = RouterState()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, ModelFailed
@@ -17,6 +19,13 @@ _log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+_MAX_DEPTH = 8
+
+Versions: TypeAlias = Literal["latest", "all"] | tuple[int, ...]
+"""Which versions of a model are to be served."""
+
+Files: TypeAlias = frozenset[tuple[str, int, int, int]]
+"""The state of a version's files: of each its path, modification time (ns), size (bytes) and inode."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,13 @@ class ModelFolder:
                 return self._inside(path)
         return None
 
+    def files(self) -> Files:
+        """The state of all that the version is made of: every file in its folder, and those beside its folder.
+
+        Links are followed. What vanishes or cannot be looked at meanwhile is left out.
+        """
+        return frozenset((*_states(self.path.parent, 0), *_states(self.path, _MAX_DEPTH)))
+
     def digest(self, file: Path) -> str:
         """`sha256:` and the hex digest of what the model is made of (see `model_digest`).
 
@@ -72,28 +88,70 @@ def scan(root: Path) -> list[ModelFolder]:
     if not root.is_dir():
         raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
     try:
-        folders = list(_folders(root))
+        names = model_names(root)
     except OSError as error:
         raise ConfigError.at(root, f"cannot be read: {error.strerror}") from None
-    found = [version for folder in folders for version in _versions(folder, root)]
+    found = [version for name in names for version in _versions_or_warning(root, name)]
     for one in found:
         if not NAME.fullmatch(one.name):
             raise ConfigError.at(one.path.parent, "a model's name is letters, digits, '.', '_' and '-', at most 100")
     if not found:
         raise ConfigError.at(root, "no model here; expected <name>/<version>/model.onnx, such as digits/1/model.onnx")
-    return sorted(found, key=lambda one: (one.name, one.version))
+    return found
 
 
-def _versions(folder: Path, root: Path) -> list[ModelFolder]:
-    try:
-        names = [one for one in _folders(folder) if _VERSION.fullmatch(one.name)]
-    except OSError as error:
-        _log.warning("%s is not served: its folder cannot be read: %s", folder.name, error.strerror)
+def model_names(root: Path) -> list[str]:
+    """The folders under `root` that may be models', in order, whatever their names. Raises `OSError`."""
+    return sorted(one.name for one in _folders(root))
+
+
+def versions_of(root: Path, name: str) -> list[ModelFolder]:
+    """Every version of the model `name`, by number; none where there is no such model. Raises `OSError`."""
+    folder = root / name
+    if not folder.is_dir():
         return []
-    if not names:
-        _log.warning("%s is not served: no version in it; expected %s/1/model.onnx", folder.name, folder.name)
-    return [ModelFolder(folder.name, int(one.name), one, root) for one in names]
+    numbers = [one for one in _folders(folder) if _VERSION.fullmatch(one.name)]
+    found = [ModelFolder(name, int(one.name), one, root) for one in numbers]
+    return sorted(found, key=lambda one: one.version)
+
+
+def select(folders: Sequence[ModelFolder], versions: Versions) -> list[ModelFolder]:
+    """Those of one model's `folders`, in order, that are to be served."""
+    if versions == "all":
+        return list(folders)
+    if versions == "latest":
+        return list(folders[-1:])
+    return [folder for folder in folders if folder.version in versions]
+
+
+def _versions_or_warning(root: Path, name: str) -> list[ModelFolder]:
+    try:
+        found = versions_of(root, name)
+    except OSError as error:
+        _log.warning("%s is not served: its folder cannot be read: %s", name, error.strerror)
+        return []
+    if not found:
+        _log.warning("%s is not served: no version in it; expected %s/1/model.onnx", name, name)
+    return found
 
 
 def _folders(parent: Path) -> Iterator[Path]:
     return (one for one in parent.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def _states(folder: Path, depth: int) -> Iterator[tuple[str, int, int, int]]:
+    """The files of `folder`, and those at most `depth` folders down: a link may lead in a circle."""
+    try:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except OSError:
+        return
+    for entry in found:
+        try:
+            state = entry.stat()
+        except OSError:  # it has gone, or is a link that leads nowhere
+            continue
+        if not stat.S_ISDIR(state.st_mode):
+            yield (entry.path, state.st_mtime_ns, state.st_size, state.st_ino)
+        elif depth:
+            yield from _states(Path(entry.path), depth - 1)

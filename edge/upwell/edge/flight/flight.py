@@ -23,35 +23,12 @@ LONGEST_ID = 200
 LONGEST_TEXT = 500
 
 
-class Landing(NamedTuple):
-    """An answer without its outputs; see `Answer`."""
-
-    plan: Plan
-    route: Route
-    routes: tuple[Route, ...]
-    reason: Reason
-    degraded: bool
-    timings: Timings
-    edge_digest: str
-    cloud_digest: str
-    spool_id: str
-    accelerator: str = ""
-    edge_state: str = ""
-
-    @classmethod
-    def of(cls, answer: Answer) -> Landing:
-        """What is kept of an answer."""
-        return cls(
-            answer.plan, answer.route, answer.routes, answer.reason, answer.degraded, answer.timings,
-            answer.edge_digest, answer.cloud_digest, answer.spool_id, answer.accelerator, answer.edge_state,
-        )  # fmt: skip
-
-
 class Flight(NamedTuple):
     """What is known of a request that has ended; made in microseconds, of values that never change.
 
-    No inputs and no outputs. `link` and `breakers` are as the router knew them when the request ended. `ended_s` is an
-    instant of the monotonic clock. `error` is the type and the text, empty where there is an answer.
+    No inputs and no outputs: of an answer, what `Answer` calls the same. Where there is none `timings` is None, and
+    `error` says why: its type and its text. `link` and `breakers` are as the router knew them when the request ended. `ended_s` is an
+    instant of the monotonic clock.
     """
 
     id: str
@@ -66,8 +43,18 @@ class Flight(NamedTuple):
     breakers: Mapping[str, Breaker]
     policy_digest: str
     ended_s: float
-    answer: Landing | None
     error: tuple[str, str]
+    timings: Timings | None = None
+    plan: Plan = Plan.EDGE
+    route: Route = Route.EDGE
+    routes: tuple[Route, ...] = ()
+    reason: Reason = Reason.EASY
+    degraded: bool = False
+    edge_digest: str = ""
+    cloud_digest: str = ""
+    spool_id: str = ""
+    accelerator: str = ""
+    edge_state: str = ""
 
     @classmethod
     def of(
@@ -77,17 +64,20 @@ class Flight(NamedTuple):
 
         Of an error no more is kept than its text: its traceback would hold on to the inputs.
         """
-        if isinstance(ended, Answer):
-            answer, error = Landing.of(ended), _NO_ERROR
-        else:
-            answer, error = None, (type(ended).__name__, str(ended))
         misses, uplink_s = _NO_MISSES, None
         if done.ascents:
             misses = [a.outcome for a in done.ascents if isinstance(a.outcome, CloudMiss)]
             uplink_s = max(ascent.elapsed_s for ascent in done.ascents)
+        if not isinstance(ended, Answer):
+            return cls(
+                done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s,
+                state.link, state.breakers, policy_digest, ended_s, (type(ended).__name__, str(ended)),
+            )  # fmt: skip
         return cls(
             done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s,
-            state.link, state.breakers, policy_digest, ended_s, answer, error,
+            state.link, state.breakers, policy_digest, ended_s, _NO_ERROR,
+            ended.timings, ended.plan, ended.route, ended.routes, ended.reason, ended.degraded,
+            ended.edge_digest, ended.cloud_digest, ended.spool_id, ended.accelerator, ended.edge_state,
         )  # fmt: skip
 
 
@@ -173,6 +163,7 @@ def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
     return {
         "plan": str(decision.plan),
         "reason": str(decision.reason),
+        "way": None if decision.way is None else decision.way.key[:LONGEST_ID],
         "obstacle": None if decision.obstacle is None else str(decision.obstacle),
         "up_rows": list(decision.up_rows[:MOST_ROWS]),
         "kept_rows": list(decision.kept_rows[:MOST_ROWS]),
@@ -193,27 +184,26 @@ def _end(flight: Flight) -> dict[str, Any]:
         "uplink_s": flight.uplink_s,
         "late_s": flight.ended_s - flight.first.deadline_s,
     }
-    answer = flight.answer
-    if answer is None:
+    times = flight.timings
+    if times is None:
         kind, text = flight.error
         return {**end, "answer": None, "error": {"type": kind, "text": text[:LONGEST_TEXT]}}
-    times = answer.timings
     end["answer"] = {
-        "plan": str(answer.plan),
-        "route": str(answer.route),
-        "routes": [str(route) for route in answer.routes[:MOST_ROWS]],
-        "reason": str(answer.reason),
-        "degraded": answer.degraded,
+        "plan": str(flight.plan),
+        "route": str(flight.route),
+        "routes": [str(route) for route in flight.routes[:MOST_ROWS]],
+        "reason": str(flight.reason),
+        "degraded": flight.degraded,
         "total_s": times.total_s,
         "edge_s": times.edge_s,
         "uplink_s": times.uplink_s,
         "cloud_queue_s": times.cloud_queue_s,
         "cloud_compute_s": times.cloud_compute_s,
-        "edge_digest": answer.edge_digest[:LONGEST_ID],
-        "accelerator": answer.accelerator[:LONGEST_ID],
-        "edge_state": answer.edge_state,
-        "cloud_digest": answer.cloud_digest[:LONGEST_ID],
-        "spool_id": answer.spool_id[:LONGEST_ID],
+        "edge_digest": flight.edge_digest[:LONGEST_ID],
+        "accelerator": flight.accelerator[:LONGEST_ID],
+        "edge_state": flight.edge_state,
+        "cloud_digest": flight.cloud_digest[:LONGEST_ID],
+        "spool_id": flight.spool_id[:LONGEST_ID],
     }
     return {**end, "error": None}
 

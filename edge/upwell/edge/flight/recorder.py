@@ -27,6 +27,9 @@ ROOM_BYTES = 3300
 MOST_PENDING = 4096
 """Flights that wait to be written; more are dropped and counted."""
 
+GATHERED = 256
+"""In memory so many flights wait for the recorder; a disk is there for what a crash leaves behind, and gets each."""
+
 PAUSE_S = 0.05
 """So long flights are gathered: the request path wakes the recorder at most that often."""
 
@@ -59,6 +62,7 @@ class FlightRecorder:
         self._kept: deque[bytes | Flight] = deque()
         self._limit, self._limit_bytes, self._kept_bytes = limit, limit_bytes, 0
         self._pending: deque[Flight] = deque()
+        self._worth_waking = GATHERED if folder is None else 1
         self._retry_at_s = -math.inf
         self._wake, self._stop = threading.Event(), threading.Event()
         self._is_woken = self._is_closed = False
@@ -76,7 +80,7 @@ class FlightRecorder:
                 self.dropped += 1
             return
         self._pending.append(flight)
-        if not self._is_woken:
+        if not self._is_woken and len(self._pending) >= self._worth_waking:
             self._is_woken = True
             self._wake.set()
 

@@ -127,7 +127,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused: {decision['refusal']}"
         return
     if decision.get("up_rows"):
-        yield f"up for {reason}: rows {_rows(decision['up_rows'])}, waited for until {ms(decision.get('give_up_s'))}"
+        by = f" by {decision['way']}" if decision.get("way") else ""
+        yield f"up for {reason}{by}: rows {_rows(decision['up_rows'])}, waited for until {ms(decision.get('give_up_s'))}"
     if decision.get("kept_rows"):
         yield f"kept on the device: rows {_rows(decision['kept_rows'])}, since {decision.get('obstacle')}"
 

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.edge.lane import Lane
 from upwell.edge.model_sections import EdgeSide, ModelSection, SplitSection
 from upwell.edge.models.compiling import load_edge
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.timetable import Claim
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, SplitFacts
 from upwell.shared.routing.state import Way
+from upwell.shared.signature.binding import chunk_of, sizes_fit
+from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 from upwell.shared.yaml import load_yaml
 
@@ -26,42 +27,88 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Whole:
+    """What the device knows of the model that was split, where that is the one it runs itself."""
+
+    processor: Processor
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def post(self, outputs: Mapping[str, Array], prepared: Prepared) -> Mapping[str, Array]:
+        """The outputs of the signature from the model's own, which came from elsewhere. Raises `ModelFailed`."""
+        for spec in self.outputs:
+            array = outputs.get(spec.name)
+            if array is None or array.dtype != numpy_dtype(spec.datatype):
+                raise ModelFailed(f"head and tail do not give {spec.name!r} as {spec.datatype}")
+            if not sizes_fit(array.shape[1:], spec.shape[1:]):
+                raise ModelFailed(f"head and tail give {spec.name!r} as {list(array.shape)}, not {list(spec.shape)}")
+        return self.processor.post(outputs, prepared)
+
+
+@dataclass(frozen=True)
+class Half:
+    """What a head gave: what its tail takes, by name, and how the tail's answer becomes that of the whole."""
+
+    tensors: Mapping[str, Array]
+    duration_s: float
+    made: Mapping[str, Array]
+    whole: Whole | None = None
+    prepared: Prepared | None = None
+
+    def joined(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The whole's outputs, from those of the tail. Raises `ModelFailed` where the tail's are wrong."""
+        both = {**self.made, **outputs} if self.made else outputs
+        if self.whole is None or self.prepared is None:
+            return both
+        return self.whole.post(both, self.prepared)
+
+
+@dataclass(frozen=True)
 class Head:
     """One cut: the head as a model on the device, and what the router and the cloud know its tail by."""
 
     cut: CutFacts
     edge: EdgeModel
     way: Way
+    whole: Whole | None = None
 
     def tail(self, whole: ServedModel) -> ServedModel:
         """What answers in the cloud, as the model by which the router and the uplink know it."""
         return ServedModel(self.way.key, whole.edge, self.cut.tail, whole=whole.name)
 
-    def run(self, inputs: Mapping[str, Array], deadline_s: float, claim: Claim) -> tuple[Mapping[str, Array], float]:
-        """What the tail takes for checked inputs, by name, and the seconds that the device took. Raises as
-        `EdgeModel.run` does."""
-        run = self.edge.run(inputs, deadline_s, claim)
+    def takes(self, rows: int) -> bool:
+        """Whether it can run so many rows at once, as its tail must, too."""
+        return rows == 1 or self.edge.signature.has_rows or not chunk_of(self.edge.runtime.inputs)
+
+    def run(self, inputs: Mapping[str, Array], deadline_s: float, claim: Claim) -> Half:
+        """Run it on inputs of the whole that were checked. Raises as `EdgeModel.run` does."""
+        taken = self.edge.signature.inputs
+        own = inputs if len(taken) == len(inputs) else {one.name: inputs[one.name] for one in taken}
+        run = self.edge.run(own, deadline_s, claim)
         tensors = {tensor.name: run.outputs[tensor.name] for tensor in self.cut.tensors}
-        if self.cut.raw_inputs:
-            prepared = self.edge.processor.pre(inputs)
-            tensors.update({name: prepared.tensors[name] for name in self.cut.raw_inputs})
-        return tensors, run.duration_s
+        made = {name: run.outputs[name] for name in self.cut.outputs}
+        if not (self.cut.raw_inputs or self.cut.needs_post):
+            return Half(tensors, run.duration_s, made)
+        prepared = self.edge.processor.pre(own) if self.whole is None else self.whole.processor.pre(inputs)
+        tensors.update({name: prepared.tensors[name] for name in self.cut.raw_inputs})
+        return Half(tensors, run.duration_s, made, self.whole if self.cut.needs_post else None, prepared)
 
 
 def load_heads(
-    name: str, section: ModelSection, *, bundle: Path | None, lane: Lane | None, state_dir: Path | None
+    name: str, section: ModelSection, *, whole: EdgeModel | None, state_dir: Path | None
 ) -> tuple[Head, ...]:
     """The heads of a model of the configuration, in the order of its `split.json`, while they fit the memory.
 
-    `bundle` is the folder of the bundle in use; `lane` that of the whole model, which heads share, so that the device's
-    runs go on in turn. A head that cannot be loaded is left, with a line in the log. Raises `ConfigError` for a folder
-    that is named and is none, or is wrong.
+    `whole` is the model on the device, whose lane the heads share, so that the device's runs go on in turn. A head that
+    cannot be loaded is left, with a line in the log. Raises `ConfigError` for a folder that is named and is none, or is
+    wrong.
     """
-    place = _place(section, bundle)
+    place = _place(section, whole.bundle.folder if whole is not None and whole.bundle is not None else None)
     if place is None:
         return ()
     facts = load_yaml(place, SplitFacts)
     limit_bytes = section.split.memory if isinstance(section.split, SplitSection) else SplitSection(plan=place).memory
+    known = _known(whole, facts)
     heads: list[Head] = []
     used_bytes = 0
     for cut, path in _files(place, facts):
@@ -75,7 +122,7 @@ def load_heads(
             _log.error("model %s: cut %s is left: %s", name, cut.name, error)
             continue
         grown_bytes = max(head_bytes, edge.report.memory_bytes)
-        problem = _misfit(cut, edge)
+        problem = _misfit(cut, edge, known) or _unlike(edge, whole)
         if not problem and used_bytes + grown_bytes > limit_bytes:
             problem = f"it takes {grown_bytes} bytes and does not fit {limit_bytes} bytes for heads"
         if problem:
@@ -83,11 +130,11 @@ def load_heads(
             edge.close()
             continue
         used_bytes += grown_bytes
-        if lane is not None:
-            edge.lane = lane
+        if whole is not None:
+            edge.lane = whole.lane
         elif heads:
             edge.lane = heads[0].edge.lane
-        heads.append(Head(cut, edge, _way(name, cut, edge)))
+        heads.append(Head(cut, edge, _way(name, cut, edge, known), known))
     return tuple(heads)
 
 
@@ -128,7 +175,13 @@ def _side(section: ModelSection, path: Path, file_format: str) -> EdgeSide:
     return whole.model_copy(update={**others, "file": path, "package": package})
 
 
-def _misfit(cut: CutFacts, edge: EdgeModel) -> str:
+def _known(whole: EdgeModel | None, facts: SplitFacts) -> Whole | None:
+    if whole is None or whole.digest.removeprefix("sha256:") != facts.whole:
+        return None
+    return Whole(whole.processor, tuple(whole.runtime.inputs), tuple(whole.runtime.outputs))
+
+
+def _misfit(cut: CutFacts, edge: EdgeModel, whole: Whole | None) -> str:
     """Why this file cannot be the head of the cut; empty where it can."""
     outputs = {output.name: output.spec for output in edge.signature.outputs}
     for tensor in cut.tensors:
@@ -137,13 +190,41 @@ def _misfit(cut: CutFacts, edge: EdgeModel) -> str:
             return f"the head has no output {tensor.name!r}"
         if spec.datatype != tensor.datatype:
             return f"output {tensor.name!r} is {spec.datatype}, and the tail takes {tensor.datatype}"
-    known = {spec.name for spec in edge.runtime.inputs}
-    missing = sorted(set(cut.raw_inputs) - known)
+    unmade = [name for name in cut.outputs if name not in outputs]
+    if unmade:
+        return f"the head has no output {unmade[0]!r}"
+    if cut.needs_post and whole is None:
+        return "only the description of the whole makes its answer, and the device does not run the model that was split"
+    missing = sorted(set(cut.raw_inputs) - {spec.name for spec in _inputs(edge, whole)})
     return f"the tail takes the input {missing[0]!r}, which the head does not know" if missing else ""
 
 
-def _way(name: str, cut: CutFacts, edge: EdgeModel) -> Way:
-    raw = [spec for spec in edge.runtime.inputs if spec.name in cut.raw_inputs]
+def _unlike(edge: EdgeModel, whole: EdgeModel | None) -> str:
+    """Why a head cannot take what callers give to the whole; empty where it can."""
+    if whole is None:
+        return ""
+    given = {one.name: one for one in whole.signature.inputs}
+    for one in edge.signature.inputs:
+        there = given.get(one.name)
+        if there is None:
+            return f"the head takes {one.name!r}, which is no input of the model: it takes {', '.join(given)}"
+        is_same = (one.kind, one.spec.datatype) == (there.kind, there.spec.datatype)
+        if not is_same or not sizes_fit(one.spec.shape[1:], there.spec.shape[1:]):
+            return f"the head takes {one.name!r} as {_said(one.spec)}, and the model takes it as {_said(there.spec)}"
+    return ""
+
+
+def _said(spec: TensorSpec) -> str:
+    return f"{spec.datatype} {list(spec.shape)}"
+
+
+def _inputs(edge: EdgeModel, whole: Whole | None) -> tuple[TensorSpec, ...]:
+    """The inputs of the model that the device can prepare for a tail."""
+    return tuple(edge.runtime.inputs) if whole is None else whole.inputs
+
+
+def _way(name: str, cut: CutFacts, edge: EdgeModel, whole: Whole | None) -> Way:
+    raw = [spec for spec in _inputs(edge, whole) if spec.name in cut.raw_inputs]
     row_bytes = sum(tensor.bytes for tensor in cut.tensors) + sum(map(_row_bytes, raw))
     head_s, tail_s = (math.nan if known_s is None else known_s for known_s in (cut.edge_s, cut.cloud_s))
     return Way(f"{name}/{cut.name}", row_bytes, head_s, tail_s)

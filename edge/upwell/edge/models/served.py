@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +47,7 @@ class EdgeRun:
     outputs: Mapping[str, Array]
     duration_s: float
     digest: str = ""
-    exits: Mapping[str, Array] = field(default_factory=dict)
+    exits: Mapping[str, Array] | None = None
     """Of a head that answers early: what its tail takes."""
 
 
@@ -84,6 +84,8 @@ class EdgeModel:
         """Those that came with it."""
         self.durations_s: Sequence[float] = ()
         """Of runs of one row before it was served."""
+        self.heads: tuple[Head, ...] | None = None
+        """Those of its bundle; None where heads do not change with the version."""
         self.lane = Lane(runtime.instances)
         """Taken over from the version before, so that the device's runs go on in turn during a switch."""
         self.trial: Trial[EdgeRun] | None = None
@@ -116,7 +118,10 @@ class EdgeModel:
         started_s, processor = time.monotonic(), self.processor
         if processor.identity:  # nothing to prepare, and the inputs need not be checked twice
             rows = next(iter(inputs.values())).shape[0] if self.signature.has_rows else 1
-            outputs = processor.run_rows(self.runtime.run, Prepared(inputs, rows, None))
+            if processor.chunk in (0, rows):
+                outputs = self.runtime.run(inputs)
+            else:
+                outputs = processor.run_rows(self.runtime.run, Prepared(inputs, rows, None))
         else:
             prepared = processor.pre(inputs)
             outputs = processor.post(processor.run_rows(self.runtime.run, prepared), prepared)
@@ -129,7 +134,8 @@ class EdgeModel:
     @property
     def exit_row_bytes(self) -> int:
         """What one row of the exits takes on the wire."""
-        return sum(numpy_dtype(spec.datatype).itemsize * math.prod(spec.shape[1:]) for spec in self.exits)
+        dims = {spec: [max(1, dim) for dim in spec.shape[1:]] for spec in self.exits}  # an open one is not known before
+        return sum(numpy_dtype(spec.datatype).itemsize * math.prod(each) for spec, each in dims.items())
 
     def can_score(self, hards: Collection[HardSettings]) -> bool:
         """Whether its outputs can be measured in any of these ways; of the same object it is not found out twice."""
@@ -206,7 +212,9 @@ class ServedModel:
     @property
     def face(self) -> EdgeModel | None:
         """What knows the inputs that callers send: the whole on the device, or a head; None where only the cloud."""
-        return self.edge or (self.heads[0].edge if self.heads else None)
+        if self.edge is not None or not self.heads:
+            return self.edge
+        return next((head.edge for head in self.heads if head.edge.signature.has_rows), self.heads[0].edge)
 
     def head(self, key: str) -> Head:
         """The head of a way."""

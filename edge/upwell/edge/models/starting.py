@@ -54,13 +54,16 @@ class ModelStart:
         self.final: Future[EdgeModel] | None = None
         self.follower: Follower | None = None
         self._around = around
+        self._section = section
         self._switching: Switching | None = None
         self._first: Loading | None = None
         self._former: EdgeModel | None = None
         self._unpacked: Path | None = None
         cloud_model = section.cloud.model if section.cloud else ""
         if section.edge is None:
-            self.served = ServedModel(name, None, cloud_model, self._heads(section, None))
+            self.served = ServedModel(name, None, cloud_model, self._heads(None))
+            if not (cloud_model or self.served.heads):
+                raise ConfigError.at(None, "no head can be used, and nothing else answers", f"models.{name}.split")
             return
         self._side = section.edge
         try:
@@ -70,7 +73,9 @@ class ModelStart:
             raise
         edge = loading.model if loading else None
         try:
-            self.served = ServedModel(name, edge, cloud_model, self._heads(section, edge))
+            self.served = ServedModel(name, edge, cloud_model, self._heads(edge))
+            if edge is not None and section.split == "auto":
+                edge.heads = self.served.heads
         except BaseException:
             if loading is not None:
                 loading.close()
@@ -101,10 +106,8 @@ class ModelStart:
         if self._unpacked is not None:
             shutil.rmtree(self._unpacked, ignore_errors=True)
 
-    def _heads(self, section: ModelSection, edge: EdgeModel | None) -> tuple[Head, ...]:
-        bundle = edge.bundle.folder if edge is not None and edge.bundle is not None else None
-        lane = None if edge is None else edge.lane
-        return load_heads(self.name, section, bundle=bundle, lane=lane, state_dir=self._around.state_dir)
+    def _heads(self, edge: EdgeModel | None) -> tuple[Head, ...]:
+        return load_heads(self.name, self._section, whole=edge, state_dir=self._around.state_dir)
 
     def _load(self, *, may_wait: bool) -> Loading | None:
         """The newest bundle's model; None where that is still to be fetched and the cloud answers meanwhile."""
@@ -193,7 +196,10 @@ class ModelStart:
         return start_loading(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
 
     def _load_edge(self, bundle: Bundle) -> EdgeModel:
-        return load_edge(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
+        edge = load_edge(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
+        if self._section.split == "auto":
+            edge.heads = self._heads(edge)
+        return edge
 
     def _activate(self, bundle: Bundle) -> Callable[[], None]:
         """Load and test a new version; what serves it. Raises `BundleRefused` where it fails its tests here."""
@@ -203,6 +209,8 @@ class ModelStart:
                 return _nothing
             edge = self._load_edge(bundle)
             self._switching.prepare(self.name, edge)
+            for head in edge.heads or ():
+                self._switching.prepare(self.name, head.edge)
         except BundleRefused:
             raise
         except UpwellError as error:

@@ -34,13 +34,14 @@ _NO_DEADLINE_S = 1e9
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 _log = logging.getLogger(__name__)
-_Handler: TypeAlias = Callable[[bytes, grpc.ServicerContext], bytes]
+Handler: TypeAlias = Callable[[bytes, grpc.ServicerContext], bytes]
+"""A method of the protocol, from serialized request to serialized answer."""
 
 
 def add_oip_service(server: grpc.Server, dataplane: Dataplane) -> None:
     """Serve all six methods of the protocol on `server` (before it is started) from `dataplane`."""
     servicer = _Servicer(dataplane)
-    behaviours: tuple[_Handler, ...] = (
+    behaviours: tuple[Handler, ...] = (
         servicer.server_live,
         servicer.server_ready,
         servicer.model_ready,
@@ -48,9 +49,13 @@ def add_oip_service(server: grpc.Server, dataplane: Dataplane) -> None:
         servicer.model_metadata,
         servicer.model_infer,
     )
+    add_methods(server, dict(zip(METHODS, behaviours, strict=True)))
+
+
+def add_methods(server: grpc.Server, methods: Mapping[str, Handler]) -> None:
+    """Serve `methods`, by name, as methods of the protocol's service, beside those it has already."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        name: grpc.unary_unary_rpc_method_handler(_guarded(behaviour))
-        for name, behaviour in zip(METHODS, behaviours, strict=True)
+        name: grpc.unary_unary_rpc_method_handler(_guarded(method)) for name, method in methods.items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -94,7 +99,7 @@ class _Servicer:
             raise RuntimeError("the answer cannot be serialized") from error
 
 
-def _guarded(method: _Handler) -> _Handler:
+def _guarded(method: Handler) -> Handler:
     """`method`, with what it raises turned into a status. Failures inside the server are logged whole."""
 
     def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -122,8 +127,13 @@ def _call(context: grpc.ServicerContext) -> Call:
     return Call(
         deadline_s=math.inf if remaining_s is None or remaining_s > _NO_DEADLINE_S else time.monotonic() + remaining_s,
         cancelled=cancelled,
-        client=token_name() or _certificate_name(context) or context.peer(),
+        client=client_name(context),
     )
+
+
+def client_name(context: grpc.ServicerContext) -> str:
+    """Who calls: by its token, else by its certificate, else where it is."""
+    return token_name() or _certificate_name(context) or context.peer()
 
 
 def _certificate_name(context: grpc.ServicerContext) -> str:

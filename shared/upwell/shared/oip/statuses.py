@@ -25,6 +25,8 @@ STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
         errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
         errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
         errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+        errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
+        errors.NotLoaded: grpc.StatusCode.FAILED_PRECONDITION,
         errors.CallerLeft: grpc.StatusCode.CANCELLED,
         errors.ModelFailed: grpc.StatusCode.INTERNAL,
         errors.CloudFailed: grpc.StatusCode.UNAVAILABLE,

@@ -165,7 +165,8 @@ class Arrays:
 
     def _counts(self, levels: Array) -> Array:
         """Which savings count."""
-        return (levels[self.saving_pairs] == self.saving_levels[:, None]).all(axis=1)
+        counts: Array = (levels[self.saving_pairs] == self.saving_levels[:, None]).all(axis=1)
+        return counts
 
     def _made(self, makers: Array, levels: Array) -> Array:
         """The level at which each tensor is made, as a column."""

@@ -6,13 +6,15 @@ such a one, it splits into cases that hold every better placement (branch and bo
 so its flow goes on from where that of the cut ended:
 
     a saving in the middle counts half     both nodes stand there; or it does not count at all
-    a pair stands where it costs more      that is paid, wherever they stand; or the first is not there; or the second
+    a pair stands where it costs more      that is paid, wherever they are; or the first is not there; or the second
     a tier that may not be empty is        one case for every node that may be there
 
 A node that comes up to the empty tier brings up all that it feeds. So of the nodes below, those that feed none of them
-come first, to that tier or beyond: a cut in which one then stands there speaks for all that feed it, too; where all went
-beyond, that node is to stay there, and those that feed it follow. In the same way nodes from above come down. Cases are
-looked at in the order of what they cost at least. Where nothing of the kind is in the graph the first cut is the answer.
+come first, to that tier or beyond: a cut in which one then stands there speaks for all that feed it, too; where all
+went beyond, that node is to stay there, and those that feed it follow. In the same way nodes from above come down.
+
+Cases are looked at in the order of what they cost at least. Where nothing of the kind is in the graph the first cut is
+the answer.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ _MOST_TIES = 50
 
 @dataclass(frozen=True)
 class _Change:
-    """What a case adds: capacity on arcs (node, level, by), `cost` that all pay, the number of a saving that it settles.
+    """What a case adds: capacity on arcs (node, level, by), `cost` that all pay, the number of a saving it settles.
 
-    With `then` it is only a try to bring a node to the empty `level`: where its cut leaves that empty still, the cases of
-    `then` take its place, which cost at least as much.
+    With `then` it is only a try to bring a node to the empty `level`: where its cut leaves that empty still, the cases
+    of `then` take its place, which cost at least as much.
     """
 
     raises: tuple[tuple[int, int, int], ...] = ()

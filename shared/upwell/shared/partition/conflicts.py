@@ -9,7 +9,7 @@ nothing changes or a node has none left.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from upwell.shared.partition.costs import CostGraph, CostNode
@@ -103,23 +103,28 @@ class _Domains:
 
     def reasons(self, name: str, levels: Collection[int], steps: int = _MOST_STEPS) -> str:
         """Why a node cannot be on these tiers."""
-        by_words: dict[str, list[str]] = {}
+        alike: dict[_Struck, list[int]] = {}
         for level in sorted(levels):
-            by_words.setdefault(self._words(name, level, steps), []).append(repr(self.graph.tiers[level]))
-        return "; ".join(f"not on {' or '.join(tiers)}: {words}" for words, tiers in by_words.items())
+            alike.setdefault(self.struck[name][level], []).append(level)
+        parts = []
+        for struck, gone in alike.items():
+            tiers = " or ".join(repr(self.graph.tiers[level]) for level in gone)
+            words = struck.words if struck.rule is None else self._words(name, struck.rule, gone, steps)
+            parts.append(f"not on {tiers}: {words}")
+        return "; ".join(parts)
 
-    def _words(self, name: str, level: int, steps: int) -> str:
-        struck = self.struck[name][level]
-        if struck.rule is None:
-            return struck.words
-        rule, all_levels = struck.rule, range(len(self.graph.tiers))
+    def _words(self, name: str, rule: _Rule, gone: Sequence[int], steps: int) -> str:
+        """How a rule with another node struck out the tiers `gone`, and why that one cannot be there."""
         tensor = f"{rule.tensor!r}{', which is not splittable,' if rule.together else ''}"
+        levels, where = gone, ""
         if rule.second == name:
-            other, what, where, levels = rule.first, f"it reads {tensor} of", " or below", all_levels[: level + 1]
+            other, what = rule.first, f"it reads {tensor} of"
+            if not rule.together:
+                levels, where = range(gone[-1] + 1), " or below"
         else:
-            other, what, where, levels = rule.second, f"it makes {tensor} for", " or beyond", all_levels[level:]
-        if rule.together:
-            where, levels = "", all_levels[level : level + 1]
+            other, what = rule.second, f"it makes {tensor} for"
+            if not rule.together:
+                levels, where = range(gone[0], len(self.graph.tiers)), " or beyond"
         why = f" ({self.reasons(other, levels, steps - 1)})" if steps > 1 else ""
         return f"{what} {other!r}, which cannot stand there{where}{why}"
 
@@ -129,7 +134,8 @@ def conflict(graph: CostGraph) -> str:
     domains = _Domains(graph)
     name = domains.empty_node()
     if name is not None:
-        return f"no placement is possible: node {name!r} has no tier left; {domains.reasons(name, range(len(graph.tiers)))}"
+        reasons = domains.reasons(name, range(len(graph.tiers)))
+        return f"no placement is possible: node {name!r} has no tier left; {reasons}"
     for tier in graph.non_empty:
         level = graph.tiers.index(tier)
         if not any(level in left for left in domains.left.values()):

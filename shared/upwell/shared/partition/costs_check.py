@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 
@@ -50,7 +51,9 @@ def _tier_problems(graph: CostGraph) -> Found:
 
 
 def _link_problems(tiers: Sequence[str], links: Sequence[tuple[str, str]]) -> Found:
-    steps = list(zip(tiers, tiers[1:], strict=False))
+    if len(set(tiers)) < len(tiers):
+        return
+    steps = list(itertools.pairwise(tiers))
     for index, link in enumerate(links):
         place, (source, target) = f"links[{index}]", link
         unknown = [tier for tier in link if tier not in tiers]
@@ -91,7 +94,7 @@ def _name_problems(graph: CostGraph) -> Found:
 
 def _maker_problems(graph: CostGraph) -> Found:
     """Tensors that nothing makes, or two things."""
-    maker = {name: "it is an input of the model" for name in graph.inputs}
+    maker = dict.fromkeys(graph.inputs, "it is an input of the model")
     for index, node in enumerate(graph.nodes):
         for number, name in enumerate(node.outputs):
             if name in maker:

@@ -1,7 +1,8 @@
-"""The JSON file of `upwell partition plan --graph`: a cost graph that anyone may have written, checked before it is used.
+"""The JSON file of `upwell partition plan --graph`: a cost graph that anyone may have written, checked first.
 
     {"tiers": ["edge", "cloud"],
-     "nodes": [{"name": "conv", "inputs": ["x"], "outputs": ["y"], "cost_s": {"edge": 0.02, "cloud": 0.002}, "only": null}],
+     "nodes": [{"name": "conv", "inputs": ["x"], "outputs": ["y"], "only": null,
+                "cost_s": {"edge": 0.02, "cloud": 0.002}}],
      "tensors": {"x": {"bytes": 150528, "splittable": true}, "y": {"bytes": 4000}},
      "inputs": ["x"], "outputs": ["y"], "input_tier": "edge", "output_tier": "edge",
      "links": [{"from": "edge", "to": "cloud", "bps": 20e6, "fixed_s": 0.04, "return_bps": 40e6}],
@@ -11,14 +12,15 @@
 A tier missing from `cost_s` (or null) cannot run the node. `splittable` is true and `only` null unless they say
 otherwise; `fused`, `non_empty` and a node's `inputs` and `outputs` may be left out, `output_tier` and `return_bps` may
 be null or left out (outputs stay where they are made; the way back takes no time), and so may `fixed_s` (0). A tensor
-may have `codecs`: other ways to send it, each with `name`, `bytes`, `encode_s` and `decode_s`.
+may have `codecs`: other ways to send it, each with `name`, `bytes`, `encode_s` and `decode_s`. An output made below
+`output_tier` costs nothing more, and one on its way back may be of a tensor that is not splittable.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -120,7 +122,7 @@ def read_cost_graph(path: Path) -> CostGraph:
 
 def _graph(facts: GraphFacts) -> CostGraph:
     links = {(link.from_, link.to): link for link in facts.links}
-    steps = zip(facts.tiers, facts.tiers[1:], strict=False)
+    steps = itertools.pairwise(facts.tiers)
     return CostGraph(
         tiers=tuple(facts.tiers),
         nodes=tuple(
@@ -201,7 +203,9 @@ def _message(details: ErrorDetails) -> str:
 
 def _refuse(path: Path, problems: Iterable[tuple[str, str]]) -> None:
     """Raise `ConfigError` if there is any problem."""
-    found = [Problem(path, None, None, key, message) for key, message in islice(problems, _SHOWN_PROBLEMS + 1)]
+    found = [
+        Problem(path, None, None, key, message) for key, message in itertools.islice(problems, _SHOWN_PROBLEMS + 1)
+    ]
     if len(found) > _SHOWN_PROBLEMS:
         found[_SHOWN_PROBLEMS:] = [Problem(path, None, None, "", "more is wrong than is shown")]
     if found:

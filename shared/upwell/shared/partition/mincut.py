@@ -1,4 +1,4 @@
-"""Minimum cuts that are exact for capacities of up to 2^52, by a solver that knows 32 bits. Needs scipy.
+"""Minimum cuts that are exact for capacities of up to 2^52, by a solver that knows 32 bits: scipy's.
 
 `scipy.sparse.csgraph.maximum_flow` computes in int32 and is silently wrong beyond it. So the flow is found in passes
 (capacity scaling, Edmonds and Karp 1972, doi 10.1145/321694.321699): capacities are divided by 2^k and rounded down so
@@ -10,17 +10,12 @@ three passes are the rule. The last pass has k = 0, and its residual network is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
-
-try:
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-except ImportError as error:
-    raise ConfigError.at(None, "planning needs scipy: pip install 'upwell[partition]'") from error
 
 SOURCE, SINK = 0, 1
 _PASS_BITS = 29
@@ -35,6 +30,18 @@ class Flow:
     residual: Array
 
 
+class _Solver:
+    """What is used of scipy. Raises `ConfigError` where that is not installed."""
+
+    def __init__(self) -> None:
+        try:
+            from scipy.sparse import csr_array
+            from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+        except ImportError:
+            raise ConfigError.at(None, "planning needs scipy: pip install 'upwell[partition]'") from None
+        self.csr_array, self.breadth_first_order, self.maximum_flow = csr_array, breadth_first_order, maximum_flow
+
+
 class Network:
     """A network of fixed arcs between vertices 0 to `vertices` − 1, whose capacities change from call to call.
 
@@ -42,6 +49,7 @@ class Network:
     """
 
     def __init__(self, vertices: int, tails: Array, heads: Array) -> None:
+        self._solver = _Solver()
         gate = vertices  # an arc from here to the source keeps the flow of a pass within the solver's range
         others = np.arange(SOURCE + 1, vertices)
         arcs = len(tails)
@@ -94,10 +102,8 @@ class Network:
         return self._reached(residual, SOURCE)[:-1]
 
     def _solve(self, capacities: Array) -> tuple[int, Array]:
-        graph = csr_array(
-            (capacities.astype(np.int32), self._indices, self._starts), shape=(self._vertices, self._vertices)
-        )
-        result = maximum_flow(graph, self._vertices - 1, SINK)
+        graph = self._graph(capacities.astype(np.int32), self._indices, self._starts)
+        result = self._solver.maximum_flow(graph, self._vertices - 1, SINK)
         return int(result.flow_value), result.flow.data.astype(np.int64)
 
     def _cut_bound(self, residual: Array, shift: int) -> int:
@@ -108,9 +114,11 @@ class Network:
     def _reached(self, residual: Array, start: int) -> Array:
         left = residual > 0
         starts = np.concatenate(([0], np.cumsum(left)))[self._starts]
-        graph = csr_array(
-            (np.ones(int(starts[-1])), self._indices[left], starts), shape=(self._vertices, self._vertices)
-        )
+        graph = self._graph(np.ones(int(starts[-1])), self._indices[left], starts)
         found = np.zeros(self._vertices, bool)
-        found[breadth_first_order(graph, start, return_predecessors=False)] = True
+        found[self._solver.breadth_first_order(graph, start, return_predecessors=False)] = True
         return found
+
+    def _graph(self, data: Array, indices: Array, starts: Array) -> Any:
+        """A sparse matrix of arcs, row by row."""
+        return self._solver.csr_array((data, indices, starts), shape=(self._vertices, self._vertices))

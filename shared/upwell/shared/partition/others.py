@@ -20,7 +20,7 @@ _MOST_MOVES = 64
 
 
 def others(arrays: Arrays, terms: Terms, best: Array, met: Iterable[Array]) -> list[tuple[Array, float]]:
-    """The best few placements but `best` itself, of those `met` elsewhere and those one node away, with their totals."""
+    """The best few placements but `best` itself, with their totals: of those `met` elsewhere or one node away."""
     found = {tuple(levels.tolist()): levels for levels in (*met, *_moved(arrays, terms, best))}
     found.pop(tuple(best.tolist()), None)
     needed = {arrays.graph.tiers.index(tier) for tier in arrays.graph.non_empty}

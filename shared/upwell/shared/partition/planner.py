@@ -1,4 +1,4 @@
-"""The best placement of a cost graph: exact, with baselines and other placements beside it. Needs scipy."""
+"""The best placement of a cost graph: exact, with baselines and other placements beside it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from upwell.shared.partition.placement import sent
 from upwell.shared.tensors import Array
 
 _ROUNDING = 1 + 1e-9
+_COARSE = 100.0
+"""A total is counted in quanta that are at most so many times as coarse as they can be for it."""
 
 
 class NoPlan(UpwellError):
@@ -67,10 +69,19 @@ class Cutter:
             known = self._least(terms, terms.whole_s, None)
         if known is None:
             raise NoPlan(conflict(self.graph))
-        # Nothing that takes longer than all of this one is in a better one: sentinels of days cost no precision.
-        most_s = self._arrays.spent(terms, known) + float(np.abs(terms.saves).sum())
-        best = self._least(terms, most_s * _ROUNDING, known)
-        return known if best is None else best
+        # Nothing that takes longer than all of the best known is in a better one, so that sentinels of years cost no
+        # precision: where a better one takes far less, it is counted again in finer quanta.
+        most_s = self._most_s(terms, known)
+        while True:
+            found = self._least(terms, most_s, known)
+            known = known if found is None else found
+            counted_s, most_s = most_s, self._most_s(terms, known)
+            if counted_s <= _COARSE * most_s:
+                return known
+
+    def _most_s(self, terms: Terms, levels: Array) -> float:
+        """What no term of a better placement than this can be more than."""
+        return (self._arrays.spent(terms, levels) + float(np.abs(terms.saves).sum())) * _ROUNDING
 
     def _least(self, terms: Terms, most_s: float, known: Array | None) -> Array | None:
         """The best levels, where nothing that takes more than `most_s` can be part of the best."""

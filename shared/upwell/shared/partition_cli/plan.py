@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.partition import planner
 from upwell.shared.partition.costs_file import read_cost_graph
 from upwell.shared.partition_cli.advise_options import OBJECTIVES, AdviseOptions
+from upwell.shared.partition_cli.plan_table import document, show
 
 _GRAPH = "A cost graph, as JSON: what each node costs on each tier, what tensors and links there are."
 _EDGE = "A profile taken on the device, and with --cloud one taken at the service: plan that model, and compare."
@@ -82,9 +84,6 @@ def _refuse_beside_graph(names: Sequence[str]) -> None:
 
 def _plan_graph(path: Path, as_json: bool) -> None:
     costs = read_cost_graph(path)
-    from upwell.shared.partition import planner  # needs scipy, which no faulty file should ask for
-    from upwell.shared.partition_cli.plan_table import document, show
-
     found = planner.plan(costs)
     if as_json:
         typer.echo(json.dumps(document(found), allow_nan=False))

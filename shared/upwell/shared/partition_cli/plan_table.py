@@ -84,7 +84,7 @@ def _sends(plan: Plan) -> Table:
     titles = [Column("sent", overflow="fold"), Column("from"), Column("to"), Column("bytes", justify="right")]
     table = Table(*titles, *([Column("codec")] if coded else []), box=None, pad_edge=False)
     for one in plan.sent[:_MOST_TENSORS]:
-        cells = [Text(one.tensor), Text(one.source), Text(one.target), f"{one.bytes:,.0f}"]
+        cells: list[Text | str] = [Text(one.tensor), Text(one.source), Text(one.target), f"{one.bytes:,.0f}"]
         table.add_row(*cells, *([Text(one.codec)] if coded else []))
     return table
 

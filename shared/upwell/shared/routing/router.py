@@ -6,10 +6,11 @@ Pure: no clock, no lock, no I/O. Time is an argument; the agent owns the state a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import timezone, tzinfo
 from types import MappingProxyType
+from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
 from upwell.shared.routing import learning
@@ -17,13 +18,13 @@ from upwell.shared.routing.ascending import Case, draw_of, facts
 from upwell.shared.routing.audit import AuditTally
 from upwell.shared.routing.backlog import Backlog
 from upwell.shared.routing.budget import Draw
-from upwell.shared.routing.deciding import after_edge, before_edge, threshold_of
+from upwell.shared.routing.deciding import after_edge, before_edge, reserve_s, threshold_of
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.hedging import HedgeAccount
 from upwell.shared.routing.latency import RunTimes
 from upwell.shared.routing.link import LinkEstimate
 from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.rules import CompiledPolicy, Verdict
+from upwell.shared.routing.rules import CompiledPolicy, Subject, Verdict
 from upwell.shared.routing.settings import HardSettings, Identity, Settings
 from upwell.shared.routing.share import ShareController
 from upwell.shared.routing.state import (
@@ -39,17 +40,13 @@ from upwell.shared.routing.state import (
     Scored,
     Signals,
 )
+from upwell.shared.routing.staying import Staying
+
+Run: TypeAlias = tuple[str, int, float, float]
+"""A run of the device: the model, how many rows, how long it took, and when it was over."""
 
 _NOBODY: Mapping[str, Identity] = MappingProxyType({})
 _NO_RUNS = RunTimes()
-
-
-def reserve_s(available_s: float) -> float:
-    """Time kept back for what comes after the last possible moment: merging, encoding, the way to the caller.
-
-    A tenth of the time available, between 2 ms and 25 ms.
-    """
-    return min(0.025, max(0.002, available_s * 0.1))
 
 
 def _hards(policy: Policy, model: str | None, identity: Identity | None) -> tuple[HardSettings, ...]:
@@ -70,6 +67,8 @@ class Router:
         models = (None, *{*policy.models, *identities})
         self._settings = {model: policy.settings(model, None, identities.get(model or "")) for model in models}
         self._hards = {model: _hards(policy, model, identities.get(model or "")) for model in models}
+        names = () if policy.rules else models
+        self._staying = {model: Staying(self._policy.judge(Subject(model or "", {}, 0, 0.0))) for model in names}
         self._hard = {hard.scope: hard for hards in self._hards.values() for hard in hards}
 
     def settings(self, model: str) -> Settings:
@@ -95,8 +94,12 @@ class Router:
 
     def decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
         """What to do with this request now: before the edge run, or after it where `signals.hardness` is there."""
-        known = facts(state, signals, now_s) if self._policy.uses_facts else None
-        verdict = self._policy.judge(signals.subject, known)
+        if self._staying:
+            staying = self._staying.get(signals.subject.model) or self._staying[None]
+            decision = staying.decide(state, signals, now_s)
+            if decision is not None:
+                return decision
+        verdict = self.verdict(state, signals, now_s)
         deadline_s = min(signals.caller_deadline_s, signals.arrived_s + verdict.settings.deadline_s)
         give_up_s = deadline_s - reserve_s(deadline_s - signals.arrived_s)
         case = Case(state, signals, verdict, deadline_s, give_up_s, now_s, self.zone)
@@ -158,8 +161,7 @@ class Router:
     def observe(self, state: RouterState, outcome: Outcome, now_s: float) -> RouterState:
         """The state with one more outcome learnt."""
         if isinstance(outcome, EdgeRan):
-            times = state.edge.get(outcome.model, _NO_RUNS).add(outcome.rows, outcome.duration_s, now_s)
-            return state.with_edge({**state.edge, outcome.model: times})
+            return self.ran(state, [(outcome.model, outcome.rows, outcome.duration_s, now_s)])
         if isinstance(outcome, Scored):
             return self._scored(state, outcome)
         if isinstance(outcome, CloudSent):
@@ -175,6 +177,13 @@ class Router:
             tally = _tally(state, hard, outcome.scope)
             return replace(state, audits={**state.audits, outcome.scope: tally.add(outcome.disagreed)})
         return learning.ended(state, outcome, now_s)
+
+    def ran(self, state: RouterState, runs: Iterable[Run]) -> RouterState:
+        """The state with what `EdgeRan` says of several runs."""
+        edge = dict(state.edge)
+        for model, rows, duration_s, at_s in runs:
+            edge[model] = edge.get(model, _NO_RUNS).add(rows, duration_s, at_s)
+        return state.with_edge(edge)
 
     def _scored(self, state: RouterState, scored: Scored) -> RouterState:
         hard = self._hard.get(scored.scope)

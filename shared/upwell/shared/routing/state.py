@@ -80,7 +80,8 @@ class Signals:
     `row_sizes_bytes` are the bytes each row would cost on the wire. `arrived_s` and `caller_deadline_s` are instants
     of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one.
     After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
-    `has_cloud` is about the model as a whole, `ways` are the cuts by which it may go up besides.
+    `has_cloud` is about the model as a whole, `ways` are the cuts by which it may go up besides. `exits`: the device's
+    model is a head that answers early, so that what goes up goes to its tail.
     """
 
     subject: Subject
@@ -94,6 +95,7 @@ class Signals:
     scored_rows: tuple[int, ...] = ()
     hardness: tuple[float, ...] | None = None
     ways: tuple[Way, ...] = ()
+    exits: bool = False
 
     @property
     def may_ascend(self) -> bool:

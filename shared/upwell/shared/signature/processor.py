@@ -54,7 +54,8 @@ class Processor:
             self._post = Pipeline((), {spec.name: spec.name for spec in model_outputs}, {})
         else:
             self.signature, self._pre, self._post = bind(description, model_inputs, model_outputs, runtime)
-        self._chunk = chunk_of(model_inputs) if self.signature.has_rows else 0
+        self.chunk = chunk_of(model_inputs) if self.signature.has_rows else 0
+        """So many rows the model takes at a time; 0 where it takes any number."""
         self._used = tuple(spec.name for spec in model_outputs if spec.name in self._post.needs)
         self.identity = self._pre.does_nothing and self._post.does_nothing
 
@@ -78,9 +79,9 @@ class Processor:
         The last chunk is filled up with its last row. Raises what `run` raises, and `ModelFailed` where an output
         has not the rows it must have.
         """
-        if self._chunk in (0, prepared.rows):
+        if self.chunk in (0, prepared.rows):
             return dict(run(prepared.tensors))
-        parts = [self._run_chunk(run, prepared, start) for start in range(0, prepared.rows, self._chunk)]
+        parts = [self._run_chunk(run, prepared, start) for start in range(0, prepared.rows, self.chunk)]
         return {name: _joined(name, [part[name] for part in parts]) for name in parts[0]}
 
     def post(self, model_outputs: Mapping[str, Array], prepared: Prepared) -> dict[str, Array]:
@@ -92,15 +93,15 @@ class Processor:
         return {name: array_of(value) for name, value in values.items()}
 
     def _run_chunk(self, run: Run, prepared: Prepared, start: int) -> dict[str, Array]:
-        count = min(self._chunk, prepared.rows - start)
+        count = min(self.chunk, prepared.rows - start)
         tensors = {}
         for name, tensor in prepared.tensors.items():
             part = tensor[start : start + count]
-            filling = [part[-1:]] * (self._chunk - count)
+            filling = [part[-1:]] * (self.chunk - count)
             tensors[name] = np.concatenate([part, *filling]) if filling else part
         outputs = {name: output for name, output in run(tensors).items() if name in self._used}
         for name, output in outputs.items():
-            _check_rows(name, output, self._chunk)
+            _check_rows(name, output, self.chunk)
         return {name: output[:count] for name, output in outputs.items()}
 
 

@@ -6,6 +6,7 @@ without such a dimension has no rows; its whole request counts as one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,12 +58,17 @@ class LogicalOutput:
 
 @dataclass(frozen=True)
 class _Check:
-    """What an array must be, in the form that is quickest to compare; None is a dimension that varies."""
+    """What an array must be, in the form that is quickest to compare.
+
+    `sizes` are those of all dimensions from `first` on, None where one of them or an element's size varies.
+    """
 
     name: str
     dtype: np.dtype[Any]
     rank: int
     fixed: tuple[tuple[int, int], ...]
+    first: int
+    sizes: tuple[int, ...] | None
     image: bool
     spec: TensorSpec
 
@@ -87,10 +93,12 @@ class Signature:
             array = inputs.get(check.name)
             if array is None:
                 raise InvalidRequest(f"input {check.name!r} is missing; expected {_described(check)}")
-            if not _fits(array, check):
+            is_usual = type(array) is np.ndarray and array.dtype == check.dtype
+            is_usual = is_usual and bool(check.sizes) and array.shape[check.first :] == check.sizes
+            if not is_usual and not _fits(array, check):
                 raise InvalidRequest(f"input {check.name!r}: expected {_described(check)}, got {_shown(array)}")
             if self.has_rows and array.shape[0] != rows:
-                rows = self._same_rows(array, rows, check.name)
+                rows = array.shape[0] if rows == -1 and array.size else self._same_rows(array, rows, check.name)
         if len(inputs) != len(self._input_checks):
             unknown = sorted(set(inputs) - {check.name for check in self._input_checks})
             known = ", ".join(check.name for check in self._input_checks)
@@ -110,6 +118,13 @@ class Signature:
                 raise ModelFailed(f"output {check.name!r}: expected {_described(check)}, got {_shown(array)}")
             if self.has_rows and array.shape[0] != rows:
                 raise ModelFailed(f"output {check.name!r}: expected {rows} rows, got {array.shape[0]}")
+
+    @cached_property
+    def row_bytes(self) -> int | None:
+        """What `row_sizes_bytes` says of each row; None where that depends on the request."""
+        if any(check.sizes is None for check in self._input_checks):
+            return None
+        return sum(check.dtype.itemsize * math.prod(check.sizes or ()) for check in self._input_checks)
 
     def row_sizes_bytes(self, inputs: Mapping[str, Array]) -> tuple[int, ...]:
         """The bytes that each row takes on the wire in OIP's raw form, for inputs that passed `check_inputs`."""
@@ -183,7 +198,9 @@ def _row_spec(spec: TensorSpec, has_rows: bool) -> TensorSpec:
 def _check(spec: TensorSpec, has_rows: bool, image: bool) -> _Check:
     first = 1 if has_rows else 0
     fixed = tuple((axis, size) for axis, size in enumerate(spec.shape) if axis >= first and size >= 0)
-    return _Check(spec.name, numpy_dtype(spec.datatype), len(spec.shape), fixed, image, spec)
+    varies = image or spec.datatype == "BYTES" or len(fixed) < len(spec.shape) - first
+    sizes = None if varies else spec.shape[first:]
+    return _Check(spec.name, numpy_dtype(spec.datatype), len(spec.shape), fixed, first, sizes, image, spec)
 
 
 def _fits(array: Any, check: _Check) -> bool:

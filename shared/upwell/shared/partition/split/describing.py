@@ -33,11 +33,21 @@ Format = Literal["onnx", "tflite"]
 
 @dataclass(frozen=True)
 class Descriptions:
-    """The files beside head and tail by name, and why there is no `post` in them where there should be."""
+    """The files beside head and tail by name, and why there is no `post` in them where there should be.
+
+    `outputs` are those of the whole that the head gives and the tail does not.
+    """
 
     head: Mapping[str, bytes]
     tail: Mapping[str, bytes]
+    outputs: tuple[str, ...]
     left_out: str = ""
+
+
+def made_by_head(halves: Halves, outputs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Those of the model's own outputs that the head makes; one of them may be a cut tensor as well."""
+    there = {one.name for one in halves.head.outputs} - {one.name for one in halves.tail.outputs}
+    return tuple(one.name for one in outputs if one.name in there)
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
@@ -74,6 +84,7 @@ def describe(
     return Descriptions(
         _files(whole, given, prepared, head, halves.head, halves.cut),
         _files(whole, taken, (), tail, halves.tail, ()),
+        made_by_head(halves, outputs) if lost else tuple(name for name in head.outputs if name not in tail.outputs),
         why,
     )
 
@@ -125,7 +136,8 @@ class _Whole:
             if value in there:
                 found.outputs[name] = output
                 found.steps += [{"rename": {"from": value, "to": name}}] if value != name else []
-        written_names = {name for step in self.post.steps for name in step.writes} | set(found.outputs)
+        written_names = {name for step in self.post.steps for name in step.writes}
+        written_names |= {name for name in found.outputs if self.post.bound[name] != name}
         return _Post() if written_names.intersection(cut) else found
 
 

@@ -31,7 +31,9 @@ class CutFacts(_Part):
     """One cut. `head` is the head's model file, relative to the folder; `tail` the name of its tail as a model.
 
     `edge_s` and `cloud_s` are what head and tail were measured or planned to take, null where no profile says.
-    `raw_inputs` are inputs of the whole that the tail takes as the caller gave them.
+    `raw_inputs` are inputs of the whole that the tail takes as the caller gave them. `outputs` are those of the whole
+    that the head makes and the tail does not. `needs_post`: both halves give the model's own tensors, and whoever asks
+    them does the `post` of the whole.
     """
 
     name: str
@@ -39,6 +41,8 @@ class CutFacts(_Part):
     tail: str
     tensors: tuple[CutTensor, ...]
     raw_inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    needs_post: bool = False
     edge_s: float | None = Field(None, ge=0)
     cloud_s: float | None = Field(None, ge=0)
 

@@ -22,7 +22,14 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, sync_folder, sync_tree
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.partition.split.choosing import Chosen
-from upwell.shared.partition.split.describing import DESCRIPTION_FILE, Descriptions, Format, describe, spec_of
+from upwell.shared.partition.split.describing import (
+    DESCRIPTION_FILE,
+    Descriptions,
+    Format,
+    describe,
+    made_by_head,
+    spec_of,
+)
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, CutTensor, SplitFacts
 from upwell.shared.partition.split.halves import Half, Halves, tail_name
 from upwell.shared.signature.description import ModelDescription
@@ -130,7 +137,7 @@ def write_split(out: Path, whole: Whole, cuts: Iterable[Made]) -> Written:
             tail = tail_name(whole.name, name, halves.digest)
             _put(draft / HEADS / name, {**halves.head.files, **described.head})
             _put(draft / TAILS / tail / _VERSION, {**halves.tail.files, **described.tail})
-            facts.append(_facts(made, tail))
+            facts.append(_facts(made, tail, described))
             sizes[name] = Sizes(halves.head.size_bytes, halves.tail.size_bytes)
             remarks.update(dict.fromkeys([described.left_out] if described.left_out else []))
         split = SplitFacts(model=whole.name, format=whole.format, whole=whole.digest, cuts=tuple(facts))
@@ -179,11 +186,11 @@ def _opened(path: Path, graph: Graph) -> tuple[str, tuple[TensorSpec, ...], tupl
 
 def _described(whole: Whole, halves: Halves) -> Descriptions:
     if whole.description is None:
-        return Descriptions({}, {})
+        return Descriptions({}, {}, made_by_head(halves, whole.outputs))
     return describe(whole.description, whole.inputs, whole.outputs, halves, whole.format)
 
 
-def _facts(made: Made, tail: str) -> CutFacts:
+def _facts(made: Made, tail: str, described: Descriptions) -> CutFacts:
     head, cut = made.halves.head, made.halves.cut
     crossing = {one.name: one for one in head.outputs}
     return CutFacts(
@@ -192,6 +199,8 @@ def _facts(made: Made, tail: str) -> CutFacts:
         tail=tail,
         tensors=tuple(_cut_tensor(crossing[name]) for name in cut),
         raw_inputs=tuple(one.name for one in made.halves.tail.inputs if one.name not in cut),
+        outputs=described.outputs,
+        needs_post=bool(described.left_out),
         edge_s=made.chosen.edge_s,
         cloud_s=made.chosen.cloud_s,
     )

@@ -1,0 +1,55 @@
+"""All versions of one model as the service offers them, and how new ones take the place of old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from upwell.cloud.loading import BrokenModel, ServedModel
+
+UNLOADED = "unloaded"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The versions of one model, by rising number, and the one that answers where a request names none.
+
+    `notes` says, of a version that answers, why its newer files are not in force.
+    """
+
+    versions: Mapping[str, ServedModel | BrokenModel]
+    default: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def served(self) -> tuple[ServedModel, ...]:
+        """Those that answer."""
+        return tuple(model for model in self.versions.values() if isinstance(model, ServedModel))
+
+    def unloaded(self) -> Offer:
+        """The same versions, none of which answers."""
+        versions = {version: BrokenModel(model.name, version, UNLOADED) for version, model in self.versions.items()}
+        return Offer(versions, self.default)
+
+
+def offered(models: Sequence[ServedModel | BrokenModel], before: Offer | None = None) -> Offer:
+    """One model's versions (at least one), where `before` is what has been offered of it until now.
+
+    What is broken takes no place of what serves: a version whose new files are broken stays as it was, and where
+    the highest version is broken, the one that has answered until now goes on, even if it is not among
+    `models` any more. Otherwise the highest version answers, and what is not in `models` is given up.
+    """
+    versions: dict[str, ServedModel | BrokenModel] = {}
+    notes: dict[str, str] = {}
+    former = {} if before is None else {model.version: model for model in before.served}
+    for model in models:
+        if isinstance(model, BrokenModel) and model.version in former:
+            versions[model.version] = former[model.version]
+            notes[model.version] = model.reason
+        else:
+            versions[model.version] = model
+    default = max(versions, key=int)
+    if before is not None and isinstance(versions[default], BrokenModel) and before.default in former:
+        default = before.default
+        versions.setdefault(default, former[default])
+    return Offer({version: versions[version] for version in sorted(versions, key=int)}, default, notes)

@@ -1,0 +1,220 @@
+"""Keeps what the service offers in step with the model folders: by request, and for whoever watches the folders."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.loading import Attempt, BrokenModel, attempt
+from upwell.cloud.offer import Offer, offered
+from upwell.cloud.repository.repository import NAME, Files, ModelFolder, model_names, select, versions_of
+from upwell.cloud.service import CloudService
+from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
+from upwell.shared.oip.repository import IndexEntry, ModelState
+
+MAX_CHANGES = 4
+"""Loads and unloads by request that may be under way or wait at a time: each holds a thread of the server."""
+
+log = logging.getLogger("upwell.cloud")
+
+
+class ModelRepository:
+    """The `Repository` of the protocol over the folders of `config` and the offers of `service`.
+
+    A model is loaded in the thread that asks for it, while the service goes on with what it has; then the new takes
+    its place at once (`CloudService.put`). One change is made at a time. `attempts` is what was loaded at the
+    start; `on_change` is told of each model that changed, by name, and whether it answers now.
+    """
+
+    def __init__(
+        self,
+        config: CloudConfig,
+        service: CloudService,
+        attempts: Sequence[Attempt],
+        on_change: Callable[[str, bool], None],
+    ) -> None:
+        self._config = config
+        self._root = config.serve.models
+        self._service = service
+        self._on_change = on_change
+        self._attempts: dict[str, dict[str, Attempt]] = {}
+        for one in attempts:
+            self._attempts.setdefault(one.result.name, {})[one.result.version] = one
+        self._unloaded: set[str] = set()
+        self._loading = ("", "")
+        self._changing = threading.Lock()
+        self._places = threading.Semaphore(MAX_CHANGES)
+
+    def index(self) -> list[IndexEntry]:
+        """See `Repository.index`. A version that lies there and has not been loaded says so."""
+        offers = self._service.offers
+        entries = [entry for name, offer in offers.items() for entry in _entries(name, offer)]
+        known = {(entry.model, entry.version) for entry in entries}
+        for folder in self._folders_there():
+            name, version = folder.name, str(folder.version)
+            if (name, version) not in known:
+                loading = self._loading == (name, version)
+                state = ModelState.LOADING if loading else ModelState.UNAVAILABLE
+                entries.append(IndexEntry(name, version, state, "" if loading else "not loaded"))
+        return sorted(entries, key=lambda entry: (entry.model, int(entry.version)))
+
+    def load(self, model: str) -> None:
+        """See `Repository.load`. A version that answers and whose files are as they were is not loaded again."""
+        with self._turn():
+            folders = self._folders(model)
+            there = ", ".join(str(folder.version) for folder in folders)
+            if not folders:
+                raise ModelNotFound(f"no model {model!r} in the repository")
+            wanted = select(folders, self._config.versions_of(model))
+            if not wanted:
+                raise NotLoaded(
+                    f"none of the versions of model {model!r} that are to be served is there; it has {there}"
+                )
+            self._unloaded.discard(model)
+            self._renew(model, wanted, again=True)
+            broken = [one.result for one in self._attempts[model].values() if isinstance(one.result, BrokenModel)]
+        if broken:
+            reasons = "; ".join(f"version {one.version}: {one.reason}" for one in broken)
+            served = ", ".join(one.version for one in self._service.offers[model].served)
+            in_force = f"; in force: version {served}" if served else ""
+            raise NotLoaded(f"model {model!r} is not loaded: {reasons}{in_force}")
+
+    def unload(self, model: str) -> None:
+        """See `Repository.unload`. It stays so until it is loaded by request, whatever becomes of its files."""
+        with self._turn():
+            offer = self._service.offers.get(model)
+            if offer is None:
+                raise ModelNotFound(f"no model {model!r} here; there is {', '.join(self._service.offers) or 'none'}")
+            self._unloaded.add(model)
+            self._attempts.pop(model, None)
+            self._put(model, offer.unloaded())
+        log.info("model %s is unloaded", model)
+
+    def look(self) -> dict[str, Mapping[str, Files] | None]:
+        """The files of every model that is there or was loaded: per version that is to be served, by model.
+
+        Empty for a model that is gone, None for one whose folder cannot be read now. Raises `OSError` where no
+        folder at all can be read.
+        """
+        names = [name for name in model_names(self._root) if NAME.fullmatch(name)]
+        return {name: self._look_at(name) for name in {*names, *self._attempts, *self._unloaded}}
+
+    def is_new(self, model: str, files: Mapping[str, Files]) -> bool:
+        """Whether these files of a model are others than those last loaded, or tried."""
+        tried = {version: one.files for version, one in self._attempts.get(model, {}).items()}
+        return tried != files if model not in self._unloaded else not files
+
+    def take_over(self, model: str, files: Mapping[str, Files]) -> None:
+        """Load what is new of a model, if its files are still `files`; give the model up where there are none."""
+        with self._changing:
+            folders = select(self._folders(model), self._config.versions_of(model))
+            if {str(folder.version): folder.files() for folder in folders} != files or not self._service.ready():
+                return
+            if folders:
+                self._renew(model, folders, again=False)
+                return
+            self._unloaded.discard(model)
+            self._attempts.pop(model, None)
+            self._put(model, None)
+        log.info("model %s is gone from the repository and served no more", model)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The right to change something, on a caller's behalf."""
+        if not self._config.serve.repository.control:
+            raise NotAllowed(
+                "callers may not load or unload models here; the service's `serve: {repository: {control: true}}` "
+                "would allow it"
+            )
+        if not self._places.acquire(blocking=False):
+            raise Refused(f"{MAX_CHANGES} loads and unloads are under way or wait; try again later")
+        try:
+            with self._changing:
+                if not self._service.ready():
+                    raise Unavailable("the service is draining and changes no model any more")
+                yield
+        finally:
+            self._places.release()
+
+    def _renew(self, model: str, folders: Sequence[ModelFolder], *, again: bool) -> None:
+        """Load those of `folders` whose files are new, with `again` also those that were broken, and offer all."""
+        former = self._attempts.get(model, {})
+        attempts: dict[str, Attempt] = {}
+        try:
+            for folder in folders:
+                version = str(folder.version)
+                before = former.get(version)
+                as_before = before is not None and before.files == folder.files()
+                if before is None or not as_before or (again and isinstance(before.result, BrokenModel)):
+                    self._loading = (model, version)
+                    before = _tried(folder, self._config)
+                attempts[version] = before
+        finally:
+            self._loading = ("", "")
+        offer = offered([one.result for one in attempts.values()], self._service.offers.get(model))
+        self._attempts[model] = attempts
+        self._put(model, offer)
+        _tell(model, offer)
+
+    def _put(self, model: str, offer: Offer | None) -> None:
+        self._service.put(model, offer)
+        self._on_change(model, self._service.ready(model))
+
+    def _look_at(self, model: str) -> dict[str, Files] | None:
+        try:
+            folders = select(versions_of(self._root, model), self._config.versions_of(model))
+        except OSError:
+            return None
+        return {str(folder.version): folder.files() for folder in folders}
+
+    def _folders(self, model: str) -> list[ModelFolder]:
+        """All versions of a model that are there; none for a name that no model can have."""
+        try:
+            return versions_of(self._root, model) if NAME.fullmatch(model) else []
+        except OSError:
+            return []
+
+    def _folders_there(self) -> Iterator[ModelFolder]:
+        try:
+            names = model_names(self._root)
+        except OSError:
+            return
+        for name in names:
+            yield from self._folders(name)
+
+
+def _entries(name: str, offer: Offer) -> Iterator[IndexEntry]:
+    for version, model in offer.versions.items():
+        if isinstance(model, BrokenModel):
+            yield IndexEntry(name, version, ModelState.UNAVAILABLE, model.reason)
+        else:
+            note = offer.notes.get(version)
+            reason = f"its former files; the new ones are not in force: {note}" if note else ""
+            yield IndexEntry(name, version, ModelState.READY, reason)
+
+
+def _tried(folder: ModelFolder, config: CloudConfig) -> Attempt:
+    """`attempt`, where whatever goes wrong is said of this one version, while the others are served."""
+    try:
+        return attempt(folder, config)
+    except Exception as error:  # one model must not keep the others from being looked after
+        what = error if isinstance(error, ConfigError) else "a failure inside the service"
+        log.error(
+            "model %s version %s is not served: %s", folder.name, folder.version, what, exc_info=what is not error
+        )
+        reason = "it cannot be loaded here; the service's log says why"
+        return Attempt(folder.files(), BrokenModel(folder.name, str(folder.version), reason))
+
+
+def _tell(model: str, offer: Offer) -> None:
+    for version, note in offer.notes.items():
+        log.error(
+            "model %s version %s: its former files stay in force, since the new ones fail: %s", model, version, note
+        )
+    if isinstance(offer.versions[max(offer.versions, key=int)], BrokenModel) and offer.served:
+        log.warning("model %s: version %s answers, since the highest is broken", model, offer.default)
+    for one in offer.served:
+        log.info("model %s version %s is served: %s", model, one.version, one.digest)

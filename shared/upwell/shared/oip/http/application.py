@@ -1,0 +1,229 @@
+"""The routes of the Open Inference Protocol over a `Dataplane`: decode, call, encode.
+
+Nothing here knows which HTTP server reads and writes the bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TypeAlias
+from urllib.parse import unquote
+
+from upwell.shared.errors import InvalidRequest, Refused, UpwellError
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse
+from upwell.shared.oip.http.access import KnownTokens
+from upwell.shared.oip.http.incoming import (
+    HEAD_LENGTH_HEADER,
+    ID_HEADER,
+    Incoming,
+    content_type,
+    head_bytes,
+    is_raw,
+    tags,
+    timeout_s,
+)
+from upwell.shared.oip.http.messages import (
+    ReadRequest,
+    Wanted,
+    parse_infer_request,
+    write_infer_response,
+    write_model_metadata,
+    write_server_metadata,
+)
+from upwell.shared.oip.http.raw import PICTURES, fact_headers, input_of
+from upwell.shared.oip.http.replies import BINARY, Rejected, Reply, error_reply, json_reply
+
+BODIES_IN_MEMORY = 8
+"""So many of the largest bodies are held at once; one that would be more is refused before it is read."""
+
+LIVE = ("v2", "health", "live")
+"""The one route that probes may call without a token. It says nothing about models."""
+
+_READING = ("GET", "HEAD")
+_MAX_ID_CHARACTERS = 200
+
+_log = logging.getLogger(__name__)
+_Answer: TypeAlias = Callable[[], Reply]
+
+
+class Application:
+    """Answers HTTP requests from a `Dataplane`. Every method may be called from any thread.
+
+    At most `max_workers` inferences run at once, and a further one is refused; `tokens` (None: everybody) says
+    who may call.
+    """
+
+    def __init__(
+        self, dataplane: Dataplane, *, max_workers: int, max_message_bytes: int, tokens: KnownTokens | None
+    ) -> None:
+        self._dataplane = dataplane
+        self._max_bytes = max_message_bytes
+        self._tokens = tokens
+        self._slots = threading.Semaphore(max_workers)
+        self._lock = threading.Lock()
+        self._free_bytes = BODIES_IN_MEMORY * max_message_bytes
+        self._calls: set[threading.Event] = set()
+
+    def answer(self, incoming: Incoming) -> Reply:
+        """The reply to one request; to HEAD, that to GET. Raises only what reading its body raises as `OSError`."""
+        try:
+            return self._answer(incoming)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
+            reply = error_reply(error)
+            if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                _log.error("a request over HTTP failed", exc_info=error)
+        return reply
+
+    def cancel_all(self) -> None:
+        """Tell the calls under way that nobody waits any more."""
+        with self._lock:
+            for cancelled in self._calls:
+                cancelled.set()
+
+    def _answer(self, incoming: Incoming) -> Reply:
+        path = _path(incoming.target)
+        if incoming.headers.get("sec-fetch-site", "").strip() == "cross-site":
+            # A page of somebody else's, in the browser of a person who can reach this server.
+            raise Rejected(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
+        client = incoming.client
+        if self._tokens is not None and path != LIVE:
+            client = self._tokens.name_for(incoming.headers.get("authorization", ""))
+        method, answer = self._route(path, incoming, client)
+        if incoming.method != method and not (method == "GET" and incoming.method == "HEAD"):
+            allowed = ", ".join(_READING) if method == "GET" else method
+            raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, f"this path answers {allowed}", (("Allow", allowed),))
+        return answer()
+
+    def _route(self, path: tuple[str, ...], incoming: Incoming, client: str) -> tuple[str, _Answer]:
+        if path == ("v2",):
+            return "GET", lambda: json_reply(write_server_metadata(self._dataplane.server_metadata()))
+        if path == LIVE:
+            return "GET", lambda: json_reply({"live": True})
+        if path == ("v2", "health", "ready"):
+            return "GET", lambda: _ready_reply(self._dataplane.ready())
+        if path[:2] == ("v2", "models") and len(path) > 2:
+            model, version, rest = path[2], "", path[3:]
+            if len(rest) >= 2 and rest[0] == "versions":
+                version, rest = rest[1], rest[2:]
+            if rest == ():
+                return "GET", lambda: json_reply(write_model_metadata(self._dataplane.metadata(model, version)))
+            if rest == ("ready",):
+                return "GET", lambda: self._model_ready(model, version)
+            if rest == ("infer",):
+                return "POST", lambda: self._infer(incoming, client, model, version)
+        raise Rejected(HTTPStatus.NOT_FOUND, "there is no such path here; the protocol's begin with /v2")
+
+    def _model_ready(self, model: str, version: str) -> Reply:
+        ready = self._dataplane.ready(model, version)
+        if not ready:
+            # Unknown is another answer than not yet ready; this raises where it is that.
+            self._dataplane.metadata(model, version)
+        return _ready_reply(ready)
+
+    def _infer(self, incoming: Incoming, client: str, model: str, version: str) -> Reply:
+        arrived_s = time.monotonic()
+        raw = is_raw(incoming.headers)
+        wait_s = timeout_s(incoming.headers)
+        with self._room_for(incoming.body_bytes):
+            body = incoming.read(self._max_bytes)
+            read = self._read_raw(incoming, body, model, version) if raw else _read_json(incoming, body, model, version)
+            request = dataclasses.replace(
+                read.request,
+                id=read.request.id or uuid.uuid4().hex,
+                parameters={**tags(incoming.headers), **read.request.parameters},
+            )
+            wait_s = min(wait_s, math.inf if read.timeout_s is None else read.timeout_s)
+            with self._call(incoming, arrived_s + wait_s, client) as call:
+                response = self._dataplane.infer(request, call)
+        return _infer_reply(response, read.wanted, with_facts=raw)
+
+    def _read_raw(self, incoming: Incoming, body: memoryview, model: str, version: str) -> ReadRequest:
+        headers = incoming.headers
+        is_picture = content_type(headers) in PICTURES
+        inputs = input_of(self._dataplane.metadata(model, version), body, is_picture=is_picture)
+        name = headers.get(ID_HEADER, "")[:_MAX_ID_CHARACTERS]
+        # Triton answers in binary a request that is binary alone; who sends a picture with curl reads JSON.
+        wanted = Wanted(HEAD_LENGTH_HEADER in headers, {})
+        return ReadRequest(InferRequest(model, inputs, version, id=name), wanted)
+
+    @contextmanager
+    def _room_for(self, body_bytes: int | None) -> Iterator[None]:
+        """Take the body's memory from what there is, before it is taken from the machine."""
+        size_bytes = self._max_bytes if body_bytes is None else body_bytes
+        check_size(size_bytes, self._max_bytes)
+        with self._lock:
+            if size_bytes > self._free_bytes:
+                raise Refused("too many large requests are under way")
+            self._free_bytes -= size_bytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._free_bytes += size_bytes
+
+    @contextmanager
+    def _call(self, incoming: Incoming, deadline_s: float, client: str) -> Iterator[Call]:
+        if not self._slots.acquire(blocking=False):
+            raise Refused("too many requests are under way")
+        call = Call(deadline_s=deadline_s, client=client)
+        try:
+            with self._lock:
+                self._calls.add(call.cancelled)
+            with incoming.watched(call.cancelled):
+                yield call
+        finally:
+            with self._lock:
+                self._calls.discard(call.cancelled)
+            self._slots.release()
+
+
+def check_size(size_bytes: int, max_bytes: int) -> None:
+    """Raise `Rejected` (413) for a body of more than `max_bytes`."""
+    if size_bytes > max_bytes:
+        headers = (("Upwell-Status", "RESOURCE_EXHAUSTED"),)
+        text = f"the body takes {size_bytes} bytes; at most {max_bytes} are read"
+        raise Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, headers)
+
+
+def _path(target: str) -> tuple[str, ...]:
+    """The segments of the path, each decoded by itself, so that an encoded slash stays in its segment."""
+    path = target.partition("?")[0]
+    try:
+        return tuple(unquote(segment, errors="strict") for segment in path.strip("/").split("/"))
+    except UnicodeDecodeError:
+        raise InvalidRequest("the path is no UTF-8 text") from None
+
+
+def _ready_reply(ready: bool) -> Reply:
+    headers = () if ready else (("Retry-After", "1"),)
+    return json_reply({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, headers)
+
+
+def _read_json(incoming: Incoming, body: memoryview, model: str, version: str) -> ReadRequest:
+    end = head_bytes(incoming.headers, len(body))
+    return parse_infer_request(model, version, body[:end], body[end:])
+
+
+def _infer_reply(response: InferResponse, wanted: Wanted, *, with_facts: bool) -> Reply:
+    try:
+        message, raws = write_infer_response(response, wanted)
+    except UpwellError as error:
+        # The model made what the protocol cannot carry, which is no fault of the caller's.
+        raise RuntimeError("the answer cannot be written") from error
+    facts = fact_headers(response.parameters) if with_facts else []
+    if not raws:
+        return json_reply(message, headers=facts)
+    head = json.dumps(message, separators=(",", ":")).encode()
+    headers = (("Content-Type", BINARY), ("Inference-Header-Content-Length", str(len(head))), *facts)
+    return Reply(HTTPStatus.OK, headers, (head, *raws))

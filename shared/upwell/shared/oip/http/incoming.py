@@ -1,0 +1,111 @@
+"""What the front end needs of an HTTP request, and what its headers say."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from http import HTTPStatus
+from typing import Protocol
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.dataplane import Parameter
+from upwell.shared.oip.http.raw import PICTURES
+from upwell.shared.oip.http.replies import BINARY, JSON, Rejected
+
+TIMEOUT_HEADER = "upwell-timeout-ms"
+"""How long the caller waits for the answer, in milliseconds."""
+
+TAG_HEADER = "upwell-tag-"
+"""`Upwell-Tag-Camera: dock` is the request parameter `upwell.tag.camera`; the name comes out in lower case."""
+
+ID_HEADER = "upwell-id"
+"""The id of a request with a raw body; one with JSON carries it itself."""
+
+HEAD_LENGTH_HEADER = "inference-header-content-length"
+"""Triton's: how many bytes of the body are JSON; the rest is binary data. 0: all of it is the only input."""
+
+_FORM = "application/x-www-form-urlencoded"
+
+
+class Incoming(Protocol):
+    """One HTTP request whose headers have been read, and whose body has not.
+
+    `target` is as the client wrote it; `headers` are by lower-case name; `client` is the name in the client's
+    certificate or the address it calls from; `body_bytes` is the body's size, None where it comes in chunks.
+    """
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    client: str
+    body_bytes: int | None
+
+    def read(self, max_bytes: int) -> memoryview:
+        """The whole body. Raises `Rejected` for one that is too large, and `OSError` where it does not come."""
+        ...
+
+    def watched(self, cancelled: threading.Event) -> AbstractContextManager[None]:
+        """For as long as the context lasts, `cancelled` is set when the client leaves."""
+        ...
+
+
+def is_raw(headers: Mapping[str, str]) -> bool:
+    """Whether the body is an input as it lies in a file, rather than JSON. Raises `Rejected` (415) for other kinds."""
+    kind = content_type(headers)
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not read here; send it as it is")
+    head = headers.get(HEAD_LENGTH_HEADER)
+    if head is not None:
+        return head.strip() == "0"
+    if kind in PICTURES or kind == BINARY:
+        return True
+    # Neither curl's own kind, which it writes where nobody says one, nor none at all means anything else.
+    if kind in (JSON, _FORM, ""):
+        return False
+    known = ", ".join((JSON, *PICTURES, BINARY))
+    raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a body of this kind is not read here; it may be {known}")
+
+
+def content_type(headers: Mapping[str, str]) -> str:
+    """The kind of the body, in lower case, without parameters; empty where the client does not say."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def head_bytes(headers: Mapping[str, str], body_bytes: int) -> int:
+    """How many bytes of the body are JSON. Raises `InvalidRequest`."""
+    text = headers.get(HEAD_LENGTH_HEADER)
+    if text is None:
+        return body_bytes
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= body_bytes):
+        raise InvalidRequest(f"Inference-Header-Content-Length is a number of bytes, at most the body's {body_bytes}")
+    return int(text)
+
+
+def timeout_s(headers: Mapping[str, str]) -> float:
+    """The seconds that the caller waits; infinite where it does not say. Raises `InvalidRequest`."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return math.inf
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds < math.inf:
+        raise InvalidRequest("Upwell-Timeout-Ms is a number of milliseconds above 0")
+    return milliseconds / 1000
+
+
+def tags(headers: Mapping[str, str]) -> dict[str, Parameter]:
+    """The request parameters that are given as headers. Raises `InvalidRequest`."""
+    found: dict[str, Parameter] = {}
+    for name, value in headers.items():
+        if name.startswith(TAG_HEADER):
+            try:
+                # Headers are read as Latin-1; whoever means more than ASCII sends UTF-8.
+                found[f"upwell.tag.{name.removeprefix(TAG_HEADER)}"] = value.encode("latin-1").decode()
+            except UnicodeError:
+                raise InvalidRequest(f"the header {name} is no UTF-8 text") from None
+    return found

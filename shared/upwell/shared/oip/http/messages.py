@@ -1,0 +1,242 @@
+"""Between the bodies of HTTP requests and replies and the values of `dataplane`.
+
+A body is one JSON object, or, with Triton's binary extension, a JSON object and behind it the raw contents of the
+tensors that carry `binary_data_size`, in the order of the object.
+Source: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_binary_data.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.contents import decode_raw, encode_raw
+from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
+from upwell.shared.oip.http.tensors import decode_json, encode_json
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+MAX_JSON_BYTES = 8 << 20
+"""Read JSON takes up to twenty times the memory of its text, so tensors of more than this go up as binary data."""
+
+EXTENSIONS = ("binary_tensor_data",)
+"""What this front end adds to the extensions of the server that it stands before."""
+
+_MAX_TENSORS = 256
+_SIZE = "binary_data_size"
+_BASE64 = "base64"
+_UNSUPPORTED = frozenset({"shared_memory_region", "classification"})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which outputs go back as binary data: those of `named`, and where an output is not named there, `default`."""
+
+    default: bool
+    named: Mapping[str, bool]
+
+    def is_binary(self, output: str) -> bool:
+        """Whether that output goes back as binary data."""
+        return self.named.get(output, self.default)
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """A request as read: what is asked, how the answer is to be written, and Triton's `timeout`, if it was given."""
+
+    request: InferRequest
+    wanted: Wanted
+    timeout_s: float | None = None
+
+
+def parse_infer_request(model: str, version: str, head: memoryview, binary: memoryview) -> ReadRequest:
+    """Read a request: `head` is the JSON object, `binary` what follows it. Raises `InvalidRequest`."""
+    message = _load(head)
+    parameters = _parameters("the request", message.get("parameters"))
+    timeout_s = _timeout_s(parameters.pop("timeout", None))
+    default = _flag("binary_data_output", parameters.pop("binary_data_output", False))
+    named = _outputs(message.get("outputs"), default)
+    request = InferRequest(
+        model=model,
+        version=version,
+        id=_text("`id`", message.get("id", "")),
+        inputs=_inputs(message.get("inputs"), binary),
+        outputs=tuple(named),
+        parameters=parameters,
+    )
+    return ReadRequest(request, Wanted(default, named), timeout_s)
+
+
+def _load(head: memoryview) -> dict[str, Any]:
+    if len(head) > MAX_JSON_BYTES:
+        raise InvalidRequest(
+            f"the JSON takes {len(head)} bytes, at most {MAX_JSON_BYTES} are read: send large tensors as binary data"
+        )
+    try:
+        message = json.loads(bytes(head).decode())
+    except UnicodeDecodeError:
+        raise InvalidRequest("the JSON is no UTF-8 text") from None
+    except RecursionError:
+        raise InvalidRequest("the JSON is nested too deeply") from None
+    except ValueError as error:
+        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidRequest(f"the body cannot be read as JSON{where}") from None
+    if not isinstance(message, dict):
+        raise InvalidRequest("the body is not a JSON object")
+    return message
+
+
+def _inputs(tensors: object, binary: memoryview) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    start = 0
+    for tensor in _objects("inputs", tensors):
+        name = _text("the `name` of an input", tensor.get("name"))
+        if name in arrays:
+            raise InvalidRequest(f"the input {name!r} is given twice")
+        datatype = _text(f"the `datatype` of {name!r}", tensor.get("datatype"))
+        numpy_dtype(datatype)
+        shape = _shape(name, tensor.get("shape"))
+        parameters = _tensor_parameters(name, tensor)
+        size_bytes = parameters.get(_SIZE)
+        if size_bytes is None:
+            is_base64 = parameters.get("content_type") == _BASE64
+            arrays[name] = decode_json(name, datatype, shape, tensor.get("data"), is_base64=is_base64)
+            continue
+        if "data" in tensor:
+            raise InvalidRequest(f"the input {name!r} has `data` beside `{_SIZE}`; send one or the other")
+        end = start + _size(name, size_bytes)
+        if end > len(binary):
+            raise InvalidRequest(f"the binary data ends inside the input {name!r}: {len(binary)} bytes of {end}")
+        arrays[name] = decode_raw(name, datatype, shape, binary[start:end])
+        start = end
+    if start != len(binary):
+        raise InvalidRequest(f"the inputs take {start} bytes of binary data, got {len(binary)}")
+    return arrays
+
+
+def _outputs(outputs: object, default: bool) -> dict[str, bool]:
+    named: dict[str, bool] = {}
+    for output in _objects("outputs", [] if outputs is None else outputs):
+        name = _text("the `name` of an output", output.get("name"))
+        if name in named:
+            raise InvalidRequest(f"the requested output {name!r} is given twice")
+        parameters = _tensor_parameters(name, output)
+        named[name] = _flag("binary_data", parameters.get("binary_data", default))
+    return named
+
+
+def _objects(what: str, values: object) -> list[dict[str, Any]]:
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise InvalidRequest(f"`{what}` is a list of objects")
+    if len(values) > _MAX_TENSORS:
+        raise InvalidRequest(f"`{what}` holds {len(values)} tensors; at most {_MAX_TENSORS} are taken")
+    return values
+
+
+def _text(what: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{what} is a text, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{what} is no Unicode text") from None
+    return value
+
+
+def _shape(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(size) is not int or abs(size) >= 2**63 for size in value):
+        raise InvalidRequest(f"the `shape` of {name!r} is a list of integers")
+    return tuple(value)
+
+
+def _size(name: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise InvalidRequest(f"the `{_SIZE}` of {name!r} is a number of bytes")
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"the parameter {name!r} is true or false")
+    return value
+
+
+def _timeout_s(value: object) -> float | None:
+    if value is None:
+        return None
+    if type(value) is not int or value < 0:
+        raise InvalidRequest("the parameter 'timeout' is a number of microseconds, a whole one")
+    # Triton's 0 is no timeout.
+    return value / 1e6 if 0 < value < 2**63 else None
+
+
+def _tensor_parameters(name: str, tensor: Mapping[str, Any]) -> dict[str, Parameter]:
+    parameters = _parameters(f"tensor {name!r}", tensor.get("parameters"))
+    for key in parameters:
+        if key in _UNSUPPORTED:
+            # A plain answer to it would be a wrong answer.
+            raise InvalidRequest(f"tensor {name!r}: the parameter {key!r} is not supported here; send plain contents")
+    return parameters
+
+
+def _parameters(what: str, values: object) -> dict[str, Parameter]:
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"{what}: `parameters` is an object")
+    for key, value in values.items():
+        _text("the name of a parameter", key)
+        if isinstance(value, str):
+            _text(f"the parameter {key!r}", value)
+        elif not isinstance(value, (bool, int, float)) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
+            raise InvalidRequest(f"{what}: the parameter {key!r} is true, false, a number of 64 bits or a text")
+    return values
+
+
+def write_infer_response(response: InferResponse, wanted: Wanted) -> tuple[dict[str, Any], list[bytes | memoryview]]:
+    """The JSON object of an answer and the raw contents behind it. Raises `InvalidRequest` for what cannot be sent."""
+    outputs: list[dict[str, Any]] = []
+    raws: list[bytes | memoryview] = []
+    for name, array in response.outputs.items():
+        output: dict[str, Any] = {"name": name, "shape": list(array.shape)}
+        if wanted.is_binary(name):
+            output["datatype"], raw = encode_raw(name, array)
+            output["parameters"] = {_SIZE: len(raw)}
+            raws.append(raw)
+        else:
+            output["datatype"], output["data"], is_base64 = encode_json(array)
+            if is_base64:
+                output["parameters"] = {"content_type": _BASE64}
+        outputs.append(output)
+    message: dict[str, Any] = {"model_name": response.model, "model_version": response.version, "id": response.id}
+    if response.parameters:
+        message["parameters"] = {key: _finite(value) for key, value in response.parameters.items()}
+    message["outputs"] = outputs
+    return message, raws
+
+
+def _finite(value: Parameter) -> Parameter | None:
+    return value if not isinstance(value, float) or value - value == 0 else None
+
+
+def write_server_metadata(metadata: ServerMetadata) -> dict[str, Any]:
+    """The object of `GET /v2`."""
+    extensions = [*metadata.extensions, *(one for one in EXTENSIONS if one not in metadata.extensions)]
+    return {"name": metadata.name, "version": metadata.version, "extensions": extensions}
+
+
+def write_model_metadata(metadata: ModelMetadata) -> dict[str, Any]:
+    """The object of `GET /v2/models/MODEL`."""
+    return {
+        "name": metadata.name,
+        "versions": list(metadata.versions),
+        "platform": metadata.platform,
+        "inputs": [_spec(spec) for spec in metadata.inputs],
+        "outputs": [_spec(spec) for spec in metadata.outputs],
+    }
+
+
+def _spec(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}

@@ -1,0 +1,127 @@
+"""Reading from a client's socket, each byte of it with a time limit and a size limit."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from http import HTTPStatus
+
+import numpy as np
+
+from upwell.shared.oip.http.application import check_size
+from upwell.shared.oip.http.replies import Rejected
+
+IDLE_S = 10.0
+"""A client that has begun to send, and then sends nothing for so long, has gone or means harm."""
+
+SLOWEST_BYTES_PER_S = 4096
+"""A body that comes more slowly over its whole length holds a thread for nothing."""
+
+_PIECE_BYTES = 64 << 10
+_MAX_LINE_BYTES = 1024
+_MAX_TRAILER_LINES = 32
+
+
+class Reader:
+    """Buffered reading of one socket until `deadline_s`, an instant of `time.monotonic()`.
+
+    Its methods are those that cheroot calls on what it reads from. Raises `TimeoutError` when the time is up.
+    """
+
+    bytes_read = 0
+    """cheroot's own count, which nobody reads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+        self.deadline_s = 0.0
+        self.closed = False
+
+    def has_data(self) -> bool:
+        """Whether something has come that the kernel would not tell of: it is here, or already decrypted."""
+        return bool(self._buffer) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
+
+    def readline(self, size: int = _MAX_LINE_BYTES) -> bytes:
+        """Up to and with the next line feed, at most `size` bytes; less where the client ends."""
+        at = 0
+        while True:
+            found = self._buffer.find(b"\n", at, size)
+            if found >= 0:
+                return self._take(found + 1)
+            if len(self._buffer) >= size:
+                return self._take(size)
+            at = len(self._buffer)
+            if not self._more():
+                return self._take(at)
+
+    def read_exactly(self, size_bytes: int) -> memoryview:
+        """So many bytes. The memory is taken as they come. Raises `ConnectionError` where the client ends before."""
+        whole = np.empty(size_bytes, np.uint8).data
+        first = self._take(min(size_bytes, len(self._buffer)))
+        whole[: len(first)] = first
+        done = len(first)
+        while done < size_bytes:
+            self._wait()
+            count = self._socket.recv_into(whole[done:])
+            if count == 0:
+                raise ConnectionError("the client has ended inside the body")
+            done += count
+        return whole
+
+    def read_chunks(self, max_bytes: int) -> memoryview:
+        """A body in chunks, of at most `max_bytes` in all. Raises `Rejected` where it is malformed or larger."""
+        whole = bytearray()
+        while size_bytes := self._chunk_bytes():
+            check_size(len(whole) + size_bytes, max_bytes)
+            while size_bytes > 0:
+                piece = self.read_exactly(min(size_bytes, _PIECE_BYTES))
+                whole += piece
+                size_bytes -= len(piece)
+            if bytes(self.read_exactly(2)) != b"\r\n":
+                raise _malformed()
+        for _ in range(_MAX_TRAILER_LINES):
+            line = self.readline()
+            if line == b"\r\n":
+                return memoryview(whole)
+            if not line.endswith(b"\r\n"):
+                break
+        raise _malformed()
+
+    def discard(self, max_bytes: int) -> None:
+        """Read and forget what still comes, so that a client in the middle of sending reads its answer."""
+        while max_bytes > 0 and self._more():
+            max_bytes -= len(self._buffer)
+            self._buffer.clear()
+
+    def close(self) -> None:
+        """Read no more; the socket is its owner's."""
+        self.closed = True
+
+    def _chunk_bytes(self) -> int:
+        digits = self.readline().partition(b";")[0].strip()
+        if not digits or len(digits) > 8 or digits.strip(b"0123456789abcdefABCDEF"):
+            raise _malformed()
+        return int(digits, 16)
+
+    def _take(self, size_bytes: int) -> bytes:
+        taken = bytes(self._buffer[:size_bytes])
+        del self._buffer[:size_bytes]
+        return taken
+
+    def _more(self) -> bool:
+        self._wait()
+        data = self._socket.recv(_PIECE_BYTES)
+        self._buffer += data
+        return bool(data)
+
+    def _wait(self) -> None:
+        """Let the next read last no longer than there is time."""
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")  # the words by which cheroot knows it
+        self._socket.settimeout(min(left_s, IDLE_S))
+
+
+def _malformed() -> Rejected:
+    return Rejected(HTTPStatus.BAD_REQUEST, "the chunks of the body are malformed")

@@ -1,0 +1,88 @@
+"""What goes back over HTTP: a reply, and the reply that each error becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import MappingProxyType
+
+import grpc
+
+from upwell.shared.errors import UpwellError
+from upwell.shared.oip.statuses import status_of
+
+STATUS_HEADER = "Upwell-Status"
+"""Carries gRPC's name of an error's status: HTTP has fewer, and a client may want to know which it was."""
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads it; it is what proxies log for a caller who has left."""
+
+_RETRY_AFTER_S = 1
+
+HTTP_STATUSES: Mapping[grpc.StatusCode, int] = MappingProxyType(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+        grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+        grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+        grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
+        grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+        grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+        grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+        grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+        grpc.StatusCode.CANCELLED: CLIENT_CLOSED_REQUEST,
+        grpc.StatusCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+    }
+)
+"""gRPC status -> HTTP status, as google.rpc.Code pairs them."""
+
+_EXTRA: Mapping[int, tuple[str, str]] = MappingProxyType(
+    {
+        HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate", "Bearer"),
+        HTTPStatus.TOO_MANY_REQUESTS: ("Retry-After", str(_RETRY_AFTER_S)),
+        HTTPStatus.SERVICE_UNAVAILABLE: ("Retry-After", str(_RETRY_AFTER_S)),
+    }
+)
+
+
+class Rejected(UpwellError):
+    """The HTTP request cannot be served as it is; `status` and `headers` say what HTTP has to say about it."""
+
+    def __init__(self, status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> None:
+        self.status = status
+        self.headers = tuple(headers)
+        super().__init__(text)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer: its status, its headers without length, date and connection, and the pieces of its body."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: tuple[bytes | memoryview, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the body."""
+        return sum(len(piece) for piece in self.body)
+
+
+def json_reply(value: object, status: int = HTTPStatus.OK, headers: Sequence[tuple[str, str]] = ()) -> Reply:
+    """`value` as JSON in ASCII."""
+    return Reply(status, (("Content-Type", JSON), *headers), (json.dumps(value, separators=(",", ":")).encode(),))
+
+
+def error_reply(error: Exception) -> Reply:
+    """`{"error": ...}` with the status that the catalogue, or HTTP itself, has for the error."""
+    if isinstance(error, Rejected):
+        status, text, headers = error.status, str(error), error.headers
+    else:
+        found = status_of(error)
+        status, text, headers = HTTP_STATUSES[found.code], found.text, ((STATUS_HEADER, found.code.name),)
+    extra = (_EXTRA[status],) if status in _EXTRA else ()
+    return json_reply({"error": text}, status, (*headers, *extra))

@@ -1,0 +1,127 @@
+"""Start an HTTP server for a `Dataplane`, on TCP and unix sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.dataplane import Dataplane
+from upwell.shared.oip.http.access import KnownTokens
+from upwell.shared.oip.http.application import Application
+from upwell.shared.oip.http.departures import Departures
+from upwell.shared.oip.http.tls import TlsAdapter
+from upwell.shared.oip.http.workers import Workers
+from upwell.shared.oip.security import Address, ServerSecurity, check_exposure, parse_address
+from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, _check_free
+
+if TYPE_CHECKING:
+    from upwell.shared.oip.http.listener import Listener
+
+READERS = 32
+"""So many threads more than inferences: they read what comes slowly, answer probes and refuse."""
+
+_MAX_WAITING = 2000
+_AFTER_CANCEL_S = 2.0
+
+
+@dataclass(frozen=True)
+class RunningHttpServer:
+    """A server that accepts requests. `addresses` has the real ports where 0 was asked for."""
+
+    addresses: tuple[str, ...]
+    _listeners: tuple[Listener, ...]
+    _application: Application
+    _workers: Workers
+    _departures: Departures
+
+    def stop(self, grace_s: float) -> None:
+        """Accept no more, let the requests under way end within `grace_s`, cancel the rest, and return then."""
+        for listener in self._listeners:
+            listener.end()
+        if not self._workers.stop(grace_s):
+            self._application.cancel_all()
+            self._workers.join(_AFTER_CANCEL_S)
+        self._departures.close()
+        for address in self.addresses:
+            path = parse_address(address).socket_path
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+
+def start_http_server(
+    dataplane: Dataplane,
+    listen: Sequence[str],
+    *,
+    max_workers: int,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    security: ServerSecurity = LOOPBACK_ONLY,
+) -> RunningHttpServer:
+    """Serve `dataplane` over HTTP/1.1 on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
+
+    `max_workers` inferences run at once; a further one is refused at once with 429. A body of more than
+    `max_message_bytes` is refused with 413 before it is read. Raises `ConfigError` as `start_server` does, and where
+    the extra `http` is not installed; nothing listens then.
+    """
+    try:
+        from upwell.shared.oip.http.listener import Listener
+    except ImportError:
+        raise ConfigError.at(None, "serving HTTP needs an extra: pip install 'upwell[http]'") from None
+    addresses = [parse_address(text) for text in listen]
+    if not addresses or len(set(addresses)) < len(addresses):
+        raise ConfigError.at(None, "expected one or more different addresses to listen on, each HOST:PORT or unix:PATH")
+    check_exposure(listen, security)
+    tls = TlsAdapter(security.tls) if security.tls else None
+    tokens = KnownTokens(security.tokens) if security.tokens else None
+    application = Application(dataplane, max_workers=max_workers, max_message_bytes=max_message_bytes, tokens=tokens)
+    sockets = _bind_all(addresses)
+    departures = Departures()
+    workers = Workers(max_workers + READERS, _MAX_WAITING)
+    listeners = tuple(Listener(one, application, workers, departures, tls) for one in sockets)
+    for listener in listeners:
+        listener.begin()
+    bound = tuple(_bound(address, one) for address, one in zip(addresses, sockets, strict=True))
+    return RunningHttpServer(bound, listeners, application, workers, departures)
+
+
+def _bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    try:
+        for address in addresses:
+            _check_free(address)
+            sockets.append(_bind(address))
+    except (ConfigError, OSError) as error:
+        for one in sockets:
+            one.close()
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError.at(None, f"cannot listen on {address}: {error.strerror or error}") from None
+    return sockets
+
+
+def _bind(address: Address) -> socket.socket:
+    if address.socket_path is not None:
+        where: tuple[int, int, int] = (socket.AF_UNIX, socket.SOCK_STREAM, 0)
+        name: str | tuple[Any, ...] = str(address.socket_path)
+    else:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        where, name = found[:3], found[4]
+    listening = socket.socket(*where)
+    try:
+        if address.socket_path is None:
+            # Accepted sockets take it over: an answer's last packet does not wait for an acknowledgement.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if os.name == "posix":
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(name)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _bound(address: Address, listening: socket.socket) -> str:
+    return str(address if address.socket_path is not None else Address(address.host, listening.getsockname()[1]))

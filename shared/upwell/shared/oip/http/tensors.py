@@ -1,0 +1,123 @@
+"""Tensor values between numpy and JSON.
+
+The sizes of what was read are checked against the shape before an array is made. Numbers are taken as JSON has
+them: no text for a number, no fraction for an integer, nothing that the datatype cannot hold.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+from typing import Any
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.contents import count_elements
+from upwell.shared.tensors import DTYPES, Array, oip_datatype
+
+_INTEGER_KINDS = "iu"
+
+
+def decode_json(name: str, datatype: str, shape: tuple[int, ...], data: object, *, is_base64: bool) -> Array:
+    """The tensor whose values are `data`: lists nested as the shape is, or one flat list in row-major order.
+
+    An element of BYTES is a text, sent as UTF-8 or, with `is_base64`, as base64. Raises `InvalidRequest`.
+    """
+    elements = count_elements(name, datatype, shape)
+    values = _flat(name, shape, elements, data)
+    if datatype == "BYTES":
+        array = np.empty(elements, dtype=np.object_)
+        array[:] = [_bytes(name, value, is_base64) for value in values]
+    elif datatype == "BOOL":
+        _check_types(name, datatype, values, {bool})
+        array = np.array(values, dtype=np.bool_)
+    elif DTYPES[datatype].kind in _INTEGER_KINDS:
+        array = _integers(name, datatype, values)
+    else:
+        array = _floats(name, datatype, values)
+    return array.reshape(shape)
+
+
+def _flat(name: str, shape: tuple[int, ...], elements: int, data: object) -> list[Any]:
+    if not isinstance(data, list):
+        raise InvalidRequest(f"tensor {name!r}: `data` is a list of values")
+    if not (data and isinstance(data[0], list)):
+        if len(data) != elements:
+            raise InvalidRequest(f"tensor {name!r} of shape {list(shape)} takes {elements} elements, got {len(data)}")
+        return data
+    rows: list[Any] = [data]
+    for size in shape:
+        if not all(isinstance(row, list) and len(row) == size for row in rows):
+            raise InvalidRequest(f"tensor {name!r}: the lists of `data` are not nested as the shape {list(shape)} says")
+        rows = list(itertools.chain.from_iterable(rows))
+    return rows
+
+
+def _check_types(name: str, datatype: str, values: list[Any], allowed: set[type]) -> None:
+    wrong = set(map(type, values)) - allowed
+    if wrong:
+        expected = " or ".join(sorted(kind.__name__ for kind in allowed))
+        raise InvalidRequest(f"tensor {name!r}: a {datatype} element is {expected}, got {wrong.pop().__name__}")
+
+
+def _integers(name: str, datatype: str, values: list[Any]) -> Array:
+    _check_types(name, datatype, values, {int})
+    limits = np.iinfo(DTYPES[datatype])
+    for value in (min(values), max(values)) if values else ():
+        if not limits.min <= value <= limits.max:
+            # The number is not shown: it may have thousands of digits.
+            raise InvalidRequest(f"tensor {name!r}: {datatype} values lie in {limits.min}..{limits.max}")
+    return np.array(values, dtype=DTYPES[datatype])
+
+
+def _floats(name: str, datatype: str, values: list[Any]) -> Array:
+    _check_types(name, datatype, values, {int, float})
+    too_large = f"tensor {name!r}: a value is too large for {datatype}"
+    try:
+        wide = np.array(values, dtype=np.float64)
+    except OverflowError:
+        raise InvalidRequest(too_large) from None
+    with np.errstate(over="ignore"):
+        array: Array = wide.astype(DTYPES[datatype])
+    if (np.isinf(array) != np.isinf(wide)).any():
+        raise InvalidRequest(too_large)
+    return array
+
+
+def _bytes(name: str, value: object, is_base64: bool) -> bytes:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"tensor {name!r}: a BYTES element is a text, got {type(value).__name__}")
+    try:
+        return base64.b64decode(value, validate=True) if is_base64 else value.encode()
+    except (binascii.Error, ValueError):
+        what = "base64" if is_base64 else "Unicode text"
+        raise InvalidRequest(f"tensor {name!r}: an element cannot be read as {what}") from None
+
+
+def encode_json(array: Array) -> tuple[str, list[Any], bool]:
+    """Datatype, values in row-major order, and whether they are base64: BYTES of which one is no UTF-8 text.
+
+    JSON has no number for NaN and the infinities; they become null, as browsers write them. Raises
+    `InvalidRequest` for a dtype that the protocol does not have.
+    """
+    datatype = oip_datatype(array.dtype)
+    if datatype == "BYTES":
+        return (datatype, *_texts(array))
+    if array.dtype.kind in _INTEGER_KINDS or datatype == "BOOL":
+        return datatype, array.ravel().tolist(), False
+    wide = array.astype(np.float64).ravel()
+    finite = np.isfinite(wide)
+    values = wide.tolist()
+    if not finite.all():
+        values = [value if fine else None for value, fine in zip(values, finite.tolist(), strict=True)]
+    return datatype, values, False
+
+
+def _texts(array: Array) -> tuple[list[Any], bool]:
+    elements = [one.encode() if isinstance(one, str) else bytes(one) for one in array.ravel().tolist()]
+    try:
+        return [one.decode() for one in elements], False
+    except UnicodeDecodeError:
+        return [base64.b64encode(one).decode() for one in elements], True

@@ -1,0 +1,52 @@
+"""TLS for an HTTP server, from PEM files that may be replaced while the program runs."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import Any
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.security import TlsFiles
+from upwell.shared.oip.tls import watch_pem
+from upwell.shared.oip.watched import WatchedFiles
+
+
+class TlsAdapter:
+    """cheroot's interface of TLS. Each new connection gets the files as they are then. Raises `ConfigError`."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
+        self._contexts = WatchedFiles(paths, lambda: _context(files))
+
+    def makefile(self, *_: Any) -> None:
+        """Connections read and write their sockets themselves."""
+
+    def wrap(self, connection: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
+        """The connection with TLS on it, the handshake still to come: it would stop the thread that accepts."""
+        context = self._contexts.get()
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), {}
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    if files.cert is None or files.key is None:
+        raise ConfigError.at(None, "TLS on a server needs a certificate and its key")
+    pem = watch_pem(files).get()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(files.cert, files.key, password=lambda: b"")
+    except (OSError, ValueError):  # replaced since they were checked
+        raise ConfigError.at(files.cert, "the certificate or its key changed while it was read") from None
+    if pem.ca is not None:
+        context.load_verify_locations(cadata=pem.ca.decode("ascii"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def certificate_name(connection: ssl.SSLSocket) -> str:
+    """The common name of the client's certificate; empty where it showed none."""
+    subject: Any = (connection.getpeercert() or {}).get("subject", ())
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    return names[0] if names else ""

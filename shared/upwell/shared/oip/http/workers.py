@@ -1,0 +1,70 @@
+"""The threads that answer requests, shared by all listeners of a server."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import Protocol
+
+_log = logging.getLogger(__name__)
+
+
+class Work(Protocol):
+    """A connection on which something has come."""
+
+    def serve_once(self) -> None:
+        """Answer what has come, and give the connection back or close it."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class Workers:
+    """`count` threads and a queue of at most `max_waiting` connections; cheroot's interface of a thread pool.
+
+    The threads are daemons: a handler that does not end cannot keep the process from ending.
+    """
+
+    min = 0
+    """cheroot's number of threads to keep, which nobody reads."""
+
+    def __init__(self, count: int, max_waiting: int) -> None:
+        self._queue: queue.Queue[Work | None] = queue.Queue(max_waiting + count)
+        self._max_waiting = max_waiting
+        self._threads = [
+            threading.Thread(target=self._run, name=f"http-{index}", daemon=True) for index in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, connection: Work) -> None:
+        """Let a thread serve it soon. A connection too many is closed."""
+        if self._queue.qsize() >= self._max_waiting:
+            connection.close()
+        else:
+            self._queue.put(connection)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Serve what waits and end the threads; whether all have ended within `timeout_s`."""
+        for _ in self._threads:
+            self._queue.put(None)
+        return self.join(timeout_s)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads after `stop`; whether all have ended within `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while (connection := self._queue.get()) is not None:
+            try:
+                connection.serve_once()
+            except Exception:  # noqa: BLE001 (the last resort: a thread that ends would be missed)
+                _log.exception("a connection was given up")
+                connection.close()

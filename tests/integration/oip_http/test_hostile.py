@@ -1,0 +1,223 @@
+"""Clients that mean harm or are broken: refused, and nobody else is kept waiting."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.integration.oip_http.harness import (
+    BODY,
+    INFER,
+    TIMEOUT_S,
+    PictureModel,
+    Serve,
+    ask,
+    dial,
+    exchange,
+    read_all,
+    read_answer,
+    status_of,
+)
+from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.http import connections, listener, reader
+from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+
+POST = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[RunningHttpServer]:
+    server = start_http_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=4, max_message_bytes=1 << 20)
+    yield server
+    server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
+        (b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nabcde", 400),
+        (b"Content-Length: -1\r\n\r\n", 400),
+        (b"Content-Length: +5\r\n\r\nabcde", 400),
+        (b"Content-Length: 1_0\r\n\r\n", 400),
+        (b"Content-Length: \r\n\r\n", 400),
+        (b"Content-Length : 5\r\n\r\nabcde", 400),
+        (b"Transfer-Encoding: gzip, chunked\r\n\r\n", 400),
+        (b"Transfer-Encoding: xchunked\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n", 413),
+        (b"Transfer-Encoding: chunked\r\n\r\n" + b"1" * 2000, 400),
+        (b"X: a\r\n folded\r\n\r\n", 400),
+        (b"X: a\0b\r\n\r\n", 400),
+        (b"X\x0b: a\r\n\r\n", 400),
+        (b"no colon\r\n\r\n", 400),
+        (b"X: a\n\r\n", 400),
+        (b"X: a\r\n" * 101 + b"\r\n", 400),
+        (b"X: " + b"a" * 40_000 + b"\r\n\r\n", 431),
+        (b"Content-Length: 1048577\r\n\r\n", 413),
+        (b"Content-Length: 4611686018427387904\r\n\r\n", 413),
+        (b"Expect: 100-continue\r\nContent-Length: 1048577\r\n\r\n", 413),
+    ],
+)
+def test_headers_and_chunks_that_could_be_read_in_two_ways_are_refused(
+    shared_server: RunningHttpServer, data: bytes, status: int
+) -> None:
+    answer = exchange(shared_server, POST + data)
+    assert status_of(answer) == status
+    assert b'{"error":' in answer
+    assert answer.count(b"HTTP/1.1 ") == 1  # nothing of it was taken for a second request
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /v2 HTTP/2.0\r\n\r\n", 505),
+        (b"GET http://a/v2 HTTP/1.1\r\n\r\n", 400),
+        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 405),
+        (b"get /v2 HTTP/1.1\r\n\r\n", 400),
+        (b"GET /v2\r\n\r\n", 400),
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"", 0),
+    ],
+)
+def test_a_request_line_that_is_none_is_refused(shared_server: RunningHttpServer, data: bytes, status: int) -> None:
+    assert status_of(exchange(shared_server, data)) == status
+
+
+def test_a_large_body_is_refused_before_it_is_sent(shared_server: RunningHttpServer) -> None:
+    with dial(shared_server) as connection:
+        connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 1048577\r\n\r\n")
+        assert status_of(read_all(connection)) == 413  # and no 100 before it
+        # One that is sent all the same does not keep its sender from reading the answer.
+    body = b"[" * (3 << 20)
+    answer = ask(shared_server, "POST", INFER, body)
+    assert (answer.status, answer.headers["Connection"]) == (413, "close")
+    assert "at most 1048576" in answer.value["error"]
+
+
+def test_large_bodies_at_once_are_bounded_together(serve: Serve, fake: PictureModel) -> None:
+    server = serve(max_message_bytes=1000)
+    with ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(dial(server))
+            connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # its memory is taken now
+        assert ask(server, "POST", INFER, BODY).status == 429
+    eventually = time.monotonic() + TIMEOUT_S
+    while ask(server, "POST", INFER, BODY).status == 429:  # until all have been seen to leave
+        assert time.monotonic() < eventually
+
+
+def test_two_hundred_silent_connections_take_no_thread(server: RunningHttpServer) -> None:
+    with ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(dial(server))
+        assert [ask(server, "POST", INFER, BODY).status for _ in range(20)] == [200] * 20
+
+
+def test_beyond_the_limit_the_longest_idle_make_room(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MAX_IDLE", 20)
+    server = serve()
+    with ExitStack() as stack:
+        first = stack.enter_context(dial(server))
+        for _ in range(60):
+            stack.enter_context(dial(server))
+        assert ask(server, "POST", INFER, BODY).status == 200
+        assert read_all(first) == b""
+
+
+def test_a_client_that_stops_inside_its_headers_or_body_is_given_up(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 0.3)
+    monkeypatch.setattr(reader, "IDLE_S", 0.3)
+    monkeypatch.setattr(connections, "IDLE_S", 0.3)
+    server = serve()
+    for part in (b"POST /v2", POST, POST + b"Content-Length: 100\r\n\r\n{", POST + b"Transfer-Encoding: chunked\r\n\r\n5"):
+        with dial(server) as connection:
+            connection.sendall(part)
+            assert status_of(read_all(connection)) == 408
+
+
+def test_a_client_that_trickles_its_headers_has_no_more_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 0.3)
+    server = serve()
+    with dial(server) as connection:
+        connection.settimeout(0.02)
+        answer = b""
+        for _ in range(500):
+            connection.send(b"G")  # each byte in time, the whole never
+            try:
+                answer = connection.recv(1000)
+                break
+            except TimeoutError:
+                continue
+        assert status_of(answer) == 408
+
+
+def test_forty_slow_clients_leave_threads_for_the_others(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADERS_S", 1.0)
+    server = serve(max_workers=2)
+    with ExitStack() as stack:
+        for _ in range(40):  # more than there are threads
+            stack.enter_context(dial(server)).sendall(POST)
+        assert ask(server, "POST", INFER, BODY).status == 200
+
+
+def test_a_body_that_ends_early_is_no_request(server: RunningHttpServer, fake: PictureModel) -> None:
+    exchange(server, POST + b"Content-Length: 500\r\n\r\n" + BODY)
+    assert ask(server, "GET", "/v2").status == 200
+    assert fake.requests == []
+
+
+def test_an_unread_body_is_not_taken_for_the_next_request(server: RunningHttpServer) -> None:
+    smuggled = b"GET /v2 HTTP/1.1\r\n\r\n"
+    head = b"POST /v2/nowhere HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(smuggled)
+    answer = exchange(server, head + smuggled)
+    assert status_of(answer) == 404
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+VALID = POST + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_is_sent_is_answered_or_closed_and_harms_nobody(
+    shared_server: RunningHttpServer, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(VALID)))
+    cut = data.draw(st.integers(0, 8))
+    inserted = data.draw(st.binary(max_size=8) | st.sampled_from([b"\r\n", b"\r\n\r\n", b":", b"\0", b"[", b"9" * 8]))
+    answer = exchange(shared_server, VALID[:at] + inserted + VALID[at + cut :])
+    assert status_of(answer) in (0, 200, 400, 403, 404, 405, 408, 413, 414, 415, 431, 505), answer
+    assert b"Traceback" not in answer
+    with dial(shared_server) as connection:
+        connection.sendall(VALID)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert read_answer(response).status == 200
+
+
+def test_a_reset_in_the_middle_of_an_answer_harms_nobody(server: RunningHttpServer, fake: PictureModel) -> None:
+    fake.hold()
+    connection = dial(server)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.sendall(VALID)
+    assert fake.arrived(1, TIMEOUT_S)
+    connection.close()
+    fake.release()
+    assert ask(server, "POST", INFER, BODY).status == 200

@@ -1,0 +1,54 @@
+"""A stop: what is under way is answered, what lasts too long is cancelled, nothing is lost without a word."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.integration.oip_http.harness import BODY, INFER, TIMEOUT_S, PictureModel, Serve, ask
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.http.server import start_http_server
+
+
+def test_requests_under_way_are_answered_before_it_ends(serve: Serve, fake: PictureModel) -> None:
+    server = serve()
+    fake.hold()
+    with ThreadPoolExecutor(5) as pool:
+        waiting = [pool.submit(ask, server, "POST", INFER, BODY) for _ in range(4)]
+        assert fake.arrived(4, TIMEOUT_S)
+        stopping = pool.submit(server.stop, TIMEOUT_S)
+        with pytest.raises(ConnectionError):  # until then, new connections are still taken
+            while True:
+                ask(server, "GET", "/v2/health/live")
+        assert not stopping.done()
+        fake.release()
+        answers = [one.result() for one in waiting]
+        stopping.result()
+    assert [(answer.status, answer.headers["Connection"]) for answer in answers] == [(200, "close")] * 4
+
+
+def test_what_lasts_longer_than_the_grace_is_cancelled_and_told_so(serve: Serve, fake: PictureModel) -> None:
+    server = serve()
+    fake.hold()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, server, "POST", INFER, BODY)
+        assert fake.arrived(1, TIMEOUT_S)
+        server.stop(0.05)
+        assert waiting.result().status == 499
+
+
+def test_no_thread_is_left(serve: Serve) -> None:
+    before = set(threading.enumerate())
+    server = serve()
+    assert ask(server, "POST", INFER, BODY).status == 200
+    server.stop(1)
+    assert [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("http-")] == []
+
+
+def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "upwell.shared.oip.http.listener", None)
+    with pytest.raises(ConfigError, match=r"upwell\[http\]"):
+        start_http_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=1)

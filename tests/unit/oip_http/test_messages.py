@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.dataplane import InferResponse
+from upwell.shared.oip.http import messages
+from upwell.shared.oip.http.messages import ReadRequest, Wanted, parse_infer_request, write_infer_response
+
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2.5]}
+
+
+def parse(message: object, binary: bytes = b"") -> ReadRequest:
+    head = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return parse_infer_request("m", "3", memoryview(head), memoryview(binary))
+
+
+def sized(name: str, size: object, **more: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": "UINT8", "shape": [2], "parameters": {"binary_data_size": size}, **more}
+
+
+def test_a_request_says_all_that_it_says_over_grpc() -> None:
+    read = parse(
+        {
+            "id": "a-1",
+            "inputs": [TENSOR],
+            "outputs": [{"name": "y", "parameters": {"binary_data": True}}, {"name": "z"}],
+            "parameters": {"upwell.tag.camera": "dock", "timeout": 250_000, "priority": 2, "on": True, "p": 0.5},
+        }
+    )
+    assert (read.request.model, read.request.version, read.request.id) == ("m", "3", "a-1")
+    assert read.request.inputs["x"].tolist() == [1.0, 2.5]
+    assert read.request.inputs["x"].dtype == np.float32
+    assert read.request.outputs == ("y", "z")
+    assert read.request.parameters == {"upwell.tag.camera": "dock", "priority": 2, "on": True, "p": 0.5}
+    assert read.timeout_s == 0.25
+    assert [read.wanted.is_binary(name) for name in ("y", "z", "other")] == [True, False, False]
+
+
+def test_one_parameter_asks_for_all_outputs_in_binary_but_for_those_that_say_otherwise() -> None:
+    outputs = [{"name": "y", "parameters": {"binary_data": False}}, {"name": "z"}]
+    wanted = parse({"inputs": [], "outputs": outputs, "parameters": {"binary_data_output": True}}).wanted
+    assert [wanted.is_binary(name) for name in ("y", "z", "other")] == [False, True, True]
+
+
+def test_binary_data_is_cut_in_the_order_of_the_inputs_and_mixes_with_json() -> None:
+    read = parse({"inputs": [sized("a", 2), TENSOR, sized("b", 2)]}, b"\1\2\3\4")
+    assert {name: array.tolist() for name, array in read.request.inputs.items()} == {
+        "a": [1, 2], "x": [1.0, 2.5], "b": [3, 4],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("message", "binary", "what"),
+    [
+        ({"inputs": [sized("a", 3)]}, b"\1\2", "ends inside the input 'a'"),
+        ({"inputs": [sized("a", 2)]}, b"\1\2\3", "take 2 bytes of binary data, got 3"),
+        ({"inputs": [sized("a", 1)]}, b"\1", "takes 2 bytes of raw contents, got 1"),
+        ({"inputs": [sized("a", -1)]}, b"", "number of bytes"),
+        ({"inputs": [sized("a", 2**70)]}, b"", "64 bits"),
+        ({"inputs": [sized("a", 1.5)]}, b"", "number of bytes"),
+        ({"inputs": [sized("a", True)]}, b"", "number of bytes"),
+        ({"inputs": [sized("a", 2, data=[1, 2])]}, b"\1\2", "beside"),
+        ({"inputs": [TENSOR, TENSOR]}, b"", "given twice"),
+        ({"inputs": [{**TENSOR, "shape": [True]}]}, b"", "list of integers"),
+        ({"inputs": [{**TENSOR, "shape": [2.0]}]}, b"", "list of integers"),
+        ({"inputs": [{**TENSOR, "shape": [10**30]}]}, b"", "list of integers"),
+        ({"inputs": [{**TENSOR, "shape": [1] * 40}]}, b"", "40 dimensions"),
+        ({"inputs": [{**TENSOR, "datatype": "FP31"}]}, b"", "FP31"),
+        ({"inputs": [{**TENSOR, "datatype": ["FP32"]}]}, b"", "is a text"),
+        ({"inputs": [{"datatype": "FP32"}]}, b"", "`name` of an input"),
+        ({"inputs": [{**TENSOR, "parameters": {"shared_memory_region": "r"}}]}, b"", "not supported"),
+        ({"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": 3}}]}, b"", "not supported"),
+        ({"inputs": [], "outputs": [{"name": "y"}, {"name": "y"}]}, b"", "given twice"),
+        ({"inputs": [], "outputs": {}}, b"", "list of objects"),
+        ({"inputs": [7]}, b"", "list of objects"),
+        ({}, b"", "list of objects"),
+        ({"inputs": [], "id": 7}, b"", "`id` is a text"),
+        ({"inputs": [], "parameters": []}, b"", "is an object"),
+        ({"inputs": [], "parameters": {"a": None}}, b"", "true, false"),
+        ({"inputs": [], "parameters": {"a": {}}}, b"", "true, false"),
+        ({"inputs": [], "parameters": {"timeout": "1"}}, b"", "microseconds"),
+        ({"inputs": [], "parameters": {"timeout": -1}}, b"", "microseconds"),
+        ({"inputs": [], "parameters": {"binary_data_output": 1}}, b"", "true or false"),
+        ({"inputs": [TENSOR] * 300}, b"", "at most 256"),
+        ([], b"", "not a JSON object"),
+        (b"{", b"", r"cannot be read as JSON \(line 1, column 2\)"),
+        (b"\xff", b"", "no UTF-8"),
+        (b"[" * 200_000, b"", "nested too deeply"),
+        (b'{"a":' * 200_000, b"", "nested too deeply"),
+        (b'{"id": ' + b"1" * 5000 + b"}", b"", "cannot be read as JSON"),
+        (b'{"id": "\\ud800", "inputs": []}', b"", "no Unicode"),
+    ],
+)
+def test_a_request_that_does_not_fit_says_why(message: object, binary: bytes, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=what):
+        parse(message, binary)
+
+
+def test_a_long_json_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_JSON_BYTES", 10)
+    with pytest.raises(InvalidRequest, match="at most 10 are read"):
+        parse(b"not json at all")
+
+
+def test_an_answer_is_json_with_the_raw_contents_of_the_binary_outputs_behind() -> None:
+    outputs = {"y": np.array([1.0, 2.0], np.float32), "z": np.array([[3]], np.int8)}
+    response = InferResponse("m", outputs, "1", "a", {"upwell.route": "edge", "upwell.edge_ms": float("nan")})
+    message, raws = write_infer_response(response, Wanted(False, {"y": True}))
+    assert json.loads(json.dumps(message, allow_nan=False)) == {
+        "model_name": "m",
+        "model_version": "1",
+        "id": "a",
+        "parameters": {"upwell.route": "edge", "upwell.edge_ms": None},
+        "outputs": [
+            {"name": "y", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}},
+            {"name": "z", "shape": [1, 1], "datatype": "INT8", "data": [3]},
+        ],
+    }
+    assert [bytes(raw) for raw in raws] == [outputs["y"].tobytes()]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=8,
+)
+KEYS = ["name", "datatype", "shape", "data", "parameters"]
+
+
+@settings(max_examples=100)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "id": JSON,
+            "parameters": JSON,
+            "outputs": JSON | st.lists(st.fixed_dictionaries({"name": st.text(max_size=4)}, optional={"parameters": JSON})),
+            "inputs": JSON
+            | st.lists(
+                st.dictionaries(st.sampled_from(KEYS), JSON).map(lambda given: {**TENSOR, **given}), max_size=3
+            ),
+        },
+    ),
+    st.binary(max_size=12),
+)
+def test_whatever_is_sent_is_read_or_refused(message: dict[str, Any], binary: bytes) -> None:
+    try:
+        read = parse(message, binary)
+    except InvalidRequest as error:
+        assert str(error)
+    else:
+        assert set(read.request.inputs) == {tensor["name"] for tensor in message["inputs"]}

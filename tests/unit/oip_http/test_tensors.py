@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.http.tensors import decode_json, encode_json
+from upwell.shared.tensors import DTYPES, Array
+
+
+def decode(datatype: str, shape: tuple[int, ...], data: object, *, is_base64: bool = False) -> Array:
+    return decode_json("x", datatype, shape, data, is_base64=is_base64)
+
+
+@pytest.mark.parametrize("datatype", [name for name in DTYPES if name != "BYTES"])
+def test_every_datatype_comes_back_from_its_own_text_as_it_was(datatype: str) -> None:
+    array = np.random.default_rng(3).integers(0, 2, (2, 3)).astype(DTYPES[datatype])
+    name, values, is_base64 = encode_json(array)
+    assert (name, len(values), is_base64) == (datatype, 6, False)
+    for data in (values, [values[:3], values[3:]]):
+        again = decode(datatype, (2, 3), data)
+        assert again.dtype == array.dtype
+        np.testing.assert_array_equal(again, array)
+
+
+@given(
+    hnp.arrays(st.sampled_from([np.float64, np.float32, np.int64, np.uint64, np.uint8]), hnp.array_shapes(max_side=4))
+)
+def test_numbers_survive_nested_and_flat(array: Array) -> None:
+    array = np.where(np.isfinite(array), array, np.zeros_like(array))
+    datatype, values, _ = encode_json(array)
+    np.testing.assert_array_equal(decode(datatype, array.shape, values), array)
+    np.testing.assert_array_equal(decode(datatype, array.shape, array.tolist()), array)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_any_bytes_survive(elements: list[bytes]) -> None:
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    _, values, is_base64 = encode_json(array)
+    assert decode("BYTES", array.shape, values, is_base64=is_base64).tolist() == elements
+
+
+def test_text_stays_text_and_other_bytes_become_base64() -> None:
+    assert encode_json(np.array([b"caf\xc3\xa9"], np.object_))[1:] == (["café"], False)
+    assert encode_json(np.array([b"a", b"\xff"], np.object_))[1:] == (["YQ==", "/w=="], True)
+
+
+def test_what_json_has_no_number_for_becomes_null() -> None:
+    assert encode_json(np.array([1.5, np.nan, np.inf, -np.inf], np.float32))[1] == [1.5, None, None, None]
+    assert encode_json(np.array([np.nan], ml_dtypes.bfloat16))[1] == [None]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "what"),
+    [
+        ("FP32", (2,), [1.0], "takes 2 elements, got 1"),
+        ("FP32", (2, 2), [[1.0, 2.0], [3.0]], "not nested as the shape"),
+        ("FP32", (4,), [[1.0, 2.0], [3.0, 4.0]], "not nested as the shape"),
+        ("FP32", (1,), [[[1.0]]], "not nested|is float or int, got list"),
+        ("FP32", (2,), [1.0, [2.0]], "is float or int, got list"),
+        ("FP32", (1,), 1.0, "list of values"),
+        ("FP32", (1,), None, "list of values"),
+        ("FP32", (1,), ["1"], "is float or int, got str"),
+        ("FP32", (1,), [True], "is float or int, got bool"),
+        ("FP32", (1,), [None], "is float or int, got NoneType"),
+        ("FP32", (1,), [1e39], "too large for FP32"),
+        ("FP16", (1,), [70000], "too large for FP16"),
+        ("FP64", (1,), [10**400], "too large for FP64"),
+        ("INT8", (1,), [128], "-128..127"),
+        ("UINT64", (1,), [-1], "0..18446744073709551615"),
+        ("INT64", (1,), [2**63], "-9223372036854775808"),
+        ("INT32", (1,), [1.0], "is int, got float"),
+        ("INT32", (1,), [True], "is int, got bool"),
+        ("BOOL", (1,), [1], "is bool, got int"),
+        ("BYTES", (1,), [1], "is a text, got int"),
+        ("BYTES", (1,), ["\ud800"], "cannot be read as Unicode"),
+        ("FP32", (-1,), [], "cannot be negative"),
+        ("FP32", (2**62, 2**62), [], "more than can be addressed"),
+        ("FP32", (2**40,), [1.0], "takes 1099511627776 elements"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(datatype: str, shape: tuple[int, ...], data: Any, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=what):
+        decode(datatype, shape, data)
+
+
+def test_base64_is_read_strictly() -> None:
+    assert decode("BYTES", (1,), ["/w=="], is_base64=True).tolist() == [b"\xff"]
+    for text in ("/w", "/w==!", "é==="):
+        with pytest.raises(InvalidRequest, match="base64"):
+            decode("BYTES", (1,), [text], is_base64=True)
+
+
+def test_an_empty_tensor_is_an_empty_list() -> None:
+    assert decode("FP32", (0, 5), []).shape == (0, 5)
+    assert decode("FP32", (2, 0), [[], []]).shape == (2, 0)
