@@ -124,11 +124,12 @@ class Planned:
         for here in [len(self.edge_side(name)) for name in names]:
             counts |= {max((one for one in legal if one < here), default=here)}
             counts |= {min((one for one in legal if one > here), default=here)}
-        nodes = [node.name for node in self.graph.nodes]
-        return [
-            self._add({name: EDGE if index < count else CLOUD for index, name in enumerate(nodes)})
-            for count in sorted(counts)
-        ]
+        return [self.prefix(count) for count in sorted(counts)]
+
+    def prefix(self, nodes: int) -> str:
+        """The way with so many nodes on the device, the first of the order."""
+        names = [node.name for node in self.graph.nodes]
+        return self._add({name: EDGE if index < nodes else CLOUD for index, name in enumerate(names)})
 
     def _add(self, placement: Placement) -> str:
         name = cut_name(self._costs, placement)

@@ -50,8 +50,8 @@ ALIKE = 1e-4
 """Of the largest score: kernels fuse differently in halves."""
 BURST, SLOW_S = 3, 1.0
 """Requests of a way at a time, after one that is not timed; one alone where it takes longer than this."""
-FEWEST_ROUNDS, FAR = 2, 1.5
-"""Ways that took so many times as long as the best in so many rounds are not measured further."""
+FAR = 2.0
+"""Ways that take so many times as long as the best in the first round, or later, are not measured further."""
 LINK_REQUESTS, LARGE_BYTES = 31, 600_000
 
 
@@ -172,9 +172,9 @@ def measured(bed: Bed, at: Reached, predicted_s: Mapping[str, float], rounds: in
     """Times of requests of each way, the ways in turns, in another order each time."""
     chance = random.Random(int(at.bps))
     times_s: dict[str, list[float]] = {name: [] for name in predicted_s}
-    for turn in range(rounds):
+    for _ in range(rounds):
         medians = {name: statistics.median(some) for name, some in times_s.items() if some}
-        limit_s = FAR * min(medians.values(), default=math.inf) if turn >= FEWEST_ROUNDS else math.inf
+        limit_s = FAR * min(medians.values(), default=math.inf)
         for name in chance.sample(list(times_s), len(times_s)):
             if medians.get(name, 0.0) > limit_s:
                 continue
@@ -280,7 +280,8 @@ def summary(rows: Sequence[Row]) -> str:
         f"{max(chosen):.1%} at most; over all {len(every)} ways that were measured, chosen or not, "
         f"{statistics.median(every):.1%} in the median and {tenth:.1%} at the 90th percentile. The chosen plan is "
         f"within {MOST_BEHIND:.0%} of the best that was measured in {within} of {len(rows)} cases, and "
-        f"{max(one.behind for one in rows):.1%} behind at most. Medians of {min(counts)} to {max(counts)} requests; "
+        f"{max(one.behind for one in rows):.1%} behind at most. Medians of {max(counts)} requests, fewer "
+        f"of what takes more than {FAR:g} times as long as the best; "
         f"round trip {RTT_S * 1e3:.0f} ms. The device is simulated: this machine, stretched {STRETCH:.0f} times."
     )
 

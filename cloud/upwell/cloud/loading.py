@@ -96,6 +96,17 @@ def attempt(folder: ModelFolder, config: CloudConfig) -> Attempt:
     return Attempt(files, result)
 
 
+def calls_at_once(models: Sequence[ServedModel | BrokenModel], config: CloudConfig) -> int:
+    """How many requests `models` let in at once: they run or wait in a queue.
+
+    Where models may change, twice that and with those that are still broken: the requests of a version that is given
+    up end beside those of the new one, and models that come later need room too.
+    """
+    may_change = config.serve.repository.may_change
+    every = [config.settings(one.name) for one in models if may_change or isinstance(one, ServedModel)]
+    return (2 if may_change else 1) * sum(settings.instances + settings.max_queue for settings in every)
+
+
 def load_model(folder: ModelFolder, config: CloudConfig) -> ServedModel | BrokenModel:
     """Load one version and warm it up. What is wrong with it is logged whole.
 

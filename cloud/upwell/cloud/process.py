@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.loading import Attempt, BrokenModel, ServedModel, attempt, find_models
+from upwell.cloud.loading import Attempt, BrokenModel, ServedModel, attempt, calls_at_once, find_models
 from upwell.cloud.probes import MAX_STREAMS, Health, Reflection
 from upwell.cloud.repository.control import ModelRepository
 from upwell.cloud.repository.watch import RepositoryWatch
@@ -40,11 +40,11 @@ def run(config: CloudConfig) -> None:
     check_exposure(config.serve.listen, config.serve.security)  # loading may take minutes, so say this first
     attempts = _load(config, console)
     models = [one.result for one in attempts]
-    may_change = config.serve.repository
-    service = CloudService(models, extra_extensions=[EXTENSION] if may_change.control else [])
+    changes = config.serve.repository
+    service = CloudService(models, extra_extensions=[EXTENSION] if changes.control else [])
     health = Health({name: service.ready(name) for name in service.offers})
     repository = ModelRepository(config, service, attempts, health.show)
-    watch = RepositoryWatch(repository, may_change.watch) if may_change.watch else None
+    watch = RepositoryWatch(repository, changes.watch) if changes.watch else None
     # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -52,7 +52,7 @@ def run(config: CloudConfig) -> None:
     server = start_server(
         service,
         config.serve.listen,
-        max_workers=_capacity(config, models) + MAX_STREAMS + _QUICK_CALLS,
+        max_workers=calls_at_once(models, config) + MAX_STREAMS + _QUICK_CALLS,
         max_message_bytes=config.serve.max_message,
         security=config.serve.security,
         extra=[health.add_to, Reflection().add_to, lambda server: add_repository_methods(server, repository)],
@@ -61,20 +61,9 @@ def run(config: CloudConfig) -> None:
     if watch is not None:
         watch.start()
     stop.get()
+    _drain(config, console, service, health, server)
     if watch is not None:
         watch.stop()
-    _drain(config, console, service, health, server)
-
-
-def _capacity(config: CloudConfig, models: Sequence[ServedModel | BrokenModel]) -> int:
-    """How many requests the models let in at once.
-
-    Where they may change, twice that and with those that are broken yet: the requests of a version that is given up end
-    beside those of the new one, and models that come later need room too.
-    """
-    may_change = config.serve.repository.may_change
-    every = [config.settings(one.name) for one in models if may_change or isinstance(one, ServedModel)]
-    return (2 if may_change else 1) * sum(settings.instances + settings.max_queue for settings in every)
 
 
 def _load(config: CloudConfig, console: Console) -> list[Attempt]:
@@ -84,7 +73,7 @@ def _load(config: CloudConfig, console: Console) -> list[Attempt]:
     broken = [one.result for one in attempts if isinstance(one.result, BrokenModel)]
     if len(broken) == len(attempts):
         reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
-        raise ModelFailed(f"no model can be served: {reasons}")
+        raise ModelFailed(f"no model can be served: {reasons or 'none of the versions that are asked for is there'}")
     return attempts
 
 

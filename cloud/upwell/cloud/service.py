@@ -43,12 +43,6 @@ class CloudService:
         """All models, ready or not, by name: as they are now, whatever changes later."""
         return self._offers
 
-    @property
-    def capacity(self) -> int:
-        """How many requests can be under way at once: run or wait in a queue."""
-        models = (model for offer in self._offers.values() for model in offer.served)
-        return sum(model.settings.instances + model.settings.max_queue for model in models)
-
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Answer one request. Raises as `Dataplane.infer`; `Unavailable` while draining."""
         model = self._begin(request)

@@ -12,7 +12,7 @@ from upwell.shared.values import quick
 
 
 @quick
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Where the time went, in seconds; None where that part did not take place.
 

@@ -25,7 +25,7 @@ def answer_of(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None
         reason=reason if obstacle is None else obstacle,
         degraded=obstacle is not None,
         plan=plan,
-        timings=Timings(total_s=time.monotonic() - done.signals.arrived_s, edge_s=done.edge_s),
+        timings=Timings(time.monotonic() - done.signals.arrived_s, done.edge_s),
         id=done.id,
         routes=(here,) * parts.rows,
         **edge.facts(done.edge_digest),

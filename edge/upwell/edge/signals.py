@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from upwell.edge.ascent import Desk
 from upwell.edge.models.served import ServedModel
@@ -29,19 +30,20 @@ def signals_of(
     rows = face.signature.check_inputs(inputs) if face else 1
     has_cloud = bool(model.cloud_model) and desk.uplink is not None
     sent_inputs = encode_for_uplink(face.signature, inputs) if face and has_cloud else inputs
-    row_bytes = edge.exit_row_bytes if edge and edge.exits else face.signature.row_bytes if face else size_bytes(inputs)
-    sizes = (row_bytes,) * rows if row_bytes is not None or not face else face.signature.row_sizes_bytes(sent_inputs)
+    sizes: tuple[int, ...]
+    if edge and edge.exits:
+        sizes = (edge.exit_row_bytes,) * rows
+    elif face is None:
+        sizes = (size_bytes(inputs),)
+    else:
+        row_bytes = face.signature.row_bytes
+        sizes = face.signature.row_sizes_bytes(sent_inputs) if row_bytes is None else (row_bytes,) * rows
     hards = desk.router.hards(model.name)
-    signals = Signals(
-        subject=Subject(model.name, tags, max(sizes), time.time()),
-        row_sizes_bytes=sizes,
-        arrived_s=arrived_s,
-        caller_deadline_s=deadline_s,
-        has_edge=edge is not None,
-        has_cloud=has_cloud,
-        has_scores=bool(hards) and edge is not None and edge.can_score(hards),
-        edge_ahead=face.lane.ahead if face else 0,
-        ways=tuple(head.way for head in model.heads if head.takes(rows)) if desk.uplink is not None else (),
-        exits=edge is not None and bool(edge.exits),
-    )
+    has_scores = bool(hards) and edge is not None and edge.can_score(hards)
+    ahead = face.lane.ahead if face else 0
+    subject = Subject(model.name, tags, max(sizes), time.time())
+    signals = Signals(subject, sizes, arrived_s, deadline_s, edge is not None, has_cloud, has_scores, ahead)
+    if (model.heads and desk.uplink is not None) or (edge and edge.exits):
+        ways = tuple(head.way for head in model.heads if head.takes(rows)) if desk.uplink is not None else ()
+        signals = replace(signals, ways=ways, exits=edge is not None and bool(edge.exits))
     return signals, sent_inputs

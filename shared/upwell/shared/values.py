@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields, make_dataclass
 from functools import wraps
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -23,7 +24,8 @@ def quick(cls: type[T]) -> type[T]:
         del frozen.__setattr__, frozen.__delattr__
         return cls
 
-    names = {one.name for one in fields(frozen)}
+    names = [one.name for one in fields(frozen)]
+    all_of = itemgetter(*names)
     defaults = {one.name: one.default for one in fields(frozen) if one.default is not MISSING}
 
     @wraps(plain.__init__)
@@ -31,8 +33,12 @@ def quick(cls: type[T]) -> type[T]:
         own = self.__dict__
         own.update(defaults)
         own.update(named)
-        if values or own.keys() != names:  # by name it is quickest; what does not fit raises here
-            own.update(vars(plain(*values, **named)))
+        try:
+            if not values and len(own) == len(names) and all_of(own):  # by name it is quickest
+                return
+        except KeyError:
+            pass
+        own.update(vars(plain(*values, **named)))  # raises where something does not fit
 
     frozen.__init__ = take_over
     return cls

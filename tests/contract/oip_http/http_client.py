@@ -104,7 +104,7 @@ class HttpClient:
         status = response.headers.get("Upwell-Status")
         if response.status >= 400 and status:
             raise RemoteError(RemoteErrorKind(status.lower()), json.loads(data)["error"])
-        return response.headers, data
+        return dict(response.headers), data
 
     def _get(self, path: str, timeout_s: float) -> Any:
         return json.loads(self.call("GET", path, timeout_s)[1])

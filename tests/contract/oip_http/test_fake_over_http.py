@@ -33,8 +33,8 @@ class OverHttp(DataplaneContract):
         server.stop(grace_s=0)
 
     @pytest.fixture
-    def client(self, server: Any) -> Iterator[Any]:
-        yield HttpClient(server.addresses[0], binary=self.binary)
+    def client(self, server: Any) -> Any:
+        return HttpClient(server.addresses[0], binary=self.binary)
 
     def test_an_unreadable_message_is_invalid_and_harms_nobody(
         self, server: Any, client: Any, subject: Subject

@@ -111,19 +111,16 @@ def test_what_cannot_be_done_has_its_status(folder: Folder) -> None:
     with changing(folder, "{control: true}") as running, triton.InferenceServerClient(running.address) as client:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(client._channel)
         folder.write(2, b"no model")
-        for call, status, says in (
-            (lambda: client.load_model("m"), "FAILED_PRECONDITION", "not an ONNX file.*; in force: version 1"),
-            (lambda: client.load_model("n"), "NOT_FOUND", "no model 'n'"),
-            (lambda: client.unload_model("n"), "NOT_FOUND", "there is m"),
-            (lambda: client.load_model("m", config="{}"), "INVALID_ARGUMENT", "parameter 'config'"),
-            (
-                lambda: client.load_model("m", config="{}", files={"file:1/model.onnx": b""}),
-                "INVALID_ARGUMENT",
-                "param",
-            ),
+        files = {"config": "{}", "files": {"file:1/model.onnx": b"model"}}
+        for change, name, more, status, says in (
+            (client.load_model, "m", {}, "FAILED_PRECONDITION", "not an ONNX file.*; in force: version 1"),
+            (client.load_model, "n", {}, "NOT_FOUND", "no model 'n'"),
+            (client.unload_model, "n", {}, "NOT_FOUND", "there is m"),
+            (client.load_model, "m", {"config": "{}"}, "INVALID_ARGUMENT", "parameter 'config'"),
+            (client.load_model, "m", files, "INVALID_ARGUMENT", "parameter"),
         ):
             with pytest.raises(InferenceServerException, match=says) as caught:
-                call()
+                change(name, **more)
             assert caught.value.status() == f"StatusCode.{status}"
             assert str(folder.root) not in str(caught.value)
         with pytest.raises(grpc.RpcError) as refused:
@@ -260,5 +257,5 @@ def test_reloads_under_load_fail_no_request_and_leave_no_memory_behind(folder: F
         assert len(load.digests) == seeds
         assert load.answers > reloads
     print(f"{load.answers} answers; resident MiB {used_mib[0]:.0f}, {used_mib[reloads // 2]:.0f}, {used_mib[-1]:.0f}")
-    kept_mib = max(used_mib[-5:]) - max(used_mib[: reloads // 2])
-    assert kept_mib < reloads / 2 * 4 / 2  # each engine that stayed would be 4 MiB
+    # Each engine that stayed would be 4 MiB; a load itself takes some for a while.
+    assert max(used_mib[-5:]) <= 1.1 * max(used_mib[: reloads // 2])

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata
+from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.http.server import RunningHttpServer
 from upwell.shared.tensors import TensorSpec
@@ -60,7 +60,7 @@ def ask(
 
 
 def read_answer(response: http.client.HTTPResponse) -> Answer:
-    return Answer(response.status, response.headers, response.read())
+    return Answer(response.status, dict(response.headers), response.read())
 
 
 def dial(where: RunningHttpServer) -> socket.socket:
@@ -76,7 +76,7 @@ def exchange(where: RunningHttpServer, data: bytes) -> bytes:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
             return read_all(connection)
-        except ConnectionError:  # it has closed before all of it was sent
+        except OSError:  # it has closed before all of it was sent
             return b""
 
 
@@ -110,5 +110,10 @@ class PictureModel(FakeDataplane):
             return super().infer(request, call)
         self.requests.append(request)
         self.calls.append(call)
-        facts = {"upwell.route": "edge", "upwell.edge_ms": 1.5, "upwell.degraded": False, "upwell.reason": "a\r\nb"}
+        facts: dict[str, Parameter] = {
+            "upwell.route": "edge",
+            "upwell.edge_ms": 1.5,
+            "upwell.degraded": False,
+            "upwell.reason": "a\r\nb",
+        }
         return InferResponse(request.model, request.inputs, "1", request.id, facts)

@@ -26,7 +26,7 @@ from tests.integration.oip_http.harness import (
     status_of,
 )
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.http import connections, listener, reader
+from upwell.shared.oip.http import application, connections, listener, reader
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 
 POST = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
@@ -108,7 +108,8 @@ def test_a_large_body_is_refused_before_it_is_sent(shared_server: RunningHttpSer
     assert "at most 1048576" in answer.value["error"]
 
 
-def test_large_bodies_at_once_are_bounded_together(serve: Serve, fake: PictureModel) -> None:
+def test_large_bodies_at_once_are_bounded_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
     server = serve(max_message_bytes=1000)
     with ExitStack() as stack:
         for _ in range(8):
@@ -116,6 +117,7 @@ def test_large_bodies_at_once_are_bounded_together(serve: Serve, fake: PictureMo
             connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # its memory is taken now
         assert ask(server, "POST", INFER, BODY).status == 429
+        assert status_of(exchange(server, POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n\r\n")) == 429
     eventually = time.monotonic() + TIMEOUT_S
     while ask(server, "POST", INFER, BODY).status == 429:  # until all have been seen to leave
         assert time.monotonic() < eventually
@@ -146,16 +148,24 @@ def test_a_client_that_stops_inside_its_headers_or_body_is_given_up(
     monkeypatch.setattr(reader, "IDLE_S", 0.3)
     monkeypatch.setattr(connections, "IDLE_S", 0.3)
     server = serve()
-    for part in (b"POST /v2", POST, POST + b"Content-Length: 100\r\n\r\n{", POST + b"Transfer-Encoding: chunked\r\n\r\n5"):
+    for part in (
+        b"POST /v2",
+        POST,
+        POST + b"Content-Length: 100\r\n\r\n{",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n5",
+    ):
         with dial(server) as connection:
             connection.sendall(part)
             assert status_of(read_all(connection)) == 408
 
 
-def test_a_client_that_trickles_its_headers_has_no_more_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("start", [b"", POST + b"Content-Length: 1000000\r\n\r\n"])
+def test_a_client_that_trickles_has_no_more_time(serve: Serve, monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
     monkeypatch.setattr(connections, "HEADERS_S", 0.3)
+    monkeypatch.setattr(connections, "IDLE_S", 0.3)
     server = serve()
     with dial(server) as connection:
+        connection.sendall(start)
         connection.settimeout(0.02)
         answer = b""
         for _ in range(500):
@@ -169,7 +179,7 @@ def test_a_client_that_trickles_its_headers_has_no_more_time(serve: Serve, monke
 
 
 def test_forty_slow_clients_leave_threads_for_the_others(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADERS_S", 1.0)
+    monkeypatch.setattr(connections, "HEADERS_S", 0.4)
     server = serve(max_workers=2)
     with ExitStack() as stack:
         for _ in range(40):  # more than there are threads
@@ -194,7 +204,7 @@ def test_an_unread_body_is_not_taken_for_the_next_request(server: RunningHttpSer
 VALID = POST + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_is_sent_is_answered_or_closed_and_harms_nobody(
     shared_server: RunningHttpServer, data: st.DataObject
@@ -203,7 +213,7 @@ def test_whatever_is_sent_is_answered_or_closed_and_harms_nobody(
     cut = data.draw(st.integers(0, 8))
     inserted = data.draw(st.binary(max_size=8) | st.sampled_from([b"\r\n", b"\r\n\r\n", b":", b"\0", b"[", b"9" * 8]))
     answer = exchange(shared_server, VALID[:at] + inserted + VALID[at + cut :])
-    assert status_of(answer) in (0, 200, 400, 403, 404, 405, 408, 413, 414, 415, 431, 505), answer
+    assert status_of(answer) in (0, 200, 400, 403, 404, 405, 408, 413, 414, 415, 431, 499, 505), answer
     assert b"Traceback" not in answer
     with dial(shared_server) as connection:
         connection.sendall(VALID)
@@ -221,3 +231,11 @@ def test_a_reset_in_the_middle_of_an_answer_harms_nobody(server: RunningHttpServ
     connection.close()
     fake.release()
     assert ask(server, "POST", INFER, BODY).status == 200
+
+
+def test_json_counts_as_what_it_becomes_in_memory(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
+    server = serve(max_message_bytes=1000)  # so 8,000 in all
+    assert ask(server, "POST", INFER, BODY + b" " * (300 - len(BODY))).status == 200
+    assert ask(server, "POST", INFER, BODY + b" " * (400 - len(BODY))).status == 429
+    assert ask(server, "POST", INFER, BODY).status == 200  # what was taken has been given back

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import linear, linear_weights
+from upwell.cloud import loading
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.loading import attempt, find_models
 from upwell.cloud.repository.control import MAX_CHANGES, ModelRepository
@@ -352,9 +353,51 @@ def test_a_repository_that_cannot_be_read_leaves_all_as_it_is(root: Path, caplog
     assert scene.answer() == ("2", 2)
 
 
-def test_files_that_change_while_they_are_read_are_not_served(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from upwell.cloud import loading
+def test_requests_are_answered_while_a_model_loads(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_model = loading.load_model
+    begun, go_on = threading.Event(), threading.Event()
 
+    def held(*arguments: object) -> object:
+        begun.set()
+        assert go_on.wait(LIMIT_S)
+        return load_model(*arguments)  # type: ignore[arg-type]  # passed on as they came
+
+    scene = Scene(root)
+    put(root, "m", 2, seed=2)
+    monkeypatch.setattr(loading, "load_model", held)
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(scene.repository.load, "m")
+        assert begun.wait(LIMIT_S)
+        assert scene.answer() == ("1", 1)
+        assert scene.index() == {"m/1": (READY, ""), "m/2": (ModelState.LOADING, "")}
+        assert scene.service.metadata("m").versions == ("1",)
+        go_on.set()
+        load.result(LIMIT_S)
+    assert scene.answer() == ("2", 2)
+
+
+def test_a_failure_inside_one_load_is_that_model_s_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*arguments: object) -> object:
+        raise KeyError("secret")
+
+    scene = Scene(root)
+    look(scene, 1)
+    put(root, "m", 1, seed=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(loading, "load_model", failing)
+        look(scene, 5)
+        assert caplog.text.count("KeyError: 'secret'") == 1  # with its traceback, and not at every look
+        with pytest.raises(NotLoaded, match="the service's log says why") as caught:
+            scene.repository.load("m")
+        assert "secret" not in str(caught.value)
+    assert scene.answer() == ("1", 1)
+    scene.repository.load("m")
+    assert scene.answer() == ("1", 3)
+
+
+def test_files_that_change_while_they_are_read_are_not_served(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_model = loading.load_model
     scene = Scene(root)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import branch_elsewhere
-from upwell.cloud.repository.repository import ModelFolder, scan
+from upwell.cloud.repository.repository import ModelFolder, Versions, scan, select, versions_of
 from upwell.shared.errors import ConfigError, ModelFailed
 
 
@@ -118,6 +118,37 @@ def test_what_is_no_onnx_file_has_no_digest(tmp_path: Path, content: bytes) -> N
     path = put(tmp_path, "m", "1", "model.onnx", content=content)
     with pytest.raises(ModelFailed, match=r"^m/1/model\.onnx: (not an ONNX file|the file is empty)"):
         scan(tmp_path)[0].digest(path)
+
+
+def test_what_a_version_is_made_of_is_every_file_in_its_folder_and_those_beside_it(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    model = put(root, "m", "1", "model.onnx")
+    put(root, "m", "1", "deep", "er", "w.bin")
+    labels = put(root, "m", "labels.txt")
+    put(root, "m", "2", "model.onnx")
+    (root / "m" / "1" / "circle").symlink_to(root / "m")
+    (root / "m" / "1" / "outside").symlink_to(tmp_path)
+    (root / "m" / "1" / "nowhere").symlink_to(root / "gone")
+    (root / "m" / "3").symlink_to(tmp_path)
+    first, _, outside = scan(root)
+    before = first.files()
+    assert sorted(Path(path).name for path, *_ in before) == ["labels.txt", "model.onnx", "w.bin"]
+    assert outside.files() == frozenset()
+    for path in (labels, model):
+        put(tmp_path, "new", content=path.read_bytes()).replace(path)  # the same bytes, another file
+        assert first.files() != before
+        before = first.files()
+    assert first.files() == before
+
+
+@pytest.mark.parametrize(
+    ("versions", "chosen"), [("all", [1, 2, 10]), ("latest", [10]), ((2, 10, 11), [2, 10]), ((3,), [])]
+)
+def test_versions_are_chosen_by_number(tmp_path: Path, versions: Versions, chosen: list[int]) -> None:
+    for version in ("2", "10", "1"):
+        put(tmp_path, "m", version, "model.onnx")
+    assert [folder.version for folder in select(versions_of(tmp_path, "m"), versions)] == chosen
+    assert select(versions_of(tmp_path, "n"), versions) == []
 
 
 def test_a_folder_knows_itself(tmp_path: Path) -> None:

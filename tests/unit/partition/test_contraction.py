@@ -196,3 +196,17 @@ def test_thousands_of_nodes_of_which_nothing_has_a_size_are_one() -> None:
     tensors = {f"t{at}": Tensor(f"t{at}", "FP32", (1,) if at == 0 else None) for at in range(3001)}
     (one,) = contract(Graph("onnx", tuple(nodes), tensors, ("t0",), ("t3000",))).nodes
     assert one.members == tuple(range(3000))
+
+
+def test_what_lies_between_a_fold_of_the_rows_and_its_end_stays_together(tmp_path: Path) -> None:
+    """Four times the rows of the request cross nowhere: a service could not tell them from rows of requests."""
+    shapes = {"fold": np.array([-1, 4]), "unfold": np.array([-1, 16]), "small_w": weights(4, 4)}
+    nodes = [
+        op("MatMul", ["x", "w"], ["a"]),
+        op("Reshape", ["a", "fold"], ["folded"]),
+        op("MatMul", ["folded", "small_w"], ["b"]),
+        op("MatMul", ["b", "small_w"], ["c"]),
+        op("Reshape", ["c", "unfold"], ["d"]),
+        op("MatMul", ["d", "w"], ["y"]),
+    ]
+    assert groups(tmp_path, nodes, **shapes) == [["a"], ["folded", "b", "c", "d"], ["y"]]

@@ -100,6 +100,34 @@ def test_each_output_is_finished_where_it_is_made(tmp_path: Path) -> None:
     assert both.left_out == ""
     assert facts(loaded(both.head, made.head, tmp_path))[1] == {"cut": "tensor", "early": "probabilities"}
     assert facts(loaded(both.tail, made.tail, tmp_path))[1] == {"late": "probabilities"}
+    assert both.outputs == ("early",)
+
+
+def test_an_output_that_is_a_cut_tensor_too_is_told_of_by_the_head(tmp_path: Path) -> None:
+    mid = Tensor("mid", "FP32", ("batch", 16))
+    made = halves(((PICTURE,), (mid,)), ((mid,), (SCORES,)), mid)
+    text = (
+        "signature:\n  inputs: {image: {kind: image}}\n"
+        f"  outputs: {{logits: {{kind: logits}}, mid: {{kind: embedding}}}}\n{PRE}"
+    )
+    ends = [spec_of(PICTURE)], [spec_of(SCORES), spec_of(mid)]
+    both = describe(parse_yaml(text, ModelDescription), *ends, made, "onnx")
+    assert (both.left_out, both.outputs) == ("", ("mid",))
+    assert facts(loaded(both.head, made.head, tmp_path))[1] == {"mid": "embedding"}
+    assert facts(loaded(both.tail, made.tail, tmp_path))[1] == {"logits": "logits"}
+
+
+def test_a_name_of_the_signature_must_not_hide_a_cut_tensor(tmp_path: Path) -> None:
+    made = halves(((PICTURE,), (CUT, EARLY)), ((CUT,), (SCORES,)), CUT)
+    text = (
+        "signature:\n  inputs: {image: {kind: image}}\n"
+        "  outputs: {logits: {kind: logits}, cut: {kind: probabilities}}\n"
+        f"{PRE}post: [{{softmax: {{from: early_logits, to: cut}}}}]\n"
+    )
+    both = described(text, made)
+    assert "'cut' cannot be made by one half alone" in both.left_out
+    assert both.outputs == ("early_logits",)
+    assert facts(loaded(both.head, made.head, tmp_path))[1] == {"cut": "tensor", "early_logits": "tensor"}
 
 
 def test_what_needs_the_picture_is_left_to_who_has_it(tmp_path: Path) -> None:

@@ -169,3 +169,10 @@ def test_a_head_that_costs_as_much_as_the_whole_saves_no_energy() -> None:
 def test_open_breaker_of_the_link_closes_every_way() -> None:
     decision = ask(SPLIT, failing(linked(10e6), LINK))
     assert (decision.up_rows, decision.obstacle) == ((), Reason.BREAKER_OPEN)
+
+
+def test_a_head_that_answers_early_is_split_where_a_rule_says_so() -> None:
+    """It has no ways: what goes up goes to its tail."""
+    decision = ask(SPLIT, linked(1e6), ways=(), exits=True)
+    assert (decision.up_rows, decision.reason) == ((0,), Reason.RULE)
+    assert ask(SPLIT, linked(1e6), ways=()).reason is Reason.NO_SPLIT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from upwell.cloud.config import CloudConfig
@@ -24,9 +25,9 @@ log = logging.getLogger("upwell.cloud")
 class ModelRepository:
     """The `Repository` of the protocol over the folders of `config` and the offers of `service`.
 
-    A model is loaded in the thread that asks for it, while the service goes on with what it has; then the new takes
-    its place at once (`CloudService.put`). One change is made at a time. `attempts` is what was loaded at the
-    start; `on_change` is told of each model that changed, by name, and whether it answers now.
+    Models are loaded in a thread of their own, while the service goes on with what it has; then the new takes its
+    place at once (`CloudService.put`). One change is made at a time. `attempts` is what was loaded at the start;
+    `on_change` is told of each model that changed, by name, and whether it answers now.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class ModelRepository:
         self._unloaded: set[str] = set()
         self._loading = ("", "")
         self._changing = threading.Lock()
+        # Always the same thread: malloc keeps a pool of memory for each thread that has ever loaded a model.
+        self._loader = ThreadPoolExecutor(1, "loading models")
         self._places = threading.Semaphore(MAX_CHANGES)
 
     def index(self) -> list[IndexEntry]:
@@ -150,7 +153,7 @@ class ModelRepository:
                 as_before = before is not None and before.files == folder.files()
                 if before is None or not as_before or (again and isinstance(before.result, BrokenModel)):
                     self._loading = (model, version)
-                    before = _tried(folder, self._config)
+                    before = self._loader.submit(_tried, folder, self._config).result()
                 attempts[version] = before
         finally:
             self._loading = ("", "")

@@ -19,7 +19,6 @@ _log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
-_MAX_DEPTH = 8
 
 Versions: TypeAlias = Literal["latest", "all"] | tuple[int, ...]
 """Which versions of a model are to be served."""
@@ -55,11 +54,14 @@ class ModelFolder:
         return None
 
     def files(self) -> Files:
-        """The state of all that the version is made of: every file in its folder, and those beside its folder.
+        """The state of all that the version is made of: every file in its folder or below, and those beside its folder.
 
-        Links are followed. What vanishes or cannot be looked at meanwhile is left out.
+        What vanishes or cannot be looked at meanwhile is left out, and a folder outside the repository is not entered.
         """
-        return frozenset((*_states(self.path.parent, 0), *_states(self.path, _MAX_DEPTH)))
+        linked = self.path.is_symlink() or self.path.parent.is_symlink()  # asked first, since it costs less
+        if linked and not self.path.resolve().is_relative_to(self.root.resolve()):
+            return frozenset()
+        return frozenset((*_states(self.path.parent, deep=False), *_states(self.path, deep=True)))
 
     def digest(self, file: Path) -> str:
         """`sha256:` and the hex digest of what the model is made of (see `model_digest`).
@@ -139,8 +141,8 @@ def _folders(parent: Path) -> Iterator[Path]:
     return (one for one in parent.iterdir() if one.is_dir() and not one.name.startswith("."))
 
 
-def _states(folder: Path, depth: int) -> Iterator[tuple[str, int, int, int]]:
-    """The files of `folder`, and those at most `depth` folders down: a link may lead in a circle."""
+def _states(folder: Path, *, deep: bool) -> Iterator[tuple[str, int, int, int]]:
+    """The files of `folder`, with `deep` also those below. Links to files are followed, links to folders are not."""
     try:
         with os.scandir(folder) as entries:
             found = list(entries)
@@ -153,5 +155,5 @@ def _states(folder: Path, depth: int) -> Iterator[tuple[str, int, int, int]]:
             continue
         if not stat.S_ISDIR(state.st_mode):
             yield (entry.path, state.st_mtime_ns, state.st_size, state.st_ino)
-        elif depth:
-            yield from _states(Path(entry.path), depth - 1)
+        elif deep and not entry.is_symlink():
+            yield from _states(Path(entry.path), deep=True)

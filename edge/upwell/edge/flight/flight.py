@@ -27,8 +27,8 @@ class Flight(NamedTuple):
     """What is known of a request that has ended; made in microseconds, of values that never change.
 
     No inputs and no outputs: of an answer, what `Answer` calls the same. Where there is none `timings` is None, and
-    `error` says why: its type and its text. `link` and `breakers` are as the router knew them when the request ended. `ended_s` is an
-    instant of the monotonic clock.
+    `error` says why: its type and its text. `link` and `breakers` are as the router knew them when the request ended.
+    `ended_s` is an instant of the monotonic clock.
     """
 
     id: str

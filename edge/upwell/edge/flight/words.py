@@ -128,7 +128,8 @@ def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
         return
     if decision.get("up_rows"):
         by = f" by {decision['way']}" if decision.get("way") else ""
-        yield f"up for {reason}{by}: rows {_rows(decision['up_rows'])}, waited for until {ms(decision.get('give_up_s'))}"
+        until = ms(decision.get("give_up_s"))
+        yield f"up for {reason}{by}: rows {_rows(decision['up_rows'])}, waited for until {until}"
     if decision.get("kept_rows"):
         yield f"kept on the device: rows {_rows(decision['kept_rows'])}, since {decision.get('obstacle')}"
 

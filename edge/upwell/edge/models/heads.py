@@ -194,7 +194,7 @@ def _misfit(cut: CutFacts, edge: EdgeModel, whole: Whole | None) -> str:
     if unmade:
         return f"the head has no output {unmade[0]!r}"
     if cut.needs_post and whole is None:
-        return "only the description of the whole makes its answer, and the device does not run the model that was split"
+        return "only the description of the whole makes its answer, and the device runs no such model or another file"
     missing = sorted(set(cut.raw_inputs) - {spec.name for spec in _inputs(edge, whole)})
     return f"the tail takes the input {missing[0]!r}, which the head does not know" if missing else ""
 

@@ -105,10 +105,17 @@ class _Groups:
             self._join(indices)
 
     def join_unsized(self) -> None:
-        """A tensor that cannot cross keeps its maker and its readers together."""
+        """A tensor that cannot cross keeps its maker and its readers together.
+
+        So does one with several times the rows of the request: who serves a tail takes its first dimension for rows.
+        """
         for tensor, index in self._graph.producer.items():
-            if not self._graph.tensors[tensor].is_sized:
+            if not self._graph.tensors[tensor].is_sized or self._folds_rows(tensor):
                 self._join((index, *self._graph.consumers.get(tensor, ())))
+
+    def _folds_rows(self, tensor: str) -> bool:
+        rows = (*(self._graph.tensors[tensor].shape or ()), 0)[0]
+        return isinstance(rows, str) and "*" in rows
 
     def join_circles(self) -> None:
         """Whatever lies on a way from a group back to it belongs to it."""

@@ -32,6 +32,7 @@ from upwell.shared.oip.http.incoming import (
     timeout_s,
 )
 from upwell.shared.oip.http.messages import (
+    MAX_JSON_BYTES,
     ReadRequest,
     Wanted,
     parse_infer_request,
@@ -44,6 +45,12 @@ from upwell.shared.oip.http.replies import BINARY, Rejected, Reply, error_reply,
 
 BODIES_IN_MEMORY = 8
 """So many of the largest bodies are held at once; one that would be more is refused before it is read."""
+
+LEAST_MEMORY_BYTES = 512 << 20
+"""What bodies may take together even where the largest is small."""
+
+_JSON_EXPANSION = 20
+"""A read JSON of nothing but short lists takes so many times the memory of its text."""
 
 LIVE = ("v2", "health", "live")
 """The one route that probes may call without a token. It says nothing about models."""
@@ -70,7 +77,7 @@ class Application:
         self._tokens = tokens
         self._slots = threading.Semaphore(max_workers)
         self._lock = threading.Lock()
-        self._free_bytes = BODIES_IN_MEMORY * max_message_bytes
+        self._free_bytes = max(BODIES_IN_MEMORY * max_message_bytes, LEAST_MEMORY_BYTES)
         self._calls: set[threading.Event] = set()
 
     def answer(self, incoming: Incoming) -> Reply:
@@ -135,9 +142,14 @@ class Application:
         arrived_s = time.monotonic()
         raw = is_raw(incoming.headers)
         wait_s = timeout_s(incoming.headers)
-        with self._room_for(incoming.body_bytes):
-            body = incoming.read(self._max_bytes)
-            read = self._read_raw(incoming, body, model, version) if raw else _read_json(incoming, body, model, version)
+        with self._memory() as take:
+            body = incoming.read(self._max_bytes, take)
+            if raw:
+                read = self._read_raw(incoming, body, model, version)
+            else:
+                end = head_bytes(incoming.headers, len(body))
+                take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
+                read = parse_infer_request(model, version, body[:end], body[end:])
             request = dataclasses.replace(
                 read.request,
                 id=read.request.id or uuid.uuid4().hex,
@@ -158,19 +170,23 @@ class Application:
         return ReadRequest(InferRequest(model, inputs, version, id=name), wanted)
 
     @contextmanager
-    def _room_for(self, body_bytes: int | None) -> Iterator[None]:
-        """Take the body's memory from what there is, before it is taken from the machine."""
-        size_bytes = self._max_bytes if body_bytes is None else body_bytes
-        check_size(size_bytes, self._max_bytes)
-        with self._lock:
-            if size_bytes > self._free_bytes:
-                raise Refused("too many large requests are under way")
-            self._free_bytes -= size_bytes
+    def _memory(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes so many bytes from what all may take together, or raises `Refused`."""
+        taken_bytes = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal taken_bytes
+            with self._lock:
+                if size_bytes > self._free_bytes:
+                    raise Refused("too many large requests are under way")
+                self._free_bytes -= size_bytes
+            taken_bytes += size_bytes
+
         try:
-            yield
+            yield take
         finally:
             with self._lock:
-                self._free_bytes += size_bytes
+                self._free_bytes += taken_bytes
 
     @contextmanager
     def _call(self, incoming: Incoming, deadline_s: float, client: str) -> Iterator[Call]:
@@ -208,11 +224,6 @@ def _path(target: str) -> tuple[str, ...]:
 def _ready_reply(ready: bool) -> Reply:
     headers = () if ready else (("Retry-After", "1"),)
     return json_reply({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, headers)
-
-
-def _read_json(incoming: Incoming, body: memoryview, model: str, version: str) -> ReadRequest:
-    end = head_bytes(incoming.headers, len(body))
-    return parse_infer_request(model, version, body[:end], body[end:])
 
 
 def _infer_reply(response: InferResponse, wanted: Wanted, *, with_facts: bool) -> Reply:

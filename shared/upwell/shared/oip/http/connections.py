@@ -12,8 +12,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -21,12 +21,15 @@ from typing import Any
 from cheroot.server import HTTPConnection, HTTPRequest
 
 from upwell.shared.oip.http.application import check_size
-from upwell.shared.oip.http.reader import IDLE_S, SLOWEST_BYTES_PER_S, Reader
+from upwell.shared.oip.http.reader import IDLE_S, Reader
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
 from upwell.shared.oip.http.tls import certificate_name
 
 HEADERS_S = 10.0
 """For the handshake, and for all headers of a request."""
+
+NEXT_REQUEST_S = 0.002
+"""So long a thread waits for the next request itself, where no other connection waits for a thread."""
 
 WRITE_S = 60.0
 """For the answer."""
@@ -91,6 +94,7 @@ class Request(HTTPRequest):
         incoming = IncomingRequest(self, self._expects_continue)
         reply = self.server.application.answer(incoming)
         self.close_connection |= not incoming.is_read or not self.server.ready
+        self.conn.lingers = not incoming.is_read
         self._send(reply)
 
     def simple_response(self, status: str, msg: str = "") -> None:
@@ -100,7 +104,7 @@ class Request(HTTPRequest):
             # It is the headers: no body has been looked at yet.
             code = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         text = msg or status[4:]
-        self.close_connection = True
+        self.close_connection = self.conn.lingers = True
         self._send(error_reply(Rejected(code, "internal error" if code >= 500 and not msg else text)))
 
     def _send(self, reply: Reply) -> None:
@@ -115,7 +119,6 @@ class Request(HTTPRequest):
         head = "\r\n".join([*lines, "\r\n"]).encode("latin-1", "replace")
         is_head = getattr(self, "method", b"") == b"HEAD"
         self.conn.send(head, *(() if is_head else reply.body))
-        self.conn.lingers = self.close_connection
 
 
 def _phrase(status: int) -> str:
@@ -138,15 +141,16 @@ class IncomingRequest:
         self.body_bytes = None if is_chunked else int(self.headers.get("content-length", "0"))
         self.is_read = self.body_bytes == 0
 
-    def read(self, max_bytes: int) -> memoryview:
-        """The whole body. Raises `Rejected` where it is too large or malformed, `OSError` where it does not come."""
+    def read(self, max_bytes: int, take: Callable[[int], None]) -> memoryview:
+        """The whole body; `take` is asked for its memory before that is used."""
         size_bytes = max_bytes if self.body_bytes is None else self.body_bytes
         check_size(size_bytes, max_bytes)
+        take(self.body_bytes or 0)
         if self._expects_continue:
             self._connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         reader = self._connection.rfile
-        reader.deadline_s = time.monotonic() + IDLE_S + size_bytes / SLOWEST_BYTES_PER_S
-        body = reader.read_chunks(max_bytes) if self.body_bytes is None else reader.read_exactly(self.body_bytes)
+        reader.deadline_s = time.monotonic() + IDLE_S
+        body = reader.read_chunks(max_bytes, take) if self.body_bytes is None else reader.read_exactly(self.body_bytes)
         self.is_read = True
         return body
 
@@ -170,12 +174,17 @@ class Connection(HTTPConnection):
         self._is_greeted = not isinstance(sock, ssl.SSLSocket)
 
     def serve_once(self) -> None:
-        """Shake hands, or answer one request; then back to the idle ones, or close."""
-        with _closing_on_failure(self):
-            if self.communicate():
-                self.server.put_conn(self)
-            else:
-                self.close()
+        """Shake hands, answer what comes without a pause, and then go back to the idle ones, or close."""
+        with suppress(OSError):  # the client has gone while it was answered
+            while self.communicate():
+                if not self.server.ready or not self._goes_on():
+                    self.server.put_conn(self)
+                    return
+        self.close()
+
+    def _goes_on(self) -> bool:
+        """Whether the next request comes at once: then it need not go through two other threads."""
+        return not self.server.requests.has_waiting() and self.rfile.comes_within(NEXT_REQUEST_S)
 
     def communicate(self) -> bool:
         """Whether the connection is to be kept."""
@@ -215,14 +224,6 @@ class Connection(HTTPConnection):
         self._is_greeted = True
         self.client = certificate_name(self.socket)
         return True
-
-
-@contextmanager
-def _closing_on_failure(connection: Connection) -> Iterator[None]:
-    try:
-        yield
-    except ConnectionError:  # the client has gone while it was answered
-        connection.close()
 
 
 def _files(connection: socket.socket, mode: str, _: int) -> Reader | None:

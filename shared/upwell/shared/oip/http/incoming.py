@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Protocol
@@ -42,8 +42,12 @@ class Incoming(Protocol):
     client: str
     body_bytes: int | None
 
-    def read(self, max_bytes: int) -> memoryview:
-        """The whole body. Raises `Rejected` for one that is too large, and `OSError` where it does not come."""
+    def read(self, max_bytes: int, take: Callable[[int], None]) -> memoryview:
+        """The whole body; `take` is asked for its memory before that is used.
+
+        Raises `Rejected` for a body that is too large or malformed, what `take` raises, and `OSError` where it does
+        not come.
+        """
         ...
 
     def watched(self, cancelled: threading.Event) -> AbstractContextManager[None]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
+import selectors
 import socket
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 from cheroot.connections import ConnectionManager
@@ -74,17 +75,20 @@ class Listener(HTTPServer):
                     time.sleep(_EXPIRY_EVERY_S)  # too few descriptors, as a rule: do not spin
 
     def end(self) -> None:
-        """Accept no more and close the idle connections; those in work are closed when they are answered."""
+        """Accept no more, hand over what has already sent something, and close the rest."""
+        if not self.ready:
+            return
         self.ready = False
-        with suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
         self._connections.stop()
         self._thread.join()
+        self._connections.hand_over(self.socket)
         self.socket.close()
         self._connections.close()
 
-    def process_conn(self, conn: Connection) -> None:
+    def process_conn(self, conn: Connection | _Wake) -> None:
         """Let a thread serve it, but for a new one: a thread per silent client would soon be all of them."""
+        if isinstance(conn, _Wake):
+            return
         if conn.is_new:
             conn.is_new = False
             self._connections.make_room()
@@ -97,10 +101,55 @@ class Listener(HTTPServer):
         _log.log(level if level >= logging.ERROR else logging.DEBUG, "%s", msg, exc_info=traceback)
 
 
+class _Wake:
+    """Stands among the idle connections to end the wait for them."""
+
+    last_used = math.inf
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+
+    def fileno(self) -> int:
+        """What becomes readable by `wake`."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        """End the wait, once."""
+        self._writer.send(b"x")
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._reader.close()
+        self._writer.close()
+
+
 class _Idle(ConnectionManager):
     """The connections without a request, of which there are never more than `MAX_IDLE`."""
 
     _selector: Any
+    _from_server_socket: Any
+
+    def __init__(self, server: Listener) -> None:
+        super().__init__(server)
+        self._wake = _Wake()
+        self._selector.register(self._wake.fileno(), selectors.EVENT_READ, data=self._wake)
+
+    def stop(self) -> None:
+        """End the wait now, rather than at its next interval."""
+        self._stop_requested = True
+        self._wake.wake()
+        super().stop()
+        self._wake.close()
+
+    def hand_over(self, listening: socket.socket) -> None:
+        """Accept who is connected already, and let the threads serve all who have sent something."""
+        listening.settimeout(0)
+        while (conn := self._from_server_socket(listening)) is not None:
+            self.put(conn)
+        for descriptor, conn in list(self._selector.select(timeout=0)):
+            if isinstance(conn, Connection):
+                self._selector.unregister(descriptor)
+                self.server.requests.put(conn)
 
     def make_room(self) -> None:
         """Close the tenth that has been idle for the longest, where there are too many."""
@@ -109,7 +158,7 @@ class _Idle(ConnectionManager):
         idle = [
             (conn.last_used, descriptor, conn)
             for descriptor, conn in self._selector.connections
-            if conn is not self.server
+            if isinstance(conn, Connection)
         ]
         for _, descriptor, conn in sorted(idle, key=lambda one: one[:2])[: MAX_IDLE // 10]:
             self._selector.unregister(descriptor)

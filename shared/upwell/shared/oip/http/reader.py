@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 
 import numpy as np
@@ -16,7 +17,7 @@ IDLE_S = 10.0
 """A client that has begun to send, and then sends nothing for so long, has gone or means harm."""
 
 SLOWEST_BYTES_PER_S = 4096
-"""A body that comes more slowly over its whole length holds a thread for nothing."""
+"""What has come of a body buys time for the rest; one that comes more slowly holds a thread for nothing."""
 
 _PIECE_BYTES = 64 << 10
 _MAX_LINE_BYTES = 1024
@@ -42,6 +43,17 @@ class Reader:
         """Whether something has come that the kernel would not tell of: it is here, or already decrypted."""
         return bool(self._buffer) or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0)
 
+    def comes_within(self, seconds: float) -> bool:
+        """Whether something comes, or the client's end, in that time."""
+        if self.has_data():
+            return True
+        self._socket.settimeout(seconds)
+        try:
+            self._buffer += self._socket.recv(_PIECE_BYTES)
+        except TimeoutError:
+            return False
+        return True
+
     def readline(self, size: int = _MAX_LINE_BYTES) -> bytes:
         """Up to and with the next line feed, at most `size` bytes; less where the client ends."""
         at = 0
@@ -56,7 +68,10 @@ class Reader:
                 return self._take(at)
 
     def read_exactly(self, size_bytes: int) -> memoryview:
-        """So many bytes. The memory is taken as they come. Raises `ConnectionError` where the client ends before."""
+        """So many bytes, which move the deadline; their memory is taken as they come.
+
+        Raises `Rejected` where the client ends before.
+        """
         whole = np.empty(size_bytes, np.uint8).data
         first = self._take(min(size_bytes, len(self._buffer)))
         whole[: len(first)] = first
@@ -65,15 +80,20 @@ class Reader:
             self._wait()
             count = self._socket.recv_into(whole[done:])
             if count == 0:
-                raise ConnectionError("the client has ended inside the body")
+                raise Rejected(HTTPStatus.BAD_REQUEST, "the body ends before its length")
             done += count
+            self.deadline_s += count / SLOWEST_BYTES_PER_S
         return whole
 
-    def read_chunks(self, max_bytes: int) -> memoryview:
-        """A body in chunks, of at most `max_bytes` in all. Raises `Rejected` where it is malformed or larger."""
+    def read_chunks(self, max_bytes: int, take: Callable[[int], None]) -> memoryview:
+        """A body in chunks, of at most `max_bytes` in all; `take` is asked for the memory of each.
+
+        Raises `Rejected` where it is malformed or larger.
+        """
         whole = bytearray()
         while size_bytes := self._chunk_bytes():
             check_size(len(whole) + size_bytes, max_bytes)
+            take(size_bytes)
             while size_bytes > 0:
                 piece = self.read_exactly(min(size_bytes, _PIECE_BYTES))
                 whole += piece

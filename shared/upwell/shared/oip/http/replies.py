@@ -34,6 +34,7 @@ HTTP_STATUSES: Mapping[grpc.StatusCode, int] = MappingProxyType(
         grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
         grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
         grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+        grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
         grpc.StatusCode.CANCELLED: CLIENT_CLOSED_REQUEST,
         grpc.StatusCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
     }

@@ -24,29 +24,39 @@ class Work(Protocol):
 
 
 class Workers:
-    """`count` threads and a queue of at most `max_waiting` connections; cheroot's interface of a thread pool.
+    """At most `count` threads, started as they are needed, and a queue of at most `max_waiting` connections.
 
-    The threads are daemons: a handler that does not end cannot keep the process from ending.
+    It has cheroot's interface of a thread pool. The threads are daemons: a handler that does not end cannot keep
+    the process from ending.
     """
 
     min = 0
     """cheroot's number of threads to keep, which nobody reads."""
 
     def __init__(self, count: int, max_waiting: int) -> None:
-        self._queue: queue.Queue[Work | None] = queue.Queue(max_waiting + count)
+        self._count = count
         self._max_waiting = max_waiting
-        self._threads = [
-            threading.Thread(target=self._run, name=f"http-{index}", daemon=True) for index in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: list[threading.Thread] = []
 
     def put(self, connection: Work) -> None:
         """Let a thread serve it soon. A connection too many is closed."""
-        if self._queue.qsize() >= self._max_waiting:
+        waiting = self._queue.qsize()
+        if waiting >= self._max_waiting:
             connection.close()
-        else:
-            self._queue.put(connection)
+            return
+        self._queue.put(connection)
+        with self._lock:
+            if waiting >= self._idle and len(self._threads) < self._count:
+                thread = threading.Thread(target=self._run, name=f"http-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def has_waiting(self) -> bool:
+        """Whether a connection waits for a thread."""
+        return not self._queue.empty()
 
     def stop(self, timeout_s: float) -> bool:
         """Serve what waits and end the threads; whether all have ended within `timeout_s`."""
@@ -62,9 +72,17 @@ class Workers:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        while (connection := self._queue.get()) is not None:
+        while (connection := self._next()) is not None:
             try:
                 connection.serve_once()
             except Exception:  # noqa: BLE001 (the last resort: a thread that ends would be missed)
                 _log.exception("a connection was given up")
                 connection.close()
+
+    def _next(self) -> Work | None:
+        with self._lock:
+            self._idle += 1
+        connection = self._queue.get()
+        with self._lock:
+            self._idle -= 1
+        return connection

@@ -1,0 +1,37 @@
+"""The agent itself behind the HTTP server: its routes, its policy's tags and its deadline."""
+
+from __future__ import annotations
+
+import json
+
+from tests.integration.oip_http.harness import Serve, ask
+from tests.unit.edge.agents import MODEL, SURE, UNSURE, rows_of, scene
+from upwell.edge.dataplane import AgentDataplane
+from upwell.shared.oip.http.tensors import encode_json
+
+DENY = "defaults: {deadline: 5s}\nrules: [{name: p, match: {tags: {privacy: device}}, egress: deny}]"
+
+
+def body(**more: object) -> bytes:
+    inputs = []
+    for name, array in rows_of(SURE, UNSURE).items():
+        datatype, data, _ = encode_json(array)
+        inputs.append({"name": name, "datatype": datatype, "shape": list(array.shape), "data": data})
+    return json.dumps({"inputs": inputs, **more}).encode()
+
+
+def test_a_hard_row_goes_up_and_a_tag_in_a_header_keeps_it_here(serve: Serve) -> None:
+    with scene(DENY) as at:
+        server = serve(dataplane=AgentDataplane(at.agent))
+        path = f"/v2/models/{MODEL}/infer"
+        kept = ask(server, "POST", path, body(), {"Upwell-Tag-Privacy": "device"})
+        assert kept.value["parameters"]["upwell.reason"] == "egress_denied"
+        # What the body says counts: a proxy's header does not lift it.
+        tagged = body(parameters={"upwell.tag.privacy": "device"})
+        kept = ask(server, "POST", path, tagged, {"Upwell-Tag-Privacy": "none"})
+        assert kept.value["parameters"]["upwell.reason"] == "egress_denied"
+        assert at.cloud.requests == []
+        sent = ask(server, "POST", path, body(id="one"))
+        assert sent.value["id"] == "one"
+        assert sent.value["parameters"]["upwell.routes"] == "edge,cloud"
+        assert len(at.cloud.requests) == 1
