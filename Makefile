@@ -18,7 +18,7 @@ help:  ## list the targets
 # The groups of pyproject.toml need a newer pip than some systems bring.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[demo,torch,tflite,cel,quantize,bundle,partition]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[demo,torch,tflite,cel,quantize,bundle,partition,http]'
 	@touch $@
 
 demo: .venv/.demo  ## the main job on this machine, with a report

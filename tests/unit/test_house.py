@@ -148,6 +148,8 @@ NEEDS_AN_EXTRA = {
     "upwell.edge.runtimes.onnx_providers": {"onnxruntime"},
     "upwell.edge.runtimes.onnx_sessions": {"onnxruntime"},
     "upwell.edge.runtimes.onnx_tensors": {"onnxruntime"},
+    "upwell.shared.oip.http.connections": {"cheroot"},
+    "upwell.shared.oip.http.listener": {"cheroot"},
     "upwell.shared.partition.mincut": {"scipy"},
     "upwell.shared.partition.onnx_shapes": {"onnx"},
     "upwell.shared.partition.plotting": {"matplotlib"},

@@ -72,6 +72,7 @@ class Serve(_Section):
     """The service itself."""
 
     listen: tuple[str, ...] = Field(min_length=1, description="Addresses: HOST:PORT (port 0: any free) or unix:PATH.")
+    listen_http: tuple[str, ...] = Field((), description="The same over HTTP/1.1; needs the extra `http`.")
     models: RelativePath = Field(description="The model repository: <name>/<version>/model.onnx and so on.")
     repository: Repository = Field(Repository(), description="Whether what is served may change meanwhile.")
     tls: Tls | None = Field(None, description="TLS.")

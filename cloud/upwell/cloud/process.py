@@ -20,6 +20,7 @@ from upwell.cloud.repository.control import ModelRepository
 from upwell.cloud.repository.watch import RepositoryWatch
 from upwell.cloud.service import CloudService
 from upwell.shared.errors import ModelFailed
+from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 from upwell.shared.oip.repository import EXTENSION, add_repository_methods
 from upwell.shared.oip.security import check_exposure
 from upwell.shared.oip.server import RunningServer, start_server
@@ -37,7 +38,9 @@ def run(config: CloudConfig) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    check_exposure(config.serve.listen, config.serve.security)  # loading may take minutes, so say this first
+    check_exposure(
+        [*config.serve.listen, *config.serve.listen_http], config.serve.security
+    )  # loading may take minutes, so say this first
     attempts = _load(config, console)
     models = [one.result for one in attempts]
     changes = config.serve.repository
@@ -49,19 +52,30 @@ def run(config: CloudConfig) -> None:
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.put(None))
+    calls = calls_at_once(models, config) + _QUICK_CALLS
     server = start_server(
         service,
         config.serve.listen,
-        max_workers=calls_at_once(models, config) + MAX_STREAMS + _QUICK_CALLS,
+        max_workers=calls + MAX_STREAMS,
         max_message_bytes=config.serve.max_message,
         security=config.serve.security,
         extra=[health.add_to, Reflection().add_to, lambda server: add_repository_methods(server, repository)],
     )
+    web = None
+    if config.serve.listen_http:
+        web = start_http_server(
+            service,
+            config.serve.listen_http,
+            max_workers=calls,
+            max_message_bytes=config.serve.max_message,
+            security=config.serve.security,
+        )
+        console.print(f"HTTP on {', '.join(web.addresses)}", markup=False)
     _announce(console, models, server)
     if watch is not None:
         watch.start()
     stop.get()
-    _drain(config, console, service, health, server)
+    _drain(config, console, service, health, [server] if web is None else [server, web])
     if watch is not None:
         watch.stop()
 
@@ -98,14 +112,21 @@ def _announce(console: Console, models: Sequence[ServedModel | BrokenModel], ser
     console.print(f"serving on {', '.join(server.addresses)} ({count} model{'s' if count != 1 else ''})", markup=False)
 
 
-def _drain(config: CloudConfig, console: Console, service: CloudService, health: Health, server: RunningServer) -> None:
+def _drain(
+    config: CloudConfig,
+    console: Console,
+    service: CloudService,
+    health: Health,
+    servers: Sequence[RunningServer | RunningHttpServer],
+) -> None:
     """Say that no more is taken while the port is still open, so that whoever asks learns it, then close."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
     console.print("draining", markup=False)
     health.enter_graceful_shutdown()
     in_time = service.drain(config.serve.drain)
-    server.stop(_CLOSING_S)
+    for server in servers:
+        server.stop(_CLOSING_S)
     if not in_time:
         console.print("error: some requests took longer than the drain time and are broken off", markup=False)
         logging.shutdown()

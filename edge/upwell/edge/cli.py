@@ -17,6 +17,7 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.dataplane import AgentDataplane
 from upwell.edge.health import summary
 from upwell.edge.spool.service import MAX_STREAMS, add_agent_service
+from upwell.shared.oip.http.server import start_http_server
 from upwell.shared.oip.security import parse_address
 from upwell.shared.oip.server import start_server
 from upwell.shared.yaml import load_yaml
@@ -40,14 +41,25 @@ def agent(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.put(None))
         spool = running.spool
+        dataplane = AgentDataplane(running, settings.max_requests)
         server = start_server(
-            AgentDataplane(running, settings.max_requests),
+            dataplane,
             settings.listen,
             max_workers=settings.max_requests + SPARE_WORKERS + (MAX_STREAMS if spool else 0),
             max_message_bytes=settings.max_message,
             security=settings.security,
             extra=[partial(add_agent_service, spool=spool)] if spool else [],
         )
+        web = None
+        if settings.listen_http:
+            web = start_http_server(
+                dataplane,
+                settings.listen_http,
+                max_workers=settings.max_requests + SPARE_WORKERS,
+                max_message_bytes=settings.max_message,
+                security=settings.security,
+            )
+            console.print(f"HTTP on {', '.join(web.addresses)}", markup=False)
         metrics = None
         if settings.metrics is not None:
             address = parse_address(settings.metrics)
@@ -64,5 +76,7 @@ def agent(
         if spool is not None:
             spool.news.close()  # streams of results would not end by themselves
         server.stop(DRAIN_S)
+        if web is not None:
+            web.stop(DRAIN_S)
         if metrics is not None:
             metrics.shutdown()

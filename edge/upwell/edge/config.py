@@ -122,7 +122,10 @@ class AgentSection(_Section):
     metrics: TcpAddress | None = Field(
         None, description="Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint."
     )
-    tls: ServerTls | None = Field(None, description="TLS for `listen`.")
+    listen_http: list[ListenAddress] = Field(
+        [], description="The same over HTTP/1.1, at other addresses; needs the extra `http`."
+    )
+    tls: ServerTls | None = Field(None, description="TLS for `listen` and `listen_http`.")
     tokens: RelativePath | None = Field(None, description="A tokens.yaml with the tokens that callers may use.")
     insecure: bool = Field(False, description="Allow a `listen` off loopback without authentication.")
     max_message: Bytes = Field(DEFAULT_MAX_MESSAGE_BYTES, gt=0, description="Largest message taken or sent.")
@@ -187,7 +190,7 @@ class AgentConfig(_Section):
             if model.edge is not None and model.edge.updates is not None and self.agent.state_dir is None:
                 found["models", name, "edge", "updates"] = "what is fetched needs a place; expected agent.state_dir"
         try:
-            check_exposure(self.agent.listen, self.agent.security)
+            check_exposure([*self.agent.listen, *self.agent.listen_http], self.agent.security)
         except ConfigError as error:
             found["agent", "listen"] = error.problems[0].message
         for place, endpoint in self._endpoints():

@@ -28,6 +28,8 @@ UpwellError
     ├── CloudSilent       edge.collect.collecting
     ├── LogNotWritten     edge.collect.log_file
     ├── ServiceNotStarted edge.demo.service
+    ├── NoPlan            shared.partition.planner
+    ├── Rejected          shared.oip.http.replies
     └── RemoteError       shared.oip.client
 
 Core errors know no transport: `upwell.shared.oip.statuses` maps each to a gRPC status.

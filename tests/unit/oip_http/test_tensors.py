@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -29,6 +29,7 @@ def test_every_datatype_comes_back_from_its_own_text_as_it_was(datatype: str) ->
         np.testing.assert_array_equal(again, array)
 
 
+@settings(deadline=None)
 @given(
     hnp.arrays(st.sampled_from([np.float64, np.float32, np.int64, np.uint64, np.uint8]), hnp.array_shapes(max_side=4))
 )
@@ -39,6 +40,7 @@ def test_numbers_survive_nested_and_flat(array: Array) -> None:
     np.testing.assert_array_equal(decode(datatype, array.shape, array.tolist()), array)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_any_bytes_survive(elements: list[bytes]) -> None:
     array = np.empty(len(elements), np.object_)

@@ -69,7 +69,7 @@ def start_server(
         raise ConfigError.at(None, "expected one or more different addresses to listen on, each HOST:PORT or unix:PATH")
     check_exposure(listen, security)
     for address in addresses:
-        _check_free(address)
+        check_free(address)
     credentials = server_credentials(security.tls) if security.tls else None
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(security.tokens)] if security.tokens else []
     executor = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="oip")
@@ -114,7 +114,7 @@ def _listen(server: grpc.Server, address: Address, credentials: grpc.ServerCrede
     return str(address if address.socket_path is not None else Address(address.host, port))
 
 
-def _check_free(address: Address) -> None:
+def check_free(address: Address) -> None:
     """Try the address before gRPC does, which says only that it failed, not why. Raises `ConfigError`."""
     try:
         if address.socket_path is None:

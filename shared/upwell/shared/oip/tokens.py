@@ -72,11 +72,28 @@ def load_tokens(path: Path) -> TokensConfig:
         raise ConfigError(problems) from None
 
 
+class KnownTokens:
+    """The tokens of a `tokens.yaml`, read again when it changes. Raises `ConfigError` where the file is wrong now."""
+
+    def __init__(self, path: Path) -> None:
+        self._config = WatchedFiles([path], lambda: load_tokens(path))
+
+    def name_of(self, token: bytes) -> str | None:
+        """The name of a token; None for one that is not known."""
+        digest = hashlib.sha256(token).hexdigest()
+        found = None
+        # No early end: the time taken must not tell which entry, or how much of it, was right.
+        for entry in self._config.get().tokens:
+            if hmac.compare_digest(entry.sha256, digest):
+                found = entry.name
+        return found
+
+
 class TokenInterceptor(grpc.ServerInterceptor):
     """Refuses every call without a known token, but for `OPEN_METHODS`. The file is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
-        self._config = WatchedFiles([path], lambda: load_tokens(path))
+        self._known = KnownTokens(path)
 
     def intercept_service(
         self,
@@ -89,20 +106,11 @@ class TokenInterceptor(grpc.ServerInterceptor):
         token = _bearer(handler_call_details.invocation_metadata)
         if token is None:
             return _refusal("this server needs a token: send the metadata `authorization: Bearer <token>`")
-        name = self._name_of(token)
+        name = self._known.name_of(token)
         if name is None:
             return _refusal("the token is not known here")
         _token_name.set(name)
         return continuation(handler_call_details)
-
-    def _name_of(self, token: bytes) -> str | None:
-        digest = hashlib.sha256(token).hexdigest()
-        found = None
-        # No early end: the time taken must not tell which entry, or how much of it, was right.
-        for entry in self._config.get().tokens:
-            if hmac.compare_digest(entry.sha256, digest):
-                found = entry.name
-        return found
 
 
 def _bearer(metadata: Sequence[tuple[str, str | bytes]] | None) -> bytes | None:

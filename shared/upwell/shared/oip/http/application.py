@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from upwell.shared.errors import InvalidRequest, Refused, UpwellError
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse
-from upwell.shared.oip.http.access import KnownTokens
+from upwell.shared.oip.http.access import name_for
 from upwell.shared.oip.http.incoming import (
     HEAD_LENGTH_HEADER,
     ID_HEADER,
@@ -42,6 +42,7 @@ from upwell.shared.oip.http.messages import (
 )
 from upwell.shared.oip.http.raw import PICTURES, fact_headers, input_of
 from upwell.shared.oip.http.replies import BINARY, Rejected, Reply, error_reply, json_reply
+from upwell.shared.oip.tokens import KnownTokens
 
 BODIES_IN_MEMORY = 8
 """So many of the largest bodies are held at once; one that would be more is refused before it is read."""
@@ -105,7 +106,7 @@ class Application:
             raise Rejected(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
         client = incoming.client
         if self._tokens is not None and path != LIVE:
-            client = self._tokens.name_for(incoming.headers.get("authorization", ""))
+            client = name_for(self._tokens, incoming.headers.get("authorization", ""))
         method, answer = self._route(path, incoming, client)
         if incoming.method != method and not (method == "GET" and incoming.method == "HEAD"):
             allowed = ", ".join(_READING) if method == "GET" else method

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.http.access import KnownTokens
 from upwell.shared.oip.http.application import Application
 from upwell.shared.oip.http.departures import Departures
 from upwell.shared.oip.http.tls import TlsAdapter
 from upwell.shared.oip.http.workers import Workers
 from upwell.shared.oip.security import Address, ServerSecurity, check_exposure, parse_address
-from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, _check_free
+from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, check_free
+from upwell.shared.oip.tokens import KnownTokens
 
 if TYPE_CHECKING:
     from upwell.shared.oip.http.listener import Listener
@@ -91,7 +91,7 @@ def _bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for address in addresses:
-            _check_free(address)
+            check_free(address)
             sockets.append(_bind(address))
     except (ConfigError, OSError) as error:
         for one in sockets:
