@@ -34,6 +34,7 @@ from upwell.shared.partition.measuring import TierOptions
 from upwell.shared.partition.objectives import latency
 from upwell.shared.partition.placement import sent, total_s
 from upwell.shared.partition.planner import Cutter
+from upwell.shared.partition.profile import Profile
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import Chosen
 from upwell.shared.partition.split.folder import CutFacts
@@ -69,18 +70,21 @@ def steady(bps: float, length_s: float = 3.0) -> Trace:
     return Trace([math.ceil(packet * gap_ms) for packet in range(1, round(length_s * 1e3 / gap_ms) + 1)])
 
 
+def profilers(path: Path, points: int, runs: int) -> Iterator[Profiler]:
+    """What measures the model on the simulated device, and then at the service: so many cuts and runs of each."""
+    yield Profiler(path, EdgeTier(ONE_THREAD), Wishes("edge", points, runs, BUDGET_S, 1, STRETCH), {})
+    yield Profiler(path, CloudTier(ONE_THREAD), Wishes("cloud", points, runs, BUDGET_S, 1), {})
+
+
 class Planned:
-    """A model with profiles of `points` cuts and `runs` of each, planned for links; ways are named by `cut_name`.
+    """A model with its profiles, planned for links; ways are named by `cut_name`.
 
     `ways` are those that were asked for so far.
     """
 
-    def __init__(self, path: Path, points: int, runs: int) -> None:
+    def __init__(self, path: Path, edge: Profile, cloud: Profile) -> None:
         self.path = path
         self.graph = contract(read_graph(path))
-        device = Profiler(path, EdgeTier(ONE_THREAD), Wishes("edge", points, runs, BUDGET_S, 1, STRETCH), {})
-        service = Profiler(path, CloudTier(ONE_THREAD), Wishes("cloud", points, runs, BUDGET_S, 1), {})
-        edge, cloud = (profiler.profile(lambda: None).profile for profiler in (device, service))
         self.profiled = measured_cuts(edge, cloud)
         self.ways: dict[str, Placement] = {}
         self._costs = combine(edge, cloud, Link(1.0))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.simulated_split import Bed, Planned, steady, stretched
+from tests.benchmarks.simulated_split import Bed, Planned, profilers, steady, stretched
 from tests.faults.trace_link import TraceLink
 from tests.integration.agent.harness import write
 from tests.integration.agent.splits import by_split
@@ -36,7 +36,8 @@ def planned(tmp_path: Path) -> Planned:
     """MobileNetV2 int8, where few bytes cost much of the device's time and the other way round."""
     path = tmp_path / "model.onnx"
     path.write_bytes(quantized(build_mobilenet_v2(), tmp_path, rows=2).SerializeToString())
-    return Planned(path, points=6, runs=3)
+    edge, cloud = (profiler.profile(lambda: None).profile for profiler in profilers(path, points=6, runs=3))
+    return Planned(path, edge, cloud)
 
 
 @contextlib.contextmanager
