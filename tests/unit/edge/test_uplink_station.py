@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from upwell.edge.uplink.station import Station
+from upwell.edge.uplink.station import Link, Station
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.security import ClientSecurity
 from upwell.shared.oip.server import start_server
@@ -60,23 +60,29 @@ def test_the_next_call_finds_its_connection_made() -> None:
         server.stop(0)
 
 
-def test_a_connection_that_cannot_be_made_is_not_kept() -> None:
+def test_a_connection_that_cannot_be_made_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
     station = Station(address, ClientSecurity(), LIMIT_BYTES)
+    made: list[Link] = []
+    new_link = station._new_link
+
+    def noted() -> Link:
+        made.append(new_link())
+        return made[-1]
+
+    monkeypatch.setattr(station, "_new_link", noted)
     first = station.take()
     station.give_back(first)
     station.retire(first, at_once=True)
-    seen: set[int] = set()
+    fresh = made[0]
 
     def until_another() -> None:
-        while len(seen) < 2:
+        link = fresh
+        while link is fresh:
             link = station.take()
-            seen.add(id(link))
-            kept.append(link)
             station.give_back(link)
             threading.Event().wait(0.005)  # spinning would keep gRPC's threads from doing what is waited for
 
-    kept: list[object] = []  # so that no two have the same id
     assert done_within(until_another)
     station.close()
