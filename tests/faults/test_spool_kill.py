@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.spool.harness import Cloud
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.errors import InvalidRequest
@@ -94,5 +96,10 @@ def check(folder: Path, cloud: Cloud, promised: dict[int, str], cases: int) -> N
     assert len(cloud.requests) >= cases
 
 
+def test_no_case_is_lost_in_kills(tmp_path: Path) -> None:
+    run(tmp_path, cases=200, kills=3)
+
+
+@pytest.mark.slow
 def test_no_case_of_a_thousand_is_lost_in_ten_kills(tmp_path: Path) -> None:
     run(tmp_path, cases=1000, kills=10)

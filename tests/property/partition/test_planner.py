@@ -33,13 +33,14 @@ KINDS = {
 }  # fmt: skip
 """2,000 graphs of two tiers, 500 of three, and some others."""
 
-CASES = [(name, part) for name in KINDS for part in range(3)]
+PARTS = 8
+CASES = [(name, part) for name in KINDS for part in range(PARTS)]
 
 
 def graphs(name: str, part: int) -> Iterator[CostGraph]:
-    """A third of the graphs of a kind."""
+    """An eighth of the graphs of a kind."""
     kind, count = KINDS[name]
-    for seed in range(part, count, 3):
+    for seed in range(part, count, PARTS):
         yield random_graph(random.Random(f"{name} {seed}"), kind)
 
 
