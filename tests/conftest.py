@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.delegates.build import CannotBuild, build_software_delegate
+
+settings.register_profile("steady", derandomize=True)
+# The same examples each time: a run of `make test` says something about the change at hand, not about luck. Others are
+# found with `--hypothesis-profile default`.
+settings.load_profile("steady")
 
 ON_TIME = ("tests/faults/", "tests/integration/", "tests/interop/")
 """Where processes, sockets and deadlines are real, and so depend on when the machine lets them run."""
