@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check check-platforms bench traces test-slow test-cuts test-accelerators demo-models generate lock clean help
+.PHONY: demo test check check-platforms check-deploy bench bench-accelerator bench-triton traces test-slow test-cuts test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -18,7 +18,7 @@ help:  ## list the targets
 # The groups of pyproject.toml need a newer pip than some systems bring.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[demo,torch,tflite,cel,quantize,bundle,partition,http]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[demo,torch,tflite,cel,quantize,bundle,partition,http,telemetry]'
 	@touch $@
 
 demo: .venv/.demo  ## the main job on this machine, with a report
@@ -45,8 +45,28 @@ check: .venv/.dev  ## lint, types, layers, generated code
 check-platforms: .venv/.dev  ## resolve the extras for every supported platform and write the table of README.md
 	$(BIN)/python .ci/check_platforms.py
 
+.venv-deploy/.done: .ci/check_deploy.txt
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/pip install --quiet --requirement $<
+	.venv-deploy/bin/pip install --quiet --no-deps kserve==0.21.0
+	@touch $@
+
+check-deploy: .venv-deploy/.done  ## examples/deploy against the schemas of Kubernetes and KServe, and hadolint
+	.venv-deploy/bin/python .ci/check_deploy.py
+
 bench: .venv/.dev  ## timings beside their baselines; prints ratios, medians and spread
 	$(BIN)/python -m pytest -m benchmark -s tests/benchmarks $(ARGS)
+
+.venv-triton/.done: tests/benchmarks/triton_bench/requirements.txt
+	$(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/pip install --quiet --requirement $<
+	@touch $@
+
+bench-triton: .venv/.dev .venv-triton/.done  ## beside Triton and MLServer in one run (Linux, Python 3.11, h2load); ARGS=--quick for a first look
+	$(BIN)/python -m tests.benchmarks.triton_bench $(ARGS)
+
+bench-accelerator: .venv/.dev  ## a network of the class of ResNet-50 through gRPC beside a bare torch loop; ARGS="--device cpu --quick" for a first look
+	$(BIN)/python -m tests.benchmarks.accelerator_throughput $(ARGS)
 
 traces: .venv/.dev  ## the router on recorded links: writes the table of docs/routing.md (TRACES=folder of mahimahi *.up)
 	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/routing.md
@@ -60,6 +80,32 @@ test-cuts: .venv/.dev  ## every legal cut of every model recomposed
 test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of README.md and docs/accelerators.md
 	$(BIN)/python .ci/accelerators.py $(ARGS)
 
+# JAX wants newer packages than the tested set has on Python 3.11; what its requirements do not pin is as there.
+.venv-jax/.done .venv-jax-export/.done: .venv-%/.done: tests/jax/requirements/%.txt constraints.txt pyproject.toml
+	$(PYTHON) -m venv --clear .venv-$*
+	grep -vxE "($$(grep -ohE '^[a-z0-9-]+==' tests/jax/requirements/*.txt | paste -sd '|')).*" constraints.txt > .venv-$*/constraints.txt
+	.venv-$*/bin/pip install --quiet --constraint .venv-$*/constraints.txt --requirement $< --editable '.[cloud]'
+	@touch $@
+
+test-jax: .venv-jax/.done  ## engine jax in an environment of its own (Python 3.11 or later)
+	.venv-jax/bin/python -m pytest tests/jax $(ARGS)
+
+test-jax-export: .venv-jax-export/.done  ## `upwell model export-jax` in its environment, with torch and torchax
+	.venv-jax-export/bin/python -m pytest tests/jax/test_export.py $(ARGS)
+
+jax-models: .venv-jax-export/.done  ## make the programs that tests/jax serves again
+	.venv-jax-export/bin/python -m tests.jax.make_models
+
+# Ray brings much of its own; what its requirements do not pin is as in the tested set.
+.venv-ray/.done: tests/ray/requirements.txt constraints.txt pyproject.toml
+	$(PYTHON) -m venv --clear .venv-ray
+	grep -vxE "($$(grep -ohE '^[a-z0-9-]+==' $< | paste -sd '|')).*" constraints.txt > .venv-ray/constraints.txt
+	.venv-ray/bin/pip install --quiet --constraint .venv-ray/constraints.txt --requirement $< --editable '.[cloud]'
+	@touch $@
+
+test-ray: .venv-ray/.done  ## the service on a Ray cluster of two nodes that loses one, in an environment of its own (minutes)
+	.venv-ray/bin/python -m pytest tests/ray $(ARGS)
+
 demo-models:  ## train and export the demo's models again (needs torch and litert-torch; an environment of its own)
 	$(PYTHON) -m venv .venv-models
 	.venv-models/bin/pip install --quiet --requirement examples/digits/requirements.txt
@@ -72,4 +118,4 @@ lock: .venv/.dev  ## resolve constraints.txt again
 	$(BIN)/python .ci/lock.py
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-models .venv-accelerators demo-out
+	rm -rf .venv .venv-deploy .venv-jax .venv-jax-export .venv-models .venv-accelerators .venv-triton demo-out

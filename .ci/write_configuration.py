@@ -24,6 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
+from upwell.shared.oip.buckets import Refill
 from upwell.shared.oip.tokens import TokensConfig
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.sections import Rate
@@ -65,7 +66,15 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = {
     ),
 }
 
-_PLAIN = {Rate: "rate", str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path"}
+_PLAIN = {
+    Rate: "rate",
+    Refill: "rate",
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "`true` or `false`",
+    Path: "path",
+}
 _QUANTITIES: Mapping[Any, tuple[str, Mapping[str, Decimal]]] = {
     parse_seconds: ("duration", DURATION_UNITS),
     parse_bytes: ("size", {unit: size for unit, size in SIZE_UNITS.items() if unit == "B" or unit.endswith("iB")}),

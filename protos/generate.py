@@ -22,6 +22,7 @@ TOOLS = ("grpcio-tools==1.71.2", "grpcio==1.71.2", "protobuf==5.29.5", "setuptoo
 PROTOS = (
     Path("upwell/rpc/agent/v1/agent.proto"),
     Path("upwell/rpc/oip/v2/model_repository.proto"),
+    Path("upwell/rpc/oip/v2/model_stream.proto"),
     Path("upwell/rpc/oip/v2/open_inference_grpc.proto"),
 )
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")

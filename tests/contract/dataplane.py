@@ -14,16 +14,20 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+from upwell.rpc.oip.v2.model_stream_pb2 import ModelStreamInferResponse
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelNotFound, Refused
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.converters import parse_infer_response, serialize_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest
 from upwell.shared.oip.server import RunningServer, start_server
 from upwell.shared.oip.servicer import SERVICE
+from upwell.shared.oip.streams import METHOD as STREAM_METHOD
 from upwell.shared.tensors import Array, oip_datatype
 
 TIMEOUT_S = 20.0
@@ -163,3 +167,26 @@ class DataplaneContract:
         gone.set()
         with pytest.raises(CallerLeft):
             subject.dataplane.infer(InferRequest(subject.model, subject.inputs), Call(cancelled=gone))
+
+
+class StreamedContract(DataplaneContract):
+    """The same, and over a stream, which gRPC alone has."""
+
+    def test_a_stream_answers_as_single_calls_do(
+        self, server: RunningServer, client: OipClient, subject: Subject
+    ) -> None:
+        expected = client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S).outputs
+        good = serialize_infer_request(InferRequest(subject.model, subject.inputs, id="streamed"))
+        unknown = serialize_infer_request(InferRequest("no-such-model", subject.inputs, id="unknown"))
+        with grpc.insecure_channel(server.addresses[0]) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/{STREAM_METHOD}")
+            found = [
+                ModelStreamInferResponse.FromString(data) for data in call(iter([unknown, good]), timeout=TIMEOUT_S)
+            ]
+        assert [one.infer_response.id for one in found] == ["unknown", "streamed"]
+        assert "no-such-model" in found[0].error_message
+        assert found[1].error_message == ""
+        answered = parse_infer_response(found[1].infer_response.SerializeToString())
+        assert set(answered.outputs) == set(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(answered.outputs[name], array)

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.contract.dataplane import DataplaneContract, Subject
+from tests.contract.dataplane import StreamedContract, Subject
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.tensors import DTYPES
 
 
-class TestFakeDataplane(DataplaneContract):
+class TestFakeDataplane(StreamedContract):
     @pytest.fixture
     def subject(self) -> Subject:
         inputs = {name.lower(): np.ones((2, 3)).astype(dtype) for name, dtype in DTYPES.items()}

@@ -133,6 +133,10 @@ class ScriptedCloud:
         """Where it listens."""
         return f"127.0.0.1:{self.port}"
 
+    def endpoint(self, address: str) -> str:
+        """How an agent writes this cloud, reached at `address`."""
+        return address
+
     def start(self) -> None:
         """Listen, on the former port if there was one."""
         server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])

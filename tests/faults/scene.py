@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tests.faults.clouds import ScriptedCloud
+from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
 from tests.faults.proxy import Proxy
 from upwell.edge import Agent
@@ -89,7 +90,7 @@ class Scene:
 
     agent: Agent
     proxy: Proxy
-    cloud: ScriptedCloud
+    cloud: ScriptedCloud | ScriptedHttpCloud
     asks: Mapping[str, Ask]
 
     @property
@@ -99,12 +100,12 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path, policy: Mapping[str, Any], cloud: ScriptedCloud, **config: Any) -> Iterator[Scene]:
+def scene(
+    folder: Path, policy: Mapping[str, Any], cloud: ScriptedCloud | ScriptedHttpCloud, **config: Any
+) -> Iterator[Scene]:
     """A fresh agent whose cloud is `cloud` behind a fresh proxy."""
     with Proxy(cloud.address, record=True) as proxy:
-        path = write_agent(
-            folder, policy, config.pop("cloud_section", lambda address: address)(proxy.address), **config
-        )
+        path = write_agent(folder, policy, config.pop("cloud_section", cloud.endpoint)(proxy.address), **config)
         with Agent.from_config(path) as agent, over_oip(agent) as remote:
             yield Scene(agent, proxy, cloud, {"in process": in_process(agent), "over OIP": remote})
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from upwell.edge.admission import Admission
-from upwell.edge.ascent import Ascent, Desk
+from upwell.edge.ascent import Ascent
+from upwell.edge.desk import Desk
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.served import ServedModel
 from upwell.edge.router_cell import RouterCell

@@ -20,10 +20,10 @@ from upwell.edge.answer import Answer
 from upwell.edge.assembly import warm_up
 from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.compiling import load_edge
-from upwell.edge.models.loading import resident_bytes
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.models.switching import Switching
 from upwell.edge.models.trial import MIN_FAILURES
+from upwell.shared.memory import resident_bytes
 from upwell.shared.routing.policy import Policy
 from upwell.shared.tensors import Array
 

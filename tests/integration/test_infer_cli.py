@@ -22,6 +22,7 @@ from upwell.edge.demo.data import ASSETS, digit_png, heldout, pages
 from upwell.shared.cli import main
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata
 from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.http.server import start_http_server
 from upwell.shared.oip.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.server import start_server
 from upwell.shared.tensors import TensorSpec
@@ -143,6 +144,15 @@ def test_arrays_reach_any_server_bit_for_bit(cli: Cli, serve: Serve, tmp_path: P
     assert sent["bool"].tolist() == [[True, False]]
     assert fake.calls[0].deadline_s < float("inf")
     assert "route" not in out  # a server that is no agent has none to tell
+
+
+def test_a_url_is_asked_over_http(cli: Cli, tmp_path: Path) -> None:
+    server = start_http_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=4)
+    np.savez(tmp_path / "inputs.npz", fp32=np.array([[0.1, -2.5]], np.float32))
+    code, out, _ = cli("echo", tmp_path / "inputs.npz", "--at", f"http://{server.addresses[0]}", "--json")
+    server.stop(0)
+    assert code == 0
+    assert json.loads(out)["outputs"]["fp32"]["data"] == [float(np.float32(0.1)), -2.5]
 
 
 def test_values_that_json_cannot_hold_become_null_or_text(cli: Cli, serve: Serve, tmp_path: Path) -> None:

@@ -72,6 +72,22 @@ def facts(result: Any) -> dict[str, tuple[str, Any]]:
     return found
 
 
+def test_a_stream_of_requests_each_on_its_own_route(client: Any) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    routes = ["edge", "cloud", "edge"]
+    for number, route in enumerate(routes):
+        tags = {"upwell.tag.where": {"edge": "here", "cloud": "up"}[route]}
+        given = [put("image", "BYTES", pictures([EASY]))]
+        client.async_stream_infer("digits", given, request_id=str(number), parameters=tags)
+    for number, route in enumerate(routes):
+        result, error = answers.get(timeout=10)
+        assert error is None
+        assert result.get_response().id == str(number)
+        assert facts(result)["upwell.route"] == ("string_param", route)
+    client.stop_stream()
+
+
 def test_health(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()

@@ -80,6 +80,21 @@ def test_infer_without_waiting(client: Any) -> None:
     assert result.as_numpy("scores").shape == (3, 3)
 
 
+def test_a_stream(client: Any) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    rows = [X[:1], X[:, :2], X]
+    for number, x in enumerate(rows):
+        client.async_stream_infer("linear", [put("x", "FP32", x)], request_id=str(number))
+    (first, _), (_, misfit), (last, _) = (answers.get(timeout=10) for _ in rows)
+    client.stop_stream()
+    weights, bias = linear_weights(seed=1)
+    np.testing.assert_allclose(first.as_numpy("scores"), X[:1] @ weights + bias, rtol=1e-4)
+    np.testing.assert_allclose(last.as_numpy("scores"), X @ weights + bias, rtol=1e-4)
+    assert last.get_response().id == "2"
+    assert "expected FP32 [-1, 8]" in misfit.message()
+
+
 def test_text_and_halves(client: Any) -> None:
     text = np.array([[b"dock", "größe".encode()]], object)
     assert client.infer("text", [put("x", "BYTES", text)]).as_numpy("y").tolist() == text.tolist()

@@ -15,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import service_pb2 as triton_pb
 from tritonclient.utils import InferenceServerException
 
+from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest
@@ -157,6 +158,40 @@ def test_a_late_answer_ends_at_the_client_s_timeout(theirs: Any, fake: FakeDatap
     assert error.value.status() == "StatusCode.DEADLINE_EXCEEDED"
 
 
+def test_a_stream_of_requests(theirs: Any) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    theirs.start_stream(lambda result, error: answers.put((result, error)))
+    arrays = [np.full((2, 3), number, np.float32) for number in range(6)]
+    for number, array in enumerate(arrays):
+        model = "no-such-model" if number == 3 else "echo"
+        given = [triton_input("fp32", "FP32", array)]
+        theirs.async_stream_infer(model, given, request_id=f"r{number}", enable_empty_final_response=True)
+    for number, array in enumerate(arrays):
+        result, error = answers.get(timeout=TIMEOUT_S)
+        if number == 3:
+            assert "no-such-model" in error.message()
+            continue
+        assert error is None
+        assert result.get_response().id == f"r{number}"
+        assert result.get_response().parameters["triton_final_response"].bool_param
+        np.testing.assert_array_equal(result.as_numpy("fp32"), array)
+    theirs.stop_stream()
+    assert answers.empty()
+
+
+def test_a_stream_that_is_given_up(theirs: Any, fake: FakeDataplane) -> None:
+    fake.hold()
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    theirs.start_stream(lambda result, error: answers.put((result, error)))
+    theirs.async_stream_infer("echo", [triton_input("fp32", "FP32", np.zeros(1, np.float32))])
+    assert fake.arrived(1, TIMEOUT_S)
+    theirs.stop_stream(cancel_requests=True)
+    result, error = answers.get(timeout=TIMEOUT_S)
+    assert result is None
+    assert error.status() == "StatusCode.CANCELLED"
+    assert fake.calls[0].cancelled.wait(TIMEOUT_S)
+
+
 def test_triton_s_generated_stub_calls_our_server(address: str) -> None:
     from tritonclient.grpc import service_pb2_grpc as triton_grpc
 
@@ -180,7 +215,7 @@ def _is_repeated(field: FieldDescriptor) -> bool:
 def test_every_field_of_ours_is_theirs() -> None:
     """On the wire a field is its number and type; Triton has more of them, and none that differs."""
     compared = []
-    stack = list(pb.DESCRIPTOR.message_types_by_name.values())
+    stack = [message for file in (pb, stream_pb) for message in file.DESCRIPTOR.message_types_by_name.values()]
     while stack:
         message = stack.pop()
         path = message.full_name.removeprefix("upwell.rpc.oip.v2.").split(".")

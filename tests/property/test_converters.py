@@ -13,16 +13,20 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip import converters
 from upwell.shared.oip.contents import TYPED_FIELDS
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.familiar import read_familiar
+from upwell.shared.oip.messages import write_parameters, write_tensor
 from upwell.shared.oip.wire import MIN_SPLIT_BYTES, split_raw_contents
 from upwell.shared.tensors import DTYPES, Array
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 NAMES = st.text(max_size=8)
+NUMBERS = [name for name in DTYPES if name not in ("BYTES", "BOOL")]
 LARGE = np.zeros(MIN_SPLIT_BYTES, np.uint8)
 
 
@@ -161,6 +165,55 @@ def test_a_large_message_taken_apart_is_read_as_protobuf_reads_it(
     assert [bytes(raw) for raw in raws] == list(whole.raw_input_contents)
     whole.ClearField("raw_input_contents")
     assert part == whole
+
+
+@settings(deadline=None, max_examples=600)
+@given(TENSORS, PARAMETERS, st.lists(NAMES, unique=True, max_size=2), NAMES, st.data())
+def test_a_familiar_request_is_read_as_protobuf_reads_it(
+    inputs: dict[str, Array], parameters: dict[str, Any], outputs: list[str], id_: str, data: st.DataObject
+) -> None:
+    request = InferRequest("model", inputs, "", id_, tuple(outputs), parameters)
+    spoilt = bytearray(converters.serialize_infer_request(request))
+    for _ in range(data.draw(st.integers(0, 3))):
+        spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(spoilt[: data.draw(st.just(len(spoilt)) | st.integers(0, len(spoilt)))])
+    moved = data.draw(st.integers(0, 8))  # fields may come in any order, and the last id counts
+    message = cut if moved else cut + b"\x1a\x02an" + cut
+    try:
+        familiar = read_familiar(message)
+    except InvalidRequest:
+        familiar = None
+    if familiar is not None:
+        expected = converters.parse_unfamiliar_request(message)
+        assert_same(familiar.inputs, expected.inputs)
+        assert all(array.flags.aligned for array in familiar.inputs.values())
+        for field in ("model", "version", "id", "outputs", "parameters"):
+            assert getattr(familiar, field) == getattr(expected, field)
+
+
+@settings(deadline=None, max_examples=200)
+@given(NAMES, st.dictionaries(NAMES, st.sampled_from(NUMBERS).flatmap(arrays_of), min_size=1, max_size=4), NAMES)
+def test_plain_requests_are_familiar(model: str, inputs: dict[str, Array], id_: str) -> None:
+    data = converters.serialize_infer_request(InferRequest(model, inputs, id=id_))
+    assert (read_familiar(data) is not None) == all(array.size for array in inputs.values())
+
+
+@settings(deadline=None, max_examples=200)
+@given(NAMES, TENSORS, NAMES, NAMES, PARAMETERS)
+def test_answers_are_what_generated_code_writes(
+    model: str, outputs: dict[str, Array], version: str, id_: str, parameters: dict[str, Any]
+) -> None:
+    answer = InferResponse(model, outputs, version, id_, parameters)
+    message = pb.ModelInferResponse(model_name=model, model_version=version, id=id_)
+    write_parameters(message.parameters, parameters)
+    message.raw_output_contents.extend(
+        bytes(write_tensor(message.outputs.add(), name, array)) for name, array in outputs.items()
+    )
+    assert pb.ModelInferResponse.FromString(converters.serialize_infer_response(answer)) == message
+    streamed = stream_pb.ModelStreamInferResponse.FromString(converters.serialize_stream_response(answer))
+    message.parameters["triton_final_response"].bool_param = True
+    assert streamed.infer_response == message or "triton_final_response" in parameters
+    assert streamed.error_message == ""
 
 
 SHAPE = st.lists(st.integers(-2, 3) | st.integers(-(2**63), 2**63 - 1), max_size=6)

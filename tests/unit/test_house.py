@@ -122,10 +122,19 @@ BASE = {
 """What the base installation brings, as it is imported."""
 
 NEEDS_AN_EXTRA = {
+    "upwell.cloud.engines.jax": {"flatbuffers", "jax"},
+    "upwell.cloud.engines.jax_export": {"jax", "torch", "torchax"},
+    "upwell.cloud.engines.jax_weights": {"safetensors"},
     "upwell.cloud.engines.onnx": {"onnxruntime"},
-    "upwell.cloud.engines.torch": {"safetensors", "torch"},
+    "upwell.cloud.engines.onnx_sessions": {"onnxruntime"},
+    "upwell.cloud.engines.torch": {"torch"},
     "upwell.cloud.engines.torch_demo": {"torch"},
+    "upwell.cloud.engines.torch_devices": {"torch"},
+    "upwell.cloud.engines.torch_modules": {"safetensors", "torch"},
+    "upwell.cloud.engines.torch_steps": {"torch"},
     "upwell.cloud.probes": {"grpc_health", "grpc_reflection"},
+    "upwell.cloud.export_cli": {"safetensors"},
+    "upwell.cloud.scale.ray_serve": {"ray"},
     "upwell.edge.bundle.keys": {"cryptography"},
     "upwell.edge.demo.plot": {"matplotlib"},
     "upwell.edge.devices.onnx_look": {"onnxruntime"},
@@ -165,13 +174,19 @@ NEEDS_AN_EXTRA = {
     "upwell.shared.policy_cli.calibrate_plot": {"matplotlib"},
     "upwell.shared.policy_cli.simulate_plot": {"matplotlib"},
     "upwell.shared.routing.cel_rules": {"cel"},
+    "upwell.shared.telemetry.otlp": {"opentelemetry"},
 }
 """The modules that name a package of an extra, and which."""
 
-IMPORTED_LATER = {"upwell.edge.models.candidates", "upwell.shared.partition.mincut"}
+IMPORTED_LATER = {
+    "upwell.cloud.export_cli",
+    "upwell.cloud.scale.ray_serve",
+    "upwell.edge.models.candidates",
+    "upwell.shared.partition.mincut",
+}
 """Of these, the modules that import it only in a function, and can themselves be imported without it."""
 
-ALSO_NEED_ONE = {"upwell.cloud.process", "upwell.shared.partition.split.tflite"}
+ALSO_NEED_ONE = {"upwell.cloud.process", "upwell.cloud.scale.worker", "upwell.shared.partition.split.tflite"}
 """The modules that import one of those."""
 
 
@@ -222,6 +237,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "explain",
             "infer",
             "model.coverage",
+            "model.export-jax",
             "model.init",
             "model.pack",
             "model.quantize",
@@ -241,7 +257,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "spool.list",
             "spool.purge",
         },
-        "upwell.engines": {"onnx", "torch"},
+        "upwell.engines": {"jax", "onnx", "torch"},
         "upwell.torch_models": {"digits-large", "pages-large"},
         "upwell.partition_tiers": {"edge", "cloud"},
     }.items():

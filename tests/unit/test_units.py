@@ -12,6 +12,7 @@ from upwell.shared.units import (
     Joules,
     Seconds,
     Share,
+    bytes_as_written,
     parse_bits_per_second,
     parse_bytes,
     parse_count,
@@ -20,6 +21,7 @@ from upwell.shared.units import (
     parse_rate,
     parse_seconds,
     parse_share,
+    seconds_as_written,
 )
 
 
@@ -202,3 +204,29 @@ def test_rates() -> None:
 def test_rates_refused(text: object, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         parse_rate(text, parse_count)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.08, 0.0001, 1e-7, 0.1 + 0.2, 1.0, 1.5, 30.0, 90.0, 3600.0, 1e15])
+def test_a_duration_is_read_back_as_it_was_written(seconds: float) -> None:
+    assert parse_seconds(seconds_as_written(seconds)) == seconds
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 1000, 1024, 1536, 64 << 20, 5 << 30, (5 << 30) + 1])
+def test_a_size_is_read_back_as_it_was_written(size_bytes: int) -> None:
+    assert parse_bytes(bytes_as_written(size_bytes)) == size_bytes
+
+
+def test_quantities_are_written_as_a_person_would() -> None:
+    assert [seconds_as_written(value) for value in (0.08, 1.5, 90.0)] == ["80ms", "1.5s", "90s"]
+    assert [bytes_as_written(value) for value in (0, 1000, 64 << 20)] == ["0B", "1000B", "64MiB"]
+
+
+class Written(BaseModel):
+    wait: Seconds
+    size: Bytes
+
+
+def test_json_has_the_units() -> None:
+    written = Written.model_validate({"wait": "80ms", "size": "1KiB"})
+    assert written.model_dump() == {"wait": 0.08, "size": 1024}
+    assert written.model_dump(mode="json") == {"wait": "80ms", "size": "1KiB"}

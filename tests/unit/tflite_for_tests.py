@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import flatbuffers  # type: ignore[import-untyped]  # it has no stubs
+import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 

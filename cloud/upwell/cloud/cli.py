@@ -10,6 +10,7 @@ import typer
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.loading import ExtraMissing
+from upwell.cloud.printing import printed
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import parse_bytes
 from upwell.shared.yaml import load_yaml
@@ -24,6 +25,7 @@ class EngineName(str, Enum):
 
     ONNX = "onnx"
     TORCH = "torch"
+    JAX = "jax"
 
 
 def serve(
@@ -37,6 +39,10 @@ def serve(
     tokens: Annotated[Path | None, typer.Option(help="tokens.yaml: the bearer tokens that are let in.")] = None,
     max_message: Annotated[str | None, typer.Option(help="Largest message, such as 64MiB.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Be open to the network without protection.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the configuration, every default put in, and do nothing else.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --print-config: print JSON instead of YAML.")] = False,
 ) -> None:
     """Run the cloud service until SIGTERM or Ctrl-C; what was accepted by then is answered first.
 
@@ -53,7 +59,13 @@ def serve(
         "insecure": insecure or None,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    _run(_from_file(config, given, listen) if config else _from_flags(given, listen))
+    found = _from_file(config, given, listen) if config else _from_flags(given, listen)
+    if print_config:
+        typer.echo(printed(found, as_json=as_json))
+    elif as_json:
+        raise ConfigError.at(None, "--json goes with --print-config")
+    else:
+        _run(found)
 
 
 def _from_file(path: Path, flags: dict[str, Any], listen: list[str] | None) -> CloudConfig:

@@ -4,30 +4,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.base import ModelSettings, Precision
 from upwell.cloud.repository.repository import Versions
+from upwell.shared.oip.limits import UNLIMITED, Limits
 from upwell.shared.oip.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.telemetry.sections import METRICS, LogFormat, MetricsAddress, Traces
 from upwell.shared.units import Bytes, Seconds
 from upwell.shared.yaml import RelativePath
 
 Count = Annotated[int, Field(ge=1, le=4096)]
+Buckets = Annotated[tuple[Count, ...], Field(min_length=1, max_length=32)]
 QueueBound = Annotated[int, Field(ge=0, le=4096)]
+Workers = Annotated[int, Field(ge=1, le=256)]
 Version = Annotated[int, Field(ge=0)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Device = Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")]
+Provider = Annotated[str, Field(pattern=r"^[A-Za-z]{1,50}$")]
 
 _LEAST_WATCH_S = 0.05
+_LEAST_AGE_S = 0.1
+_AGE_S = 300.0
+"""How long a connection lives where several workers share a port and nothing else is written."""
 
-_DEVICE = "Where it runs: `cpu`, or for engine torch a device torch knows, such as `cuda:0`."
-_INSTANCES = "Runs of one model at a time. Default: cores / `threads` on the CPU, 1 on another device."
+_DEVICE = "Where it runs: `cpu`, a device such as `cuda:0`, `xpu`, `mps` or `npu`, or `auto`: an accelerator, if any."
+_PRECISION = "What torch computes in; inputs and outputs stay as declared. Default: as the class does, which is fp32."
+_COMPILE = "Compile torch models for each of `buckets` before they serve."
+_GRAPHS = "Capture torch models as graphs of the device (CUDA graphs) for each of `buckets` before they serve."
+_PROVIDERS = (
+    "Execution providers of ONNX Runtime, all of which must be in effect, such as `[tensorrt, cuda]`; `[auto]`: the "
+    "first that is. Default: what `device` asks for."
+)
+_INSTANCES = (
+    "Runs of one model at a time, in each worker. Default: cores / `threads` / `workers` on the CPU, 1 on another "
+    "device."
+)
 _THREADS = "CPU threads of one run; with engine onnx the instances of a model share them."
 _MAX_BATCH = (
     "Most rows in one run. Above 1, waiting requests are run together, as soon as an instance is free; a longer "
     "request runs in pieces. 1: each request runs alone and whole. Batches seldom pay on a CPU."
+)
+_BUCKETS = (
+    "Numbers of rows, ascending, such as `[1, 4, 16]`: every run has exactly one of these, filled up with zeros, and "
+    "all are prepared before the model serves. For engines that compile for each shape. The largest is `max_batch`."
 )
 _MAX_QUEUE = "Requests of one model that may wait; more are refused."
 _VERSIONS = "Which versions are served: `latest` (the highest number)"
@@ -35,6 +59,36 @@ _VERSIONS = "Which versions are served: `latest` (the highest number)"
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Batches(_Section):
+    """`buckets` and `max_batch`, of which one is enough."""
+
+    buckets: Buckets | None = Field(None, description=_BUCKETS)
+    max_batch: Count | None = Field(None, description=_MAX_BATCH)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _largest(cls, data: Any) -> Any:
+        buckets = data.get("buckets") if isinstance(data, dict) else None
+        if isinstance(buckets, (list, tuple)) and buckets and isinstance(buckets[-1], int):
+            return {"max_batch": buckets[-1], **data}
+        return data
+
+    @field_validator("buckets")
+    @classmethod
+    def _ascending(cls, buckets: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if buckets is not None and any(before >= after for before, after in pairwise(buckets)):
+            raise ValueError(f"expected ascending numbers of rows, such as [1, 4, 16], got {list(buckets)}")
+        return buckets
+
+    @model_validator(mode="after")
+    def _agree(self) -> _Batches:
+        if self.buckets is not None and self.max_batch != self.buckets[-1]:
+            raise ValueError(
+                f"`max_batch` is {self.max_batch}, the largest of `buckets` {self.buckets[-1]}; write `buckets` alone"
+            )
+        return self
 
 
 class Tls(_Section):
@@ -78,8 +132,37 @@ class Serve(_Section):
     tls: Tls | None = Field(None, description="TLS.")
     tokens: RelativePath | None = Field(None, description="File of known bearer tokens; callers must send one.")
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS and authentication.")
+    limits: Limits = Field(UNLIMITED, description="What each client may ask for, where tokens.yaml says nothing else.")
     max_message: Bytes = Field(DEFAULT_MAX_MESSAGE_BYTES, gt=0, description="Largest message in and out.")
+    trusted: tuple[Sha256, ...] = Field(
+        (), description="SHA-256 (hex) of files that may run code as they are loaded: `model.jax`. No other is opened."
+    )
     drain: Seconds = Field(30.0, description="After SIGTERM, how long accepted requests may take to finish.")
+    metrics: MetricsAddress | None = Field(None, description=METRICS)
+    traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
+    log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
+    access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
+    workers: Workers = Field(
+        1, description="Processes that share the ports (Linux), each with the models and queues of its own."
+    )
+    max_connection_age: Seconds | None = Field(
+        None,
+        description="Have clients connect anew after about so long, so that a long connection does not stay with one "
+        "worker. 0: never. Default: 5m with several workers, else never.",
+    )
+
+    @field_validator("max_connection_age")
+    @classmethod
+    def _old_enough(cls, age: float | None) -> float | None:
+        if age and age < _LEAST_AGE_S:
+            raise ValueError(f"expected at least {1e3 * _LEAST_AGE_S:.0f}ms, such as 5m, or 0 for never")
+        return age
+
+    @property
+    def connection_age_s(self) -> float | None:
+        """After how many seconds clients are to connect anew; None for never."""
+        age_s = (_AGE_S if self.workers > 1 else 0.0) if self.max_connection_age is None else self.max_connection_age
+        return age_s or None
 
     @property
     def security(self) -> ServerSecurity:
@@ -88,23 +171,26 @@ class Serve(_Section):
         return ServerSecurity(tls, self.tokens, self.insecure)
 
 
-class Defaults(_Section):
+class Defaults(_Batches):
     """What holds for every model that does not say otherwise."""
 
-    engine: Literal["onnx", "torch"] = Field("onnx", description="What runs the model.")
+    engine: Literal["onnx", "torch", "jax"] = Field("onnx", description="What runs the model.")
     device: Device = Field("cpu", description=_DEVICE)
     instances: Count | None = Field(None, description=_INSTANCES)
     threads: Count = Field(1, description=_THREADS)
     max_batch: Count = Field(1, description=_MAX_BATCH)
     max_queue: QueueBound = Field(64, description=_MAX_QUEUE)
     versions: Literal["latest", "all"] = Field("all", description=f"{_VERSIONS} or `all`.")
+    precision: Precision | None = Field(None, description=_PRECISION)
+    compile: bool = Field(False, description=_COMPILE)
+    graphs: bool = Field(False, description=_GRAPHS)
+    providers: tuple[Provider, ...] = Field((), description=_PROVIDERS)
 
 
-class _Model(_Section):
+class _Model(_Batches):
     device: Device | None = Field(None, description=_DEVICE)
     instances: Count | None = Field(None, description=_INSTANCES)
     threads: Count | None = Field(None, description=_THREADS)
-    max_batch: Count | None = Field(None, description=_MAX_BATCH)
     max_queue: QueueBound | None = Field(None, description=_MAX_QUEUE)
     versions: Literal["latest", "all"] | Annotated[tuple[Version, ...], Field(min_length=1)] | None = Field(
         None, description=f"{_VERSIONS}, `all`, or those listed, such as `[1, 3]`."
@@ -115,6 +201,7 @@ class OnnxModel(_Model):
     """A model that ONNX Runtime runs, from `model.onnx`. What is not written is as in `defaults`."""
 
     engine: Literal["onnx"] = Field(description="ONNX Runtime.")
+    providers: tuple[Provider, ...] | None = Field(None, description=_PROVIDERS)
 
 
 class TorchModel(_Model):
@@ -129,6 +216,15 @@ class TorchModel(_Model):
         "group `upwell.torch_models`.",
     )
     arguments: dict[str, JsonValue] = Field(default_factory=dict, description="Keyword arguments of the class.")
+    precision: Precision | None = Field(None, description=_PRECISION)
+    compile: bool | None = Field(None, description=_COMPILE)
+    graphs: bool | None = Field(None, description=_GRAPHS)
+
+
+class JaxModel(_Model):
+    """A model that JAX runs, from `model.jax` and `model.safetensors`. What is not written is as in `defaults`."""
+
+    engine: Literal["jax"] = Field(description="JAX.")
 
 
 class CloudConfig(_Section):
@@ -137,7 +233,7 @@ class CloudConfig(_Section):
     version: Literal[1] = Field(1, description="Version of this file format.")
     serve: Serve = Field(description="The service itself.")
     defaults: Defaults = Field(Defaults(), description="What holds for every model that does not say otherwise.")
-    models: dict[str, Annotated[OnnxModel | TorchModel, Field(discriminator="engine")]] = Field(
+    models: dict[str, Annotated[OnnxModel | TorchModel | JaxModel, Field(discriminator="engine")]] = Field(
         default_factory=dict, description="Settings of single models, by name. All models of the repository are served."
     )
 
@@ -161,14 +257,26 @@ class CloudConfig(_Section):
         values = self.defaults.model_dump(exclude={"versions"})
         if own is not None:
             values |= own.model_dump(exclude_none=True, exclude={"versions"})
+        if own is not None and own.max_batch is not None:  # whoever names one of the two means both
+            values["buckets"] = own.buckets
+        values["buckets"] = values["buckets"] or ()
         if values["instances"] is None:
-            values["instances"] = max(1, _cores() // values["threads"]) if values["device"] == "cpu" else 1
-        return ModelSettings(**values)
+            share = _cores() // values["threads"] // self.serve.workers
+            values["instances"] = max(1, share) if values["device"] == "cpu" and not values["providers"] else 1
+        return ModelSettings(**values, trusted=frozenset(self.serve.trusted))
 
     def versions_of(self, name: str) -> Versions:
         """Which versions of the model `name` are to be served."""
         own = self.models.get(name)
         return self.defaults.versions if own is None or own.versions is None else own.versions
+
+    def as_written(self) -> dict[str, Any]:
+        """The configuration with every default put in, as plain values that read back as the same configuration."""
+        written = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for name, model in self.models.items():
+            if isinstance(model, TorchModel):
+                written["models"][name]["arguments"] = model.arguments  # in which a null says something
+        return written
 
     def listening_on(self, listen: Sequence[str]) -> CloudConfig:
         """The same configuration on other addresses."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from upwell.cloud.batching.batcher import Batcher
+from upwell.cloud.batching.device import device_for
+from upwell.cloud.batching.fixed import by_rows
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings
 from upwell.cloud.engines.checks import works_by_rows
@@ -32,6 +35,8 @@ class ServedModel:
     engine: Engine
     processor: Processor
     batcher: Batcher
+    load_s: float = 0.0
+    """What loading and warming up took."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +102,15 @@ def attempt(folder: ModelFolder, config: CloudConfig) -> Attempt:
 
 
 def calls_at_once(models: Sequence[ServedModel | BrokenModel], config: CloudConfig) -> int:
-    """How many requests `models` let in at once: they run or wait in a queue.
+    """How many requests `models` let in at once: they run, some of them in one batch, or wait in a queue.
 
     Where models may change, twice that and with those that are still broken: the requests of a version that is given
     up end beside those of the new one, and models that come later need room too.
     """
     may_change = config.serve.repository.may_change
     every = [config.settings(one.name) for one in models if may_change or isinstance(one, ServedModel)]
-    return (2 if may_change else 1) * sum(settings.instances + settings.max_queue for settings in every)
+    calls = sum(settings.instances * settings.max_batch + settings.max_queue for settings in every)
+    return (2 if may_change else 1) * calls
 
 
 def load_model(folder: ModelFolder, config: CloudConfig) -> ServedModel | BrokenModel:
@@ -129,20 +135,37 @@ def load_model(folder: ModelFolder, config: CloudConfig) -> ServedModel | Broken
 
 
 def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> ServedModel:
+    started_s = time.monotonic()
     path = folder.file(kind.file_name)
     digest = folder.digest(path)  # before anything else reads it: this refuses weights outside the folder
     description = folder.description
-    engine = kind.load(folder.name, path, settings)
+    engine = by_rows(kind.load(folder.name, path, settings), settings.buckets)
     processor = Processor(
         load_yaml(description, ModelDescription) if description else None,
         engine.inputs,
         engine.outputs,
         settings.engine,
     )
-    if settings.max_batch > 1 and not works_by_rows(engine):
-        log.warning("model %s has no rows to batch by; each request runs alone", folder.name)
-    engine.warm_up(1)
-    if settings.max_batch > 1 and works_by_rows(engine):
-        engine.warm_up(settings.max_batch)
-    batcher = Batcher(engine, instances=settings.instances, max_batch=settings.max_batch, max_queue=settings.max_queue)
-    return ServedModel(folder.name, str(folder.version), kind.platform, digest, settings, engine, processor, batcher)
+    _warm_up(folder.name, engine, settings)
+    batcher = Batcher(
+        engine,
+        instances=settings.instances,
+        max_batch=settings.max_batch,
+        buckets=settings.buckets,
+        max_queue=settings.max_queue,
+        device=device_for(settings.device),
+    )
+    name, load_s = folder.name, time.monotonic() - started_s
+    return ServedModel(name, str(folder.version), kind.platform, digest, settings, engine, processor, batcher, load_s)
+
+
+def _warm_up(name: str, engine: Engine, settings: ModelSettings) -> None:
+    """Have the engine ready for every size of batch that it will get."""
+    if works_by_rows(engine):
+        sizes = settings.buckets or sorted({1, settings.max_batch})
+    else:
+        sizes = [1]
+        if settings.max_batch > 1 or settings.buckets:
+            log.warning("model %s has no rows to batch by; each request runs alone", name)
+    for rows in sizes:
+        engine.warm_up(rows)

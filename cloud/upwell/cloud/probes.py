@@ -12,10 +12,11 @@ from grpc_health.v1.health import HealthServicer
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
+from upwell.shared.oip.callers import may_use
 from upwell.shared.oip.reflection import service_pool
 from upwell.shared.oip.servicer import SERVICE
 
-MAX_WATCHES = 16
+MAX_WATCHES = 64
 MAX_REFLECTIONS = 4
 MAX_STREAMS = MAX_WATCHES + MAX_REFLECTIONS
 """Streams that may be open for as long as their client likes, and so must not use up the server's calls."""
@@ -44,19 +45,31 @@ class Health(HealthServicer):
         """Serve it on `server`."""
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
 
+    def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802 (the protocol's name)
+        """Tell the state now. A model that the caller may not use is unknown to it; without a token, each is."""
+        if not _may_ask(request.service):
+            context.abort(grpc.StatusCode.NOT_FOUND, "")
+        return super().Check(request, context)
+
     def Watch(  # noqa: N802 (the protocol's name)
         self, request: health_pb2.HealthCheckRequest, context: Any, send_response_callback: Any = None
     ) -> Any:
         """Tell the state now and whenever it changes. An unknown name is said to be so and not remembered."""
         if not self._watches.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_WATCHES} health watches at a time")
+            # With any other status a client that watches each of its servers would take this one for unhealthy; with
+            # this one it goes on without.
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"at most {MAX_WATCHES} health watches at a time")
         if not context.add_callback(self._watches.release):
             self._watches.release()
-        if request.service not in self._known:
+        if request.service not in self._known or not _may_ask(request.service):
             unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             send_response_callback(health_pb2.HealthCheckResponse(status=unknown))
             return None
         return super().Watch(request, context, send_response_callback)
+
+
+def _may_ask(service: str) -> bool:
+    return service in ("", SERVICE) or may_use(service)
 
 
 class Reflection(ReflectionServicer):

@@ -1,4 +1,4 @@
-"""The life of the service's process: load, serve, drain."""
+"""The life of a process that serves: load, serve, drain. Of several that share a port `upwell.cloud.scale` has more."""
 
 from __future__ import annotations
 
@@ -6,129 +6,201 @@ import logging
 import os
 import queue
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
+from upwell.cloud.announcing import Listening, ModelLine, announce
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.loading import Attempt, BrokenModel, ServedModel, attempt, calls_at_once, find_models
+from upwell.cloud.loading import Attempt, BrokenModel, attempt, calls_at_once, find_models
+from upwell.cloud.offer import UNLOADED
 from upwell.cloud.probes import MAX_STREAMS, Health, Reflection
 from upwell.cloud.repository.control import ModelRepository
+from upwell.cloud.repository.repository import ModelFolder
 from upwell.cloud.repository.watch import RepositoryWatch
+from upwell.cloud.scale.supervisor import supervise
 from upwell.cloud.service import CloudService
+from upwell.cloud.telemetry import Telemetry, serve_metrics
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
-from upwell.shared.oip.repository import EXTENSION, add_repository_methods
-from upwell.shared.oip.security import check_exposure
-from upwell.shared.oip.server import RunningServer, start_server
+from upwell.shared.oip.quotas import limited
+from upwell.shared.oip.repository import EXTENSION, Repository, add_repository_methods
+from upwell.shared.oip.security import check_exposure, warn_of_root
+from upwell.shared.oip.server import Connections, RunningServer, start_server
+from upwell.shared.systemd import Systemd
+from upwell.shared.telemetry.logs import set_up_logs
 
 _QUICK_CALLS = 16
 """Calls beside inference: health, metadata, loading, and requests that are refused at once."""
 _CLOSING_S = 1.0
+_SETTLING_S = 0.2
+"""Until the callers that go on asking wait for a refusal, each of them."""
+
+BROKEN_OFF = "error: some requests took longer than the drain time and are broken off"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was changed by request before this process began: the models `unloaded`, and the versions of the others.
+
+    `versions` is None where there is nothing to go by: then what lies in the folders decides.
+    """
+
+    unloaded: frozenset[str] = frozenset()
+    versions: Mapping[str, Sequence[str]] | None = None
+
+
+FRESH = Restored()
+"""Nothing was changed."""
 
 
 def run(config: CloudConfig) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted and come back.
 
-    Nothing listens before every model has been loaded and warmed up. Raises `ConfigError`, and `ModelFailed`
-    where no model at all can be served; one that is broken beside others is only not ready.
+    Nothing listens before every model has been loaded and warmed up, in every worker. Raises `ConfigError`, and
+    `ModelFailed` where no model at all can be served; one that is broken beside others is only not ready.
     """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = set_up_logs(config.serve.log)
     check_exposure(
         [*config.serve.listen, *config.serve.listen_http], config.serve.security
     )  # loading may take minutes, so say this first
-    attempts = _load(config, console)
-    models = [one.result for one in attempts]
-    changes = config.serve.repository
-    service = CloudService(models, extra_extensions=[EXTENSION] if changes.control else [])
-    health = Health({name: service.ready(name) for name in service.offers})
-    repository = ModelRepository(config, service, attempts, health.show)
-    watch = RepositoryWatch(repository, changes.watch) if changes.watch else None
+    warn_of_root([*config.serve.listen, *config.serve.listen_http])
+    if config.serve.workers > 1:
+        supervise(config, console)
+    else:
+        _run_alone(config, console)
+
+
+def _run_alone(config: CloudConfig, console: Console) -> None:
+    process = ServingProcess(config, console)
     # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.put(None))
-    calls = calls_at_once(models, config) + _QUICK_CALLS
-    server = start_server(
-        service,
-        config.serve.listen,
-        max_workers=calls + MAX_STREAMS,
-        max_message_bytes=config.serve.max_message,
-        security=config.serve.security,
-        extra=[health.add_to, Reflection().add_to, lambda server: add_repository_methods(server, repository)],
-    )
-    web = None
-    if config.serve.listen_http:
-        web = start_http_server(
-            service,
-            config.serve.listen_http,
-            max_workers=calls,
-            max_message_bytes=config.serve.max_message,
-            security=config.serve.security,
+    metrics = config.serve.metrics
+    page = serve_metrics(metrics, process.telemetry.snapshots) if metrics else ""
+    announce(console, process.models, replace(process.start(), metrics=page))
+    systemd = Systemd.of_environment()
+    systemd.ready()
+    systemd.ping_until(stop, process.service.ready)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    console.print("draining", markup=False)
+    systemd.stopping()
+    if not process.drain():
+        console.print(BROKEN_OFF, markup=False)
+        logging.shutdown()
+        os._exit(1)  # a plain exit would wait for their threads, however long
+
+
+class ServingProcess:
+    """One process's part of the service: its models, what answers for them, and the servers in front.
+
+    The constructor loads the models, `start` listens, `drain` ends it. `console` shows the progress. Raises as `run`.
+    """
+
+    def __init__(self, config: CloudConfig, console: Console | None = None, restored: Restored = FRESH) -> None:
+        self._config = config
+        folders = _to_offer(config, restored)
+        attempts = _load([one for one in folders if one.name not in restored.unloaded], config, console)
+        if not restored.unloaded:
+            _check_any(attempts)
+        unloaded = [one for one in folders if one.name in restored.unloaded]
+        results = [one.result for one in attempts]
+        results += [BrokenModel(one.name, str(one.version), UNLOADED) for one in unloaded]
+        self.models = [ModelLine.of(result) for result in results]
+        self._calls = calls_at_once(results, config) + _QUICK_CALLS
+        extensions = [EXTENSION] if config.serve.repository.control else []
+        self.telemetry = Telemetry(config.serve, lambda: self.service.offers)
+        self.service = CloudService(results, extra_extensions=extensions, on_run=self.telemetry.on_run)
+        self._health = Health({name: self.service.ready(name) for name in self.service.offers})
+        self.repository = ModelRepository(config, self.service, attempts, self._health.show, restored.unloaded)
+        every_s = config.serve.repository.watch
+        self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
+        self._server: RunningServer | None = None
+        self._web: RunningHttpServer | None = None
+
+    def start(self, repository: Repository | None = None, *, shares_ports: bool = False) -> Listening:
+        """Listen, and look after the model folders. `repository` answers for them, by default this process's own.
+
+        With `shares_ports` other processes of this user listen on the same ports. Raises `ConfigError`.
+        """
+        serve = self._config.serve
+        connections = Connections(shares_ports, serve.connection_age_s, serve.drain)
+        dataplane = self.telemetry.before(limited(self.service, serve.limits, by_token=serve.tokens is not None))
+        self._server = start_server(
+            dataplane,
+            serve.listen,
+            max_workers=self._calls + MAX_STREAMS,
+            max_message_bytes=serve.max_message,
+            security=serve.security,
+            connections=connections,
+            extra=[
+                self._health.add_to,
+                Reflection().add_to,
+                lambda server: add_repository_methods(server, repository or self.repository),
+            ],
         )
-        console.print(f"HTTP on {', '.join(web.addresses)}", markup=False)
-    _announce(console, models, server)
-    if watch is not None:
-        watch.start()
-    stop.get()
-    _drain(config, console, service, health, [server] if web is None else [server, web])
-    if watch is not None:
-        watch.stop()
+        listening = Listening(self._server.addresses)
+        if serve.listen_http:
+            self._web = start_http_server(
+                dataplane,
+                serve.listen_http,
+                max_workers=self._calls,
+                max_message_bytes=serve.max_message,
+                security=serve.security,
+                connections=connections,
+            )
+            listening = Listening(self._server.addresses, self._web.addresses)
+        if self._watch is not None:
+            self._watch.start()
+        return listening
+
+    def drain(self) -> bool:
+        """Answer what was accepted, then end; False where that took too long, and threads are still at work.
+
+        It says that no more is taken while the port is still open, so that whoever asks learns it, then closes.
+        """
+        self._health.enter_graceful_shutdown()
+        in_time = self.service.drain(self._config.serve.drain)
+        self.service.hold_refusals()
+        time.sleep(_SETTLING_S)
+        if self._server is not None:
+            self._server.stop(_CLOSING_S, self.service.release_refusals)
+        if self._web is not None:
+            self._web.stop(_CLOSING_S)
+        self.telemetry.close()
+        if not in_time:
+            return False
+        self.service.close()
+        if self._watch is not None:
+            self._watch.stop()
+        return True
 
 
-def _load(config: CloudConfig, console: Console) -> list[Attempt]:
+def _to_offer(config: CloudConfig, restored: Restored) -> list[ModelFolder]:
+    """The versions that are to be there. Raises `ConfigError`.
+
+    A process that begins later than others offers the versions that they do, unless each looks for new ones itself.
+    """
     folders = find_models(config)
-    bar = track(folders, "loading models", console=console, transient=True, disable=not console.is_terminal)
-    attempts = [attempt(folder, config) for folder in bar]
+    others = restored.versions
+    if others is None or config.serve.repository.watch:
+        return folders
+    return [one for one in folders if str(one.version) in others.get(one.name, ())]
+
+
+def _load(folders: Sequence[ModelFolder], config: CloudConfig, console: Console | None) -> list[Attempt]:
+    hidden = console is None or not console.is_terminal
+    bar = track(folders, "loading models", console=console, transient=True, disable=hidden)
+    return [attempt(folder, config) for folder in bar]
+
+
+def _check_any(attempts: Sequence[Attempt]) -> None:
     broken = [one.result for one in attempts if isinstance(one.result, BrokenModel)]
     if len(broken) == len(attempts):
         reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
         raise ModelFailed(f"no model can be served: {reasons or 'none of the versions that are asked for is there'}")
-    return attempts
-
-
-def _announce(console: Console, models: Sequence[ServedModel | BrokenModel], server: RunningServer) -> None:
-    if console.is_terminal:
-        table = Table("model", "version", "engine", "instances", "largest batch", "digest")
-        for model in models:
-            if isinstance(model, BrokenModel):
-                table.add_row(model.name, model.version, "not ready", "", "", escape(model.reason))
-            else:
-                own = model.settings
-                counts = (str(own.instances), str(own.max_batch))
-                table.add_row(
-                    model.name,
-                    model.version,
-                    f"{model.engine.version}, {own.device}",
-                    *counts,
-                    model.digest.removeprefix("sha256:")[:12],
-                )
-        console.print(table)
-    count = len({model.name for model in models if isinstance(model, ServedModel)})
-    console.print(f"serving on {', '.join(server.addresses)} ({count} model{'s' if count != 1 else ''})", markup=False)
-
-
-def _drain(
-    config: CloudConfig,
-    console: Console,
-    service: CloudService,
-    health: Health,
-    servers: Sequence[RunningServer | RunningHttpServer],
-) -> None:
-    """Say that no more is taken while the port is still open, so that whoever asks learns it, then close."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
-    console.print("draining", markup=False)
-    health.enter_graceful_shutdown()
-    in_time = service.drain(config.serve.drain)
-    for server in servers:
-        server.stop(_CLOSING_S)
-    if not in_time:
-        console.print("error: some requests took longer than the drain time and are broken off", markup=False)
-        logging.shutdown()
-        os._exit(1)  # a plain exit would wait for their threads, however long
-    service.close()

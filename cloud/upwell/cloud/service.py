@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version as package_version
 
+from upwell.cloud.batching.entry import DEFAULT_PRIORITY
+from upwell.cloud.batching.priority import priority_of
 from upwell.cloud.loading import BrokenModel, ServedModel
+from upwell.cloud.observing import OnRun
 from upwell.cloud.offer import Offer, offered
 from upwell.shared.capabilities import extensions
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array
+
+_HELD_S = 1.0
+"""How long a refusal is held at the most, see `CloudService.hold_refusals`."""
 
 
 class CloudService:
@@ -27,16 +35,28 @@ class CloudService:
     the last of its requests has ended.
     """
 
-    def __init__(self, models: Sequence[ServedModel | BrokenModel], *, extra_extensions: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel | BrokenModel],
+        *,
+        extra_extensions: Sequence[str] = (),
+        on_run: OnRun | None = None,
+    ) -> None:
         by_name: dict[str, list[ServedModel | BrokenModel]] = {}
         for model in models:
             by_name.setdefault(model.name, []).append(model)
         self._offers: Mapping[str, Offer] = {name: offered(by_name[name]) for name in sorted(by_name)}
         self._extra_extensions = tuple(extra_extensions)
-        self._idle = threading.Condition()
+        self._on_run = on_run
+        for offer in self._offers.values():
+            self._watch(offer)
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._in_use: dict[ServedModel, int] = {}
         self._given_up: set[ServedModel] = set()
         self._draining = False
+        self._refusing = threading.Event()
+        self._refusing.set()
 
     @property
     def offers(self) -> Mapping[str, Offer]:
@@ -81,6 +101,18 @@ class CloudService:
             self._draining = True
             return self._idle.wait_for(lambda: not self._in_use, limit_s)
 
+    def hold_refusals(self) -> None:
+        """After `drain`: let those that are refused wait for `release_refusals`, a moment at the most.
+
+        A server that is closed breaks off what it has not looked at yet, without a word. While callers wait for a
+        refusal they send nothing that could meet with that.
+        """
+        self._refusing.clear()
+
+    def release_refusals(self) -> None:
+        """Refuse those that wait, and from now on at once."""
+        self._refusing.set()
+
     def close(self) -> None:
         """Free all models, after `drain`."""
         for name in self._offers:
@@ -92,6 +124,8 @@ class CloudService:
         What was offered before and is not any more is closed here, or as soon as its requests have ended. While
         draining nothing new is taken, and an offer's models are given up.
         """
+        if offer is not None:
+            self._watch(offer)
         with self._idle:
             former = self._offers.get(name)
             if self._draining and offer is not None:
@@ -107,17 +141,23 @@ class CloudService:
         for model in idle:
             model.engine.close()
 
+    def _watch(self, offer: Offer) -> None:
+        if self._on_run is not None:
+            for model in offer.served:
+                model.batcher.on_run = partial(self._on_run, model)
+
     def _begin(self, request: InferRequest) -> ServedModel:
         """The model that is to answer, which has one more request under way now."""
-        with self._idle:
-            if self._draining:
-                raise Unavailable("the service is draining and takes no more requests")
-            model = self._find(request.model, request.version)
-            self._in_use[model] = self._in_use.get(model, 0) + 1
-        return model
+        with self._lock:
+            if not self._draining:
+                model = self._find(request.model, request.version)
+                self._in_use[model] = self._in_use.get(model, 0) + 1
+                return model
+        self._refusing.wait(_HELD_S)
+        raise Unavailable("the service is draining and takes no more requests")
 
     def _end(self, model: ServedModel) -> None:
-        with self._idle:
+        with self._lock:
             self._in_use[model] -= 1
             if self._in_use[model]:
                 return
@@ -143,12 +183,21 @@ class CloudService:
 
 
 def _answer(model: ServedModel, request: InferRequest, call: Call) -> InferResponse:
-    _check_wanted(request, model)
-    if not model.processor.identity:
-        model.batcher.check(call)
-    prepared = model.processor.pre(request.inputs)
-    raw, queue_s, compute_s = _run(model, prepared, call)
-    outputs = model.processor.post(raw, prepared)
+    if request.outputs:
+        _check_wanted(request, model)
+    processor = model.processor
+    priority = priority_of(request.parameters) if request.parameters else DEFAULT_PRIORITY
+    if not processor.identity:
+        model.batcher.check(call, priority)
+    trace, started_s = call.trace, time.monotonic()
+    prepared = processor.pre(request.inputs)
+    if trace is not None:
+        trace.add("upwell.cloud.pre", started_s)
+    raw, queue_s, compute_s = _run(model, prepared, call, priority)
+    ran_s = time.monotonic()
+    outputs = processor.post(raw, prepared)
+    if trace is not None:
+        trace.add("upwell.cloud.post", ran_s)
     if request.outputs:
         outputs = {name: outputs[name] for name in request.outputs}
     facts: dict[str, Parameter] = {
@@ -166,13 +215,16 @@ def _check_wanted(request: InferRequest, model: ServedModel) -> None:
             raise InvalidRequest(f"model {model.name!r} has no output {name!r}; there is {', '.join(known)}")
 
 
-def _run(model: ServedModel, prepared: Prepared, call: Call) -> tuple[Mapping[str, Array], float, float]:
+def _run(model: ServedModel, prepared: Prepared, call: Call, priority: int) -> tuple[Mapping[str, Array], float, float]:
     """The model's own outputs, and the seconds spent waiting and running."""
+    if model.processor.runs_whole(prepared):
+        alone = model.batcher.run(prepared.tensors, call, priority)
+        return alone.outputs, alone.queue_s, alone.compute_s
     queue_s = compute_s = 0.0
 
     def run(tensors: Mapping[str, Array]) -> Mapping[str, Array]:
         nonlocal queue_s, compute_s
-        ran = model.batcher.run(tensors, call)
+        ran = model.batcher.run(tensors, call, priority)
         queue_s += ran.queue_s
         compute_s += ran.compute_s
         return ran.outputs

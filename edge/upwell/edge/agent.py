@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +14,14 @@ from types import MappingProxyType, TracebackType
 
 from upwell.edge.admission import Admission
 from upwell.edge.answer import Answer
-from upwell.edge.ascent import Desk
 from upwell.edge.background import Sender
+from upwell.edge.desk import Desk
 from upwell.edge.flight.flight import Flight
 from upwell.edge.flight.recorder import FOLDER_NAME, LIMIT, FlightRecorder
 from upwell.edge.handled import Handled
 from upwell.edge.handling import Handling
 from upwell.edge.health import health_of
+from upwell.edge.ids import Ids
 from upwell.edge.inputs import as_arrays
 from upwell.edge.keeping import Keeping
 from upwell.edge.metrics import AgentMetrics
@@ -34,17 +34,17 @@ from upwell.edge.spool.item import SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink, Sink
 from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.edge.state_dir import StateDir
+from upwell.edge.tracing import end_request
 from upwell.edge.upkeep import BUDGETS_NAME, BudgetFile, Upkeep
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.state import EdgeRan
+from upwell.shared.telemetry.tracer import Tracer
 from upwell.shared.tensors import Array
 
 _log = logging.getLogger(__name__)
 _NO_TAGS: Mapping[str, str] = MappingProxyType({})
-IDS = 64
-"""So many ids of requests are made at once."""
 
 
 class Agent:
@@ -61,6 +61,7 @@ class Agent:
         flights: int = LIMIT,
         spool: SpoolLimits | None = None,
         sinks: Sequence[Sink] = (),
+        tracer: Tracer | None = None,
     ) -> None:
         self.name = name
         self._models = {model.name: model for model in models}
@@ -80,7 +81,7 @@ class Agent:
                 for duration_s in head.edge.durations_s:
                     self.router.observe(EdgeRan(head.way.key, 1, duration_s))
         self.metrics = AgentMetrics(lambda: self.router.state, self.health)
-        self._desk = Desk(self.router, uplink, self.metrics, Admission())
+        self._desk = Desk(self.router, uplink, self.metrics, Admission(), tracer)
         self._state_dir = state_dir
         folder = None if state_dir is None else state_dir.path
         self.flights = FlightRecorder(None if folder is None else folder / FOLDER_NAME, flights)
@@ -106,7 +107,7 @@ class Agent:
                 self._keeping.spool = self.spool
                 self.metrics.watch_spool(self.spool)
         self._upkeep: Upkeep | None = None
-        self._ids: list[str] = []
+        self._ids = Ids()
         self._on_close = ExitStack()
         self._closed = False
 
@@ -149,18 +150,19 @@ class Agent:
         deadline_s: float = math.inf,
         tags: Mapping[str, str] = _NO_TAGS,
         id: str = "",
+        traceparent: str = "",
     ) -> Answer:
         """Answer one request, wherever that is best.
 
         `inputs` maps the signature's input names to arrays whose first dimension is rows; one encoded picture may be
         given as `bytes`, pixels also as uint8 [height, width], [height, width, 1 or 3] or [rows, height, width].
-        `deadline_s` is seconds from now; the policy's deadline holds where it is earlier. Raises `UpwellError`s; see
-        `upwell.shared.errors`.
+        `deadline_s` is seconds from now; the policy's deadline holds where it is earlier. `traceparent` is the caller's
+        place in a trace (W3C Trace Context). Raises `UpwellError`s; see `upwell.shared.errors`.
         """
         arrived_s = time.monotonic()
         served = self._models.get(model) or self.model(model)
         tags = dict(tags) if tags else _NO_TAGS  # flights keep them, and the caller's own may change
-        return self._handle(served, as_arrays(inputs, served), arrived_s + deadline_s, tags, id, arrived_s)
+        return self._handle(served, as_arrays(inputs, served), arrived_s + deadline_s, tags, id, arrived_s, traceparent)
 
     def handle(
         self,
@@ -170,9 +172,10 @@ class Agent:
         tags: Mapping[str, str],
         id: str,
         arrived_s: float,
+        traceparent: str = "",
     ) -> Answer:
         """Answer one request whose `deadline_s` and `arrived_s` are instants of the monotonic clock."""
-        return self._handle(self.model(model), inputs, deadline_s, tags, id, arrived_s)
+        return self._handle(self.model(model), inputs, deadline_s, tags, id, arrived_s, traceparent)
 
     def _handle(
         self,
@@ -182,24 +185,29 @@ class Agent:
         tags: Mapping[str, str],
         id: str,
         arrived_s: float,
+        traceparent: str,
     ) -> Answer:
         if self._closed:
             raise Unavailable("the agent is closed")
         handling: Handling | None = None
+        desk, id = self._desk, id or self._ids.new()
+        if traceparent or desk.tracer is not None:
+            desk = desk.placed(traceparent, arrived_s)
         try:
             if not arrived_s < deadline_s:  # so that NaN is no deadline to work for either
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
-            handling = Handling(self._desk, served, inputs, deadline_s, tags, id or self._new_id(), arrived_s)
+            handling = Handling(desk, served, inputs, deadline_s, tags, id, arrived_s)
             answer, done = handling.run()
         except UpwellError as error:
             self.metrics.failed(served.name, error)
             failed = None if handling is None else handling.done()
+            end_request(desk, served.name, id, deadline_s, failed, error)
             if failed is not None:
                 self.flights.note(Flight.of(failed, error, self.router.recent, time.monotonic(), self.router.digest))
             raise
-        return self._kept(done, answer)
+        return self._kept(done, answer, desk)
 
-    def _kept(self, done: Handled, answer: Answer) -> Answer:
+    def _kept(self, done: Handled, answer: Answer, desk: Desk) -> Answer:
         """The answer, once what is to be kept of the request is on its way to the disk."""
         if self._keeping is not None:
             answer = self._keeping.keep(done, answer)
@@ -216,15 +224,9 @@ class Agent:
         if answer.degraded:
             self.metrics.degraded(model, answer.reason)
             _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
+        if desk.trace is not None:
+            end_request(desk, model, answer.id, done.first.deadline_s, done, answer)
         return answer
-
-    def _new_id(self) -> str:
-        """As a random UUID. Many are made at once: to write one such number takes as long as the whole decision."""
-        try:
-            return self._ids.pop()
-        except IndexError:
-            id, *self._ids = [f"{random.getrandbits(128):032x}" for _ in range(IDS)]
-            return id
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
         """Answer with this edge side from now on; requests under way end on the one that they began with.

@@ -13,17 +13,16 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from upwell.edge.admission import Admission
 from upwell.edge.answer import Timings
-from upwell.edge.metrics import AgentMetrics
+from upwell.edge.desk import Desk
 from upwell.edge.models.served import NotFinite, ServedModel
-from upwell.edge.router_cell import RouterCell
+from upwell.edge.tracing import UPLINK
 from upwell.edge.uplink.calls import CloudCall, CloudMiss, CloudReply, Message
-from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudSent, Decision
+from upwell.shared.telemetry.trace import Place
 from upwell.shared.tensors import Array
 
 HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
@@ -37,21 +36,13 @@ _names = itertools.count()
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What every request is handled with."""
-
-    router: RouterCell
-    uplink: Uplink | None
-    metrics: AgentMetrics
-    admission: Admission
-
-
-@dataclass(frozen=True)
 class _Attempt:
     """One message sent for the rows, and the name under which the router knows it."""
 
     name: str
     call: CloudCall
+    place: Place | None
+    """Where it stands in the request's trace; None where that is not recorded."""
 
 
 class Ascent:
@@ -87,7 +78,8 @@ class Ascent:
         self._hedged = False
         self._may_retry = not decision.probes
         try:
-            self._message = Message.of(InferRequest(model=model.cloud_model, inputs=inputs, id=request_id))
+            request = InferRequest(model=model.cloud_model, inputs=inputs, id=request_id)
+            self._message = Message.of(request, desk.traceparent)
         except BaseException:
             desk.router.give_back(decision)  # a probe's slot must not stay taken, nor what was drawn from budgets
             raise
@@ -150,18 +142,20 @@ class Ascent:
 
     def _send(self, apart_from: CloudCall | None = None) -> None:
         """Send the message, which is paid for."""
-        name, size_bytes = str(next(_names)), len(self._message.data)
+        name, size_bytes, trace = str(next(_names)), len(self._message.data), self._desk.trace
+        place = None if trace is None else trace.calling()
+        message = self._message if place is None else replace(self._message, traceparent=str(place))
         # Told before it is done: on a busy machine the answer may be there before the sending returns.
         self._desk.router.observe(CloudSent(self._model.name, name, len(self.rows), size_bytes, self._model.whole))
         try:
-            call = self._uplink.start(self._message, self.decision.verdict, self.decision.give_up_s, apart_from)
+            call = self._uplink.start(message, self.decision.verdict, self.decision.give_up_s, apart_from)
         except BaseException:
             self._desk.router.settle(self.decision, None)
             self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, name))
             raise
         self._desk.router.settle(self.decision, call.sent_bytes or None)
         self._desk.metrics.sent(self._model.whole or self._model.name, call.sent_bytes)
-        self._under_way.append(_Attempt(name, call))
+        self._under_way.append(_Attempt(name, call, place))
         news = self._news
         call.on_end(lambda: news.put(None))
 
@@ -190,7 +184,7 @@ class Ascent:
         except NotFinite as error:
             # A request may deserve it (what is not a number goes in and comes out), so it speaks against nobody.
             self._under_way.remove(attempt)
-            self._tell_dropped(attempt)
+            self._tell_dropped(attempt, str(error))
             self._settle(attempt, attempt.call.reject(str(error)))
             return
         except ModelFailed as error:
@@ -198,6 +192,7 @@ class Ascent:
             return
         self._under_way.remove(attempt)
         self._desk.router.observe(self._answered(attempt, reply))
+        self._trace(attempt, "")
         self._settle(attempt, reply)
 
     def _answered(self, attempt: _Attempt, reply: CloudReply) -> CloudAnswered:
@@ -243,14 +238,23 @@ class Ascent:
             self._tell_dropped(attempt)
 
     def _tell_failed(self, attempt: _Attempt, miss: CloudMiss) -> None:
+        self._trace(attempt, f"{miss.reason}: {miss.detail}")
         _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, miss.reason, miss.detail)
         waited_s = attempt.call.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
         self._desk.router.observe(
             CloudFailure(self._model.name, miss.reason, self.decision.probes, waited_s, attempt.name)
         )
 
-    def _tell_dropped(self, attempt: _Attempt) -> None:
+    def _tell_dropped(self, attempt: _Attempt, why: str = "cancelled: it was not needed any more") -> None:
+        self._trace(attempt, why)
         self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, attempt.name))
+
+    def _trace(self, attempt: _Attempt, error: str) -> None:
+        trace, call = self._desk.trace, attempt.call
+        if trace is not None and attempt.place is not None:
+            facts = {"upwell.rows": len(self.rows), "upwell.sent_bytes": call.sent_bytes, "upwell.hedged": self._hedged}
+            ended_s = call.ended_s
+            trace.called(UPLINK, attempt.place, ended_s - call.elapsed_s, ended_s, facts, error)
 
 
 def timings(arrived_s: float, edge_s: float | None, ascents: Sequence[Ascent]) -> Timings:

@@ -26,6 +26,7 @@ from upwell.edge.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.routing.policy import Policy
+from upwell.shared.telemetry.tracer import Tracer
 from upwell.shared.tensors import Array
 from upwell.shared.yaml import load_yaml
 
@@ -58,15 +59,22 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
                 warm_up(model.name, model.edge)
             for head in model.heads:
                 warm_up(model.name, head.edge)
+        traces = config.agent.traces
+        tracer = Tracer.of(traces, "upwell-agent", config.agent.name) if traces else None
+        if tracer is not None:
+            on_failure.callback(tracer.close)
         spool = config.agent.spool
         sinks: list[Sink] = [] if spool.results is None else [JsonlSink(spool.results)]
         if on_result is not None:
             sinks.append(CallbackSink(on_result))
         agent = Agent(
             models, uplink, policy, name=config.agent.name, state_dir=state_dir, flights=config.agent.flights,
-            spool=SpoolLimits(max_bytes=spool.limit, max_age_s=spool.max_age), sinks=sinks,
+            spool=SpoolLimits(max_bytes=spool.limit, max_age_s=spool.max_age), sinks=sinks, tracer=tracer,
         )  # fmt: skip
         on_failure.callback(agent.close)
+        if tracer is not None:
+            agent.close_with(tracer.close)
+            agent.metrics.watch_traces(lambda: tracer.became)
         _keep_current(agent, starts)
         agent.look_after(config.policy)
         on_failure.pop_all()

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from upwell.edge.agent import Agent
 from upwell.edge.assembly import build_agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.dataplane import AgentDataplane
 from upwell.edge.health import summary
 from upwell.edge.spool.service import MAX_STREAMS, add_agent_service
 from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.quotas import limited
 from upwell.shared.oip.security import parse_address
 from upwell.shared.oip.server import start_server
+from upwell.shared.systemd import Systemd
+from upwell.shared.telemetry.logs import set_up_logs
 from upwell.shared.yaml import load_yaml
 
 DRAIN_S = 10.0
@@ -32,16 +35,17 @@ def agent(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first."""
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = load_yaml(config, AgentConfig).agent
+    console = set_up_logs(settings.log, logging.DEBUG if verbose else logging.INFO)
     # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     with build_agent(config) as running:  # which may fetch a model for minutes: until then a signal ends it at once
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.put(None))
         spool = running.spool
-        dataplane = AgentDataplane(running, settings.max_requests)
+        dataplane = limited(
+            AgentDataplane(running, settings.max_requests), settings.limits, by_token=settings.tokens is not None
+        )
         server = start_server(
             dataplane,
             settings.listen,
@@ -71,7 +75,7 @@ def agent(
         console.print(
             f"serving on {', '.join(server.addresses)} ({count} model{'s' if count > 1 else ''})", markup=False
         )
-        stop.get()
+        _serve_until(stop, running)
         console.print("draining")
         if spool is not None:
             spool.news.close()  # streams of results would not end by themselves
@@ -80,3 +84,11 @@ def agent(
             web.stop(DRAIN_S)
         if metrics is not None:
             metrics.shutdown()
+
+
+def _serve_until(stop: queue.SimpleQueue[None], running: Agent) -> None:
+    """Wait for an entry of `stop`, and tell systemd, where that started us, how we are."""
+    systemd = Systemd.of_environment()
+    systemd.ready()
+    systemd.ping_until(stop, lambda: not running.is_closed)
+    systemd.stopping()

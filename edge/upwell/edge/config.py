@@ -11,6 +11,7 @@ from upwell.edge.bundle.base import Trust
 from upwell.edge.model_sections import ModelSection
 from upwell.shared.errors import ConfigError
 from upwell.shared.located import Location, located
+from upwell.shared.oip.limits import UNLIMITED, Limits
 from upwell.shared.oip.security import (
     ClientSecurity,
     ServerSecurity,
@@ -18,8 +19,10 @@ from upwell.shared.oip.security import (
     check_endpoint,
     check_exposure,
     parse_address,
+    parse_endpoint,
 )
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.telemetry.sections import METRICS, LogFormat, MetricsAddress, Traces
 from upwell.shared.units import Bytes, Seconds
 from upwell.shared.yaml import RelativePath
 
@@ -38,16 +41,16 @@ def _address(text: str) -> str:
     return text
 
 
-ListenAddress = Annotated[str, AfterValidator(_address)]
-
-
-def _tcp_address(text: str) -> str:
-    if parse_address(_address(text)).socket_path is not None:
-        raise ValueError(f"expected HOST:PORT, got {text!r}")
+def _endpoint(text: str) -> str:
+    try:
+        parse_endpoint(text)
+    except ConfigError as error:
+        raise ValueError(error.problems[0].message) from None
     return text
 
 
-TcpAddress = Annotated[str, AfterValidator(_tcp_address)]
+ListenAddress = Annotated[str, AfterValidator(_address)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 
 class ServerTls(_Section):
@@ -119,15 +122,16 @@ class AgentSection(_Section):
     state_dir: RelativePath | None = Field(
         None, description="A folder of this agent's own, made if missing; a second agent that names it is refused."
     )
-    metrics: TcpAddress | None = Field(
-        None, description="Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint."
-    )
+    metrics: MetricsAddress | None = Field(None, description=METRICS)
+    traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
+    log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
     listen_http: list[ListenAddress] = Field(
         [], description="The same over HTTP/1.1, at other addresses; needs the extra `http`."
     )
     tls: ServerTls | None = Field(None, description="TLS for `listen` and `listen_http`.")
     tokens: RelativePath | None = Field(None, description="A tokens.yaml with the tokens that callers may use.")
     insecure: bool = Field(False, description="Allow a `listen` off loopback without authentication.")
+    limits: Limits = Field(UNLIMITED, description="What each caller may ask for, where tokens.yaml says nothing else.")
     max_message: Bytes = Field(DEFAULT_MAX_MESSAGE_BYTES, gt=0, description="Largest message taken or sent.")
     max_requests: int = Field(
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
@@ -148,8 +152,10 @@ class AgentSection(_Section):
 class CloudSection(_Section):
     """The cloud: any server of the Open Inference Protocol."""
 
-    endpoint: ListenAddress = Field(description="HOST:PORT of the service.")
-    fallbacks: list[ListenAddress] = Field(
+    endpoint: Endpoint = Field(
+        description="HOST:PORT of the service, dns:///NAME:PORT for all of that name, or https://HOST for HTTP/1.1."
+    )
+    fallbacks: list[Endpoint] = Field(
         [], description="Further services with the same models, in this order where the ones before do not answer."
     )
     tls: ClientTls | None = Field(None, description="TLS; needed off loopback unless `insecure`.")

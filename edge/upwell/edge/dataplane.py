@@ -51,7 +51,9 @@ class AgentDataplane:
         model = self._agent.model(request.model)
         _check_outputs(model, request.outputs)
         tags = _tags(request.parameters)
-        answer = self._agent.handle(request.model, request.inputs, call.deadline_s, tags, request.id, arrived_s)
+        answer = self._agent.handle(
+            request.model, request.inputs, call.deadline_s, tags, request.id, arrived_s, call.traceparent
+        )
         return InferResponse(
             model=request.model,
             version=VERSION,

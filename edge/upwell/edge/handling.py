@@ -17,14 +17,15 @@ from types import MappingProxyType
 from upwell.edge.admission import CLAIMS, timed
 from upwell.edge.answer import Answer
 from upwell.edge.answering import answer_of
-from upwell.edge.ascent import Ascent, Desk, Joined
+from upwell.edge.ascent import Ascent, Joined
+from upwell.edge.desk import Desk
 from upwell.edge.handled import Handled
 from upwell.edge.head_run import run_head
 from upwell.edge.models.served import ServedModel
 from upwell.edge.refusals import failure, refusal
 from upwell.edge.rows import RowParts, without
 from upwell.edge.signals import signals_of
-from upwell.edge.timetable import Claim
+from upwell.edge.tracing import EDGE, add_decision, add_run
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
 from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelFailed, Refused, UpwellError
 from upwell.shared.routing.reasons import Plan, Reason
@@ -71,7 +72,11 @@ class Handling:
 
     def run(self) -> tuple[Answer, Handled]:
         """The answer, and all that is known of the request. Raises `UpwellError` where there is none to give."""
+        trace = self._desk.trace
+        began_s = time.monotonic() if trace is not None else 0.0
         decision = self._decided()
+        if trace is not None:
+            add_decision(trace, decision, began_s)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("id=%s decision: %s", self._id, decision)
         uplink = self._desk.uplink
@@ -104,7 +109,10 @@ class Handling:
         """The first decision; made again where not all that waits for the device goes before this request."""
         decision = self._first = self._desk.router.decide(self._signals)
         settings = decision.verdict.settings
-        self._claim = CLAIMS[settings.priority] if settings.source is None else self._admitted(decision)
+        if settings.source is None:
+            self._claim = CLAIMS[settings.priority]
+        else:
+            self._claim = self._desk.admitted(self._signals, decision, self._arrived_s)
         if self._edge is None or not self._signals.edge_ahead:
             return decision
         ahead = self._edge.lane.ahead_of(decision.deadline_s, self._claim)
@@ -115,21 +123,8 @@ class Handling:
         decision = self._first = self._desk.router.decide(self._signals)
         return decision
 
-    def _admitted(self, decision: Decision) -> Claim:
-        """What the request may claim of the device. Raises `Refused` where its source sends more than it may."""
-        subject = self._signals.subject
-        try:
-            return self._desk.admission.admit(subject.model, decision.verdict.settings, subject.tags, self._arrived_s)
-        except Refused:
-            self._desk.router.give_back(decision)
-            raise
-
     def _turned_away(self, error: UpwellError) -> UpwellError:
-        """The error; a request that is refused does not count against the rate of its source."""
-        if isinstance(error, Refused) and self._first is not None:
-            subject = self._signals.subject
-            self._desk.admission.give_back(subject.model, self._first.verdict.settings, subject.tags)
-        return error
+        return self._desk.turned_away(self._signals, self._first, error)
 
     def _ask(self, decision: Decision) -> tuple[Plan, Reason]:
         """Send what goes up at once and run the rest on the device, then send what turned out hard."""
@@ -173,7 +168,10 @@ class Handling:
         rows = without(without(rest, first.kept_rows), first.up_rows)
         hardness = tuple(self._hardness[row] for row in rows)
         self._asked = replace(self._signals, scored_rows=rows, hardness=hardness)
+        began_s = time.monotonic()
         self._second = self._desk.router.decide(self._asked)
+        if self._desk.trace is not None:
+            add_decision(self._desk.trace, self._second, began_s)
         self._learn_scores(hard, len(rows), hardness)
         return self._second
 
@@ -232,6 +230,8 @@ class Handling:
         inputs = self._inputs if len(rows) == self._parts.rows else self._select(self._inputs, rows)
         run = self._edge.run(inputs, deadline_s, claim)
         router.ran(self.model, len(rows), run.duration_s)
+        if self._desk.trace is not None:
+            add_run(self._desk.trace, EDGE, len(rows), run.duration_s)
         self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest
         self._parts.edge.append((rows, run.outputs))
         if run.exits:

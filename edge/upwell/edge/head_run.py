@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 
 from upwell.edge.admission import timed
-from upwell.edge.ascent import Desk
+from upwell.edge.desk import Desk
 from upwell.edge.models.heads import Half
 from upwell.edge.models.served import ServedModel
 from upwell.edge.timetable import Claim
+from upwell.edge.tracing import HEAD, add_run
 from upwell.shared.routing.state import Decision, Way
 from upwell.shared.tensors import Array
 
@@ -35,4 +36,6 @@ def run_head(
         desk.router.give_back(decision)
         raise
     desk.router.ran(way.key, rows, half.duration_s)
+    if desk.trace is not None:
+        add_run(desk.trace, HEAD, rows, half.duration_s)
     return head.tail(model), half

@@ -8,17 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, TypeAlias, get_args
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from upwell.edge.models.following import UpdateStatus
 from upwell.edge.models.report import ModelHealth, State
 from upwell.edge.models.served import EdgeModel, ServedModel
-from upwell.shared.errors import ConfigError
 
 Health: TypeAlias = Callable[[], Sequence[ModelHealth]]
 UpdatesHealth: TypeAlias = Callable[[], Mapping[str, UpdateStatus]]
@@ -78,6 +74,11 @@ def document(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] 
     }
 
 
+def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus]) -> bytes:
+    """The same as it is served at `/health`."""
+    return json.dumps(document(models, updates)).encode()
+
+
 def _described(health: ModelHealth) -> dict[str, Any]:
     described = asdict(health)
     described["accelerator"] = health.accelerator or "cpu"
@@ -123,30 +124,3 @@ class HealthCollector(Collector):
             for one in models:
                 gauge.add_metric([one.model], value(one))
             yield gauge
-
-
-class _Quiet(WSGIRequestHandler):
-    """Without a line on standard error for each request."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Write nothing."""
-
-
-def serve(host: str, port: int, registry: CollectorRegistry, health: Health, updates: UpdatesHealth) -> WSGIServer:
-    """A server for `GET /metrics` (Prometheus) and `GET /health` (JSON; 200 while the agent serves).
-
-    Port 0 takes a free one. The caller runs it on a thread. Raises `ConfigError` where it cannot listen.
-    """
-    metrics = make_wsgi_app(registry)
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") != "/health":
-            answer: Iterable[bytes] = metrics(environ, start_response)
-            return answer
-        start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
-        return [json.dumps(document(health(), updates())).encode()]
-
-    try:
-        return make_server(host, port, app, ThreadingWSGIServer, handler_class=_Quiet)
-    except OSError as error:
-        raise ConfigError.at(None, f"cannot listen on {host}:{port}: {error.strerror}", "agent.metrics") from None

@@ -17,9 +17,10 @@ from rich.text import Text
 
 from upwell.edge.infer_inputs import read_inputs
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.clients import open_client
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
-from upwell.shared.oip.security import ClientSecurity, TlsFiles, parse_address
+from upwell.shared.oip.security import ClientSecurity, TlsFiles, parse_endpoint
 from upwell.shared.tensors import Array, oip_datatype
 from upwell.shared.units import parse_seconds
 
@@ -36,7 +37,7 @@ _INPUT = (
 def infer(
     model: Annotated[str, typer.Argument(help=_MODEL)],
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help=_INPUT)],
-    at: Annotated[str, typer.Option(help="The server: HOST:PORT or unix:PATH.")],
+    at: Annotated[str, typer.Option(help="The server: HOST:PORT, unix:PATH, or https://HOST.")],
     deadline: Annotated[str, typer.Option(help="How long the answer may take, such as 100ms.")] = "60s",
     tag: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the policy's rules; may be repeated.")] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the bearer token to send.")] = None,
@@ -51,7 +52,7 @@ def infer(
     A server on another machine is called over TLS.
     """
     deadline_s, parameters = _seconds(deadline), _tags(tag or [])
-    client = OipClient(at, _security(at, token_file, ca, insecure))
+    client = open_client(at, _security(at, token_file, ca, insecure))
     try:
         arrays = read_inputs(inputs, lambda: client.metadata(model, _METADATA_LIMIT_S))
         began_s = time.monotonic()
@@ -91,7 +92,7 @@ def _tags(texts: Sequence[str]) -> dict[str, str]:
 def _security(at: str, token_file: Path | None, ca: Path | None, insecure: bool) -> ClientSecurity:
     if insecure and ca is not None:
         raise ConfigError.at(None, "--insecure means no TLS and --ca needs it; give one of them")
-    plain = insecure or (ca is None and parse_address(at).is_loopback)
+    plain = insecure or (ca is None and parse_endpoint(at).is_loopback)
     return ClientSecurity(None if plain else TlsFiles(ca=ca), token_file, insecure)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from wsgiref.simple_server import WSGIServer
 
@@ -11,13 +10,14 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from upwell.edge.health import Health, HealthCollector, UpdatesHealth, serve
+from upwell.edge.health import Health, HealthCollector, UpdatesHealth, health_page
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.edge.tally import AnswerTally
 from upwell.shared.routing.link import LinkEstimate
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.state import RouterState
+from upwell.shared.telemetry.exposition import serve_pages
 
 
 class AgentMetrics:
@@ -57,6 +57,10 @@ class AgentMetrics:
         """Export what became of the lines of the request log."""
         self.registry.register(_LogCollector(recorded))
 
+    def watch_traces(self, became: Callable[[], Mapping[str, int]]) -> None:
+        """Export what became of the requests that were recorded for traces."""
+        self.registry.register(_TraceCollector(became))
+
     def watch_updates(self, status: UpdatesHealth) -> None:
         """Export how the updates of bundles fare."""
         self._updates = status
@@ -83,9 +87,8 @@ class AgentMetrics:
 
         Raises `ConfigError` where it cannot listen.
         """
-        server = serve(host, port, self.registry, self._health, self._updates)
-        threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-        return server
+        pages = {"/health": lambda: health_page(self._health(), self._updates())}
+        return serve_pages(host, port, self.registry, "agent.metrics", pages)
 
 
 class _LogCollector(Collector):
@@ -101,6 +104,21 @@ class _LogCollector(Collector):
         for became in ("written", "dropped", "failed"):
             lines.add_metric([became], counts.get(became, 0))
         yield lines
+
+
+class _TraceCollector(Collector):
+    """What became of the requests that were recorded for traces, read when scraped."""
+
+    def __init__(self, became: Callable[[], Mapping[str, int]]) -> None:
+        self._became = became
+
+    def collect(self) -> Iterator[Metric]:
+        """A counter by what became of them."""
+        counts = self._became()
+        traces = CounterMetricFamily("upwell_traces", "Requests recorded for traces.", labels=["became"])
+        for became in ("sent", "dropped", "failed"):
+            traces.add_metric([became], counts.get(became, 0))
+        yield traces
 
 
 class _UpdateCollector(Collector):

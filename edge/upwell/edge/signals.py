@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from upwell.edge.ascent import Desk
+from upwell.edge.desk import Desk
 from upwell.edge.models.served import ServedModel
 from upwell.edge.rows import size_bytes
 from upwell.shared.routing.rules import Subject

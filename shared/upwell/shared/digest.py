@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from upwell.shared.onnx_files import external_weights
@@ -13,15 +14,28 @@ _CHUNK_BYTES = 1 << 20
 def model_digest(path: Path) -> str:
     """`sha256:` and 64 hexadecimal digits.
 
-    Of the file, or, for an ONNX model with weights in files of their own, of the digests of all of them: the file's
-    and then, by location, theirs. Raises `BadOnnxFile` where the file is no ONNX file or such a file is missing or
+    Of the file, or, for a model with weights in files of their own, of the digests of all of them: the file's and then,
+    by location, theirs. Raises `BadOnnxFile` where the file is no ONNX file or such a file is missing or
     outside the model's folder, before anything has read it, and `OSError`.
     """
-    weights = external_weights(path) if path.suffix == ".onnx" else ()
+    weights = _weights(path)
     if not weights:
         return f"sha256:{_sha256(path).hex()}"
     parts = [_sha256(path), *map(_sha256, weights)]
     return f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
+
+
+def jax_weights(path: Path) -> Path | None:
+    """The weights beside a program of JAX, if it has any there; None for a file of another kind."""
+    weights = path.with_suffix(".safetensors")
+    return weights if path.suffix == ".jax" and os.path.lexists(weights) else None
+
+
+def _weights(path: Path) -> tuple[Path, ...]:
+    if path.suffix == ".onnx":
+        return external_weights(path)
+    beside = jax_weights(path)
+    return () if beside is None else (beside,)
 
 
 def _sha256(path: Path) -> bytes:

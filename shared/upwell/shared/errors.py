@@ -28,6 +28,7 @@ UpwellError
     ├── CloudSilent       edge.collect.collecting
     ├── LogNotWritten     edge.collect.log_file
     ├── ServiceNotStarted edge.demo.service
+    ├── WorkersFailed     cloud.scale.supervisor
     ├── NoPlan            shared.partition.planner
     ├── Rejected          shared.oip.http.replies
     └── RemoteError       shared.oip.client
@@ -55,7 +56,14 @@ class ModelNotFound(UpwellError):
 
 
 class Refused(UpwellError):
-    """Admission, a full queue or a size limit refused the request before any work was done."""
+    """Admission, a full queue or a size limit refused the request before any work was done.
+
+    `retry_after_s`: after so many seconds it may be worth another try; None where nobody can say.
+    """
+
+    def __init__(self, text: str, *, retry_after_s: float | None = None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(text)
 
 
 class Superseded(UpwellError):

@@ -1,4 +1,4 @@
-"""Where an ONNX file keeps its weights: in itself, or in files that must lie in its folder or below.
+"""What an ONNX file asks of the machine: weights in files that must lie in its folder or below, and its operators.
 
 ONNX Runtime before 1.24 reads external weights from any path that a model names, so a model from elsewhere could
 carry any file of the machine into its outputs. This walks protobuf's wire format without the `onnx` package and
@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from types import MappingProxyType
 
@@ -40,6 +41,15 @@ _MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
 _MAX_TAG_BITS = 32
 _MAX_LOCATIONS = 10_000
 _MAX_LOCATION_BYTES = 4096
+_MAX_NAME_BYTES = 1000
+_NODE_NAME = (7, 4)
+_FUNCTION_NAME = (10, 1)
+"""Fields of `onnx.proto` with the domain and the name of an operator, in NodeProto and in FunctionProto."""
+_KNOWN_DOMAINS = (
+    "", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "ai.onnx.training", "com.microsoft",
+    "com.microsoft.experimental", "com.microsoft.nchwc", "com.ms.internal.nhwc",
+)  # fmt: skip
+_COMPILED = "EPContext"
 _SHOWN_CHARACTERS = 200
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
@@ -67,15 +77,32 @@ def external_locations(path: Path) -> tuple[str, ...]:
     where the file cannot be read.
     """
     found: set[str] = set()
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise BadOnnxFile("the file is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for location in _locations(data, 0, len(data), "ModelProto", 0):
-                found.add(location)
-                if len(found) > _MAX_LOCATIONS:
-                    raise BadOnnxFile(f"it names more than {_MAX_LOCATIONS} files of external weights")
+    with _mapped(path) as data:
+        for kind, begin, stop in _messages(data, 0, len(data), "ModelProto", 0):
+            if kind == _ENTRY:
+                found.update(_location(data, begin, stop))
+            if len(found) > _MAX_LOCATIONS:
+                raise BadOnnxFile(f"it names more than {_MAX_LOCATIONS} files of external weights")
     return tuple(sorted(found))
+
+
+def foreign_operators(path: Path) -> tuple[str, ...]:
+    """Operators that the ONNX file at `path` calls and that only a library or another program could bring, sorted.
+
+    Each is `domain:name`. Those of ONNX, of ONNX Runtime and of the file's own functions are left out, but for
+    `EPContext`: it holds or names a program that some accelerator's compiler has made, which runs as it is. Raises as
+    `external_locations`.
+    """
+    called: set[tuple[str, str]] = set()
+    own: set[tuple[str, str]] = set()
+    with _mapped(path) as data:
+        for kind, begin, stop in _messages(data, 0, len(data), "ModelProto", 0):
+            if kind == "NodeProto":
+                called.add(_named(data, begin, stop, _NODE_NAME))
+            elif kind == "FunctionProto":
+                own.add(_named(data, begin, stop, _FUNCTION_NAME))
+    foreign = {one for one in called if (one not in own and one[0] not in _KNOWN_DOMAINS) or one[1] == _COMPILED}
+    return tuple(sorted(f"{domain}:{name}" for domain, name in foreign))
 
 
 def _confined(location: str, folder: Path) -> Path:
@@ -95,16 +122,38 @@ def _confined(location: str, folder: Path) -> Path:
     return weights
 
 
-def _locations(data: mmap.mmap, start: int, end: int, message: str, depth: int) -> Iterator[str]:
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise BadOnnxFile("the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
+def _messages(data: mmap.mmap, start: int, end: int, message: str, depth: int) -> Iterator[tuple[str, int, int]]:
+    """Kind, start and end of every message of `MESSAGES` in the one at `data[start:end]`, at any depth."""
     if depth > _MAX_DEPTH:
         raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {_MAX_DEPTH}")
     inner = MESSAGES[message]
     for number, begin, stop in _length_delimited(data, start, end):
         kind = inner.get(number)
-        if kind == _ENTRY:
-            yield from _location(data, begin, stop)
-        elif kind is not None:
-            yield from _locations(data, begin, stop, kind, depth + 1)
+        if kind is None:
+            continue
+        yield kind, begin, stop
+        if kind in MESSAGES:
+            yield from _messages(data, begin, stop, kind, depth + 1)
+
+
+def _named(data: mmap.mmap, start: int, end: int, fields: tuple[int, int]) -> tuple[str, str]:
+    """Domain and name of a node's operator or of a function; of repeated fields the last one counts."""
+    found = dict.fromkeys(fields, "")
+    for number, begin, stop in _length_delimited(data, start, end):
+        if number in found:
+            if stop - begin > _MAX_NAME_BYTES:
+                raise BadOnnxFile(f"an operator's name is longer than {_MAX_NAME_BYTES} bytes")
+            found[number] = data[begin:stop].decode(errors="replace")
+    return found[fields[0]], found[fields[1]]
 
 
 def _location(data: mmap.mmap, start: int, end: int) -> Iterator[str]:

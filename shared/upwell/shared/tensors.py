@@ -59,6 +59,9 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
 
 def oip_datatype(dtype: np.dtype[Any]) -> str:
     """The OIP datatype of a numpy dtype. `S` and `U` arrays count as BYTES. Raises `InvalidRequest`."""
+    name = _NAMES.get(dtype)
+    if name is not None:
+        return name
     if dtype.kind in "SU":
         return "BYTES"
     try:

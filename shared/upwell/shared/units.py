@@ -15,7 +15,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 DURATION_UNITS: Mapping[str, Decimal] = MappingProxyType(
     {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
@@ -197,15 +197,34 @@ def _schema(pattern: str, *others: dict[str, object]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"type": "string", "pattern": pattern}, *others]})
 
 
+def seconds_as_written(value: float) -> str:
+    """0.08 -> `80ms`, 90.0 -> `90s`: what `parse_seconds` reads as the same value."""
+    exact = Decimal(repr(value))
+    unit = "ms" if 0 < exact < 1 else "s"
+    return f"{(exact / DURATION_UNITS[unit]).normalize():f}{unit}"
+
+
+def bytes_as_written(value: int) -> str:
+    """67108864 -> `64MiB`, 1000 -> `1000B`: what `parse_bytes` reads as the same value."""
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if value and value % int(SIZE_UNITS[unit]) == 0), "B")
+    return f"{value // int(SIZE_UNITS[unit])}{unit}"
+
+
 Seconds: TypeAlias = Annotated[
-    float, BeforeValidator(parse_seconds), _schema(rf"^{_NUMBER}({'|'.join(DURATION_UNITS)})$", {"const": 0})
+    float,
+    BeforeValidator(parse_seconds),
+    _schema(rf"^{_NUMBER}({'|'.join(DURATION_UNITS)})$", {"const": 0}),
+    PlainSerializer(seconds_as_written, when_used="json"),
 ]
-"""A pydantic field written as a duration with its unit; seconds inside."""
+"""A pydantic field written as a duration with its unit, in JSON too; seconds inside."""
 
 Bytes: TypeAlias = Annotated[
-    int, BeforeValidator(parse_bytes), _schema(rf"^{_NUMBER}({'|'.join(SIZE_UNITS)})$", {"const": 0})
+    int,
+    BeforeValidator(parse_bytes),
+    _schema(rf"^{_NUMBER}({'|'.join(SIZE_UNITS)})$", {"const": 0}),
+    PlainSerializer(bytes_as_written, when_used="json"),
 ]
-"""A pydantic field written as a size with its unit; bytes inside."""
+"""A pydantic field written as a size with its unit, in JSON too; bytes inside."""
 
 Share: TypeAlias = Annotated[
     float,

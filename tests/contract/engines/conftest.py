@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.onnx import OnnxEngine
 from upwell.cloud.engines.torch import TorchEngine
+
+Build: TypeAlias = Callable[[Path], Engine]
 
 CLASSES = """
 import torch
@@ -31,30 +35,48 @@ class Double(torch.nn.Module):
 """
 
 
-def _onnx(tmp_path: Path) -> Engine:
-    spec = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "xy"]
-    two = helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["y"])], "double", spec[:1], spec[1:], [two])
-    path = tmp_path / "model.onnx"
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    return OnnxEngine.load("double", path, ModelSettings())
+def _onnx(**settings: object) -> Build:
+    def build(tmp_path: Path) -> Engine:
+        spec = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "xy"]
+        two = helper.make_tensor("two", TensorProto.FLOAT, [], [2.0])
+        graph = helper.make_graph([helper.make_node("Mul", ["x", "two"], ["y"])], "double", spec[:1], spec[1:], [two])
+        path = tmp_path / "model.onnx"
+        save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+        return OnnxEngine.load("double", path, replace(ModelSettings(), **settings))  # type: ignore[arg-type]  # single keys
+
+    return build
 
 
-def _torch(tmp_path: Path) -> Engine:
-    path = tmp_path / "model.safetensors"
-    save_file({"factor": np.array([2.0], np.float32)}, path)
-    return TorchEngine.load("double", path, ModelSettings(engine="torch", torch_class="classes_of_engine_suite.Double"))
+def _torch(**settings: object) -> Build:
+    def build(tmp_path: Path) -> Engine:
+        path = tmp_path / "model.safetensors"
+        save_file({"factor": np.array([2.0], np.float32)}, path)
+        named = ModelSettings(engine="torch", torch_class="classes_of_engine_suite.Double")
+        return TorchEngine.load("double", path, replace(named, **settings))  # type: ignore[arg-type]  # single keys
+
+    return build
 
 
 def _fake(tmp_path: Path) -> Engine:
     return FakeEngine()
 
 
-@pytest.fixture(params=[_fake, _onnx, _torch], ids=["fake", "onnx", "torch"])
+BUILDS: dict[str, Build] = {
+    "fake": _fake,
+    "onnx": _onnx(),
+    "onnx-auto": _onnx(providers=("auto",)),
+    "torch": _torch(),
+    "torch-auto": _torch(device="auto"),
+    "torch-fp16": _torch(precision="fp16"),
+    "torch-bf16": _torch(precision="bf16"),
+    "torch-compiled": _torch(compile=True, buckets=(1, 4)),
+}
+
+
+@pytest.fixture(params=list(BUILDS))
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     (tmp_path / "classes_of_engine_suite.py").write_text(CLASSES)
     monkeypatch.syspath_prepend(tmp_path)
-    build: Callable[[Path], Engine] = request.param
-    engine = build(tmp_path)
+    engine = BUILDS[request.param](tmp_path)
     yield engine
     engine.close()

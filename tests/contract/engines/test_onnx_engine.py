@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, save
 
+from tests.unit.models_for_tests import OPSET, linear, refer, tensor
+from tests.unit.models_for_tests import save as save_model
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.onnx import OnnxEngine
 from upwell.shared.errors import InvalidRequest, ModelFailed
@@ -76,6 +80,95 @@ def test_a_broken_file_is_one_sentence_without_a_path(tmp_path: Path, content: b
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_another_device_than_the_cpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelFailed, match="`device: cpu`, not on 'cuda:0'"):
-        OnnxEngine.load("m", tmp_path / "model.onnx", ModelSettings(device="cuda:0"))
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (ModelSettings(device="cuda:0"), "tensorrt is not in this onnxruntime.*cuda is not in .*onnxruntime-gpu"),
+        (ModelSettings(device="npu"), "cann is not in this onnxruntime: pip install onnxruntime-cann"),
+        (ModelSettings(device="tpu"), "knows no device 'tpu'; expected one of auto, cuda, npu, xpu, mps, cpu"),
+        (ModelSettings(providers=("cuda",)), "cuda is not in this onnxruntime.*; it has .*cpu"),
+        (ModelSettings(providers=("nosuch", "cpu")), "nosuch is not in this onnxruntime: expected the name"),
+    ],
+)
+def test_a_provider_that_is_not_there_is_never_replaced_in_silence(
+    tmp_path: Path, settings: ModelSettings, says: str
+) -> None:
+    path = linear(tmp_path)
+    with pytest.raises(ModelFailed, match=says):
+        OnnxEngine.load("m", path, settings)
+
+
+@pytest.mark.skipif("AzureExecutionProvider" not in onnxruntime.get_available_providers(), reason="not built in here")
+def test_a_provider_that_starts_and_takes_no_node_is_no_provider(tmp_path: Path) -> None:
+    with pytest.raises(ModelFailed, match="azure is not taking any node of the model"):
+        OnnxEngine.load("m", linear(tmp_path), ModelSettings(providers=("azure",)))
+
+
+def test_automatic_choice_says_what_it_took_and_why_not_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        engine = OnnxEngine.load("m", linear(tmp_path), ModelSettings(device="auto"))
+    assert engine.run({"x": np.ones((2, 8), np.float32)})["scores"].shape == (2, 3)
+    (text,) = [record.getMessage() for record in caplog.records if record.name.startswith("upwell")]
+    assert text.startswith("model m runs on cpu (tensorrt is not in this onnxruntime")
+    assert "coreml is not in this onnxruntime" in text
+
+
+@pytest.mark.parametrize(
+    ("domain", "operator"), [("evil.corp", "Run"), ("ai.onnx.contrib", "PyOp"), ("com.microsoft", "EPContext")]
+)
+def test_operators_of_libraries_and_compiled_programs_are_refused_by_name(
+    tmp_path: Path, domain: str, operator: str
+) -> None:
+    node = helper.make_node(operator, ["x"], ["y"], domain=domain)
+    path = save_model(tmp_path / "model.onnx", [node], [tensor("x", [2])], [tensor("y", [2])], domains=[domain])
+    with pytest.raises(ModelFailed, match=rf"calls {domain}:{operator}, which .* never loaded"):
+        OnnxEngine.load("m", path, ModelSettings())
+
+
+def test_functions_of_the_model_itself_are_its_own(tmp_path: Path) -> None:
+    node = helper.make_node("Twice", ["x"], ["y"], domain="my.functions")
+    path = save_model(tmp_path / "m.onnx", [node], [tensor("x", [2])], [tensor("y", [2])], domains=["my.functions"])
+    model = onnx.load(str(path))
+    body = [helper.make_node("Add", ["a", "a"], ["b"])]
+    opsets = [helper.make_opsetid("", OPSET)]
+    model.functions.append(helper.make_function("my.functions", "Twice", ["a"], ["b"], body, opsets))
+    path.write_bytes(model.SerializeToString())
+    answer = OnnxEngine.load("m", path, ModelSettings()).run({"x": np.array([1, 2], np.float32)})
+    assert answer["y"].tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("entries", "dims"),
+    [
+        ({"offset": 1 << 40}, [4]),
+        ({"offset": 8}, [4]),
+        ({"offset": -8}, [4]),
+        ({"offset": (1 << 63) - 8}, [4]),
+        ({"offset": "abc"}, [4]),
+        ({"length": 1 << 50}, [4]),
+        ({"length": -1}, [4]),
+        ({}, [5]),
+        ({}, [1 << 40]),
+        ({}, [1 << 33, 1 << 33]),
+        ({}, [-4]),
+    ],
+)
+def test_weights_that_do_not_lie_in_their_file_are_one_error_before_they_are_read(
+    tmp_path: Path, entries: dict[str, int | str], dims: list[int]
+) -> None:
+    weights = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims)
+    refer(weights, "w.bin")
+    del weights.external_data[:]
+    for key, value in {"location": "w.bin", **entries}.items():
+        weights.external_data.add(key=key, value=str(value))
+    (tmp_path / "w.bin").write_bytes(bytes(16))
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])], "g", [tensor("x", dims)], [tensor("y", dims)], [weights]
+    )
+    path = tmp_path / "model.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8), path)
+    with pytest.raises(ModelFailed, match=r"^ONNX Runtime cannot load model\.onnx: ") as caught:
+        OnnxEngine.load("m", path, ModelSettings())
+    assert str(tmp_path) not in str(caught.value)

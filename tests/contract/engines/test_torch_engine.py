@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from upwell.cloud.engines import torch as torch_engine
+from upwell.cloud.engines import torch_modules
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.torch import TorchEngine
+from upwell.cloud.engines.torch_demo import LargeNet
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array
 
@@ -122,9 +123,9 @@ def test_threads_hold_in_whatever_thread_runs(tmp_path: Path) -> None:
 def test_without_a_class_the_entry_point_of_the_name_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelFailed, match=r"write `class: package\.module\.Class` under models\.m in cloud\.yaml"):
         load(tmp_path, "")
-    entry = EntryPoint("m", "classes_of_torch_tests:Scale", torch_engine.CLASSES)
+    entry = EntryPoint("m", "classes_of_torch_tests:Scale", torch_modules.CLASSES)
     monkeypatch.setattr(
-        torch_engine,
+        torch_modules,
         "entry_points",
         lambda **wanted: [entry] if wanted == {"group": entry.group, "name": entry.name} else [],
     )
@@ -181,6 +182,74 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     with pytest.raises(ModelFailed, match="not a readable safetensors file"):
         TorchEngine.load("m", path, settings)
     assert not (tmp_path / "exploded").exists()
+
+
+def header(text: bytes, data: bytes = bytes(4)) -> bytes:
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\0" * 7, "announces a header of 0 bytes and has 7"),
+        ((1 << 63).to_bytes(8, "little") + b"{}", "announces a header of 9223372036854775808 bytes and has 10"),
+        (header(b" " * (17 << 20)), "a header of 17825792 bytes; at most 16777216 are read"),
+        (header(b'{"factor":{"dtype":"F32","shape":[1],"data_offsets":[0,400]}}'), "not a readable safetensors file"),
+        (header(b'{"factor":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}'), "not a readable safetensors file"),
+        (header(b'{"factor":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}'), "not a readable safetensors file"),
+        (
+            header(b'{"factor":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}'),
+            "not a readable safetensors file",
+        ),
+        (header(b'{"factor":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}'), "not a readable safetensors file"),
+        (
+            header(
+                b'{"factor":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+                b'"more":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+            ),
+            "not a readable safetensors file",
+        ),
+        (header(b'{"factor":' * 10_000), "not a readable safetensors file"),
+        (header(b'{"factor":{"dtype":"PICKLE","shape":[1],"data_offsets":[0,4]}}'), "not a readable safetensors file"),
+    ],
+)
+def test_a_header_that_lies_is_one_sentence_and_takes_no_memory(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ModelFailed, match=says) as caught:
+        TorchEngine.load("m", path, ModelSettings("torch", torch_class="classes_of_torch_tests.Scale"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("fp32", 20), ("fp16", 7), ("bf16", 4)])
+def test_a_network_computes_in_what_is_asked_for_and_answers_as_declared(
+    tmp_path: Path, precision: str, bits: int
+) -> None:
+    network = LargeNet()
+    with torch.no_grad():
+        for one in network.parameters():
+            one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(one.numel())) * 0.1)
+    weights = {name: one.detach().numpy() for name, one in network.state_dict().items()}
+    x = np.random.default_rng(0).random((3, 32, 32, 1), np.float32)
+    exact = load(tmp_path, "upwell.cloud.engines.torch_demo.LargeNet", weights).run({"x": x})["logits"]
+    engine = load(tmp_path, "upwell.cloud.engines.torch_demo.LargeNet", weights, precision=precision)
+    logits = engine.run({"x": x})["logits"]
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, exact, atol=np.abs(exact).max() * 2.0**-bits)
+    if precision != "fp32":
+        assert np.abs(logits - exact).max() > np.abs(exact).max() * 2.0**-20  # it was really computed in fewer bits
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"graphs": True}, "`graphs: true` needs a device that has graphs, such as cuda; a CPU has none"),
+        ({"device": "npu"}, "needs the package torch_npu"),
+    ],
+)
+def test_what_the_device_cannot_do_fails_the_load(tmp_path: Path, settings: dict[str, object], says: str) -> None:
+    with pytest.raises(ModelFailed, match=says):
+        load(tmp_path, "Scale", FACTOR, **settings)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Service:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line)
-            if found := re.match(r"serving on (\S+) \(\d+ models?\)", line):
+            if found := re.match(r"serving on (\S+) \(\d+ models?(, \d+ workers)?\)", line):
                 self.address = found[1]
                 self.ready.set()
         self.ready.set()

@@ -156,7 +156,9 @@ def test_nobody_changes_anything_unless_it_is_allowed(folder: Folder) -> None:
 
 def test_tokens_guard_these_methods_too(folder: Folder) -> None:
     digest = hashlib.sha256(b"right").hexdigest()
-    (folder.root.parent / "tokens.yaml").write_text(f"version: 1\ntokens: [{{name: operator, sha256: {digest}}}]\n")
+    (folder.root.parent / "tokens.yaml").write_text(
+        f"version: 1\ntokens: [{{name: operator, sha256: {digest}, control: true}}]\n"
+    )
     with (
         changing(folder, "{control: true}", ", tokens: tokens.yaml") as running,
         triton.InferenceServerClient(running.address) as client,

@@ -16,6 +16,7 @@ from tests.integration.oip.harness import TIMEOUT_S, Serve
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.reflection import service_pool
 from upwell.shared.oip.servicer import METHODS, SERVICE
+from upwell.shared.oip.streams import METHOD as STREAM_METHOD
 
 
 def add_reflection(server: grpc.Server) -> None:
@@ -28,7 +29,10 @@ def test_a_client_that_knows_nothing_can_call_every_method(serve: Serve) -> None
         database = ProtoReflectionDescriptorDatabase(channel)
         assert SERVICE in database.get_services()
         service = DescriptorPool(database).FindServiceByName(SERVICE)
-        assert [method.name for method in service.methods] == list(METHODS)
+        assert [method.name for method in service.methods] == [*METHODS, STREAM_METHOD]
+        stream = service.methods_by_name[STREAM_METHOD]
+        assert stream.client_streaming
+        assert stream.server_streaming
         method = service.FindMethodByName("ModelMetadata")
         request_type: Any = GetMessageClass(method.input_type)
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{method.name}")

@@ -12,6 +12,7 @@ from tests.integration.oip_http.harness import BODY, INFER, TIMEOUT_S, PictureMo
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.http.server import start_http_server
+from upwell.shared.oip.server import Connections
 
 
 def test_requests_under_way_are_answered_before_it_ends(serve: Serve, fake: PictureModel) -> None:
@@ -64,3 +65,11 @@ def test_what_was_sent_before_the_stop_is_answered(serve: Serve) -> None:
             connection.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
         server.stop(TIMEOUT_S)
         assert [read_all(connection).endswith(b'{"live":true}') for connection in sent] == [True] * 30
+
+
+@pytest.mark.parametrize(("age_s", "connection"), [(0.0, "close"), (3600.0, None), (None, None)])
+def test_an_old_connection_ends_with_an_answer_that_says_so(
+    serve: Serve, age_s: float | None, connection: str | None
+) -> None:
+    answer = ask(serve(connections=Connections(age_s=age_s)), "POST", INFER, BODY)
+    assert (answer.status, answer.headers.get("Connection")) == (200, connection)

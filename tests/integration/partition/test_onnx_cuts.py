@@ -36,7 +36,9 @@ FLOAT: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "branches"), [("residual_digits", True), ("demo_digits", True), ("demo_pages", False)])
+@pytest.mark.parametrize(
+    ("name", "branches"), [("residual_digits", True), ("demo_digits", True), ("demo_pages", False)]
+)
 def test_small_float_models(tmp_path: Path, name: str, branches: bool) -> None:
     cut = CutModel(FLOAT[name](), tmp_path)
     outcome = cut.recompose(cut.edges(OTHERS))

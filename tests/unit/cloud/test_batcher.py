@@ -157,11 +157,12 @@ def test_a_deadline_that_cannot_be_met_any_more_costs_no_run() -> None:
 
     engine = FakeEngine(answer)
     batcher = Batcher(engine, clock=lambda: now_s[0])
-    batcher.run(x(1), Call())
+    for _ in range(3):
+        batcher.run(x(1), Call())
     with pytest.raises(DeadlineExceeded, match=r"20\.0 ms are left and the model takes 50\.0 ms"):
         batcher.run(x(2), Call(deadline_s=now_s[0] + 0.02))
     batcher.run(x(3), Call(deadline_s=now_s[0] + 0.06))
-    assert [firsts(batch) for batch in engine.batches] == [[1], [3]]
+    assert [firsts(batch) for batch in engine.batches] == [[1], [1], [1], [3]]
 
 
 def test_a_deadline_that_passes_in_the_queue_is_answered_then_and_never_run(

@@ -64,13 +64,32 @@ def test_what_is_not_written_has_its_default(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("model", "instances"),
-    [("{threads: 4}", 1), ("{threads: 2}", 3), ("{threads: 9}", 1), ("{engine: torch, device: 'cuda:0'}", 1)],
+    [
+        ("{threads: 4}", 1),
+        ("{threads: 2}", 3),
+        ("{threads: 9}", 1),
+        ("{engine: torch, device: 'cuda:0'}", 1),
+        ("{providers: [cuda]}", 1),
+    ],
 )
 def test_instances_share_out_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, instances: int
 ) -> None:
     monkeypatch.setattr(config_module, "_cores", lambda: 6)
     assert load(tmp_path, f"{LEAST}models: {{m: {model}}}").settings("m").instances == instances
+
+
+def test_how_a_network_is_computed_is_its_own_or_the_default(tmp_path: Path) -> None:
+    text = (
+        f"{LEAST}defaults: {{precision: bf16, compile: true, graphs: true, providers: [cuda]}}\n"
+        "models: {a: {engine: torch, precision: fp16, compile: false, graphs: false}, b: {providers: []}, c: {}}"
+    )
+    config = load(tmp_path, text)
+    a, b, c = (config.settings(name) for name in "abc")
+    assert (a.precision, a.compile, a.graphs, a.providers) == ("fp16", False, False, ("cuda",))
+    assert (c.precision, c.compile, c.graphs, c.providers) == ("bf16", True, True, ("cuda",))
+    assert b.providers == ()
+    assert load(tmp_path, LEAST).settings("any").precision is None
 
 
 def test_a_model_without_an_engine_has_the_default_one(tmp_path: Path) -> None:
@@ -104,7 +123,7 @@ def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (f"{LEAST}models: {{m: {{class: a.B}}}}", r"cloud\.yaml:3:.*class"),
-        (f"{LEAST}models: {{m: {{engine: jax}}}}", r"cloud\.yaml:3:.*m.*'onnx'"),
+        (f"{LEAST}models: {{m: {{engine: abacus}}}}", r"cloud\.yaml:3:.*m.*'onnx'"),
         (f"{LEAST}models: {{m: {{engine: torch, class: NoModule}}}}", "class"),
         (f"{LEAST}models: {{m: 3}}", r"models\.m"),
         (f"{LEAST}models: 3", "models"),
@@ -112,6 +131,10 @@ def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
         (f"{LEAST}defaults: {{engine: tflite}}", r"defaults\.engine"),
         (f"{LEAST}defaults: {{instances: 0}}", r"defaults\.instances"),
         (f"{LEAST}defaults: {{device: '/dev/sda'}}", r"defaults\.device"),
+        (f"{LEAST}defaults: {{precision: int8}}", r"defaults\.precision"),
+        (f"{LEAST}defaults: {{providers: cuda}}", r"defaults\.providers"),
+        (f"{LEAST}models: {{m: {{engine: onnx, compile: true}}}}", r"models\.m.*compile"),
+        (f"{LEAST}models: {{m: {{engine: torch, class: a.B, providers: [cuda]}}}}", r"models\.m.*providers"),
         (f"{LEAST}more: 1", "more"),
         (f"{LEAST}models: {{m: {{versions: newest}}}}", r"models\.m.*versions.*'latest' or 'all'"),
         (f"{LEAST}models: {{m: {{versions: []}}}}", r"models\.m.*versions"),
@@ -140,3 +163,68 @@ def test_every_key_is_described() -> None:
     keys = {f"{part['title']}.{key}": value for part in parts for key, value in part["properties"].items()}
     assert len(keys) > 20
     assert [key for key, value in keys.items() if not value.keys() & {"description", "$ref"}] == []
+
+
+@pytest.mark.parametrize(
+    ("defaults", "model", "buckets", "max_batch"),
+    [
+        ("buckets: [1, 4, 16]", "threads: 1", (1, 4, 16), 16),
+        ("buckets: [1, 4, 16]", "max_batch: 8", (), 8),
+        ("buckets: [1, 4, 16]", "buckets: [2]", (2,), 2),
+        ("max_batch: 8", "buckets: [2, 3]", (2, 3), 3),
+        ("buckets: [1, 4], max_batch: 4", "threads: 1", (1, 4), 4),
+        ("max_batch: 8", "threads: 1", (), 8),
+    ],
+)
+def test_buckets_and_max_batch_are_one_setting(
+    tmp_path: Path, defaults: str, model: str, buckets: tuple[int, ...], max_batch: int
+) -> None:
+    config = load(tmp_path, f"{LEAST}defaults: {{{defaults}}}\nmodels: {{m: {{{model}}}}}\n")
+    settings = config.settings("m")
+    assert (settings.buckets, settings.max_batch) == (buckets, max_batch)
+    assert CloudConfig.model_validate(config.as_written()).settings("m") == settings
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("buckets: [4, 1]", r"expected ascending numbers of rows, such as \[1, 4, 16\], got \[4, 1\]"),
+        ("buckets: [4, 4]", "expected ascending"),
+        ("buckets: [1, 4], max_batch: 8", r"`max_batch` is 8, the largest of `buckets` 4; write `buckets` alone"),
+        ("buckets: []", "buckets"),
+        ("buckets: [0]", "buckets"),
+    ],
+)
+def test_buckets_that_cannot_be(tmp_path: Path, keys: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load(tmp_path, f"{LEAST}defaults: {{{keys}}}\n")
+    with pytest.raises(ConfigError, match=told):
+        load(tmp_path, f"{LEAST}models: {{m: {{{keys}}}}}\n")
+
+
+def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module, "_cores", lambda: 8)
+    for workers, threads, instances in ((1, 1, 8), (2, 1, 4), (2, 2, 2), (8, 2, 1), (16, 1, 1)):
+        text = LEAST.replace("}", f", workers: {workers}}}") + f"defaults: {{threads: {threads}}}"
+        assert load(tmp_path, text).settings("any").instances == instances
+    text = LEAST.replace("}", ", workers: 2}") + "defaults: {engine: torch, device: 'cuda:0'}"
+    assert load(tmp_path, text).settings("any").instances == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "age_s"),
+    [
+        ("", None),
+        (", workers: 2", 300.0),
+        (", workers: 2, max_connection_age: 0", None),
+        (", workers: 2, max_connection_age: 2s", 2.0),
+        (", max_connection_age: 1h", 3600.0),
+    ],
+)
+def test_connections_age_where_several_workers_share_them(tmp_path: Path, keys: str, age_s: float | None) -> None:
+    assert load(tmp_path, LEAST.replace("}", f"{keys}}}")).serve.connection_age_s == age_s
+
+
+def test_a_connection_of_no_age_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"serve\.max_connection_age: .*at least 100ms"):
+        load(tmp_path, LEAST.replace("}", ", max_connection_age: 1ms}"))

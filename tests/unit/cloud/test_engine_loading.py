@@ -1,9 +1,12 @@
 """Engines by name, and what all of them share."""
 
+import sys
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from upwell.cloud.engines.checks import reason_of, zero_batch
-from upwell.cloud.engines.loading import engine_type
+from upwell.cloud.engines.loading import ExtraMissing, engine_type
 from upwell.cloud.engines.onnx import OnnxEngine
 from upwell.cloud.engines.torch import TorchEngine
 from upwell.shared.errors import ConfigError
@@ -13,7 +16,18 @@ from upwell.shared.tensors import TensorSpec
 def test_engines_come_from_their_entry_points() -> None:
     found: list[object] = [engine_type("onnx"), engine_type("torch")]
     assert found == [OnnxEngine, TorchEngine]
-    with pytest.raises(ConfigError, match="unknown engine 'jax'; installed: onnx, torch"):
+    with pytest.raises(ConfigError, match=r"unknown engine 'abacus'; installed: .*onnx, torch"):
+        engine_type("abacus")
+
+
+def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("jax", "upwell.cloud.engines.jax:JaxEngine", "upwell.engines")
+    monkeypatch.setattr(
+        "upwell.cloud.engines.loading.entry_points", lambda group: [entry] if group == entry.group else []
+    )
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.delitem(sys.modules, "upwell.cloud.engines.jax", raising=False)
+    with pytest.raises(ExtraMissing, match=r"engine jax needs jax: pip install 'upwell\[jax\]'"):
         engine_type("jax")
 
 

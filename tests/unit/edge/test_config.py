@@ -87,7 +87,7 @@ ERRORS = [
     (EDGE + "\nagent: {tls: {cert: c}}", "2:14: agent.tls.key: this key is missing"),
     (EDGE + "\nagent: {insecure: perhaps}", "2:19: agent.insecure: expected true or false, got 'perhaps'"),
     (EDGE + "\ncloud: {}", "2:8: cloud.endpoint: this key is missing"),
-    (EDGE + "\ncloud: {endpoint: 'http://x'}", "2:19: cloud.endpoint: 'http://x' is no address"),
+    (EDGE + "\ncloud: {endpoint: 'http://x'}", "2:19: cloud.endpoint: requests to http://x would cross the network"),
     (
         EDGE + "\ncloud: {endpoint: 'x:1', tls: {cert: c}}",
         "2:31: cloud.tls: cert and key go together; write both",

@@ -9,7 +9,7 @@ from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.wire import MIN_SPLIT_BYTES, append_raw_contents, split_raw_contents
+from upwell.shared.oip.wire import MAX_DESCRIPTION_BYTES, MIN_SPLIT_BYTES, append_raw_contents, split_raw_contents
 
 FIELD = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 LARGE = bytes(range(256)) * (MIN_SPLIT_BYTES // 256)
@@ -50,7 +50,7 @@ def test_contents_in_front_of_the_description_are_taken_out_too() -> None:
         described(LARGE).SerializeToString() + b"\x08\x01",
         described(LARGE).SerializeToString() + b"\x3a",
         described(LARGE).SerializeToString() + b"\x3a\xff\xff\xff\xff\xff\x01",
-        described(LARGE, *[b""] * 300).SerializeToString(),
+        described(LARGE, *[b""] * 1100).SerializeToString(),
         b"\x0b" + LARGE,
         b"\xff" * MIN_SPLIT_BYTES,
         b"\0" * MIN_SPLIT_BYTES,
@@ -63,8 +63,20 @@ def test_anything_unusual_is_left_to_protobuf(data: bytes) -> None:
 def test_a_large_message_of_many_tiny_fields_is_left_alone_soon() -> None:
     tiny = b"\x3a\0" * (8 << 20)
     assert split_raw_contents(tiny, FIELD) is None
-    with pytest.raises(InvalidRequest, match="0 input tensors need as many raw contents, got 8388608"):
+    with pytest.raises(InvalidRequest, match="16777216 bytes beside raw contents, at most 1048576 are read"):
         converters.parse_infer_request(tiny)
+
+
+def test_values_one_by_one_are_few() -> None:
+    """A list of 4 MiB of small numbers takes 130 MiB once read."""
+    many = pb.ModelInferRequest(model_name="m")
+    values = many.inputs.add(name="x", datatype="INT8", shape=[MAX_DESCRIPTION_BYTES]).contents.int_contents
+    values.extend(bytes(MAX_DESCRIPTION_BYTES))
+    data = many.SerializeToString()
+    with pytest.raises(InvalidRequest, match="beside raw contents, at most 4194304 are read: send tensors in raw"):
+        converters.parse_infer_request(data)
+    fits = converters.serialize_infer_request(InferRequest("m", {"x": np.zeros(MAX_DESCRIPTION_BYTES, np.int8)}))
+    assert converters.parse_infer_request(fits).inputs["x"].nbytes == MAX_DESCRIPTION_BYTES
 
 
 def test_a_large_tensor_is_a_view_of_the_message_or_an_aligned_copy() -> None:

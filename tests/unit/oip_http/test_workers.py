@@ -25,6 +25,12 @@ class Job:
     def close(self) -> None:
         self.closed.set()
 
+    def address(self) -> str:
+        return "192.0.2.1"
+
+    def break_off(self) -> None:
+        self.may_end.set()
+
 
 def test_each_job_has_a_thread_up_to_the_count_then_they_wait_and_then_they_are_closed() -> None:
     workers = Workers(2, max_waiting=2)

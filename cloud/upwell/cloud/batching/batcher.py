@@ -1,43 +1,53 @@
-"""Brings the requests of one model to its engine: a bounded queue, greedy batches, deadlines."""
+"""Brings the requests of one model to its engine: a bounded queue, greedy batches, deadlines, fair shares."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
-from upwell.cloud.batching.choosing import choose
-from upwell.cloud.batching.entry import Entry, Ran, raise_if, wake
-from upwell.cloud.batching.run_times import RunTimes
+from upwell.cloud.batching.choosing import Sizes
+from upwell.cloud.batching.device import Device
+from upwell.cloud.batching.entry import DEFAULT_PRIORITY, Entry, Ran, raise_if, wake
+from upwell.cloud.batching.merging import check_rows, merge, split
+from upwell.cloud.batching.queue import ModelQueue
 from upwell.cloud.engines.base import Engine
 from upwell.cloud.engines.checks import works_by_rows
-from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused, UpwellError
+from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
+from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.tensors import Array
 
-_PATIENCE_S = 10.0
+_HEAD_START_S = 0.002
+"""How long the answers of a batch wait at most for the next run to begin."""
 
 log = logging.getLogger("upwell.cloud")
+
+
+class _Run(NamedTuple):
+    """What came of a run: the outputs for the rows of all its requests in their order, perhaps with more behind."""
+
+    entries: Sequence[Entry]
+    outputs: Mapping[str, Array]
+    started_s: float
+    ended_s: float
 
 
 class Batcher:
     """Runs the requests of one model, at most `instances` runs at a time and `max_queue` requests waiting.
 
-    No thread of its own: a request that finds an instance free runs in its caller's thread at once, alone,
-    since nothing waits then. Otherwise it waits. Whoever ends a run chooses the next batch from the queue
-    and hands the instance to the first caller in it, who runs it for all. So one request at a time costs
-    no change of threads, no instance is idle while a request waits, and batches form only while the
-    engine is busy. The queue belongs to whoever holds `_lock`.
+    No thread of its own: a request that finds a place on the device runs in its caller's thread at once, alone,
+    since nothing waits then. Otherwise it waits. Whoever ends a run lets the device choose the next batch from
+    the queues and hands the place to the first caller in it, who runs it for all. So one request at a time costs
+    no change of threads, no place is idle while a request waits, and batches form only while the device is busy.
 
-    The queue is ordered by deadline, at most 10 s from arrival: a request without a deadline cannot be
-    kept waiting for ever by others that have one. A request is dropped, before it costs a run, as
-    soon as its caller has left or its deadline comes before a run of its size can end.
+    What runs first, what is refused and what is dropped before it costs a run: see `ModelQueue`; how models share
+    a device: see `Device`. With `buckets` every run has exactly one of these numbers of rows: it is filled up with
+    zeros, whose outputs are cut off. The largest is then `max_batch`.
 
     `run` may be called from any thread. `clock` counts as `time.monotonic`, in which deadlines are given.
     """
@@ -48,204 +58,167 @@ class Batcher:
         *,
         instances: int = 1,
         max_batch: int = 1,
+        buckets: Sequence[int] = (),
         max_queue: int = 64,
+        device: Device | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        self._names = [spec.name for spec in engine.inputs]
         self._row_wise = works_by_rows(engine)
-        self._max_batch = max_batch if self._row_wise else 1
-        self._max_queue = max_queue
+        self._sizes = Sizes(max_batch) if not buckets else Sizes(buckets[-1], tuple(buckets))
+        if not self._row_wise:
+            self._sizes = Sizes(1)
+        self._queue = ModelQueue(self._sizes, instances=instances, max_queue=max_queue)
+        self._device = device or Device()
+        self._device.admit(self._queue)
         self._clock = clock
-        self._lock = threading.Lock()
-        self._free = instances
-        self._waiting: list[Entry] = []
-        self._times = RunTimes()
-        self._numbers = count()
+        self.on_run: Callable[[Sequence[Entry], int, float, float], None] | None = None
+        """Told of each turn on the device that succeeded: its requests, their rows, when it began and ended."""
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for an instance."""
-        return len(self._waiting)
+        """How many requests wait for their turn."""
+        return len(self._queue)
 
-    def check(self, call: Call) -> None:
+    def check(self, call: Call, priority: int = DEFAULT_PRIORITY) -> None:
         """Raise what `run` would raise now anyway, before anything is spent on preparing the inputs of `call`."""
-        now_s = self._clock()
-        with self._lock:
-            raise_if(self._hopeless(call, 1, now_s))
-            self._check_room(now_s)
+        self._device.check(self._queue, call, client_key(call.client), priority, self._clock())
 
-    def run(self, inputs: Mapping[str, Array], call: Call) -> Ran:
-        """Run the engine on `inputs`, alone or in a batch with others.
+    def run(self, inputs: Mapping[str, Array], call: Call, priority: int = DEFAULT_PRIORITY) -> Ran:
+        """Run the engine on `inputs`, alone or in a batch with others; a lower `priority` goes first.
 
-        A request with more rows than `max_batch` (where that is above 1) runs in pieces. Raises `Refused`
+        A request with more rows than the largest batch (where that is above 1) runs in pieces. Raises `Refused`
         where the queue is full, `DeadlineExceeded`, `CallerLeft`, and what the engine raises for this
         request; a batch that fails is run again one by one, so nobody gets another's error.
         """
-        entry = self._enter(inputs, call)
+        entry = Entry(
+            inputs, call, self._rows(inputs), self._group(inputs), self._clock(), client_key(call.client), priority
+        )
+        self._device.enter(self._queue, entry, entry.arrived_s)
         if entry.turn is not None:
             self._await_turn(entry, entry.turn)
         if entry.leads:
             self._lead(entry)
         raise_if(entry.take_error())
-        if entry.ran is None:
+        ran = entry.ran
+        if ran is None:
             raise ModelFailed("the run was broken off")
-        return entry.ran
-
-    def _enter(self, inputs: Mapping[str, Array], call: Call) -> Entry:
-        """Take a free instance, or a place in the queue."""
-        now_s = self._clock()
-        rows = self._rows(inputs)
-        group = [(array.dtype, array.shape[1:]) for array in inputs.values()] if self._max_batch > 1 else None
-        entry = Entry(inputs, call, call.deadline_s, rows, group, now_s)
-        with self._lock:
-            raise_if(self._hopeless(call, rows, now_s))
-            if self._free:
-                self._free -= 1
-                entry.leads = True
-            else:
-                self._queue(entry, now_s)
-        return entry
+        if entry.is_last:
+            now_s = self._clock()
+            self._device.observe_delay(self._queue, now_s - entry.arrived_s - ran.queue_s - ran.compute_s, now_s)
+        return ran
 
     def _rows(self, inputs: Mapping[str, Array]) -> int:
         if not self._row_wise:
             return 1
         rows = {name: len(array) if array.ndim else 1 for name, array in inputs.items()}
-        if self._max_batch > 1 and len(set(rows.values())) != 1:
+        if self._sizes.is_bound and len(set(rows.values())) != 1:
             raise InvalidRequest(f"inputs have different numbers of rows: {rows}")
         return next(iter(rows.values()))
 
-    def _check_room(self, now_s: float) -> None:
-        if self._free == 0 and len(self._waiting) >= self._max_queue:
-            self._sweep(now_s)
-            if len(self._waiting) >= self._max_queue:
-                raise Refused(f"the model's queue is full ({self._max_queue} waiting); try again later")
-
-    def _queue(self, entry: Entry, now_s: float) -> None:
-        self._check_room(now_s)
-        entry.order = (min(entry.deadline_s, now_s + _PATIENCE_S), next(self._numbers))
-        entry.turn = threading.Event()
-        insort(self._waiting, entry, key=lambda one: one.order)
+    def _group(self, inputs: Mapping[str, Array]) -> object:
+        """What those have in common that may share a run."""
+        if self._sizes.largest == 1:
+            return None
+        return [(inputs[name].dtype, inputs[name].shape[1:]) for name in self._names]
 
     def _await_turn(self, entry: Entry, turn: threading.Event) -> None:
         """Wait until the entry is to lead a batch, is answered, or its deadline has passed."""
         left_s = entry.deadline_s - self._clock()
-        if turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)):
-            return
-        with self._lock:
-            if turn.is_set():  # at the same instant; an instance may have been handed over
-                return
-            if entry in self._waiting:  # else its batch is running, and the answer will be thrown away
-                self._waiting.remove(entry)
-        raise DeadlineExceeded("the deadline passed before the model had an answer")
+        if not turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, entry):
+            raise DeadlineExceeded("the deadline passed before the model had an answer")
 
     def _lead(self, entry: Entry) -> None:
-        """Run a batch with the instance that was handed over, then hand the instance on."""
+        """Run the batch that the entry leads, give its place to the next, and only then each its answer."""
+        batch = (entry, *entry.mates)
         try:
-            self._execute((entry, *entry.mates))
+            try:
+                runs = self._run_batch(batch)
+            finally:
+                following = self._device.done(entry, self._clock())
+            if following is not None and following.begun is not None:
+                following.begun.wait(_HEAD_START_S)
+            for run in runs:
+                self._answer(run)
         finally:
-            self._hand_on()
             wake(entry.mates)
 
-    def _hand_on(self) -> None:
-        now_s = self._clock()
-        with self._lock:
-            self._sweep(now_s)
-            if not self._waiting:
-                self._free += 1
-                return
-            batch = choose(self._waiting, self._max_batch, now_s, lambda rows: self._needed_s(rows, now_s))
-            taken = set(map(id, batch))
-            self._waiting = [one for one in self._waiting if id(one) not in taken]
-            leader, *mates = batch
-            leader.leads, leader.mates = True, mates
-            wake([leader])
-
-    def _sweep(self, now_s: float) -> None:
-        """Drop whatever nobody waits for any more, or can no longer be in time."""
-        kept = []
-        for entry in self._waiting:
-            entry.error = self._hopeless(entry.call, entry.rows, now_s)
-            if entry.error is None:
-                kept.append(entry)
-            else:
-                wake([entry])
-        self._waiting = kept
-
-    def _hopeless(self, call: Call, rows: int, now_s: float) -> UpwellError | None:
-        """Why a run of `rows` rows for `call` would be for nothing now, or None where it would not."""
-        if call.cancelled.is_set():
-            return CallerLeft("the caller has left")
-        if call.deadline_s == math.inf:
-            return None
-        left_s = call.deadline_s - now_s
-        if left_s <= 0:
-            return DeadlineExceeded("the deadline has passed")
-        needed_s = self._needed_s(rows, now_s)
-        if left_s < needed_s:
-            return DeadlineExceeded(f"{1e3 * left_s:.1f} ms are left and the model takes {1e3 * needed_s:.1f} ms")
-        return None
-
-    def _needed_s(self, rows: int, now_s: float) -> float:
-        """Seconds of the engine for a request or batch of `rows` rows, 0 where not known."""
-        if self._max_batch == 1 or rows <= self._max_batch:
-            return self._times.estimate_s(rows, now_s)
-        return -(-rows // self._max_batch) * self._times.estimate_s(self._max_batch, now_s)
-
-    def _execute(self, batch: Sequence[Entry]) -> None:
+    def _run_batch(self, batch: Sequence[Entry]) -> list[_Run]:
+        """Run the batch as one or, where that fails, one by one; what fails then has its error."""
         if len(batch) == 1:
-            self._execute_alone(batch[0])
-            return
+            return self._run_one(batch[0])
         started_s = self._clock()
         try:
-            parts = self._run_together(batch)
+            parts, rows = [entry.inputs for entry in batch], sum(entry.rows for entry in batch)
+            outputs = self._run_rows(parts, rows, batch[0].begun)
         except Exception as error:  # noqa: BLE001 (one member's bad row must not be the others' error)
             log.warning("a batch of %d requests failed and is run one by one: %s", len(batch), error)
-            for entry in batch:
-                entry.error = self._hopeless(entry.call, entry.rows, self._clock())
-                if entry.error is None:
-                    self._execute_alone(entry)
-            return
-        compute_s = self._clock() - started_s
-        for entry, outputs in zip(batch, parts, strict=True):
-            entry.ran = Ran(outputs, started_s - entry.arrived_s, compute_s)
+        else:
+            return [_Run(batch, outputs, started_s, self._clock())]
+        runs = []
+        for entry in batch:
+            entry.error = self._hopeless(entry, entry.rows)
+            if entry.error is None:
+                runs += self._run_one(entry)
+        return runs
 
-    def _execute_alone(self, entry: Entry) -> None:
+    def _run_one(self, entry: Entry) -> list[_Run]:
+        if entry.begun is not None:
+            entry.begun.set()
         started_s = self._clock()
         try:
             outputs = self._run_alone(entry)
         except Exception as error:  # noqa: BLE001 (it is raised in the thread of the caller it belongs to)
             entry.error = error
-            return
-        entry.ran = Ran(outputs, started_s - entry.arrived_s, self._clock() - started_s)
+            return []
+        return [_Run((entry,), outputs, started_s, self._clock())]
 
-    def _run_together(self, batch: Sequence[Entry]) -> list[dict[str, Array]]:
-        """Run the batch as one and give each entry its rows."""
-        names = [spec.name for spec in self._engine.inputs]
-        merged = {name: np.concatenate([entry.inputs[name] for entry in batch]) for name in names}
-        rows = sum(entry.rows for entry in batch)
-        outputs = self._timed(merged, rows)
-        for name, array in outputs.items():
-            if len(array) != rows:
-                raise ModelFailed(f"output {name!r} has {len(array)} rows for {rows}; the model needs `max_batch: 1`")
-        ends = np.cumsum([entry.rows for entry in batch]).tolist()
-        bounds = list(zip([0, *ends], ends, strict=False))
-        return [{name: array[start:end] for name, array in outputs.items()} for start, end in bounds]
+    def _answer(self, run: _Run) -> None:
+        entries, compute_s = run.entries, run.ended_s - run.started_s
+        if self.on_run is not None:
+            self.on_run(entries, sum(entry.rows for entry in entries), run.started_s, run.ended_s)
+        parts = [run.outputs] if len(entries) == 1 else split(run.outputs, [entry.rows for entry in entries])
+        for entry, outputs in zip(entries, parts, strict=True):
+            entry.ran = Ran(outputs, run.started_s - entry.arrived_s, compute_s)
 
     def _run_alone(self, entry: Entry) -> Mapping[str, Array]:
-        step = self._max_batch
-        if step == 1 or entry.rows <= step:
+        if not self._sizes.is_bound:
             return self._timed(entry.inputs, entry.rows)
+        step = self._sizes.largest
+        if entry.rows <= step:
+            return self._run_piece(entry.inputs, entry.rows)
         pieces = []
         for start in range(0, entry.rows, step):
-            raise_if(self._hopeless(entry.call, entry.rows - start, self._clock()))
+            raise_if(self._hopeless(entry, entry.rows - start))
             piece = {name: array[start : start + step] for name, array in entry.inputs.items()}
-            pieces.append(self._timed(piece, min(step, entry.rows - start)))
+            pieces.append(self._run_piece(piece, min(step, entry.rows - start)))
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    def _hopeless(self, entry: Entry, rows: int) -> UpwellError | None:
+        return self._device.hopeless(self._queue, entry, rows, self._clock())
+
+    def _run_piece(self, inputs: Mapping[str, Array], rows: int) -> Mapping[str, Array]:
+        """Run rows that fit in one run; where they fill it, with no look at the outputs."""
+        if self._sizes.of_run(rows) == rows:
+            return self._timed(inputs, rows)
+        return split(self._run_rows([inputs], rows), [rows])[0]
+
+    def _run_rows(
+        self, parts: Sequence[Mapping[str, Array]], rows: int, begun: threading.Event | None = None
+    ) -> Mapping[str, Array]:
+        """The outputs of one run for the `rows` rows of all parts, and for those that fill it up."""
+        size = self._sizes.of_run(rows)
+        merged = merge(parts, self._names, size)
+        if begun is not None:
+            begun.set()
+        outputs = self._timed(merged, size)
+        check_rows(outputs, size)
+        return outputs
 
     def _timed(self, batch: Mapping[str, Array], rows: int) -> dict[str, Array]:
         started_s = self._clock()
         outputs = self._engine.run(batch)
         ended_s = self._clock()
-        with self._lock:
-            self._times.observe(rows, ended_s - started_s, ended_s)
+        self._device.observe(self._queue, rows, ended_s - started_s, ended_s)
         return outputs

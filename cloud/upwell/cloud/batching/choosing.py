@@ -1,8 +1,10 @@
-"""Which of the waiting requests run next: pure functions over the queue."""
+"""Which of the waiting requests run next, and with how many rows: pure functions over the queue."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 Estimate = Callable[[int], float]
@@ -11,45 +13,92 @@ Estimate = Callable[[int], float]
 _SHORTEST_S = 1e-9
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How many rows a run may have: any number up to `largest`, or where there are `buckets` exactly one of those.
+
+    `buckets` are in ascending order and end with `largest`. With 1 and no buckets each request runs whole, however
+    many rows it has.
+    """
+
+    largest: int
+    buckets: tuple[int, ...] = ()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a request with more rows than `largest` runs in pieces."""
+        return self.largest > 1 or bool(self.buckets)
+
+    def of_run(self, rows: int) -> int:
+        """The rows of a run for `rows` rows, at most `largest`: the next bucket, which is filled up."""
+        return self.buckets[bisect_left(self.buckets, rows)] if self.buckets else rows
+
+    def worth_trying(self, rows: int) -> Sequence[int]:
+        """The sizes among which to choose where `rows` rows wait: buckets, or 1, 2, 4, ... and all of them."""
+        rows = min(rows, self.largest)
+        if self.buckets:
+            return self.buckets[: bisect_left(self.buckets, rows) + 1]
+        return [1 << power for power in range((rows - 1).bit_length())] + [rows]
+
+
 class Waiting(Protocol):
-    """What is to be known of a waiting request."""
+    """What is to be known of a waiting request. `rank` is the class of its urgency, equal for equals."""
 
     rows: int
     group: object
-    deadline_s: float
+    rank: tuple[bool, int]
+
+    @property
+    def deadline_s(self) -> float:
+        """The instant by which it has to be answered."""
+        ...
 
 
 W = TypeVar("W", bound=Waiting)
 
 
-def choose(waiting: Sequence[W], max_rows: int, now_s: float, estimate_s: Estimate) -> list[W]:
+def choose(waiting: Sequence[W], sizes: Sizes, now_s: float, estimate_s: Estimate) -> list[W]:
     """The batch to run now, most urgent first; `waiting` is in order of urgency and not empty.
 
+    What could not be in time even alone has been dropped before.
+
     Only requests of the same group (equal dtypes and trailing shapes) share a batch, and the most urgent
-    request decides which. Of the sizes 1, 2, 4, ... up to `max_rows` it takes the one that answers the most
-    rows in time per second of the engine: with n_k the rows whose deadline outlasts a run of k rows,
-    argmax n_k / t(k), the larger k where equal. So under load it fills batches and passes over what
-    would be late in them, and where a large batch costs as much as its parts it stays small enough to
-    be in time. Nobody waits for a batch to fill.
+    request decides which. Of the sizes worth trying it takes the one that answers the most rows in time per second
+    of the engine: with n_k the rows whose deadline outlasts a run of size k, argmax n_k / t(k), the larger k where
+    equal. So under load it fills batches and passes over what would be late in them; where a large batch costs as
+    much as its parts it stays small enough to be in time; and a bucket that would be filled up with much that nobody
+    asked for loses to a smaller one that is full. Nobody waits for a batch to fill.
+
+    Those of the first one's rank are served first: the best batch of them alone, and then others with them only as
+    far as none of them becomes late for it and more is answered per second.
     """
     first = waiting[0]
-    if max_rows == 1 or first.rows >= max_rows:
+    if sizes.largest == 1 or first.rows >= sizes.largest:
         return [first]
     mates = [one for one in waiting if one.group == first.group]
-    available = min(max_rows, sum(one.rows for one in mates))
-    best, best_rate = [first], 0.0
-    for size in _sizes(available):
-        run_s = estimate_s(size)
+    equals = [one for one in mates if one.rank == first.rank]
+    batch = _best(equals, 0, sizes, now_s, estimate_s) or [first]
+    if len(equals) == len(mates):
+        return batch
+    chosen = set(map(id, batch))
+    others = [one for one in mates if id(one) not in chosen]
+    return _best([*batch, *others], len(batch), sizes, now_s, estimate_s) or batch
+
+
+def _best(mates: list[W], must: int, sizes: Sizes, now_s: float, estimate_s: Estimate) -> list[W]:
+    """The batch with the most rows in time per second that holds the first `must`; empty where there is none."""
+    best: list[W] = []
+    best_rate = 0.0
+    rows = sum(one.rows for one in mates)
+    for size in reversed(sizes.worth_trying(rows)):
+        run_s = max(estimate_s(size), _SHORTEST_S)
+        if min(size, rows) / run_s <= best_rate:  # even if all of them were in time
+            continue
         batch = _take(mates, size, now_s + run_s)
-        rate = sum(one.rows for one in batch) / max(run_s, _SHORTEST_S)
-        if batch and rate >= best_rate:
+        rate = sum(one.rows for one in batch) / run_s
+        if rate > best_rate and batch[:must] == mates[:must]:
             best, best_rate = batch, rate
     return best
-
-
-def _sizes(largest: int) -> list[int]:
-    """1, 2, 4, ... and `largest` itself."""
-    return [1 << power for power in range((largest - 1).bit_length())] + [largest]
 
 
 def _take(mates: Sequence[W], size: int, done_s: float) -> list[W]:

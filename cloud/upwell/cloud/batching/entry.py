@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.tensors import Array
+
+DEFAULT_PRIORITY = 10
+"""The level of requests that name none; a lower number goes first."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Ran:
     compute_s: float
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Entry:
     """One request on its way. `leads` is set in the one caller that is to run a batch, for itself and its `mates`.
 
@@ -29,16 +33,29 @@ class Entry:
 
     inputs: Mapping[str, Array]
     call: Call
-    deadline_s: float
     rows: int
     group: object
     arrived_s: float
-    order: tuple[float, int] = (0.0, 0)
+    client: str = ""
+    priority: int = DEFAULT_PRIORITY
     turn: threading.Event | None = None
     leads: bool = False
     mates: Sequence[Entry] = ()
     ran: Ran | None = None
     error: Exception | None = None
+    rank: tuple[bool, int] = (False, 0)
+    """The class that it waits in, as its queue saw it last: whether its client is ahead of others, and how urgent."""
+    due_s: float = math.inf
+    """When it ought to be done, as its queue sees it."""
+    begun: threading.Event | None = None
+    """Set when the run that it leads begins, where somebody waits for that."""
+    is_last: bool = False
+    """Whether it is the last of a batch that is told of its end."""
+
+    @property
+    def deadline_s(self) -> float:
+        """The caller's deadline."""
+        return self.call.deadline_s
 
     def take_error(self) -> Exception | None:
         """The error, of which the entry then knows no more."""

@@ -1,47 +1,113 @@
-"""How long a run of a model takes at a given batch size, learned from the runs there were."""
+"""How long a run of a model takes at a given batch size, and its answers to be handed over: learned as it goes."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 
 _WINDOW = 16
 _FRESH_S = 1.0
 _FRESH_RUNS = 4.0
+_REMEMBERED_S = 10.0
+_ENOUGH = 3
 
 
 class RunTimes:
     """Estimate of a run's time in seconds by its number of rows; pure, time is an argument.
 
-    Batch sizes fall into buckets 1, 2, 3-4, 5-8, ... (bucket b holds sizes up to 2^b). A bucket's time is
-    the median of its last 16 runs: one slow run, such as the first, does not move it. The estimate for n rows is the
-    largest time of any bucket up to that of n, since more rows never take less; where nothing is known
-    it is 0, so that nothing is refused on a guess.
+    Batch sizes fall into classes: up to each of `buckets`, or without them 1, 2, 3-4, 5-8, ... (class b holds sizes
+    up to 2^b). A class is known once it has been seen 3 times, and its time m is the lower quartile of its last 16
+    runs: what a run takes where nothing else disturbs it. With the median, or on the word of one run, a few that were
+    disturbed could make a size look useless, which then is not tried again.
+    Since more rows never take less, the estimate for n rows is min(m_c for each class c from b on), b being the
+    largest known class up to that of n. Where none is known it is 0, so that nothing is refused on a guess.
 
-    A bucket that has not been seen for max(1 s, 4 of its runs) counts as unknown. Without that, a few slow
-    runs could lead to every later request being refused, and no run would ever correct the estimate.
+    A class that has not been seen for max(1 s, 4 of its runs) counts as unknown. Without that, a few slow runs could
+    lead to every later request being refused, and no run would ever correct the estimate. For choosing among
+    sizes, where a wrong estimate costs less than trying every size again each second, it is known for 10 s; what is
+    seen after that begins anew.
     """
 
-    def __init__(self) -> None:
-        self._runs: dict[int, deque[float]] = {}
-        self._known: dict[int, tuple[float, float]] = {}
+    def __init__(self, buckets: Sequence[int] = ()) -> None:
+        self._buckets = tuple(buckets)
+        self._classes: dict[int, _Class] = {}
 
     def observe(self, rows: int, run_s: float, now_s: float) -> None:
         """Learn from a run of `rows` rows that succeeded; a failure says nothing about time."""
-        bucket = _bucket(rows)
-        runs = self._runs.setdefault(bucket, deque(maxlen=_WINDOW))
-        runs.append(run_s)
-        median_s = sorted(runs)[(len(runs) - 1) // 2]
-        self._known[bucket] = (median_s, now_s + max(_FRESH_S, _FRESH_RUNS * median_s))
+        size = self._class_of(rows)
+        own = self._classes.get(size)
+        if own is None or not own.is_fresh(now_s, _REMEMBERED_S):
+            own = self._classes[size] = _Class()
+        own.observe(run_s, now_s)
 
     def estimate_s(self, rows: int, now_s: float) -> float:
         """Seconds that a run of `rows` rows takes, or 0 where nothing recent is known."""
-        top = _bucket(rows)
-        estimate_s = 0.0
-        for bucket, (median_s, fresh_until_s) in self._known.items():
-            if bucket <= top and median_s > estimate_s and now_s <= fresh_until_s:
-                estimate_s = median_s
-        return estimate_s
+        return self._bounds_s(rows, now_s, _FRESH_S)[0]
+
+    def remembered_s(self, rows: int, now_s: float) -> float:
+        """The same from a longer memory, good enough to compare sizes and too old to refuse anybody.
+
+        A size of which nothing is known takes at least its share of what the next larger one takes: a row costs no
+        less in a small run. So a small size is not tried for its own sake where a large one can be had.
+        """
+        return max(self._bounds_s(rows, now_s, _REMEMBERED_S))
+
+    def _bounds_s(self, rows: int, now_s: float, fresh_s: float) -> tuple[float, float]:
+        """The largest known class up to that of `rows`, and the share of the next larger where that is another."""
+        top, least_s, share_s = self._class_of(rows), math.inf, 0.0
+        for size in sorted(self._classes, reverse=True):
+            own = self._classes[size]
+            if len(own.runs_s) >= _ENOUGH and own.is_fresh(now_s, fresh_s):
+                least_s = min(least_s, own.quartile_s)
+                if size <= top:
+                    return least_s, (share_s if size < top else 0.0)
+                share_s = least_s * rows / self._most_rows(size)
+        return 0.0, share_s
+
+    def _class_of(self, rows: int) -> int:
+        return bisect_left(self._buckets, rows) if self._buckets else max(rows - 1, 0).bit_length()
+
+    def _most_rows(self, size: int) -> int:
+        return self._buckets[size] if self._buckets else 1 << size
 
 
-def _bucket(rows: int) -> int:
-    return max(rows - 1, 0).bit_length()
+class _Class:
+    """The last runs of one size."""
+
+    __slots__ = ("quartile_s", "runs_s", "seen_s")
+
+    def __init__(self) -> None:
+        self.runs_s: deque[float] = deque(maxlen=_WINDOW)
+        self.quartile_s = self.seen_s = 0.0
+
+    def observe(self, run_s: float, now_s: float) -> None:
+        self.runs_s.append(run_s)
+        self.quartile_s = sorted(self.runs_s)[(len(self.runs_s) - 1) // 4]
+        self.seen_s = now_s
+
+    def is_fresh(self, now_s: float, fresh_s: float) -> bool:
+        return now_s - self.seen_s <= max(fresh_s, _FRESH_RUNS * self.quartile_s)
+
+
+class Delays:
+    """How long after a run's end the last of its requests has its answer in hand: the upper quartile of the last 16.
+
+    Their threads go on one after the other, which counts where a deadline is near. 0 where nothing is known for 1 s.
+    """
+
+    def __init__(self) -> None:
+        self._last_s: deque[float] = deque(maxlen=_WINDOW)
+        self._quartile_s = 0.0
+        self._seen_s = -math.inf
+
+    def observe(self, delay_s: float, now_s: float) -> None:
+        """Learn from one run."""
+        self._last_s.append(delay_s)
+        self._quartile_s = sorted(self._last_s)[len(self._last_s) * 3 // 4]
+        self._seen_s = now_s
+
+    def estimate_s(self, now_s: float) -> float:
+        """Seconds that an answer may take to be handed over."""
+        return self._quartile_s if now_s - self._seen_s <= _FRESH_S else 0.0

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from upwell.shared.tensors import Array, TensorSpec
+
+Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
+"""What a torch network computes in."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,14 @@ class ModelSettings:
     threads: int = 1
     max_batch: int = 1
     max_queue: int = 64
+    buckets: tuple[int, ...] = ()
     torch_class: str = ""
     arguments: Mapping[str, object] = field(default_factory=dict)
+    precision: Precision | None = None
+    compile: bool = False
+    graphs: bool = False
+    providers: tuple[str, ...] = ()
+    trusted: frozenset[str] = frozenset()
 
 
 class Engine(Protocol):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
 from typing import cast
 
 from upwell.cloud.engines.base import EngineType
 from upwell.shared.errors import ConfigError, Problem
+
+# A failing plugin of an accelerator would break `import torch` itself, whoever imports it: also an engine of your own.
+# The engine torch imports the package of the device that a model names.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 _EXTRAS = {"onnx": "cloud", "torch": "torch"}
 

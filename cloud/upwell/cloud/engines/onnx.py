@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: the default engine."""
+"""ONNX Runtime: the default engine, on the CPU or on an accelerator that one of its execution providers drives."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.checks import check_batch, reason_of, zero_batch
+from upwell.cloud.engines.onnx_sessions import open_session
 from upwell.shared.errors import InvalidRequest, ModelFailed
+from upwell.shared.onnx_files import BadOnnxFile, foreign_operators
 from upwell.shared.onnx_tensors import DATATYPES, bytes_of, spec_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 
 _EXCHANGEABLE = tuple(kind for kind, datatype in DATATYPES.items() if datatype != "BF16")
 """BF16 has no numpy type in ONNX Runtime's `run`."""
+_NAMED = 5
 
 
 class OnnxEngine:
@@ -40,20 +43,10 @@ class OnnxEngine:
         self._session = session
 
     @classmethod
-    def load(cls, name: str, path: Path, settings: ModelSettings) -> OnnxEngine:  # noqa: ARG003  torch needs the name
+    def load(cls, name: str, path: Path, settings: ModelSettings) -> OnnxEngine:
         """Load `path`. Raises `ModelFailed` for a file or a device that ONNX Runtime cannot serve here."""
-        if settings.device != "cpu":
-            raise ModelFailed(f"engine onnx runs on `device: cpu`, not on {settings.device!r}")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = settings.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # what matters comes as an exception; warnings of the optimizer do not
-        try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime's exceptions have no common base
-            reason = reason_of(error).replace(str(path), path.name)  # a caller need not know where models lie
-            raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {reason}") from error
-        return cls(session)
+        _check_operators(path)
+        return cls(open_session(name, path, settings))
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Run the session. See `Engine.run`."""
@@ -61,7 +54,7 @@ class OnnxEngine:
         session = self._session
         if session is None:
             raise ModelFailed("the model is closed")
-        feed = {**batch, **{name: text_of(name, batch[name]) for name in self._texts_in}}
+        feed = {**batch, **{name: text_of(name, batch[name]) for name in self._texts_in}} if self._texts_in else batch
         try:
             results = session.run(self._output_names, feed)
         except InvalidArgument as error:  # dimensions that two inputs share, which their specs cannot say
@@ -69,7 +62,9 @@ class OnnxEngine:
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise ModelFailed(f"ONNX Runtime failed: {reason_of(error)}") from error
         answer = dict(zip(self._output_names, results, strict=True))
-        return {**answer, **{name: bytes_of(answer[name]) for name in self._texts_out}}
+        for name in self._texts_out:
+            answer[name] = bytes_of(answer[name])
+        return answer
 
     def warm_up(self, rows: int) -> None:
         """Run zeros once, so that the arena and the kernels are ready. See `Engine.warm_up`."""
@@ -80,6 +75,22 @@ class OnnxEngine:
     def close(self) -> None:
         """Free the session."""
         self._session = None
+
+
+def _check_operators(path: Path) -> None:
+    """Raise `ModelFailed` for operators that come from elsewhere, and for what is no ONNX file."""
+    try:
+        foreign = foreign_operators(path)
+    except BadOnnxFile as error:
+        raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {error}") from None
+    except OSError as error:
+        raise ModelFailed(f"{path.name} cannot be read: {error.strerror}") from error
+    if foreign:
+        more = f" and {len(foreign) - _NAMED} more" if len(foreign) > _NAMED else ""
+        raise ModelFailed(
+            f"{path.name} calls {', '.join(foreign[:_NAMED])}{more}, which neither ONNX nor ONNX Runtime defines; "
+            "libraries of operators and compiled programs are never loaded, so export it with standard operators"
+        )
 
 
 def _spec(node: Any, side: str) -> TensorSpec:

@@ -7,12 +7,11 @@ takes tensors in the order of `inputs` and returns a tensor, or a tuple in the o
 
 from __future__ import annotations
 
-import importlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 # A failing plugin of another accelerator would break `import torch` itself.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
@@ -20,65 +19,126 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 import ml_dtypes
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 
 from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.buckets import buckets_for, only_rows_vary, run_in_buckets
 from upwell.cloud.engines.checks import check_batch, reason_of, shape_fits, zero_batch
+from upwell.cloud.engines.torch_devices import open_device, warn_of_slow_precision
+from upwell.cloud.engines.torch_modules import declared_specs, find_class, read_weights
+from upwell.cloud.engines.torch_steps import (
+    PRECISIONS,
+    Forward,
+    GraphStep,
+    Step,
+    check_compiler,
+    check_graphs,
+    compiled,
+    eager,
+    failure_of,
+    forward_of,
+    record_on,
+)
 from upwell.shared.errors import ModelFailed
-from upwell.shared.tensors import DTYPES, Array, TensorSpec
-
-CLASSES = "upwell.torch_models"
-"""Entry-point group: a model's name -> the class of its network."""
+from upwell.shared.tensors import DTYPES, Array
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class TorchEngine:
-    """One module in evaluation mode on one device; all instances of a model share it."""
+    """One module in evaluation mode on one device; all instances of a model share it.
+
+    With `compile` or `graphs` it is prepared for each of the `buckets` when it is warmed up, and a run of another
+    number of rows takes the next larger one; so nothing is compiled once it serves.
+    """
 
     file_name: ClassVar[str] = "model.safetensors"
     platform: ClassVar[str] = "pytorch_safetensors"
 
-    def __init__(self, module: torch.nn.Module, device: torch.device, threads: int) -> None:
+    def __init__(self, module: torch.nn.Module, device: torch.device, settings: ModelSettings) -> None:
         self.version = f"torch {torch.__version__}"
-        self.inputs = _specs(type(module), "inputs")
-        self.outputs = _specs(type(module), "outputs")
-        self._module: torch.nn.Module | None = module
+        self.inputs = declared_specs(type(module), "inputs")
+        self.outputs = declared_specs(type(module), "outputs")
+        self._forward: Forward | None = forward_of(module, settings.precision, self.outputs)
         self._device = device
-        self._threads = threads
+        self._settings = settings
+        self._kinds = {spec.name: _torch_dtype(spec.datatype) for spec in self.inputs}
+        self._steps: dict[tuple[torch.Size, ...], Step] = {}
+        self._preparing = threading.Lock()
+        self._is_prepared = settings.compile or settings.graphs
+        self._buckets = self._needed_buckets(settings) if self._is_prepared else ()
 
     @classmethod
     def load(cls, name: str, path: Path, settings: ModelSettings) -> TorchEngine:
         """Build the class that the operator named and put the weights of `path` in. Raises `ModelFailed`."""
-        device = _device(settings.device)
-        network = _network(name, settings.torch_class)
+        device = open_device(settings.device)
+        if settings.compile:
+            check_compiler(device)
+        if settings.graphs:
+            check_graphs(device)
+        network = find_class(name, settings.torch_class)
         try:
             module = network(**settings.arguments)
         except Exception as error:  # the operator's own class may raise anything
             raise ModelFailed(f"class {network.__qualname__} cannot be built: {reason_of(error)}") from error
-        module.load_state_dict(_weights(path, module), strict=True)
+        module.load_state_dict(read_weights(path, module), strict=True)
+        warn_of_slow_precision(name, settings.precision, device)
         try:
-            return cls(module.eval().to(device), device, settings.threads)
+            dtype = PRECISIONS[settings.precision] if settings.precision is not None else None
+            return cls(module.eval().to(device=device, dtype=dtype), device, settings)
         except RuntimeError as error:
             raise ModelFailed(f"device {settings.device!r}: {reason_of(error)}") from error
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Run the module. See `Engine.run`."""
         check_batch(batch, self.inputs)
-        module = self._module
-        if module is None:
+        if self._buckets:
+            return run_in_buckets(batch, self._buckets, self._run)
+        return self._run(batch)
+
+    def _run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        if torch.get_num_threads() != self._settings.threads:  # of the calling thread, and any thread may call
+            torch.set_num_threads(self._settings.threads)
+        forward = self._forward
+        if forward is None:
             raise ModelFailed("the model is closed")
-        if torch.get_num_threads() != self._threads:  # a setting of the calling thread, and any thread may call
-            torch.set_num_threads(self._threads)
+        is_pinned = self._device.type == "cuda"  # so that a copy goes up without another one before it
+        tensors = [_to_torch(batch[name], kind, is_pinned) for name, kind in self._kinds.items()]
         try:
             with torch.inference_mode():
-                tensors = [_to_torch(batch[spec.name]).to(self._device) for spec in self.inputs]
-                answer = module(*tensors)
-                results = answer if isinstance(answer, (tuple, list)) else (answer,)
-                arrays = [_to_numpy(result) for result in results]
+                arrays = [_to_numpy(result) for result in self._step(forward, tensors)(tensors)]
         except Exception as error:  # the operator's own class may raise anything
-            raise ModelFailed(f"the network failed: {reason_of(error)}") from error
+            raise ModelFailed(f"the network {failure_of(error)}") from error
         return self._checked(arrays)
+
+    def _step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Step:
+        """What runs tensors of these shapes; made where it is the first time."""
+        key = tuple(one.shape for one in tensors) if self._is_prepared else ()
+        step = self._steps.get(key)
+        if step is None:
+            with self._preparing:
+                step = self._steps.get(key) or self._new_step(forward, tensors)
+                self._steps[key] = step
+        return step
+
+    def _new_step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Step:
+        if self._settings.compile:
+            forward = compiled(forward, self._device)
+        if self._settings.graphs:
+            return GraphStep(forward, [one.to(self._device) for one in tensors], record_on(self._device))
+        return eager(forward, self._device)
+
+    def _needed_buckets(self, settings: ModelSettings) -> tuple[int, ...]:
+        """The numbers of rows to prepare, none for a model of fixed shapes; `ModelFailed` where shapes are open."""
+        specs = (*self.inputs, *self.outputs)
+        if only_rows_vary(specs):
+            return buckets_for(settings.buckets, settings.max_batch)
+        if any(-1 in spec.shape for spec in self.inputs):
+            word = "compile" if settings.compile else "graphs"
+            raise ModelFailed(
+                f"`{word}: true` needs shapes of which nothing varies but the rows, the first dimension of every input "
+                f"and output; here {', '.join(f'{one.name} is {list(one.shape)}' for one in specs)}"
+            )
+        return ()
 
     def _checked(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """The results by name, if they are what the class says of itself."""
@@ -93,108 +153,33 @@ class TorchEngine:
         return {spec.name: array for spec, array in zip(self.outputs, arrays, strict=True)}
 
     def warm_up(self, rows: int) -> None:
-        """Run zeros once, so that memory is taken and kernels are chosen. See `Engine.warm_up`."""
-        batch = zero_batch(self.inputs, rows)
-        if batch is not None:
-            self.run(batch)
+        """Run zeros once, of `rows` rows or of each bucket, so that memory is taken and kernels are chosen or compiled.
+
+        See `Engine.warm_up`.
+        """
+        for count in self._buckets or (rows,):
+            batch = zero_batch(self.inputs, count)
+            if batch is not None:
+                self.run(batch)
 
     def close(self) -> None:
         """Free the module."""
-        self._module = None
+        self._forward = None
+        self._steps.clear()
 
 
-def _device(text: str) -> torch.device:
-    """The device named in the settings, if this torch can reach it."""
-    try:
-        device = torch.device(text)
-        torch.empty(0, device=device)
-    except Exception as error:  # a missing backend raises AssertionError, RuntimeError and others
-        raise ModelFailed(f"device {text!r} is not usable: {reason_of(error)}") from error
-    return device
+def _torch_dtype(datatype: str) -> torch.dtype:
+    return torch.bfloat16 if datatype == "BF16" else torch.from_numpy(np.empty(0, DTYPES[datatype])).dtype
 
 
-def _network(name: str, dotted: str) -> type[torch.nn.Module]:
-    """The class for a model: `class` of cloud.yaml, else the entry point of the model's name."""
-    if not dotted:
-        found = list(entry_points(group=CLASSES, name=name))
-        if not found:
-            raise ModelFailed(
-                f"no class is named for it; write `class: package.module.Class` under models.{name} in cloud.yaml"
-            )
-        dotted = found[0].value.replace(":", ".")
-    network = _import(dotted)
-    if not (isinstance(network, type) and issubclass(network, torch.nn.Module)):
-        raise ModelFailed(f"{dotted} is not a class derived from torch.nn.Module")
-    return network
-
-
-def _import(dotted: str) -> Any:
-    module_name, _, class_name = dotted.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ModelFailed(f"class {dotted}: {error}; install it or put its folder on PYTHONPATH") from error
-    except Exception as error:  # the operator's own module may raise anything
-        raise ModelFailed(f"class {dotted}: importing {module_name} failed: {reason_of(error)}") from error
-    if not hasattr(module, class_name):
-        raise ModelFailed(f"class {dotted}: module {module_name} has no {class_name}")
-    return getattr(module, class_name)
-
-
-def _specs(network: type[torch.nn.Module], attribute: str) -> tuple[TensorSpec, ...]:
-    """What the class declares under `inputs` or `outputs`."""
-    declared = getattr(network, attribute, None)
-    try:
-        specs = tuple(TensorSpec(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in declared or ())
-    except (TypeError, ValueError):
-        specs = ()
-    if not specs:
-        raise ModelFailed(
-            f"class {network.__qualname__} needs `{attribute}`: a tuple of (name, datatype, shape), "
-            'such as (("x", "FP32", (-1, 3, 224, 224)),)'
-        )
-    for spec in specs:
-        if spec.datatype == "BYTES" or spec.datatype not in DTYPES:
-            raise ModelFailed(
-                f"class {network.__qualname__}: `{attribute}` says {spec.name!r} is {spec.datatype}; "
-                "expected a numeric datatype such as FP32"
-            )
-    return specs
-
-
-def _weights(path: Path, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, after names and shapes have been compared with the module's."""
-    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
-            _compare(path, type(module).__qualname__, expected, found)
-            return {name: file.get_tensor(name) for name in found}
-    except (SafetensorError, OSError) as error:
-        raise ModelFailed(f"{path.name} is not a readable safetensors file: {reason_of(error)}") from error
-
-
-def _compare(
-    path: Path, network: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
-) -> None:
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not in the class" for name in found if name not in expected]
-    wrong += [
-        f"{name} has shape {list(found[name])}, the class {list(shape)}"
-        for name, shape in expected.items()
-        if found.get(name, shape) != shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ModelFailed(f"{path.name} does not fit class {network}: {'; '.join(wrong[:5])}{more}")
-
-
-def _to_torch(array: Array) -> torch.Tensor:
-    """A tensor with memory of its own: the network may write to it, and a request's array may be read-only."""
-    own = np.array(array, order="C")
-    if own.dtype == _BF16:
-        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(own)
+def _to_torch(array: Array, kind: torch.dtype, is_pinned: bool) -> torch.Tensor:
+    """A tensor on the host with memory of its own: the network may write to it, and a request's may be read-only."""
+    own = torch.empty(array.shape, dtype=kind, pin_memory=is_pinned)
+    if kind is torch.bfloat16:
+        own.view(torch.int16).numpy()[...] = array.view(np.int16)
+    else:
+        own.numpy()[...] = array
+    return own
 
 
 def _to_numpy(tensor: torch.Tensor) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -26,8 +26,9 @@ class ModelRepository:
     """The `Repository` of the protocol over the folders of `config` and the offers of `service`.
 
     Models are loaded in a thread of their own, while the service goes on with what it has; then the new takes its
-    place at once (`CloudService.put`). One change is made at a time. `attempts` is what was loaded at the start;
-    `on_change` is told of each model that changed, by name, and whether it answers now.
+    place at once (`CloudService.put`). One change is made at a time. `attempts` is what was loaded at the start, and
+    `unloaded` names the models that were unloaded by request before that; `on_change` is told of each model that
+    changed, by name, and whether it answers now.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ModelRepository:
         service: CloudService,
         attempts: Sequence[Attempt],
         on_change: Callable[[str, bool], None],
+        unloaded: Collection[str] = (),
     ) -> None:
         self._config = config
         self._root = config.serve.models
@@ -44,7 +46,7 @@ class ModelRepository:
         self._attempts: dict[str, dict[str, Attempt]] = {}
         for one in attempts:
             self._attempts.setdefault(one.result.name, {})[one.result.version] = one
-        self._unloaded: set[str] = set()
+        self._unloaded = set(unloaded)
         self._loading = ("", "")
         self._changing = threading.Lock()
         # Always the same thread: malloc keeps a pool of memory for each thread that has ever loaded a model.
@@ -66,6 +68,36 @@ class ModelRepository:
 
     def load(self, model: str) -> None:
         """See `Repository.load`. A version that answers and whose files are as they were is not loaded again."""
+        with self.place():
+            self.make_load(model)
+
+    def unload(self, model: str) -> None:
+        """See `Repository.unload`. It stays so until it is loaded by request, whatever becomes of its files."""
+        with self.place():
+            self.make_unload(model)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the `MAX_CHANGES` places for those who wait for a change. Raises `NotAllowed`, `Refused`."""
+        if not self._config.serve.repository.control:
+            raise NotAllowed(
+                "callers may not load or unload models here; the service's `serve: {repository: {control: true}}` "
+                "would allow it"
+            )
+        if not self._places.acquire(blocking=False):
+            raise Refused(f"{MAX_CHANGES} loads and unloads are under way or wait; try again later")
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def versions(self, model: str) -> tuple[str, ...]:
+        """The versions of a model that are offered, ready or not."""
+        offer = self._service.offers.get(model)
+        return () if offer is None else tuple(offer.versions)
+
+    def make_load(self, model: str) -> None:
+        """`load` by somebody who has a place."""
         with self._turn():
             folders = self._folders(model)
             there = ", ".join(str(folder.version) for folder in folders)
@@ -85,8 +117,8 @@ class ModelRepository:
             in_force = f"; in force: version {served}" if served else ""
             raise NotLoaded(f"model {model!r} is not loaded: {reasons}{in_force}")
 
-    def unload(self, model: str) -> None:
-        """See `Repository.unload`. It stays so until it is loaded by request, whatever becomes of its files."""
+    def make_unload(self, model: str) -> None:
+        """`unload` by somebody who has a place."""
         with self._turn():
             offer = self._service.offers.get(model)
             if offer is None:
@@ -126,21 +158,11 @@ class ModelRepository:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The right to change something, on a caller's behalf."""
-        if not self._config.serve.repository.control:
-            raise NotAllowed(
-                "callers may not load or unload models here; the service's `serve: {repository: {control: true}}` "
-                "would allow it"
-            )
-        if not self._places.acquire(blocking=False):
-            raise Refused(f"{MAX_CHANGES} loads and unloads are under way or wait; try again later")
-        try:
-            with self._changing:
-                if not self._service.ready():
-                    raise Unavailable("the service is draining and changes no model any more")
-                yield
-        finally:
-            self._places.release()
+        """The time to change something, one after the other."""
+        with self._changing:
+            if not self._service.ready():
+                raise Unavailable("the service is draining and changes no model any more")
+            yield
 
     def _renew(self, model: str, folders: Sequence[ModelFolder], *, again: bool) -> None:
         """Load those of `folders` whose files are new, with `again` also those that were broken, and offer all."""

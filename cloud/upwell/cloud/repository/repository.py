@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from upwell.shared.digest import model_digest
+from upwell.cloud.repository.formats import why_never
+from upwell.shared.digest import jax_weights, model_digest
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.onnx_files import BadOnnxFile
 
@@ -41,7 +42,8 @@ class ModelFolder:
         path = self._inside(self.path / file_name)
         if not path.is_file():
             there = sorted(one.name for one in self.path.iterdir()) or ["nothing"]
-            raise ModelFailed(f"no {file_name} in {self.name}/{self.version}; there is {', '.join(there[:5])}")
+            text = f"no {file_name} in {self.name}/{self.version}; there is {', '.join(there[:5])}"
+            raise ModelFailed("; ".join(filter(None, (text, why_never(there)))))
         return path
 
     @property
@@ -69,6 +71,9 @@ class ModelFolder:
         Raises `ModelFailed` where the file is no ONNX file, or weights of its own are missing or outside the model's
         folder, before anything has read them.
         """
+        beside = jax_weights(file)
+        if beside is not None:
+            self._inside(beside)
         try:
             return model_digest(file)
         except BadOnnxFile as error:

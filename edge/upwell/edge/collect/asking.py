@@ -15,7 +15,8 @@ from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.request_log import runtime_name
 from upwell.edge.scoring import Scorer
 from upwell.shared.errors import ModelFailed
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.clients import Client
 from upwell.shared.oip.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.routing.log import LogLine
@@ -55,7 +56,7 @@ class Asker:
     def __init__(
         self,
         model: ServedModel,
-        client: OipClient,
+        client: Client,
         policy: CompiledPolicy,
         judge: Judge,
         labels: Mapping[str, int] | None,

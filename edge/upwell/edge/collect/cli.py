@@ -23,7 +23,7 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.models.starting import loaded
 from upwell.shared.cli import EXIT_FAILED
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import OipClient
+from upwell.shared.oip.clients import Client, open_client
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.rules import CompiledPolicy, Subject
 from upwell.shared.routing.settings import HardSettings
@@ -52,7 +52,7 @@ def collect(
     policy = CompiledPolicy(load_yaml(config.policy, Policy) if config.policy else Policy())
     items = find_items(data)
     with loaded(model, section, config.agent.trust.trust) as served:
-        client = OipClient(cloud.endpoint, cloud.security, max_message_bytes=config.agent.max_message)
+        client = open_client(cloud.endpoint, cloud.security, max_message_bytes=config.agent.max_message)
         try:
             report = _collected(served, client, policy, items, labels, out)
         finally:
@@ -79,7 +79,7 @@ def _sides(path: Path, config: AgentConfig, name: str) -> tuple[ModelSection, Cl
 
 
 def _collected(
-    model: ServedModel, client: OipClient, policy: CompiledPolicy, items: list[Item], labels: Path | None, out: Path
+    model: ServedModel, client: Client, policy: CompiledPolicy, items: list[Item], labels: Path | None, out: Path
 ) -> Report:
     assert model.edge is not None  # noqa: S101  `_sides` made sure
     signature = model.edge.signature

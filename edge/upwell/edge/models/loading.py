@@ -11,7 +11,6 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe import Subject, enter, survived
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem, UpwellError
+from upwell.shared.memory import resident_bytes
 from upwell.shared.onnx_files import BadOnnxFile
 from upwell.shared.signature.description import Golden, ModelDescription
 from upwell.shared.signature.processor import Processor
@@ -207,10 +207,3 @@ def _golden_vectors(wanted: Golden, beside: Path | None) -> GoldenVectors | None
     if path is None or (wanted.file is None and not os.path.lexists(path)):
         return None
     return read_golden(path)
-
-
-def resident_bytes() -> int:
-    """Memory of this process, shared pages included; 0 where that cannot be told."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flatbuffers  # type: ignore[import-untyped]  # it has no stubs
+import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
 from upwell.edge.quantize.base import FloatModel, Node

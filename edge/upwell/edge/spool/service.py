@@ -14,6 +14,7 @@ from upwell.edge.spool.delivering import BATCH_BYTES
 from upwell.edge.spool.item import SpoolResult, SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.rpc.agent.v1 import agent_pb2 as pb
+from upwell.shared.oip.callers import may_use
 
 SERVICE = "upwell.rpc.agent.v1.AgentService"
 
@@ -63,7 +64,8 @@ class _Streams:
             seen = news.count
             results = self._spool.results(since, BATCH_BYTES)
             for result in results:
-                yield _message(result).SerializeToString()
+                if may_use(result.model):
+                    yield _message(result).SerializeToString()
                 since, quiet_since_s = result.sequence, time.monotonic()
             left_s = self._idle_s - (time.monotonic() - quiet_since_s)
             if left_s <= 0:

@@ -11,7 +11,8 @@ from typing import NoReturn, Protocol
 from upwell.edge.uplink.station import Link, Station
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip import converters
-from upwell.shared.oip.client import PendingInfer, RemoteError, RemoteErrorKind
+from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.clients import Pending
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.routing.reasons import Reason
 
@@ -32,15 +33,16 @@ REASONS: Mapping[RemoteErrorKind, Reason] = {
 
 @dataclass(frozen=True)
 class Message:
-    """A request in its wire form, so that a second attempt need not make it again."""
+    """A request in its wire form, so that a second attempt need not make it again, and its place in a trace."""
 
     id: str
     data: bytes
+    traceparent: str = ""
 
     @classmethod
-    def of(cls, request: InferRequest) -> Message:
+    def of(cls, request: InferRequest, traceparent: str = "") -> Message:
         """The message for a request. Raises `InvalidRequest` for tensors that the protocol cannot carry."""
-        return cls(request.id, converters.serialize_infer_request(request))
+        return cls(request.id, converters.serialize_infer_request(request), traceparent)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class CloudCall:
     """
 
     def __init__(
-        self, ledger: Ledger, way: Way | None, pending: PendingInfer | Stillborn, request_id: str, started_s: float
+        self, ledger: Ledger, way: Way | None, pending: Pending | Stillborn, request_id: str, started_s: float
     ) -> None:
         self.way = way
         self._request_id = request_id
@@ -177,7 +179,7 @@ class CloudCall:
         return self._started_s + self.elapsed_s
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the call has ended, in gRPC's thread (or here, if it has): it must not block."""
+        """Call `callback` once the call has ended, in the client's thread (or here, if it has): it must not block."""
         self._pending.add_done_callback(lambda _: callback())
 
     def wait(self, until_s: float) -> CloudReply | CloudMiss | None:

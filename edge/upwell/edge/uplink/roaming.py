@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from upwell.shared.oip.security import parse_address
+from upwell.shared.oip.security import parse_endpoint
 
 Sources: TypeAlias = tuple[str, ...]
 
@@ -23,7 +23,7 @@ def source_addresses(endpoints: Sequence[str]) -> Sources:
     """
     hosts: dict[str, None] = {}
     for endpoint in endpoints:
-        address = parse_address(endpoint)
+        address = parse_endpoint(endpoint)
         if address.socket_path is None and not address.is_loopback:
             hosts.update(dict.fromkeys([address.host] if _is_number(address.host) else _SOMEWHERE))
     return tuple(_source(host) for host in hosts)

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 
 from upwell.edge.uplink.keepalive import RoundTrips, channel_options
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.clients import Client, open_client
 from upwell.shared.oip.security import ClientSecurity
 
 WARM_UP_S = 10.0
@@ -17,9 +18,9 @@ WARM_UP_S = 10.0
 
 
 class Link:
-    """One client and its channel, closed when it is retired and nobody uses it any more."""
+    """One client and its channel (over HTTP its connections), closed when it is retired and nobody uses it any more."""
 
-    def __init__(self, client: OipClient, timeout_s: float) -> None:
+    def __init__(self, client: Client, timeout_s: float) -> None:
         self.client = client
         self.timeout_s = timeout_s
         self.users = 0
@@ -129,9 +130,14 @@ class Station:
 
     def _new_link(self) -> Link:
         timeout_s = self.round_trips.timeout_s
-        options = channel_options(timeout_s)
-        limit = self._max_message_bytes
-        return Link(OipClient(self.endpoint, self._security, max_message_bytes=limit, options=options), timeout_s)
+        client = open_client(
+            self.endpoint,
+            self._security,
+            max_message_bytes=self._max_message_bytes,
+            silence_s=timeout_s,
+            options=channel_options(timeout_s),
+        )
+        return Link(client, timeout_s)
 
     def _retire(self, link: Link) -> None:
         link.retired = True

@@ -132,7 +132,7 @@ class Uplink:
         except (ConfigError, RemoteError) as error:
             return CloudCall(self, None, Stillborn(error), message.id, started_s)
         try:
-            pending = way.link.client.infer_async(message.data, max(0.0, give_up_s - started_s))
+            pending = way.link.client.infer_async(message.data, max(0.0, give_up_s - started_s), message.traceparent)
         except (ConfigError, RemoteError) as error:
             way.station.give_back(way.link)
             return CloudCall(self, None, Stillborn(error), message.id, started_s)

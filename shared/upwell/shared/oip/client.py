@@ -6,7 +6,6 @@ import enum
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -14,11 +13,11 @@ import grpc
 
 from upwell.shared.errors import InvalidRequest, UpwellError
 from upwell.shared.oip import converters
+from upwell.shared.oip.channels import Link, channel_options
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.security import ClientSecurity, check_endpoint
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.servicer import METHODS, SERVICE
-from upwell.shared.oip.tls import PemFiles, channel_credentials, watch_pem
+from upwell.shared.oip.tls import watch_pem
 from upwell.shared.oip.tokens import read_token
 from upwell.shared.oip.watched import WatchedFiles
 
@@ -56,7 +55,7 @@ class RemoteError(UpwellError):
         super().__init__(text)
 
 
-_KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = MappingProxyType(
+KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = MappingProxyType(
     {
         grpc.StatusCode.UNAVAILABLE: RemoteErrorKind.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED: RemoteErrorKind.DEADLINE,
@@ -73,25 +72,14 @@ _KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = MappingProxyType(
         grpc.StatusCode.DATA_LOSS: RemoteErrorKind.GARBAGE,
     }
 )
+"""gRPC status -> what it is to us; what is not named is INTERNAL."""
 
 # gRPC has no status for this: the words are OpenSSL's, and those of gRPC's own check of the name.
 _UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "is not in peer certificate")
-_NO_CONNECTION = "failed to connect"
+_NO_CONNECTION = ("failed to connect", "connections to all backends failing")
 
 LOOPBACK_ONLY = ClientSecurity()
 """No protection, so no server on another machine."""
-
-_OPTIONS = (
-    # A new client makes a new connection instead of joining one that may be half-open.
-    ("grpc.use_local_subchannel_pool", 1),
-    # After an outage the link is back within about a second; this is also the limit on one attempt to connect.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # Whether to try again is decided where the deadline and the budget are known.
-    ("grpc.enable_retries", 0),
-)
 
 
 class PendingInfer:
@@ -140,9 +128,10 @@ class PendingInfer:
 class OipClient:
     """Calls one server. Nothing is sent, and no connection made, before the first call.
 
-    `endpoint` is `HOST:PORT` or `unix:PATH`; `options` are further gRPC channel options. Changed certificate,
-    key and token files take over with the next call. Every method may be called from any thread, takes
-    the seconds it may last, and raises `RemoteError`. The constructor raises `ConfigError`.
+    `endpoint` is `HOST:PORT`, `unix:PATH`, or `dns:///NAME:PORT` for all servers of that name; `options` are further
+    gRPC channel options. Changed certificate, key and token files take over with the next call. Every method may be
+    called from any thread, takes the seconds it may last, and raises `RemoteError`. The constructor raises
+    `ConfigError`.
     """
 
     def __init__(
@@ -155,17 +144,15 @@ class OipClient:
     ) -> None:
         address = check_endpoint(endpoint, security)
         self.endpoint = str(address)
-        limits = [
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", max_message_bytes),
-        ]
-        proxy = [("grpc.enable_http_proxy", 0)] if address.is_loopback else []
-        self._options = (*_OPTIONS, *limits, *proxy, *options)
         self._pem = watch_pem(security.tls) if security.tls else None
         token_file = security.token_file
         self._token = WatchedFiles([token_file], lambda: read_token(token_file)) if token_file else None
+        # gRPC's own calls carry a token over TLS alone, and a server that wants one would take us for a stranger.
+        checks_health = self._token is None or self._pem is not None
+        self._health_token = self._token if address.name_server is not None else None
+        self._options = (*channel_options(address, max_message_bytes, checks_health=checks_health), *options)
         self._lock = threading.Lock()
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._closed = False
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
@@ -173,13 +160,14 @@ class OipClient:
         data = self._call("ModelInfer", converters.serialize_infer_request(request), timeout_s)
         return _parsed(converters.parse_infer_response, data)
 
-    def infer_async(self, request: InferRequest | bytes, timeout_s: float) -> PendingInfer:
+    def infer_async(self, request: InferRequest | bytes, timeout_s: float, traceparent: str = "") -> PendingInfer:
         """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin.
 
         The request may be given as `converters.serialize_infer_request` makes it: once, to be sent twice.
+        `traceparent` is the call's place in a trace (`telemetry.trace_context`); empty where it has none.
         """
         data = request if isinstance(request, bytes) else converters.serialize_infer_request(request)
-        return PendingInfer(self._start("ModelInfer", data, timeout_s), len(data))
+        return PendingInfer(self._start("ModelInfer", data, timeout_s, traceparent), len(data))
 
     def warm_up(self, timeout_s: float, on_end: Callable[[bool], None]) -> None:
         """Make the connection now, with an empty call; `on_end` is told, in gRPC's thread, whether it was answered."""
@@ -228,9 +216,9 @@ class OipClient:
             raise _closed() from None
         return answer
 
-    def _start(self, method: str, data: bytes, timeout_s: float) -> Any:
+    def _start(self, method: str, data: bytes, timeout_s: float, traceparent: str = "") -> Any:
         try:
-            return self._method(method).future(data, **self._arguments(timeout_s))
+            return self._method(method).future(data, **self._arguments(timeout_s, traceparent))
         except ValueError:
             raise _closed() from None
 
@@ -241,31 +229,16 @@ class OipClient:
                 raise _closed()
             if self._link is None or self._link.pem is not pem:
                 # A former channel is not closed but let go: calls under way on it end in peace.
-                self._link = _Link.open(self.endpoint, self._options, pem)
+                self._link = Link.open(self.endpoint, self._options, pem, self._health_token)
             return self._link.methods[name]
 
-    def _arguments(self, timeout_s: float) -> dict[str, Any]:
+    def _arguments(self, timeout_s: float, traceparent: str = "") -> dict[str, Any]:
         if timeout_s <= 0:
             raise RemoteError(RemoteErrorKind.DEADLINE, "no time is left for the call")
         metadata = (("authorization", f"Bearer {self._token.get()}"),) if self._token else None
+        if traceparent:
+            metadata = (*(metadata or ()), ("traceparent", traceparent))
         return {"timeout": None if math.isinf(timeout_s) else timeout_s, "metadata": metadata}
-
-
-@dataclass(frozen=True)
-class _Link:
-    """A channel, the certificates it was made with, and its methods, which take and give serialized messages."""
-
-    pem: PemFiles | None
-    channel: grpc.Channel
-    methods: Mapping[str, Any]
-
-    @classmethod
-    def open(cls, endpoint: str, options: Sequence[tuple[str, int | str]], pem: PemFiles | None) -> _Link:
-        if pem is None:
-            channel = grpc.insecure_channel(endpoint, options)
-        else:
-            channel = grpc.secure_channel(endpoint, channel_credentials(pem), options)
-        return cls(pem, channel, {name: channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS})
 
 
 def _parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
@@ -279,7 +252,7 @@ def _parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
 
 def _remote_error(error: grpc.RpcError) -> RemoteError:
     code, details = error.code(), error.details() or "no details"
-    kind = _KINDS.get(code, RemoteErrorKind.INTERNAL)
+    kind = KINDS.get(code, RemoteErrorKind.INTERNAL)
     # Only where there was no connection: what a server says in its own words is another matter.
     if kind is RemoteErrorKind.UNAVAILABLE and details.startswith(_NO_CONNECTION):
         kind = RemoteErrorKind.CERTIFICATE if any(words in details for words in _UNTRUSTED) else kind

@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -20,8 +20,19 @@ from upwell.shared.tensors import DTYPES, Array, numpy_dtype, oip_datatype
 MAX_DIMENSIONS = 32
 """numpy 1 holds no more; a limit also keeps the product of a hostile shape cheap."""
 
+MAX_BYTES_ELEMENTS = 1 << 18
+"""Each element of a BYTES tensor is an object of its own, however short: so many take tens of megabytes."""
+
+MAX_ID_CHARACTERS = 1000
+"""The id of a request is in its answer, in logs and in traces."""
+
 _LARGEST_BYTES = 2**63 - 1
+_SMALL_BYTES = 4096
+"""Up to this size a copy costs less than a view."""
 _LENGTH = struct.Struct("<I")
+
+PLAIN = MappingProxyType({name: dtype for name, dtype in DTYPES.items() if name not in ("BYTES", "BOOL")})
+"""The datatypes of which any bytes of the right number are elements."""
 
 TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
     {
@@ -45,15 +56,28 @@ TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
 def count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
     """How many elements the shape holds. Raises `InvalidRequest` for shapes that no array can have."""
     if len(shape) > MAX_DIMENSIONS:
-        raise InvalidRequest(f"tensor {name!r} has {len(shape)} dimensions; at most {MAX_DIMENSIONS} are possible")
+        refuse_dimensions(name, len(shape))
     if min(shape, default=0) < 0:
         raise InvalidRequest(f"tensor {name!r} has the shape {list(shape)}; a dimension cannot be negative")
     elements = math.prod(shape)
+    if datatype == "BYTES" and elements > MAX_BYTES_ELEMENTS:
+        raise InvalidRequest(f"tensor {name!r} has {elements} BYTES elements; at most {MAX_BYTES_ELEMENTS} are read")
     # An empty dimension does not make the others harmless: numpy refuses [0, 2**40, 2**40] too.
     extent = elements or math.prod(size for size in shape if size)
     if extent * numpy_dtype(datatype).itemsize > _LARGEST_BYTES:
         raise InvalidRequest(f"tensor {name!r} has the shape {list(shape)}, more than can be addressed")
     return elements
+
+
+def refuse_long_id(request_id: str) -> None:
+    """Raise `InvalidRequest` for an id that is too long."""
+    if len(request_id) > MAX_ID_CHARACTERS:
+        raise InvalidRequest(f"the id has {len(request_id)} characters; at most {MAX_ID_CHARACTERS} are taken")
+
+
+def refuse_dimensions(name: str, count: int) -> NoReturn:
+    """Raise `InvalidRequest` for a tensor of so many dimensions."""
+    raise InvalidRequest(f"tensor {name!r} has {count} dimensions; at most {MAX_DIMENSIONS} are possible")
 
 
 def decode_raw(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
@@ -150,6 +174,8 @@ def encode_raw(name: str, array: Array) -> tuple[str, bytes | memoryview]:
     datatype = oip_datatype(array.dtype)
     if datatype == "BYTES":
         return datatype, _join_bytes(name, array)
+    if array.nbytes <= _SMALL_BYTES and array.dtype == DTYPES[datatype]:
+        return datatype, array.tobytes()
     # The dtype may be of the other byte order, which the protocol does not have.
     packed = np.ascontiguousarray(array, dtype=DTYPES[datatype])
     return datatype, packed.reshape(-1).view(np.uint8).data if packed.size else b""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from upwell.shared.telemetry.trace import Trace
 from upwell.shared.tensors import Array, TensorSpec
 
 Parameter: TypeAlias = bool | int | float | str
@@ -60,17 +61,67 @@ class ServerMetadata:
     extensions: tuple[str, ...]
 
 
+class Signal(Protocol):
+    """What is set once and for all, and can be waited for: a `threading.Event`, or the cheaper `Flag`."""
+
+    def set(self) -> None:
+        """Let `is_set` be true from now on, and end every wait."""
+        ...
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, at most `timeout` seconds; whether it is."""
+        ...
+
+
+class Flag:
+    """A `Signal` that makes its event only where somebody waits, for an event costs as much as parsing a request."""
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._event: threading.Event | None = None
+
+    def set(self) -> None:
+        """See `Signal.set`."""
+        # Before the event is looked at, as `wait` looks here after it has made one: neither can miss the other.
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+
+    def is_set(self) -> bool:
+        """See `Signal.is_set`."""
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `Signal.wait`."""
+        with _events:
+            if self._event is None:
+                self._event = threading.Event()
+        return self._is_set or self._event.wait(timeout)
+
+
+_events = threading.Lock()
+
+
 @dataclass(frozen=True)
 class Call:
     """The circumstances of one call: how long it may take and whether anybody still waits.
 
     `deadline_s` is an instant of `time.monotonic()`, infinite where the caller gave none.
-    `cancelled` is set when the caller has left.
+    `cancelled` is set when the caller has left. `traceparent` is the caller's place in a trace, as W3C Trace Context
+    writes it; empty where it sent none, and not yet checked. `trace` is set where this request is recorded.
     """
 
     deadline_s: float = math.inf
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    cancelled: Signal = field(default_factory=Flag)
     client: str = ""
+    traceparent: str = ""
+    trace: Trace | None = None
 
 
 class Dataplane(Protocol):

@@ -7,9 +7,10 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from upwell.rpc.oip.v2 import model_repository_pb2
+from upwell.rpc.oip.v2 import model_repository_pb2, model_stream_pb2
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.oip.repository import METHODS
+from upwell.shared.oip.streams import METHOD as STREAM_METHOD
 
 PUBLISHED_PACKAGE = "inference"
 
@@ -23,14 +24,27 @@ def service_pool(*, with_repository: bool = False) -> DescriptorPool:
     repository extension as well.
     """
     pool = DescriptorPool()
-    file = _published(pb.DESCRIPTOR)
+    messages, stream = _published(pb.DESCRIPTOR), _published(model_stream_pb2.DESCRIPTOR)
+    # A file of its own for the service, which has methods from several.
+    file = FileDescriptorProto(name="grpc_inference_service.proto", package=PUBLISHED_PACKAGE, syntax="proto3")
+    service = file.service.add()
+    service.CopyFrom(messages.service.pop())
+    service.method.add(
+        name=STREAM_METHOD,
+        input_type=f".{PUBLISHED_PACKAGE}.ModelInferRequest",
+        output_type=f".{PUBLISHED_PACKAGE}.ModelStreamInferResponse",
+        client_streaming=True,
+        server_streaming=True,
+    )
+    files = [messages, stream]
     if with_repository:
-        extension = _published(model_repository_pb2.DESCRIPTOR)
-        pool.Add(extension)
-        file.dependency.append(extension.name)
+        files.append(_published(model_repository_pb2.DESCRIPTOR))
         for name in METHODS:
             message = f".{PUBLISHED_PACKAGE}.{name}"
-            file.service[0].method.add(name=name, input_type=f"{message}Request", output_type=f"{message}Response")
+            service.method.add(name=name, input_type=f"{message}Request", output_type=f"{message}Response")
+    for one in files:
+        pool.Add(one)
+    file.dependency.extend(one.name for one in files)
     pool.Add(file)
     return pool
 

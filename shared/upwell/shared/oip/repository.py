@@ -13,7 +13,9 @@ from google.protobuf.message import DecodeError, Message
 
 from upwell.rpc.oip.v2 import model_repository_pb2 as pb
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.servicer import add_methods, client_name
+from upwell.shared.oip.callers import check_may_control, may_use, naming_no_others
+from upwell.shared.oip.calls import client_name
+from upwell.shared.oip.servicer import add_methods
 
 METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 EXTENSION = "model_repository"
@@ -80,7 +82,7 @@ class _Servicer:
         _refuse_named(request.repository_name)
         entries = [one for one in self._repository.index() if one.state is ModelState.READY or not request.ready]
         response = pb.RepositoryIndexResponse()
-        for one in entries:
+        for one in filter(lambda one: may_use(one.model), entries):
             response.models.add(name=one.model, version=one.version, state=one.state.value, reason=one.reason)
         return response.SerializeToString()
 
@@ -88,16 +90,20 @@ class _Servicer:
         request = _parse(pb.RepositoryModelLoadRequest, data)
         _refuse_named(request.repository_name)
         _refuse_parameters(request.parameters, frozenset())
+        check_may_control(request.model_name)
         _log.info("%s asks to load the model %r", client_name(context), request.model_name)
-        self._repository.load(request.model_name)
+        with naming_no_others(request.model_name):
+            self._repository.load(request.model_name)
         return pb.RepositoryModelLoadResponse().SerializeToString()
 
     def unload(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = _parse(pb.RepositoryModelUnloadRequest, data)
         _refuse_named(request.repository_name)
         _refuse_parameters(request.parameters, _UNLOAD_PARAMETERS)
+        check_may_control(request.model_name)
         _log.info("%s asks to unload the model %r", client_name(context), request.model_name)
-        self._repository.unload(request.model_name)
+        with naming_no_others(request.model_name):
+            self._repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse().SerializeToString()
 
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
+import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upwell.shared.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_DNS = re.compile(r"dns://(?P<server>[A-Za-z0-9.:\[\]-]*)/(?P<address>[^/]+)")
+_WEB = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]+))?(?P<prefix>(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)/?"
+)
+_PORTS = {"http": "80", "https": "443"}
 
 
 @dataclass(frozen=True)
@@ -44,17 +54,27 @@ class ClientSecurity:
 
 @dataclass(frozen=True)
 class Address:
-    """`HOST:PORT` (an IPv6 host in brackets) or, where `socket_path` is set, a unix socket."""
+    """`HOST:PORT` (an IPv6 host in brackets) or, where `socket_path` is set, a unix socket.
+
+    With `name_server` (empty for the system's) all servers behind the name `host` are meant, and not any one of them.
+    With `scheme` (`http` or `https`) it is called over HTTP/1.1, its paths behind `prefix` (empty, or `/` and more).
+    """
 
     host: str = ""
     port: int = 0
     socket_path: Path | None = None
+    name_server: str | None = None
+    scheme: str = ""
+    prefix: str = ""
 
     def __str__(self) -> str:
-        """As gRPC takes it."""
+        """As gRPC takes it; a URL where it is called over HTTP/1.1."""
         if self.socket_path is not None:
             return f"unix:{self.socket_path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        plain = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if self.scheme:
+            return f"{self.scheme}://{plain}{self.prefix}"
+        return plain if self.name_server is None else f"dns://{self.name_server}/{plain}"
 
     @property
     def is_loopback(self) -> bool:
@@ -84,6 +104,40 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
+def parse_endpoint(text: str) -> Address:
+    """Read the address of a server to call: as `parse_address`, or `dns:///NAME:PORT` for all servers of that name.
+
+    `dns://SERVER/NAME:PORT` asks another name server than the system's. `https://HOST[:PORT][/PREFIX]` and `http://...`
+    are called over HTTP/1.1. Raises `ConfigError`.
+    """
+    if text.startswith(("http:", "https:")):
+        return _parse_web(text)
+    found = _DNS.fullmatch(text)
+    if found is None and not text.startswith("dns:"):
+        return parse_address(text)
+    try:
+        address = parse_address(found["address"] if found else "")
+    except ConfigError:
+        address = Address(socket_path=Path())
+    if found is None or address.socket_path is not None:
+        raise ConfigError.at(None, f"{text!r} names no servers; expected dns:///NAME:PORT")
+    return replace(address, name_server=found["server"])
+
+
+def _parse_web(text: str) -> Address:
+    """Read a URL that is a host, perhaps a port, and perhaps a path of plain segments. Raises `ConfigError`."""
+    found = _WEB.fullmatch(text)
+    try:
+        if found is None:
+            raise ConfigError.at(None, "")
+        address = parse_address(f"{found['host']}:{found['port'] or _PORTS[found['scheme']]}")
+    except ConfigError:
+        # Not shown: people put passwords into URLs.
+        expected = "expected https://HOST, perhaps with :PORT and a plain /PATH, and nothing else"
+        raise ConfigError.at(None, f"an endpoint that begins with http cannot be read; {expected}") from None
+    return replace(address, scheme=found["scheme"], prefix=found["prefix"])
+
+
 def check_exposure(listen: Sequence[str], security: ServerSecurity) -> None:
     """Refuse to serve a network without protection. Raises `ConfigError`; `insecure` allows everything."""
     if security.insecure:
@@ -106,10 +160,23 @@ def check_exposure(listen: Sequence[str], security: ServerSecurity) -> None:
             )
 
 
+def warn_of_root(listen: Sequence[str]) -> None:
+    """Say in the log that a server which other machines reach runs as root, and needs nothing of that."""
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if is_root and not all(parse_address(text).is_loopback for text in listen):
+        _log.warning("this server can be reached from outside this machine and runs as root; give it a user of its own")
+
+
 def check_endpoint(endpoint: str, security: ClientSecurity) -> Address:
     """The address of a server to call. Raises `ConfigError` where requests would cross a network in clear."""
-    address = parse_address(endpoint)
-    if not (address.is_loopback or security.tls or security.insecure):
+    address = parse_endpoint(endpoint)
+    if address.scheme == "http" and security.tls:
+        raise ConfigError.at(None, f"{endpoint} is without TLS, and `tls` is given: write https://, or leave `tls` out")
+    if address.scheme == "http" and not (address.is_loopback or security.insecure):
+        raise ConfigError.at(
+            None, f"requests to {endpoint} would cross the network in clear: write https://, or `insecure: true`"
+        )
+    if not (address.is_loopback or address.scheme or security.tls or security.insecure):
         raise ConfigError.at(
             None,
             f"requests to {endpoint} would cross the network in clear: give `tls` (empty for the system's "

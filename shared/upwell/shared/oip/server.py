@@ -6,18 +6,22 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import grpc
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.oip.arrivals import Arrivals, Registrar
 from upwell.shared.oip.dataplane import Dataplane
+from upwell.shared.oip.permits import Permits
 from upwell.shared.oip.security import Address, ServerSecurity, check_exposure, parse_address
 from upwell.shared.oip.servicer import add_oip_service
+from upwell.shared.oip.streams import Streams
+from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.tls import server_credentials
-from upwell.shared.oip.tokens import TokenInterceptor
+from upwell.shared.oip.tokens import TokenInterceptor, known_tokens
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
 """gRPC's own default of 4 MiB refuses an ordinary batch of pictures."""
@@ -29,17 +33,43 @@ _MAX_SOCKET_PATH_BYTES = 107
 
 
 @dataclass(frozen=True)
+class Connections:
+    """How a server takes connections, and how long it keeps them.
+
+    `shares_ports`: other processes of the same user listen on the same TCP ports (SO_REUSEPORT), and each connection
+    goes to one of them. `age_s`: after about so long (a tenth more or less) the client is told to connect anew, while
+    what it has sent is answered; what is not done `grace_s` after that is broken off. None: for as long as it likes.
+    """
+
+    shares_ports: bool = False
+    age_s: float | None = None
+    grace_s: float = 30.0
+
+
+UNSHARED = Connections()
+"""Ports of its own, and connections that last."""
+
+
+@dataclass(frozen=True)
 class RunningServer:
     """A server that accepts calls. `addresses` has the real ports where 0 was asked for."""
 
     addresses: tuple[str, ...]
     _server: grpc.Server
-    _executor: futures.ThreadPoolExecutor
+    _executor: CallThreads
+    _streams: Streams
 
-    def stop(self, grace_s: float) -> None:
-        """Accept no more calls, let those under way end within `grace_s`, cancel the rest, and return then."""
-        self._server.stop(grace_s).wait()
+    def stop(self, grace_s: float, closed: Callable[[], None] = lambda: None) -> None:
+        """Accept no more calls, let those under way end within `grace_s`, cancel the rest, and return then.
+
+        `closed` is called between the first and the second.
+        """
+        self._streams.end()
+        ended = self._server.stop(grace_s)
+        closed()
+        ended.wait()
         self._executor.shutdown(wait=False)
+        self._streams.close()
         for address in self.addresses:
             path = parse_address(address).socket_path
             if path is not None:
@@ -53,6 +83,7 @@ def start_server(
     max_workers: int,
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     security: ServerSecurity = LOOPBACK_ONLY,
+    connections: Connections = UNSHARED,
     extra: Sequence[Callable[[grpc.Server], None]] = (),
 ) -> RunningServer:
     """Serve `dataplane` on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
@@ -69,30 +100,36 @@ def start_server(
         raise ConfigError.at(None, "expected one or more different addresses to listen on, each HOST:PORT or unix:PATH")
     check_exposure(listen, security)
     for address in addresses:
-        check_free(address)
-    credentials = server_credentials(security.tls) if security.tls else None
-    interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(security.tokens)] if security.tokens else []
-    executor = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="oip")
+        if address.socket_path is not None or not connections.shares_ports:
+            check_free(address)
+    # Of each port's own: they remember which files are in force there.
+    credentials = [server_credentials(security.tls) if security.tls else None for _ in addresses]
+    tokens = known_tokens(security)
+    interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
+    executor = CallThreads(max_workers, "oip")
     server = grpc.server(
         executor,
         interceptors=interceptors,
-        options=_options(max_message_bytes),
+        options=[*_options(max_message_bytes), *_connection_options(connections)],
         maximum_concurrent_rpcs=max_workers,
     )
-    add_oip_service(server, dataplane)
+    # It takes services as the server itself does, which has more methods.
+    registrar = cast(grpc.Server, Registrar(server, Arrivals(max(1, max_workers // 2))))
+    permitted = Permits(dataplane) if tokens else dataplane
+    streams = Streams(permitted)
+    add_oip_service(registrar, permitted)
+    streams.add_to(registrar)
     for add_service in extra:
-        add_service(server)
-    bound = tuple(_listen(server, address, credentials) for address in addresses)
+        add_service(registrar)
+    bound = tuple(_listen(server, address, own) for address, own in zip(addresses, credentials, strict=True))
     server.start()
-    return RunningServer(bound, server, executor)
+    return RunningServer(bound, server, executor, streams)
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # With it a second server on the same port would silently take half of the connections.
-        ("grpc.so_reuseport", 0),
         # Agents ping idle links to find half-open ones; gRPC's default takes that for an attack.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -100,6 +137,17 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
     ]
+
+
+def _connection_options(connections: Connections) -> list[tuple[str, int]]:
+    # Unasked for, a second server on the same port would silently take half of the connections.
+    options = [("grpc.so_reuseport", int(connections.shares_ports))]
+    if connections.age_s is not None:
+        options += [
+            ("grpc.max_connection_age_ms", round(1e3 * connections.age_s)),
+            ("grpc.max_connection_age_grace_ms", round(1e3 * connections.grace_s)),
+        ]
+    return options
 
 
 def _listen(server: grpc.Server, address: Address, credentials: grpc.ServerCredentials | None) -> str:

@@ -6,40 +6,29 @@ handlers would answer INTERNAL before any code of ours runs.
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import math
-import threading
-import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeAlias
 
 import grpc
 
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip import converters
-from upwell.shared.oip.dataplane import Call, Dataplane
-from upwell.shared.oip.statuses import Status, status_of
-from upwell.shared.oip.tokens import token_name
+from upwell.shared.oip.calls import call_of, failure, infer, read_request
+from upwell.shared.oip.dataplane import Dataplane
+from upwell.shared.oip.retrying import trailers
+from upwell.shared.oip.statuses import Status
 
 SERVICE = "inference.GRPCInferenceService"
 """The path of the service on the wire; our generated messages live in a package of another name."""
 
 METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 
-_NO_DEADLINE_S = 1e9
-# gRPC runs the interceptors and the handler of one call in one context of their own, so this cannot leak.
-_request_id: ContextVar[str] = ContextVar("request_id", default="")
-
-_log = logging.getLogger(__name__)
 Handler: TypeAlias = Callable[[bytes, grpc.ServicerContext], bytes]
 """A method of the protocol, from serialized request to serialized answer."""
 
 
 def add_oip_service(server: grpc.Server, dataplane: Dataplane) -> None:
-    """Serve all six methods of the protocol on `server` (before it is started) from `dataplane`."""
+    """Serve the six methods that are single calls on `server` (before it is started) from `dataplane`."""
     servicer = _Servicer(dataplane)
     behaviours: tuple[Handler, ...] = (
         servicer.server_live,
@@ -87,11 +76,7 @@ class _Servicer:
         return converters.serialize_model_metadata(self._dataplane.metadata(model, version))
 
     def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        request = converters.parse_infer_request(data)
-        if not request.id:
-            request = dataclasses.replace(request, id=uuid.uuid4().hex)
-        _request_id.set(request.id)
-        response = self._dataplane.infer(request, _call(context))
+        response = infer(self._dataplane, read_request(data), call_of(context))
         try:
             return converters.serialize_infer_response(response)
         except UpwellError as error:
@@ -106,40 +91,13 @@ def _guarded(method: Handler) -> Handler:
         try:
             return method(data, context)
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
-            status = status_of(error)
-            if status.code is grpc.StatusCode.INTERNAL:
-                _log.error("request %r failed: %s", _request_id.get(), status.text, exc_info=error)
-            _abort(context, status)
+            abort(context, failure(error))
 
     return handle
 
 
-def _abort(context: grpc.ServicerContext, status: Status) -> NoReturn:
+def abort(context: grpc.ServicerContext, status: Status) -> NoReturn:
+    """End the call with this status."""
+    if status.retry_after_s is not None:
+        context.set_trailing_metadata(trailers(status))
     context.abort(status.code, status.text)
-
-
-def _call(context: grpc.ServicerContext) -> Call:
-    # Without a deadline gRPC reports the largest number it has.
-    remaining_s = context.time_remaining()
-    cancelled = threading.Event()
-    if not context.add_callback(cancelled.set):
-        cancelled.set()
-    return Call(
-        deadline_s=math.inf if remaining_s is None or remaining_s > _NO_DEADLINE_S else time.monotonic() + remaining_s,
-        cancelled=cancelled,
-        client=client_name(context),
-    )
-
-
-def client_name(context: grpc.ServicerContext) -> str:
-    """Who calls: by its token, else by its certificate, else where it is."""
-    return token_name() or _certificate_name(context) or context.peer()
-
-
-def _certificate_name(context: grpc.ServicerContext) -> str:
-    """The common name of the client's certificate; empty where it showed none."""
-    if context.peer_identities() is None:
-        return ""
-    facts: Mapping[str, Any] = context.auth_context()
-    names: Sequence[bytes] = facts.get("x509_common_name", ())
-    return names[0].decode(errors="replace") if names else ""

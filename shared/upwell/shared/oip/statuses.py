@@ -36,10 +36,11 @@ STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Status:
-    """What the caller is told."""
+    """What the caller is told. `retry_after_s`: after so many seconds another try may be worth it, where known."""
 
     code: grpc.StatusCode
     text: str
+    retry_after_s: float | None = None
 
 
 INTERNAL = Status(grpc.StatusCode.INTERNAL, "internal error")
@@ -51,5 +52,6 @@ def status_of(error: Exception) -> Status:
     for kind in type(error).__mro__:
         if kind in STATUSES:
             text = str(error)
-            return Status(STATUSES[kind], text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…")
+            text = text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
+            return Status(STATUSES[kind], text, error.retry_after_s if isinstance(error, errors.Refused) else None)
     return INTERNAL

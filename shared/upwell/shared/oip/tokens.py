@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import hashlib
-import hmac
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,32 +15,52 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from upwell.shared.errors import ConfigError, Unauthenticated
 from upwell.shared.files import read_file
+from upwell.shared.oip.callers import ANONYMOUS, Caller, Grant, certificate_name, set_caller
+from upwell.shared.oip.limits import UNLIMITED, Limits
+from upwell.shared.oip.security import ServerSecurity
 from upwell.shared.oip.statuses import STATUSES
 from upwell.shared.oip.watched import WatchedFiles
 from upwell.shared.yaml import load_yaml
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive"})
-"""Methods that probes may call without a token. They say nothing about models."""
+"""Methods that probes may call without a token. They say nothing about models then."""
 
-# gRPC runs the interceptors and the handler of one call in one context of their own.
-_token_name: ContextVar[str] = ContextVar("token_name", default="")
-
-
-def token_name() -> str:
-    """The name of the token the current call came with, in the thread that handles it; empty without one."""
-    return _token_name.get()
+_UNKNOWN = "this server needs a token: send the metadata `authorization: Bearer <token>`"
 
 
-class TokenEntry(BaseModel):
-    """One token that is let in, known by its hash alone."""
-
+class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] | None = Field(
+        None, description="Models it may use, as globs such as `digits-*`. Default: all."
+    )
+    control: bool = Field(
+        False, description="May load and unload the models that it may use, where the service allows that at all."
+    )
+    limits: Limits = Field(UNLIMITED, description="What it may ask for, over the `limits` of the server.")
+
+    @property
+    def grant(self) -> Grant:
+        """The same as the checks take it."""
+        return Grant(self.models, self.control, self.limits)
+
+
+class TokenEntry(_Entry):
+    """One token that is let in, known by its hash alone."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
         description="Who calls with it; appears in logs."
     )
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
         description="SHA-256 of the token's UTF-8 text, 64 lower-case hexadecimal digits."
+    )
+
+
+class ClientEntry(_Entry):
+    """Client certificates that are let in without a token. The first entry that fits counts."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
+        description="The certificate's common name, or a glob such as `camera-*`; each name has limits of its own."
     )
 
 
@@ -51,14 +71,22 @@ class TokensConfig(BaseModel):
 
     version: Literal[1] = Field(1, description="Version of this file format.")
     tokens: tuple[TokenEntry, ...] = Field(default=(), description="The tokens that are let in.")
+    clients: tuple[ClientEntry, ...] = Field(
+        default=(), description="The client certificates that are let in without a token; needs a client CA."
+    )
 
     @field_validator("tokens")
     @classmethod
-    def _names_differ(cls, tokens: tuple[TokenEntry, ...]) -> tuple[TokenEntry, ...]:
-        names = [token.name for token in tokens]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"the name {name!r} is given twice; each token needs its own")
+    def _all_differ(cls, tokens: tuple[TokenEntry, ...]) -> tuple[TokenEntry, ...]:
+        names: set[str] = set()
+        hashes: set[str] = set()
+        for token in tokens:
+            if token.name in names:
+                raise ValueError(f"the name {token.name!r} is given twice; each token needs its own")
+            if token.sha256 in hashes:
+                raise ValueError(f"the token of {token.name!r} is given twice; it can have one entry only")
+            names.add(token.name)
+            hashes.add(token.sha256)
         return tokens
 
 
@@ -72,45 +100,101 @@ def load_tokens(path: Path) -> TokensConfig:
         raise ConfigError(problems) from None
 
 
+@dataclass(frozen=True)
+class _Known:
+    by_digest: Mapping[str, Caller]
+    clients: Sequence[tuple[str, Grant]]
+
+
 class KnownTokens:
-    """The tokens of a `tokens.yaml`, read again when it changes. Raises `ConfigError` where the file is wrong now."""
+    """Who is let in by a `tokens.yaml`, read again when it changes. Raises `ConfigError` where it is wrong now.
 
-    def __init__(self, path: Path) -> None:
-        self._config = WatchedFiles([path], lambda: load_tokens(path))
+    `asks_certificates` says that clients show a certificate; without one, entries of `clients` would let nobody in,
+    and are refused.
+    """
 
-    def name_of(self, token: bytes) -> str | None:
-        """The name of a token; None for one that is not known."""
-        digest = hashlib.sha256(token).hexdigest()
-        found = None
-        # No early end: the time taken must not tell which entry, or how much of it, was right.
-        for entry in self._config.get().tokens:
-            if hmac.compare_digest(entry.sha256, digest):
-                found = entry.name
-        return found
+    def __init__(self, path: Path, *, asks_certificates: bool) -> None:
+        self._known = WatchedFiles([path], lambda: _known(path, asks_certificates))
+
+    def caller_of(self, token: bytes) -> Caller | None:
+        """Who calls with that token; None for one that is not known."""
+        # The time that a dictionary takes tells something of the hash, which nobody can choose or turn back.
+        return self._known.get().by_digest.get(hashlib.sha256(token).hexdigest())
+
+    def holder_of(self, certificate: str) -> Caller | None:
+        """Who calls with a certificate of that common name and no token; None for one that is not let in so."""
+        for name, grant in self._known.get().clients if certificate else ():
+            if fnmatch.fnmatchcase(certificate, name):
+                return Caller(certificate, f"certificate:{certificate}", grant)
+        return None
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether anybody is let in without a token."""
+        return bool(self._known.get().clients)
+
+
+def known_tokens(security: ServerSecurity) -> KnownTokens | None:
+    """Who is let in by the server's `tokens.yaml`; None where it has none. Raises `ConfigError`."""
+    if security.tokens is None:
+        return None
+    return KnownTokens(security.tokens, asks_certificates=security.tls is not None and security.tls.ca is not None)
+
+
+def _known(path: Path, asks_certificates: bool) -> _Known:
+    config = load_tokens(path)
+    if config.clients and not asks_certificates:
+        raise ConfigError.at(path, "certificates are shown only where the server's TLS has a client CA", "clients")
+    return _Known(
+        {one.sha256: Caller(one.name, f"token:{one.name}", one.grant) for one in config.tokens},
+        [(one.name, one.grant) for one in config.clients],
+    )
 
 
 class TokenInterceptor(grpc.ServerInterceptor):
-    """Refuses every call without a known token, but for `OPEN_METHODS`. The file is read again when it changes."""
+    """Refuses every call without a known token or certificate, but for `OPEN_METHODS`. See `KnownTokens`."""
 
-    def __init__(self, path: Path) -> None:
-        self._known = KnownTokens(path)
+    def __init__(self, known: KnownTokens) -> None:
+        self._known = known
 
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Let the call pass, its token's name noted, or answer UNAUTHENTICATED."""
-        if handler_call_details.method in OPEN_METHODS:
-            return continuation(handler_call_details)
+        """Let the call pass, its caller noted, or answer UNAUTHENTICATED."""
         token = _bearer(handler_call_details.invocation_metadata)
-        if token is None:
-            return _refusal("this server needs a token: send the metadata `authorization: Bearer <token>`")
-        name = self._known.name_of(token)
-        if name is None:
-            return _refusal("the token is not known here")
-        _token_name.set(name)
-        return continuation(handler_call_details)
+        caller = self._known.caller_of(token) if token is not None else None
+        if caller is None and handler_call_details.method in OPEN_METHODS:
+            caller = ANONYMOUS
+        if caller is not None:
+            set_caller(caller)
+            return continuation(handler_call_details)
+        if token is None and self._known.has_clients:
+            return self._by_certificate(continuation(handler_call_details))
+        return _refusal(_UNKNOWN if token is None else "the token is not known here")
+
+    def _by_certificate(
+        self, handler: grpc.RpcMethodHandler[Any, Any] | None
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The same method for the holders of certificates that are let in: who that is, is known only to the call."""
+        if handler is None:
+            return None
+        sides = ("stream" if one else "unary" for one in (handler.request_streaming, handler.response_streaming))
+        kind = "_".join(sides)
+        behaviour = getattr(handler, kind)
+
+        @functools.wraps(behaviour)
+        def checked(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
+            caller = self._known.holder_of(certificate_name(context))
+            if caller is None:
+                context.abort(STATUSES[Unauthenticated], _UNKNOWN)
+            set_caller(caller)
+            return behaviour(request, context, *more)
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        made: grpc.RpcMethodHandler[Any, Any] = make(checked, handler.request_deserializer, handler.response_serializer)
+        return made
 
 
 def _bearer(metadata: Sequence[tuple[str, str | bytes]] | None) -> bytes | None:

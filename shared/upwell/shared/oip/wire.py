@@ -19,9 +19,20 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 MIN_SPLIT_BYTES = 64 << 10
 """Below this size, copying costs less than taking the message apart here."""
 
+MAX_DESCRIPTION_BYTES = 4 << 20
+"""What a request may hold beside its raw contents. Lists of single values take thirty times their size once read."""
+
+MAX_UNUSUAL_BYTES = 1 << 20
+"""As much may a request hold that is not taken apart here, which may be a million tiny fields."""
+
+MAX_PLAIN_BYTES = 2048
+"""As much may a message hold beside id and raw contents to be one of those that are worth remembering."""
+
 _LENGTH_DELIMITED = 2
-_MAX_FIELDS = 256
+_MAX_PLAIN_FIELDS = 128
+_MAX_FIELDS = 1024
 _MAX_VARINT_BYTES = 5
+_SHORT_VARINTS = [bytes([value]) for value in range(0x80)]
 
 
 def refuse_larger(what: str, size_bytes: int) -> None:
@@ -30,14 +41,80 @@ def refuse_larger(what: str, size_bytes: int) -> None:
         raise InvalidRequest(f"{what} would take {size_bytes} bytes; a message holds at most {MAX_MESSAGE_BYTES}")
 
 
+def refuse_costly(description: bytes, *, is_split: bool) -> None:
+    """Raise `InvalidRequest` for a part of a request that would cost far more to read than it took to send.
+
+    `is_split` says that it has been through `split_raw_contents`, and so holds few fields.
+    """
+    most_bytes = MAX_DESCRIPTION_BYTES if is_split else MAX_UNUSUAL_BYTES
+    if len(description) > most_bytes:
+        raise InvalidRequest(
+            f"the request takes {len(description)} bytes beside raw contents, at most {most_bytes} are read: "
+            "send tensors in raw_input_contents"
+        )
+
+
 def append_raw_contents(description: bytes, field: int, raws: Sequence[bytes | memoryview]) -> bytes:
     """The serialized `description` with `raws` as the repeated bytes field of number `field`; one copy of each."""
-    parts: list[bytes | memoryview] = [description]
+    return join([description, *fields_of(field, raws)])
+
+
+def fields_of(field: int, values: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The parts of a message that are the values of the length-delimited field of number `field`, not yet copied."""
+    parts: list[bytes | memoryview] = []
     key = _varint(field << 3 | _LENGTH_DELIMITED)
-    for raw in raws:
-        parts += (key, _varint(len(raw)), raw)
-    refuse_larger("the message", sum(len(part) for part in parts))
-    return b"".join(parts)
+    for value in values:
+        parts += (key, _varint(len(value)), value)
+    return parts
+
+
+def join(parts: Sequence[bytes | memoryview], within: int | None = None) -> bytes:
+    """The message of these parts, or, with `within`, one whose length-delimited field of that number it is.
+
+    Raises `InvalidRequest` where it would be too large.
+    """
+    size_bytes = sum(map(len, parts))
+    refuse_larger("the message", size_bytes)
+    if within is None:
+        return b"".join(parts)
+    return b"".join((_varint(within << 3 | _LENGTH_DELIMITED), _varint(size_bytes), *parts))
+
+
+def take_apart(data: bytes, name: int, field: int) -> tuple[bytes, bytes, list[tuple[int, int]]] | None:
+    """The message without its fields of the numbers `name` and `field` (below 16), and what these hold.
+
+    Of `name` that is the value; of `field`, which may be there several times, where each value begins and ends.
+    None where it is not as plain as nearly all are: few fields, all length-delimited, with numbers below 16.
+    """
+    name_key, raw_key = name << 3 | _LENGTH_DELIMITED, field << 3 | _LENGTH_DELIMITED
+    kept: list[bytes] = []
+    found, values = b"", list[tuple[int, int]]()
+    size_bytes, start, kept_from = len(data), 0, 0
+    try:
+        while start < size_bytes:
+            key, length = data[start], data[start + 1]
+            at = start + 2
+            if length > 0x7F:
+                length, at = length & 0x7F | data[at] << 7, at + 1
+                if length > 0x3FFF:
+                    length, at = _read_varint(data, start + 1)
+            end = at + length
+            if key & 0x87 != _LENGTH_DELIMITED or end > size_bytes or len(kept) > _MAX_PLAIN_FIELDS:
+                return None
+            if key == raw_key:
+                values.append((at, end))
+                kept.append(data[kept_from:start])
+                kept_from = end
+            elif key == name_key:
+                found = data[at:end]
+                kept.append(data[kept_from:start])
+                kept_from = end
+            start = end
+    except IndexError:
+        return None
+    kept.append(data[kept_from:])
+    description = b"".join(kept)
+    return (description, found, values) if len(description) <= MAX_PLAIN_BYTES else None
 
 
 def split_raw_contents(data: bytes, field: int) -> tuple[bytes, list[memoryview]] | None:
@@ -70,6 +147,8 @@ def split_raw_contents(data: bytes, field: int) -> tuple[bytes, list[memoryview]
 
 def _varint(value: int) -> bytes:
     """Base-128 encoding: seven bits a byte, lowest first, the high bit set on all but the last."""
+    if value <= 0x7F:
+        return _SHORT_VARINTS[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -33,6 +33,8 @@ _MAX_SCANS = 64
 # A marker segment (ITU-T T.81, B.1.1): not a stuffed 0xFF of a scan, nor fill, nor a restart.
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
+_NO_FRAMES = (0xFFC4, 0xFFC8, 0xFFCC)
+_MAX_SEGMENTS = 1000
 _MAX_ENCODED_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 65_535}
 
 _ORIENTATION_TAG = 0x0112
@@ -65,6 +67,22 @@ def decode(data: bytes, color: Color, max_pixels: int) -> Array:
     except Exception as error:  # noqa: BLE001 (the decoder's border: a broken file raises anything from Pillow)
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise InvalidRequest(f"the picture is damaged and cannot be decoded: {reason}") from None
+
+
+def header_pixels(data: bytes) -> int:
+    """How many pixels an encoded picture says that it has, from its first bytes; 0 where they say nothing."""
+    try:
+        if data.startswith(b"\xff\xd8\xff"):
+            width, height = _jpeg_size(data)
+        elif data.startswith(b"\x89PNG\r\n\x1a\n"):
+            width, height = _png_size(data)
+        elif data.startswith(b"RIFF"):
+            width, height = _webp_size(data)
+        else:
+            return 0
+    except (InvalidRequest, struct.error):
+        return 0
+    return width * height
 
 
 def recolored(pixels: Array, color: Color) -> Array:
@@ -151,6 +169,18 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise InvalidRequest(f"the picture has {width} x {height} pixels; at most {max_pixels} are decoded")
 
 
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    """From the first frame header (ITU-T T.81, B.2.2), before which only segments with a length stand."""
+    at = 2
+    for _ in range(_MAX_SEGMENTS):
+        marker, length = struct.unpack_from(">HH", data, at)
+        if 0xFFC0 <= marker <= 0xFFCF and marker not in _NO_FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return width, height
+        at += 2 + length
+    return 0, 0
+
+
 def _png_size(data: bytes) -> tuple[int, int]:
     """From IHDR, which must come first (PNG, 5.6)."""
     if data[12:16] != b"IHDR" or len(data) < 24:
@@ -179,7 +209,8 @@ def _pixels(image: ImageFile, color: Color) -> Array:
     if upright.mode.startswith("I"):  # 16-bit gray, which Pillow would clip to 255 rather than scale
         samples = np.asarray(upright).astype(np.uint32)
         return recolored((samples >> 8).astype(np.uint8)[:, :, None], color)
-    pixels = np.asarray(upright.convert("RGB" if color == "rgb" else "L"))
+    mode = "RGB" if color == "rgb" else "L"
+    pixels = np.asarray(upright if upright.mode == mode else upright.convert(mode))
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 

@@ -13,6 +13,7 @@ from upwell.shared.signature.binding import bind, chunk_of, sizes_fit
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.geometry import Geometry
 from upwell.shared.signature.pipeline import Pipeline
+from upwell.shared.signature.pixel_budget import BUDGET, encoded_pixels
 from upwell.shared.signature.signature import Signature, own_signature
 from upwell.shared.signature.values import array_of
 from upwell.shared.tensors import Array, TensorSpec
@@ -64,8 +65,9 @@ class Processor:
         rows = self.signature.check_inputs(inputs)
         if self.identity:
             return Prepared(inputs, rows, None)
-        values, geometry = self._pre.run(inputs, None)
-        tensors = {name: array_of(value) for name, value in values.items()}
+        with BUDGET.holding(encoded_pixels(inputs.values())):
+            values, geometry = self._pre.run(inputs, None)
+            tensors = {name: array_of(value) for name, value in values.items()}
         first = 1 if self.signature.has_rows else 0
         for spec in self._inputs:
             if not sizes_fit(tensors[spec.name].shape[first:], spec.shape[first:]):
@@ -73,13 +75,17 @@ class Processor:
                 raise InvalidRequest(f"the model takes {spec.name!r} as {list(spec.shape)}; this request makes {shape}")
         return Prepared(tensors, rows, geometry)
 
+    def runs_whole(self, prepared: Prepared) -> bool:
+        """Whether `run_rows` would run all rows at once."""
+        return self.chunk in (0, prepared.rows)
+
     def run_rows(self, run: Run, prepared: Prepared) -> dict[str, Array]:
         """The model's outputs for all rows, run in chunks where its leading dimension is fixed.
 
         The last chunk is filled up with its last row. Raises what `run` raises, and `ModelFailed` where an output
         has not the rows it must have.
         """
-        if self.chunk in (0, prepared.rows):
+        if self.runs_whole(prepared):
             return dict(run(prepared.tensors))
         parts = [self._run_chunk(run, prepared, start) for start in range(0, prepared.rows, self.chunk)]
         return {name: _joined(name, [part[name] for part in parts]) for name in parts[0]}
@@ -89,6 +95,8 @@ class Processor:
         if self.signature.has_rows:
             for name in self._used:
                 _check_rows(name, model_outputs[name], prepared.rows)
+        if self.identity:
+            return dict(model_outputs)
         values, _ = self._post.run(model_outputs, prepared.geometry)
         return {name: array_of(value) for name, value in values.items()}
 

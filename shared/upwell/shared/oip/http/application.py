@@ -19,8 +19,9 @@ from typing import TypeAlias
 from urllib.parse import unquote
 
 from upwell.shared.errors import InvalidRequest, Refused, UpwellError
-from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse
-from upwell.shared.oip.http.access import name_for
+from upwell.shared.oip.callers import calling
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
+from upwell.shared.oip.http.access import caller_for
 from upwell.shared.oip.http.incoming import (
     HEAD_LENGTH_HEADER,
     ID_HEADER,
@@ -43,6 +44,7 @@ from upwell.shared.oip.http.messages import (
 from upwell.shared.oip.http.raw import PICTURES, fact_headers, input_of
 from upwell.shared.oip.http.replies import BINARY, Rejected, Reply, error_reply, json_reply
 from upwell.shared.oip.tokens import KnownTokens
+from upwell.shared.telemetry.current import note_request, request_id
 
 BODIES_IN_MEMORY = 8
 """So many of the largest bodies are held at once; one that would be more is refused before it is read."""
@@ -54,7 +56,8 @@ _JSON_EXPANSION = 20
 """A read JSON of nothing but short lists takes so many times the memory of its text."""
 
 LIVE = ("v2", "health", "live")
-"""The one route that probes may call without a token. It says nothing about models."""
+READY = ("v2", "health", "ready")
+"""With `LIVE`, the routes that probes may call without a token. They say nothing about models."""
 
 _READING = ("GET", "HEAD")
 _MAX_ID_CHARACTERS = 200
@@ -79,7 +82,7 @@ class Application:
         self._slots = threading.Semaphore(max_workers)
         self._lock = threading.Lock()
         self._free_bytes = max(BODIES_IN_MEMORY * max_message_bytes, LEAST_MEMORY_BYTES)
-        self._calls: set[threading.Event] = set()
+        self._calls: set[Signal] = set()
 
     def answer(self, incoming: Incoming) -> Reply:
         """The reply to one request; to HEAD, that to GET. Raises only what reading its body raises as `OSError`."""
@@ -90,7 +93,7 @@ class Application:
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
             reply = error_reply(error)
             if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                _log.error("a request over HTTP failed", exc_info=error)
+                _log.error("request %r over HTTP failed", request_id(), exc_info=error)
         return reply
 
     def cancel_all(self) -> None:
@@ -100,25 +103,28 @@ class Application:
                 cancelled.set()
 
     def _answer(self, incoming: Incoming) -> Reply:
+        note_request("")  # one thread answers many
         path = _path(incoming.target)
         if incoming.headers.get("sec-fetch-site", "").strip() == "cross-site":
             # A page of somebody else's, in the browser of a person who can reach this server.
             raise Rejected(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
-        client = incoming.client
-        if self._tokens is not None and path != LIVE:
-            client = name_for(self._tokens, incoming.headers.get("authorization", ""))
+        client, caller = incoming.client, None
+        if self._tokens is not None and path not in (LIVE, READY):
+            caller = caller_for(self._tokens, incoming.headers.get("authorization"), incoming.certificate)
+            client = caller.name
         method, answer = self._route(path, incoming, client)
         if incoming.method != method and not (method == "GET" and incoming.method == "HEAD"):
             allowed = ", ".join(_READING) if method == "GET" else method
             raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, f"this path answers {allowed}", (("Allow", allowed),))
-        return answer()
+        with calling(caller):
+            return answer()
 
     def _route(self, path: tuple[str, ...], incoming: Incoming, client: str) -> tuple[str, _Answer]:
         if path == ("v2",):
             return "GET", lambda: json_reply(write_server_metadata(self._dataplane.server_metadata()))
         if path == LIVE:
             return "GET", lambda: json_reply({"live": True})
-        if path == ("v2", "health", "ready"):
+        if path == READY:
             return "GET", lambda: _ready_reply(self._dataplane.ready())
         if path[:2] == ("v2", "models") and len(path) > 2:
             model, version, rest = path[2], "", path[3:]
@@ -158,6 +164,7 @@ class Application:
             )
             wait_s = min(wait_s, math.inf if read.timeout_s is None else read.timeout_s)
             with self._call(incoming, arrived_s + wait_s, client) as call:
+                note_request(request.id, client, model, call.traceparent)
                 response = self._dataplane.infer(request, call)
         return _infer_reply(response, read.wanted, with_facts=raw)
 
@@ -193,7 +200,7 @@ class Application:
     def _call(self, incoming: Incoming, deadline_s: float, client: str) -> Iterator[Call]:
         if not self._slots.acquire(blocking=False):
             raise Refused("too many requests are under way")
-        call = Call(deadline_s=deadline_s, client=client)
+        call = Call(deadline_s=deadline_s, client=client, traceparent=incoming.headers.get("traceparent", ""))
         try:
             with self._lock:
                 self._calls.add(call.cancelled)

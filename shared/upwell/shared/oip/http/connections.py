@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
 
 from cheroot.server import HTTPConnection, HTTPRequest
 
+from upwell.shared.oip.callers import client_key
+from upwell.shared.oip.dataplane import Signal
 from upwell.shared.oip.http.application import check_size
 from upwell.shared.oip.http.reader import IDLE_S, Reader
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
@@ -89,11 +90,16 @@ class Request(HTTPRequest):
         self._expects_continue = headers.pop(b"Expect", b"").lower() == b"100-continue"
         return headers
 
+    def parse_request(self) -> None:
+        """Read the request line and the headers."""
+        with self.conn.waited_for():
+            super().parse_request()
+
     def respond(self) -> None:
         """Answer, and keep the connection only where the whole body has been read."""
         incoming = IncomingRequest(self, self._expects_continue)
         reply = self.server.application.answer(incoming)
-        self.close_connection |= not incoming.is_read or not self.server.ready
+        self.close_connection |= not incoming.is_read or not self.server.ready or self.conn.is_old
         self.conn.lingers = not incoming.is_read
         self._send(reply)
 
@@ -137,6 +143,7 @@ class IncomingRequest:
         self.target: str = request.uri.decode("latin-1")
         self.headers = {name.decode().lower(): value.decode("latin-1") for name, value in headers.items()}
         self.client = request.conn.client
+        self.certificate = request.conn.certificate
         is_chunked = "transfer-encoding" in self.headers
         self.body_bytes = None if is_chunked else int(self.headers.get("content-length", "0"))
         self.is_read = self.body_bytes == 0
@@ -150,11 +157,13 @@ class IncomingRequest:
             self._connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         reader = self._connection.rfile
         reader.deadline_s = time.monotonic() + IDLE_S
-        body = reader.read_chunks(max_bytes, take) if self.body_bytes is None else reader.read_exactly(self.body_bytes)
+        size = self.body_bytes
+        with self._connection.waited_for():
+            body = reader.read_chunks(max_bytes, take) if size is None else reader.read_exactly(size)
         self.is_read = True
         return body
 
-    def watched(self, cancelled: threading.Event) -> AbstractContextManager[None]:
+    def watched(self, cancelled: Signal) -> AbstractContextManager[None]:
         """For as long as the context lasts, `cancelled` is set when the client leaves."""
         watched: AbstractContextManager[None] = self._departures.watched(self._connection.socket.fileno(), cancelled)
         return watched
@@ -170,8 +179,14 @@ class Connection(HTTPConnection):
         super().__init__(server, sock, _files)
         self.is_new = True
         self.lingers = False
-        self.client = ""
+        self.client = self.certificate = ""
         self._is_greeted = not isinstance(sock, ssl.SSLSocket)
+        self._opened_s = time.monotonic()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the client is to connect anew, so that a long connection does not stay with one process."""
+        return time.monotonic() - self._opened_s >= float(self.server.connection_age_s)
 
     def serve_once(self) -> None:
         """Shake hands, answer what comes without a pause, and then go back to the idle ones, or close."""
@@ -200,9 +215,10 @@ class Connection(HTTPConnection):
         self.socket.settimeout(WRITE_S)
         if sum(len(piece) for piece in pieces) <= _SMALL_BYTES:
             pieces = (b"".join(pieces),)  # one packet rather than two
-        for piece in pieces:
-            if piece:
-                self.socket.sendall(piece)
+        with self.waited_for():
+            for piece in pieces:
+                if piece:
+                    self.socket.sendall(piece)
 
     def close(self) -> None:
         """Close, having let a client in the middle of sending read its answer: unread bytes would take it back."""
@@ -215,14 +231,34 @@ class Connection(HTTPConnection):
         with suppress(OSError):
             super().close()
 
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Say that a thread waits for this client until the block ends, so that `Workers.waiting` may break it off."""
+        waiting = self.server.requests.waiting
+        waiting.add(id(self), self)
+        try:
+            yield
+        finally:
+            waiting.remove(id(self))
+
+    def address(self) -> str:
+        """Where the client is, whatever the port."""
+        return client_key(f"{self.remote_addr}:{self.remote_port}" if self.remote_addr else "unix")
+
+    def break_off(self) -> None:
+        """End what a thread waits for of this client, from another thread."""
+        with suppress(OSError):  # TLS has a state of its own, which that thread is using
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
     def _greet(self) -> bool:
         self.socket.settimeout(HEADERS_S)
         try:
-            self.socket.do_handshake()
+            with self.waited_for():
+                self.socket.do_handshake()
         except OSError:  # no TLS, an unknown certificate, or nothing at all: TLS itself has told the client
             return False
         self._is_greeted = True
-        self.client = certificate_name(self.socket)
+        self.client = self.certificate = certificate_name(self.socket)
         return True
 
 

@@ -12,13 +12,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from upwell.shared.oip.dataplane import Signal
+
 
 class Departures:
     """One thread that waits for the ends of the connections that are watched."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: dict[int, threading.Event] = {}
+        self._events: dict[int, Signal] = {}
         self._end, self._wake = socket.socketpair()
         self._thread: threading.Thread | None = None
         if sys.platform == "linux":
@@ -28,7 +30,7 @@ class Departures:
             self._thread.start()
 
     @contextmanager
-    def watched(self, descriptor: int, left: threading.Event) -> Iterator[None]:
+    def watched(self, descriptor: int, left: Signal) -> Iterator[None]:
         """Set `left` when the other side of that socket closes it, or its own half of it."""
         if sys.platform != "linux":
             yield

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Protocol
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.dataplane import Parameter
+from upwell.shared.oip.dataplane import Parameter, Signal
 from upwell.shared.oip.http.raw import PICTURES
 from upwell.shared.oip.http.replies import BINARY, JSON, Rejected
 
@@ -32,14 +31,16 @@ _FORM = "application/x-www-form-urlencoded"
 class Incoming(Protocol):
     """One HTTP request whose headers have been read, and whose body has not.
 
-    `target` is as the client wrote it; `headers` are by lower-case name; `client` is the name in the client's
-    certificate or the address it calls from; `body_bytes` is the body's size, None where it comes in chunks.
+    `target` is as the client wrote it; `headers` are by lower-case name; `certificate` is the name in the client's
+    certificate, empty where it showed none, and `client` that or the address it calls from; `body_bytes` is the body's
+    size, None where it comes in chunks.
     """
 
     method: str
     target: str
     headers: Mapping[str, str]
     client: str
+    certificate: str
     body_bytes: int | None
 
     def read(self, max_bytes: int, take: Callable[[int], None]) -> memoryview:
@@ -50,7 +51,7 @@ class Incoming(Protocol):
         """
         ...
 
-    def watched(self, cancelled: threading.Event) -> AbstractContextManager[None]:
+    def watched(self, cancelled: Signal) -> AbstractContextManager[None]:
         """For as long as the context lasts, `cancelled` is set when the client leaves."""
         ...
 

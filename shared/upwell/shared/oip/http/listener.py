@@ -46,10 +46,12 @@ class Listener(HTTPServer):
         workers: Workers,
         departures: Departures,
         tls: TlsAdapter | None,
+        connection_age_s: float,
     ) -> None:
         super().__init__(listening.getsockname()[:2] if listening.family != socket.AF_UNIX else "unix", None, 1)
         self.application = application
         self.departures = departures
+        self.connection_age_s = connection_age_s
         self.requests = workers
         self.ssl_adapter = tls
         self.socket = listening

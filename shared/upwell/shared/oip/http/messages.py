@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.contents import decode_raw, encode_raw
+from upwell.shared.oip.calls import TIMEOUT, timeout_s
+from upwell.shared.oip.contents import decode_raw, encode_raw, refuse_long_id
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.oip.http.tensors import decode_json, encode_json
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
@@ -25,7 +26,8 @@ EXTENSIONS = ("binary_tensor_data",)
 """What this front end adds to the extensions of the server that it stands before."""
 
 _MAX_TENSORS = 256
-_SIZE = "binary_data_size"
+BINARY_SIZE = "binary_data_size"
+"""The parameter of a tensor whose contents are binary data: how many bytes."""
 _BASE64 = "base64"
 _UNSUPPORTED = frozenset({"shared_memory_region", "classification"})
 
@@ -53,23 +55,26 @@ class ReadRequest:
 
 def parse_infer_request(model: str, version: str, head: memoryview, binary: memoryview) -> ReadRequest:
     """Read a request: `head` is the JSON object, `binary` what follows it. Raises `InvalidRequest`."""
-    message = _load(head)
-    parameters = _parameters("the request", message.get("parameters"))
-    timeout_s = _timeout_s(parameters.pop("timeout", None))
+    message = load_object(head)
+    parameters = parameters_of("the request", message.get("parameters"))
+    timeout = timeout_s(parameters.pop(TIMEOUT)) if TIMEOUT in parameters else None
     default = _flag("binary_data_output", parameters.pop("binary_data_output", False))
     named = _outputs(message.get("outputs"), default)
+    request_id = text_of("`id`", message.get("id", ""))
+    refuse_long_id(request_id)
     request = InferRequest(
         model=model,
         version=version,
-        id=_text("`id`", message.get("id", "")),
-        inputs=_inputs(message.get("inputs"), binary),
+        id=request_id,
+        inputs=read_tensors("input", message.get("inputs"), binary),
         outputs=tuple(named),
         parameters=parameters,
     )
-    return ReadRequest(request, Wanted(default, named), timeout_s)
+    return ReadRequest(request, Wanted(default, named), timeout)
 
 
-def _load(head: memoryview) -> dict[str, Any]:
+def load_object(head: memoryview) -> dict[str, Any]:
+    """The JSON object that `head` is. Raises `InvalidRequest`."""
     if len(head) > MAX_JSON_BYTES:
         raise InvalidRequest(
             f"the JSON takes {len(head)} bytes, at most {MAX_JSON_BYTES} are read: send large tensors as binary data"
@@ -88,38 +93,41 @@ def _load(head: memoryview) -> dict[str, Any]:
     return message
 
 
-def _inputs(tensors: object, binary: memoryview) -> dict[str, Array]:
+def read_tensors(what: str, tensors: object, binary: memoryview) -> dict[str, Array]:
+    """The tensors of the list `inputs` or `outputs` (`what` is one of these, without its s), whose binary data is
+    `binary` in that order. Raises `InvalidRequest`.
+    """
     arrays: dict[str, Array] = {}
     start = 0
-    for tensor in _objects("inputs", tensors):
-        name = _text("the `name` of an input", tensor.get("name"))
+    for tensor in objects(f"{what}s", tensors):
+        name = text_of(f"the `name` of an {what}", tensor.get("name"))
         if name in arrays:
-            raise InvalidRequest(f"the input {name!r} is given twice")
-        datatype = _text(f"the `datatype` of {name!r}", tensor.get("datatype"))
+            raise InvalidRequest(f"the {what} {name!r} is given twice")
+        datatype = text_of(f"the `datatype` of {name!r}", tensor.get("datatype"))
         numpy_dtype(datatype)
-        shape = _shape(name, tensor.get("shape"))
+        shape = shape_of(name, tensor.get("shape"))
         parameters = _tensor_parameters(name, tensor)
-        size_bytes = parameters.get(_SIZE)
+        size_bytes = parameters.get(BINARY_SIZE)
         if size_bytes is None:
             is_base64 = parameters.get("content_type") == _BASE64
             arrays[name] = decode_json(name, datatype, shape, tensor.get("data"), is_base64=is_base64)
             continue
         if "data" in tensor:
-            raise InvalidRequest(f"the input {name!r} has `data` beside `{_SIZE}`; send one or the other")
+            raise InvalidRequest(f"the {what} {name!r} has `data` beside `{BINARY_SIZE}`; send one or the other")
         end = start + _size(name, size_bytes)
         if end > len(binary):
-            raise InvalidRequest(f"the binary data ends inside the input {name!r}: {len(binary)} bytes of {end}")
+            raise InvalidRequest(f"the binary data ends inside the {what} {name!r}: {len(binary)} bytes of {end}")
         arrays[name] = decode_raw(name, datatype, shape, binary[start:end])
         start = end
     if start != len(binary):
-        raise InvalidRequest(f"the inputs take {start} bytes of binary data, got {len(binary)}")
+        raise InvalidRequest(f"the {what}s take {start} bytes of binary data, got {len(binary)}")
     return arrays
 
 
 def _outputs(outputs: object, default: bool) -> dict[str, bool]:
     named: dict[str, bool] = {}
-    for output in _objects("outputs", [] if outputs is None else outputs):
-        name = _text("the `name` of an output", output.get("name"))
+    for output in objects("outputs", [] if outputs is None else outputs):
+        name = text_of("the `name` of an output", output.get("name"))
         if name in named:
             raise InvalidRequest(f"the requested output {name!r} is given twice")
         parameters = _tensor_parameters(name, output)
@@ -127,7 +135,8 @@ def _outputs(outputs: object, default: bool) -> dict[str, bool]:
     return named
 
 
-def _objects(what: str, values: object) -> list[dict[str, Any]]:
+def objects(what: str, values: object) -> list[dict[str, Any]]:
+    """`values` as a short list of JSON objects. Raises `InvalidRequest`."""
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise InvalidRequest(f"`{what}` is a list of objects")
     if len(values) > _MAX_TENSORS:
@@ -135,7 +144,8 @@ def _objects(what: str, values: object) -> list[dict[str, Any]]:
     return values
 
 
-def _text(what: str, value: object) -> str:
+def text_of(what: str, value: object) -> str:
+    """`value` as text. Raises `InvalidRequest`."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{what} is a text, got {type(value).__name__}")
     try:
@@ -145,7 +155,8 @@ def _text(what: str, value: object) -> str:
     return value
 
 
-def _shape(name: str, value: object) -> tuple[int, ...]:
+def shape_of(name: str, value: object) -> tuple[int, ...]:
+    """`value` as the shape of that tensor. Raises `InvalidRequest`."""
     if not isinstance(value, list) or any(type(size) is not int or abs(size) >= 2**63 for size in value):
         raise InvalidRequest(f"the `shape` of {name!r} is a list of integers")
     return tuple(value)
@@ -153,7 +164,7 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
 
 def _size(name: str, value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
-        raise InvalidRequest(f"the `{_SIZE}` of {name!r} is a number of bytes")
+        raise InvalidRequest(f"the `{BINARY_SIZE}` of {name!r} is a number of bytes")
     return value
 
 
@@ -163,17 +174,8 @@ def _flag(name: str, value: object) -> bool:
     return value
 
 
-def _timeout_s(value: object) -> float | None:
-    if value is None:
-        return None
-    if type(value) is not int or value < 0:
-        raise InvalidRequest("the parameter 'timeout' is a number of microseconds, a whole one")
-    # Triton's 0 is no timeout.
-    return value / 1e6 if 0 < value < 2**63 else None
-
-
 def _tensor_parameters(name: str, tensor: Mapping[str, Any]) -> dict[str, Parameter]:
-    parameters = _parameters(f"tensor {name!r}", tensor.get("parameters"))
+    parameters = parameters_of(f"tensor {name!r}", tensor.get("parameters"))
     for key in parameters:
         if key in _UNSUPPORTED:
             # A plain answer to it would be a wrong answer.
@@ -181,15 +183,16 @@ def _tensor_parameters(name: str, tensor: Mapping[str, Any]) -> dict[str, Parame
     return parameters
 
 
-def _parameters(what: str, values: object) -> dict[str, Parameter]:
+def parameters_of(what: str, values: object) -> dict[str, Parameter]:
+    """`values` as the parameters of a message. Raises `InvalidRequest`."""
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise InvalidRequest(f"{what}: `parameters` is an object")
     for key, value in values.items():
-        _text("the name of a parameter", key)
+        text_of("the name of a parameter", key)
         if isinstance(value, str):
-            _text(f"the parameter {key!r}", value)
+            text_of(f"the parameter {key!r}", value)
         elif not isinstance(value, (bool, int, float)) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
             raise InvalidRequest(f"{what}: the parameter {key!r} is true, false, a number of 64 bits or a text")
     return values
@@ -203,7 +206,7 @@ def write_infer_response(response: InferResponse, wanted: Wanted) -> tuple[dict[
         output: dict[str, Any] = {"name": name, "shape": list(array.shape)}
         if wanted.is_binary(name):
             output["datatype"], raw = encode_raw(name, array)
-            output["parameters"] = {_SIZE: len(raw)}
+            output["parameters"] = {BINARY_SIZE: len(raw)}
             raws.append(raw)
         else:
             output["datatype"], output["data"], is_base64 = encode_json(array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,6 +24,7 @@ CLIENT_CLOSED_REQUEST = 499
 """Nobody reads it; it is what proxies log for a caller who has left."""
 
 _RETRY_AFTER_S = 1
+"""Where the error itself says nothing; HTTP counts in whole seconds."""
 
 HTTP_STATUSES: Mapping[grpc.StatusCode, int] = MappingProxyType(
     {
@@ -41,13 +43,7 @@ HTTP_STATUSES: Mapping[grpc.StatusCode, int] = MappingProxyType(
 )
 """gRPC status -> HTTP status, as google.rpc.Code pairs them."""
 
-_EXTRA: Mapping[int, tuple[str, str]] = MappingProxyType(
-    {
-        HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate", "Bearer"),
-        HTTPStatus.TOO_MANY_REQUESTS: ("Retry-After", str(_RETRY_AFTER_S)),
-        HTTPStatus.SERVICE_UNAVAILABLE: ("Retry-After", str(_RETRY_AFTER_S)),
-    }
-)
+_TRY_AGAIN = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
 class Rejected(UpwellError):
@@ -80,10 +76,15 @@ def json_reply(value: object, status: int = HTTPStatus.OK, headers: Sequence[tup
 
 def error_reply(error: Exception) -> Reply:
     """`{"error": ...}` with the status that the catalogue, or HTTP itself, has for the error."""
+    retry_after_s = None
     if isinstance(error, Rejected):
         status, text, headers = error.status, str(error), error.headers
     else:
         found = status_of(error)
         status, text, headers = HTTP_STATUSES[found.code], found.text, ((STATUS_HEADER, found.code.name),)
-    extra = (_EXTRA[status],) if status in _EXTRA else ()
-    return json_reply({"error": text}, status, (*headers, *extra))
+        retry_after_s = found.retry_after_s
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers = (*headers, ("WWW-Authenticate", "Bearer"))
+    if status in _TRY_AGAIN:
+        headers = (*headers, ("Retry-After", str(max(_RETRY_AFTER_S, math.ceil(retry_after_s or 0.0)))))
+    return json_reply({"error": text}, status, headers)

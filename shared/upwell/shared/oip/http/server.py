@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from upwell.shared.oip.http.application import Application
 from upwell.shared.oip.http.departures import Departures
 from upwell.shared.oip.http.tls import TlsAdapter
 from upwell.shared.oip.http.workers import Workers
+from upwell.shared.oip.permits import Permits
 from upwell.shared.oip.security import Address, ServerSecurity, check_exposure, parse_address
-from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, check_free
-from upwell.shared.oip.tokens import KnownTokens
+from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, UNSHARED, Connections, check_free
+from upwell.shared.oip.tokens import known_tokens
 
 if TYPE_CHECKING:
     from upwell.shared.oip.http.listener import Listener
@@ -59,11 +61,13 @@ def start_http_server(
     max_workers: int,
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     security: ServerSecurity = LOOPBACK_ONLY,
+    connections: Connections = UNSHARED,
 ) -> RunningHttpServer:
     """Serve `dataplane` over HTTP/1.1 on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
 
     `max_workers` inferences run at once; a further one is refused at once with 429. A body of more than
-    `max_message_bytes` is refused with 413 before it is read. Raises `ConfigError` as `start_server` does, and where
+    `max_message_bytes` is refused with 413 before it is read. A connection of the age that `connections` allows is
+    closed after an answer, which says so. Raises `ConfigError` as `start_server` does, and where
     the extra `http` is not installed; nothing listens then.
     """
     try:
@@ -75,24 +79,29 @@ def start_http_server(
         raise ConfigError.at(None, "expected one or more different addresses to listen on, each HOST:PORT or unix:PATH")
     check_exposure(listen, security)
     tls = TlsAdapter(security.tls) if security.tls else None
-    tokens = KnownTokens(security.tokens) if security.tokens else None
+    tokens = known_tokens(security)
+    if tokens is not None:
+        dataplane = Permits(dataplane)
     application = Application(dataplane, max_workers=max_workers, max_message_bytes=max_message_bytes, tokens=tokens)
-    sockets = _bind_all(addresses)
+    sockets = _bind_all(addresses, connections.shares_ports)
     departures = Departures()
     workers = Workers(max_workers + READERS, _MAX_WAITING)
-    listeners = tuple(Listener(one, application, workers, departures, tls) for one in sockets)
+    age_s = math.inf if connections.age_s is None else connections.age_s
+    listeners = tuple(Listener(one, application, workers, departures, tls, age_s) for one in sockets)
     for listener in listeners:
         listener.begin()
     bound = tuple(_bound(address, one) for address, one in zip(addresses, sockets, strict=True))
     return RunningHttpServer(bound, listeners, application, workers, departures)
 
 
-def _bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
+def _bind_all(addresses: Sequence[Address], shares_ports: bool) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for address in addresses:
-            check_free(address)
-            sockets.append(_bind(address))
+            is_shared = shares_ports and address.socket_path is None
+            if not is_shared:
+                check_free(address)
+            sockets.append(_bind(address, is_shared))
     except (ConfigError, OSError) as error:
         for one in sockets:
             one.close()
@@ -102,7 +111,7 @@ def _bind_all(addresses: Sequence[Address]) -> list[socket.socket]:
     return sockets
 
 
-def _bind(address: Address) -> socket.socket:
+def _bind(address: Address, is_shared: bool) -> socket.socket:
     if address.socket_path is not None:
         where: tuple[int, int, int] = (socket.AF_UNIX, socket.SOCK_STREAM, 0)
         name: str | tuple[Any, ...] = str(address.socket_path)
@@ -116,6 +125,8 @@ def _bind(address: Address) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if os.name == "posix":
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind(name)
     except OSError:
         listening.close()

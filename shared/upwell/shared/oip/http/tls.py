@@ -1,4 +1,4 @@
-"""TLS for an HTTP server, from PEM files that may be replaced while the program runs."""
+"""TLS for an HTTP server and a client, from PEM files that may be replaced while the program runs."""
 
 from __future__ import annotations
 
@@ -28,20 +28,42 @@ class TlsAdapter:
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), {}
 
 
+def watch_client_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
+    """What a client's connections begin with, made anew when a file changes. Raises `ConfigError`."""
+    paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
+    return WatchedFiles(paths, lambda: _client_context(files))
+
+
+def _client_context(files: TlsFiles) -> ssl.SSLContext:
+    pem = watch_pem(files).get()
+    context = _bare(ssl.PROTOCOL_TLS_CLIENT, files)
+    if pem.ca is not None:
+        context.load_verify_locations(cadata=pem.ca.decode("ascii"))
+    else:
+        context.load_default_certs()
+    return context
+
+
 def _context(files: TlsFiles) -> ssl.SSLContext:
     if files.cert is None or files.key is None:
         raise ConfigError.at(None, "TLS on a server needs a certificate and its key")
     pem = watch_pem(files).get()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(files.cert, files.key, password=lambda: b"")
-    except (OSError, ValueError):  # replaced since they were checked
-        raise ConfigError.at(files.cert, "the certificate or its key changed while it was read") from None
+    context = _bare(ssl.PROTOCOL_TLS_SERVER, files)
     if pem.ca is not None:
         context.load_verify_locations(cadata=pem.ca.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _bare(side: ssl._SSLMethod, files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        if files.cert is not None:
+            context.load_cert_chain(files.cert, files.key, password=lambda: b"")
+    except (OSError, ValueError):  # replaced since they were checked
+        raise ConfigError.at(files.cert, "the certificate or its key changed while it was read") from None
     return context
 
 

@@ -8,6 +8,8 @@ import threading
 import time
 from typing import Protocol
 
+from upwell.shared.oip.waiting import Waiting
+
 _log = logging.getLogger(__name__)
 
 
@@ -20,6 +22,14 @@ class Work(Protocol):
 
     def close(self) -> None:
         """Close the connection."""
+        ...
+
+    def address(self) -> str:
+        """Where its client is, whatever the port."""
+        ...
+
+    def break_off(self) -> None:
+        """End what a thread waits for of its client, from another thread."""
         ...
 
 
@@ -35,6 +45,10 @@ class Workers:
 
     def __init__(self, count: int, max_waiting: int) -> None:
         self._count = count
+        self.waiting: Waiting[Work] = Waiting(
+            max(1, count // 2), lambda one: one.address(), lambda one: one.break_off()
+        )
+        """Whose clients keep a thread waiting: with their handshake, their request, or with reading the answer."""
         self._max_waiting = max_waiting
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

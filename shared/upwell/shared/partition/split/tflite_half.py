@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import flatbuffers  # type: ignore[import-untyped]  # it has no stubs
+import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 

@@ -1,0 +1,205 @@
+"""What waits for one model: in which order it runs, how much may wait, and what is dropped."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from upwell.cloud.batching.choosing import Sizes, choose
+from upwell.cloud.batching.entry import Entry, wake
+from upwell.cloud.batching.run_times import Delays, RunTimes
+from upwell.cloud.batching.shares import Shares
+from upwell.shared.errors import CallerLeft, DeadlineExceeded, Refused, UpwellError
+from upwell.shared.oip.dataplane import Call
+
+PATIENCE_S = 10.0
+
+
+class ModelQueue:
+    """The requests of one model that wait, and what is known of its runs. Time is an argument.
+
+    Order: first the requests of clients that are not ahead of their share of device time (`Shares`), then the lower
+    priority number, then the earlier deadline, which is taken as at most 10 s after arrival. Who has waited for 10 s
+    goes before every priority. So nobody waits for ever: a client that is ahead is not so for long, since others are
+    served meanwhile; within what is not ahead, whoever is 10 s old has only older requests before it, of which there
+    are at most `max_queue`.
+
+    Room: `max_queue` requests. A client may fill it while nobody else comes. When it is full, whoever has fewest
+    waiting takes the place of a request of the client that has most waiting, if that has still no fewer afterwards
+    (McKenney 1990: drop from the longest queue), and of that client the least urgent; a request takes the place of a
+    less urgent one of its own client.
+
+    Not safe for several threads: the device that it waits for holds a lock.
+    """
+
+    def __init__(self, sizes: Sizes, *, instances: int = 1, max_queue: int = 64) -> None:
+        self.instances = instances
+        self.running = 0
+        """Runs under way, at most `instances`."""
+        self._sizes = sizes
+        self._max_queue = max_queue
+        self._times = RunTimes(sizes.buckets)
+        self._delays = Delays()
+        self._waiting: list[Entry] = []  # in the order of arrival
+        self._clients: Counter[str] = Counter()
+        self._shares: Shares[str] = Shares()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def needed_s(self, rows: int, now_s: float) -> float:
+        """Seconds of the engine for a request or batch of `rows` rows, in pieces if need be; 0 where not known."""
+        largest = self._sizes.largest
+        if rows <= largest or not self._sizes.is_bound:
+            return self._times.estimate_s(self._sizes.of_run(rows), now_s)
+        return -(-rows // largest) * self._times.estimate_s(largest, now_s)
+
+    def observe(self, rows: int, run_s: float, now_s: float) -> None:
+        """Learn how long a run took."""
+        self._times.observe(rows, run_s, now_s)
+
+    def observe_delay(self, delay_s: float, now_s: float) -> None:
+        """Learn how long it took after a run until the last of those that shared it could go on."""
+        self._delays.observe(delay_s, now_s)
+
+    def hopeless(self, call: Call, rows: int, now_s: float, start_s: float) -> UpwellError | None:
+        """Why a run of `rows` rows for `call`, which begins at `start_s` at the earliest, would be for nothing.
+
+        None where it would not. What waits before it does not count: some of that may leave or be too late itself,
+        and it may share a batch with the rest.
+        """
+        if call.cancelled.is_set():
+            return CallerLeft("the caller has left")
+        if call.deadline_s == math.inf:
+            return None
+        left_s = call.deadline_s - now_s
+        if left_s <= 0:
+            return DeadlineExceeded("the deadline has passed")
+        wait_s, needed_s = start_s - now_s, self.needed_s(rows, now_s)
+        if left_s < wait_s + needed_s + self._delays.estimate_s(now_s):
+            busy = f", busy for {1e3 * wait_s:.1f} ms more," if wait_s > 0 else ""
+            return DeadlineExceeded(f"{1e3 * left_s:.1f} ms are left and the model{busy} takes {1e3 * needed_s:.1f} ms")
+        return None
+
+    def make_room(self, client: str, priority: int, now_s: float, start_s: float) -> Entry | None:
+        """The request that has to go for one more of `client`, None where there is room. Raises `Refused`."""
+        if len(self._waiting) < self._max_queue:
+            return None
+        self.sweep(now_s)
+        if len(self._waiting) < self._max_queue:
+            return None
+        found = self._less_entitled(client, priority, now_s)
+        if found is None:
+            text = f"the model's queue is full ({self._max_queue} waiting); try again later"
+            raise Refused(text, retry_after_s=self._drained_in_s(now_s, start_s))
+        return found
+
+    def displace(self, entry: Entry, now_s: float, start_s: float) -> None:
+        """Refuse a request that waits, since another takes its place."""
+        self.remove(entry)
+        text = "the model's queue is full, and a request of another client or of a higher priority took the place"
+        entry.error = Refused(text, retry_after_s=self._drained_in_s(now_s, start_s))
+        wake([entry])
+
+    def add(self, entry: Entry) -> None:
+        """One more that waits."""
+        entry.due_s = min(entry.deadline_s, entry.arrived_s + PATIENCE_S)
+        client = entry.client
+        if not self._clients[client]:
+            self._shares.join(client)
+        self._clients[client] += 1
+        self._waiting.append(entry)
+
+    def remove(self, entry: Entry) -> bool:
+        """Whether the entry was still waiting; it does not any more."""
+        if entry not in self._waiting:
+            return False
+        self._waiting.remove(entry)
+        self._forget([entry])
+        return True
+
+    def take(self, now_s: float) -> list[Entry]:
+        """The batch to run now, the one who is to run it first; empty where nobody waits any more."""
+        self.sweep(now_s)
+        if not self._waiting:
+            return []
+        remembered_s = self._times.remembered_s
+        told_s = now_s + self._delays.estimate_s(now_s)
+        batch = choose(
+            self._ranked(now_s), self._sizes, told_s, lambda rows: remembered_s(self._sizes.of_run(rows), now_s)
+        )
+        taken = set(map(id, batch))
+        self._waiting = [one for one in self._waiting if id(one) not in taken]
+        self._forget(batch)
+        return batch
+
+    def charge(self, batch: Sequence[Entry], run_s: float) -> None:
+        """Put the run of a batch on the accounts of those that were in it, by their rows."""
+        if not self._waiting:
+            self._shares.forget()
+            return
+        rows = max(1, sum(entry.rows for entry in batch))
+        spent_s: dict[str, float] = {}
+        for entry in batch:
+            spent_s[entry.client] = spent_s.get(entry.client, 0.0) + run_s * entry.rows / rows
+        self._shares.charge(spent_s, self._clients.keys())
+
+    def due_s(self) -> float:
+        """The earliest instant by which something that waits ought to be done; infinity where nothing waits."""
+        return min((entry.due_s for entry in self._waiting), default=math.inf)
+
+    def sweep(self, now_s: float) -> None:
+        """Drop whatever nobody waits for any more, or can no longer be in time."""
+        done_s = {rows: now_s + self.needed_s(rows, now_s) for rows in {entry.rows for entry in self._waiting}}
+        delay_s = self._delays.estimate_s(now_s)
+        kept: list[Entry] = []
+        dropped: list[Entry] = []
+        for entry in self._waiting:
+            call = entry.call
+            if call.deadline_s < done_s[entry.rows] + delay_s or call.cancelled.is_set():
+                entry.error = self.hopeless(call, entry.rows, now_s, now_s)
+            (kept if entry.error is None else dropped).append(entry)
+        if dropped:
+            self._waiting = kept
+            self._forget(dropped)
+            wake(dropped)
+
+    def _ranked(self, now_s: float) -> list[Entry]:
+        """What waits, the most urgent first, each with its rank."""
+        ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
+        for entry in self._waiting:
+            entry.rank = (entry.client in ahead, _level(entry, now_s))
+        return sorted(self._waiting, key=lambda one: (one.rank, one.due_s))
+
+    def _less_entitled(self, client: str, priority: int, now_s: float) -> Entry | None:
+        """The least urgent request that has less right to its place than one more of `client`."""
+        crowd = max(self._clients, key=self._clients.__getitem__, default="")
+        if self._clients[crowd] < self._clients[client] + 2:
+            crowd = client
+        theirs = (one for one in self._waiting if one.client == crowd)
+        last = max(theirs, key=lambda one: (_level(one, now_s), one.due_s), default=None)
+        return last if last is not None and (crowd != client or _level(last, now_s) > priority) else None
+
+    def _drained_in_s(self, now_s: float, start_s: float) -> float | None:
+        """Seconds until what waits now has run, so that not all who are refused come back for one place."""
+        largest = self._sizes.largest
+        run_s = self.needed_s(largest, now_s)
+        if not run_s:
+            return None
+        rows = sum(entry.rows for entry in self._waiting)
+        runs = -(-rows // largest) if self._sizes.is_bound else len(self._waiting)
+        return start_s - now_s + runs * run_s / self.instances
+
+    def _forget(self, gone: Sequence[Entry]) -> None:
+        """Count them no more among those that wait."""
+        for entry in gone:
+            client = entry.client
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
+
+
+def _level(entry: Entry, now_s: float) -> int:
+    """The priority that a request has by now."""
+    return 0 if now_s - entry.arrived_s >= PATIENCE_S else entry.priority

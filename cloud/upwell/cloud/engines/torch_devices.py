@@ -1,0 +1,107 @@
+"""The devices of torch: those it brings itself, and those that a package of their maker adds when it is imported."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from upwell.cloud.engines.checks import reason_of
+from upwell.shared.errors import ModelFailed
+
+AUTOMATIC = "auto"
+"""The word of `device` for the accelerator that torch finds, and the CPU where it finds none."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DevicePackage:
+    """What adds a kind of device to torch: the module to import, and how it is installed."""
+
+    module: str
+    install: str
+
+
+PACKAGES: Mapping[str, DevicePackage] = MappingProxyType(
+    {
+        "hpu": DevicePackage("habana_frameworks.torch.core", "use Intel Gaudi's image for PyTorch, which brings it"),
+        "neuron": DevicePackage("torch_neuronx", "install torch-neuronx of torch's version from AWS Neuron's index"),
+        "npu": DevicePackage("torch_npu", "pip install torch-npu, of torch's version, beside Huawei's CANN"),
+        "tpu": DevicePackage("torch_tpu", "pip install torch-tpu"),
+    }
+)
+"""Device name -> its package. It is imported only where a model is to run there, since a broken one would take
+all of torch with it."""
+
+_BUILDS: Mapping[str, str] = MappingProxyType(
+    {
+        "cuda": "it takes a torch built for CUDA or ROCm, its driver and a device",
+        "xpu": "it takes torch's build for Intel GPUs, its driver and a device",
+        "mps": "it takes torch on a Mac with Apple silicon",
+    }
+)
+
+_UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"bf16": ("amx_bf16", "bf16", "sve_bf16"), "fp16": ("amx_fp16", "avx512_fp16", "fp16_arith")}
+)
+"""What a CPU multiplies in half precision with, on x86-64 and ARM. On an x86-64 CPU with AVX2 alone a ResNet-18 took
+6.6 times as long in bf16 as in fp32."""
+
+
+def open_device(text: str) -> torch.device:
+    """The device named `text` (`cpu`, `cuda:1`, `npu`, ...; `auto`: the accelerator there is, else the CPU).
+
+    Raises `ModelFailed` where its package is missing or this torch cannot reach it, with what it takes.
+    """
+    if text == AUTOMATIC:
+        return _automatic()
+    kind = text.partition(":")[0]
+    if kind in PACKAGES:
+        _import(text, PACKAGES[kind])
+    try:
+        device = torch.device(text)
+        torch.empty(0, device=device)
+    except Exception as error:  # a missing backend raises AssertionError, RuntimeError and others
+        hint = f"; {_BUILDS[kind]}" if kind in _BUILDS else ""
+        raise ModelFailed(f"device {text!r} is not usable: {reason_of(error)}{hint}") from error
+    return device
+
+
+def warn_of_slow_precision(name: str, precision: str | None, device: torch.device) -> None:
+    """Log where a half precision would make a model slower: on a CPU without a unit for it."""
+    abilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    if device.type == "cpu" and precision is not None and lacks_unit(precision, abilities):
+        _log.warning("model %s: on this CPU, which has no unit for it, %s is slower than fp32", name, precision)
+
+
+def lacks_unit(precision: str, abilities: Mapping[str, object]) -> bool:
+    """Whether a CPU of these `abilities`, as `torch.cpu.get_capabilities` gives them, must emulate `precision`."""
+    return bool(abilities) and precision in _UNITS and not any(abilities.get(unit) for unit in _UNITS[precision])
+
+
+def _import(text: str, package: DevicePackage) -> None:
+    try:
+        importlib.import_module(package.module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not package.module.startswith(error.name):
+            raise ModelFailed(f"device {text!r}: importing {package.module} failed: {reason_of(error)}") from error
+        raise ModelFailed(
+            f"device {text!r} needs the package {package.module}, which is not installed: {package.install}"
+        ) from None
+    except Exception as error:  # a device's package may raise anything, such as for a missing driver
+        raise ModelFailed(f"device {text!r}: importing {package.module} failed: {reason_of(error)}") from error
+
+
+def _automatic() -> torch.device:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None:
+        names = ", ".join(PACKAGES)
+        _log.info("device auto: torch finds no accelerator and runs on the CPU (%s must be named to be tried)", names)
+        return torch.device("cpu")
+    _log.info("device auto: torch runs on %s", found)
+    return found

@@ -1,0 +1,103 @@
+"""A torch network as the operator describes it: its class, what that says of itself, and weights from safetensors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from upwell.cloud.engines.checks import reason_of
+from upwell.cloud.engines.weights_header import check_header
+from upwell.shared.errors import ModelFailed
+from upwell.shared.tensors import DTYPES, TensorSpec
+
+CLASSES = "upwell.torch_models"
+"""Entry-point group: a model's name -> the class of its network."""
+
+
+def find_class(name: str, dotted: str) -> type[torch.nn.Module]:
+    """The class for a model: `dotted` (`class` of cloud.yaml), else the entry point of the model's name.
+
+    Raises `ModelFailed` where there is none, or it is no network.
+    """
+    if not dotted:
+        found = list(entry_points(group=CLASSES, name=name))
+        if not found:
+            raise ModelFailed(
+                f"no class is named for it; write `class: package.module.Class` under models.{name} in cloud.yaml"
+            )
+        dotted = found[0].value.replace(":", ".")
+    network = _import(dotted)
+    if not (isinstance(network, type) and issubclass(network, torch.nn.Module)):
+        raise ModelFailed(f"{dotted} is not a class derived from torch.nn.Module")
+    return network
+
+
+def _import(dotted: str) -> Any:
+    module_name, _, class_name = dotted.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ModelFailed(f"class {dotted}: {error}; install it or put its folder on PYTHONPATH") from error
+    except Exception as error:  # the operator's own module may raise anything
+        raise ModelFailed(f"class {dotted}: importing {module_name} failed: {reason_of(error)}") from error
+    if not hasattr(module, class_name):
+        raise ModelFailed(f"class {dotted}: module {module_name} has no {class_name}")
+    return getattr(module, class_name)
+
+
+def declared_specs(network: type[torch.nn.Module], attribute: str) -> tuple[TensorSpec, ...]:
+    """What the class declares under `inputs` or `outputs`. Raises `ModelFailed` where that is not as it must be."""
+    declared = getattr(network, attribute, None)
+    try:
+        specs = tuple(TensorSpec(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in declared or ())
+    except (TypeError, ValueError):
+        specs = ()
+    if not specs:
+        raise ModelFailed(
+            f"class {network.__qualname__} needs `{attribute}`: a tuple of (name, datatype, shape), "
+            'such as (("x", "FP32", (-1, 3, 224, 224)),)'
+        )
+    for spec in specs:
+        if spec.datatype == "BYTES" or spec.datatype not in DTYPES:
+            raise ModelFailed(
+                f"class {network.__qualname__}: `{attribute}` says {spec.name!r} is {spec.datatype}; "
+                "expected a numeric datatype such as FP32"
+            )
+    return specs
+
+
+def read_weights(path: Path, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, after its header, names and shapes have been compared with the module's.
+
+    Raises `ModelFailed` for a file that is none or does not fit.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    try:
+        check_header(path)
+        with safe_open(str(path), framework="pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
+            _compare(path, type(module).__qualname__, expected, found)
+            return {name: file.get_tensor(name) for name in found}
+    except (SafetensorError, OSError) as error:
+        raise ModelFailed(f"{path.name} is not a readable safetensors file: {reason_of(error)}") from error
+
+
+def _compare(
+    path: Path, network: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> None:
+    wrong = [f"{name} is missing" for name in expected if name not in found]
+    wrong += [f"{name} is not in the class" for name in found if name not in expected]
+    wrong += [
+        f"{name} has shape {list(found[name])}, the class {list(shape)}"
+        for name, shape in expected.items()
+        if found.get(name, shape) != shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ModelFailed(f"{path.name} does not fit class {network}: {'; '.join(wrong[:5])}{more}")

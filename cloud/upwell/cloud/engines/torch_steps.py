@@ -1,0 +1,144 @@
+"""How a torch network is called: as it is, compiled for one shape, or captured as a graph of the device.
+
+A `Step` takes tensors on the host and gives the outputs on the device. Compiled steps and graphs are good for one
+shape each, so an engine has one for every number of rows that it prepares.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+
+from upwell.cloud.engines.base import Precision
+from upwell.cloud.engines.checks import reason_of
+from upwell.shared.errors import ModelFailed
+from upwell.shared.tensors import TensorSpec
+
+Tensors: TypeAlias = "tuple[torch.Tensor, ...]"
+Forward: TypeAlias = Callable[..., Tensors]
+"""The network: tensors on its device in the order of the class's `inputs` -> those of its `outputs`."""
+Step: TypeAlias = Callable[[Sequence[torch.Tensor]], Tensors]
+Record: TypeAlias = Callable[[Callable[[], Tensors]], "tuple[Callable[[], None], Tensors]"]
+"""Captures a call: gives what replays it, and the tensors that every replay writes to."""
+
+PRECISIONS: Mapping[str, torch.dtype] = MappingProxyType(
+    {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+)
+_FLOATS: Mapping[str, torch.dtype] = MappingProxyType(
+    {"FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32, "FP64": torch.float64}
+)
+_BACKENDS: Mapping[str, str] = MappingProxyType({"hpu": "hpu_backend", "neuron": "neuron"})
+"""Compilers of devices that torch's own does not know, as their packages name them."""
+_RUNS_BEFORE_CAPTURE = 3
+"""Kernels are chosen and memory is taken in the first runs, neither of which may happen while a graph is captured."""
+
+
+def forward_of(module: torch.nn.Module, precision: Precision | None, outputs: Sequence[TensorSpec]) -> Forward:
+    """The network as a function that computes in `precision` (None: as its class does).
+
+    Its floating-point inputs are cast to that, and its floating-point outputs to what `outputs` declare.
+    """
+    dtype = PRECISIONS[precision] if precision is not None else None
+    declared = tuple(_FLOATS.get(spec.datatype) for spec in outputs)
+
+    def forward(*tensors: torch.Tensor) -> Tensors:
+        if dtype is not None:
+            tensors = tuple(one.to(dtype) if one.is_floating_point() else one for one in tensors)
+        answer = module(*tensors)
+        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        if dtype is None or len(results) != len(declared):
+            return results
+        return tuple(
+            one if kind is None or not one.is_floating_point() else one.to(kind)
+            for one, kind in zip(results, declared, strict=True)
+        )
+
+    return forward
+
+
+def eager(forward: Forward, device: torch.device) -> Step:
+    """The network as it is, for any shape."""
+    return lambda tensors: forward(*(one.to(device, non_blocking=True) for one in tensors))
+
+
+def compiled(forward: Forward, device: torch.device) -> Forward:
+    """The network compiled by `torch.compile` at its first call, whole and for the shapes of that call alone."""
+    # torch keeps what it compiled by code object and gives up after eight shapes of one; reloads would add to them.
+    own = types.FunctionType(
+        forward.__code__.replace(), forward.__globals__, forward.__name__, closure=forward.__closure__
+    )
+    made: Any = torch.compile(own, dynamic=False, fullgraph=True, backend=_BACKENDS.get(device.type, "inductor"))
+    return made  # type: ignore[no-any-return]  # untyped there
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise `ModelFailed` where `torch.compile` has no C++ compiler for the CPU."""
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if device.type == "cpu" and shutil.which(compiler) is None:
+        raise ModelFailed(
+            f"`compile: true` on the CPU needs a C++ compiler: there is no {compiler}; install it (Debian: g++), "
+            "name another one in CXX, or leave `compile` out"
+        )
+
+
+def failure_of(error: BaseException) -> str:
+    """What a network or compiling it failed with, short enough for a status: `failed: division by zero`."""
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"cannot be compiled as a whole: {reason_of(getattr(error, 'inner_exception', error))}"
+    return f"failed: {reason_of(error)}"
+
+
+def check_graphs(device: torch.device) -> None:
+    """Raise `ModelFailed` where the device has no graphs, or this torch cannot capture them."""
+    if device.type == "cpu":
+        raise ModelFailed("`graphs: true` needs a device that has graphs, such as cuda; a CPU has none")
+    if not hasattr(torch.accelerator, "Graph"):
+        raise ModelFailed(f"`graphs: true` needs torch.accelerator.Graph, which torch {torch.__version__} has not")
+
+
+class GraphStep:
+    """A network captured once and replayed: the same kernels on the same memory, without Python in between.
+
+    `examples` are tensors on the device of the one shape it is for. Calls take turns, since all of them use the same
+    inputs and outputs; what a call gives is a copy.
+    """
+
+    def __init__(self, forward: Forward, examples: Sequence[torch.Tensor], record: Record) -> None:
+        self._lock = threading.Lock()
+        self._inputs = [one.clone() for one in examples]
+        self._replay, self._outputs = record(lambda: forward(*self._inputs))
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Tensors:
+        """Run the graph on `tensors`, which may still be on the host."""
+        with self._lock:
+            for own, given in zip(self._inputs, tensors, strict=True):
+                own.copy_(given, non_blocking=True)
+            self._replay()
+            return tuple(one.clone() for one in self._outputs)
+
+
+def record_on(device: torch.device) -> Record:
+    """Captures on an accelerator, on a stream of its own. Never run on hardware so far."""
+
+    def record(call: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+        stream = torch.Stream(device)
+        torch.accelerator.synchronize(device)
+        with stream:
+            for _ in range(_RUNS_BEFORE_CAPTURE):
+                call()
+        # Other models may be running on the device meanwhile, which by default would break the capture.
+        graph: Any = torch.accelerator.Graph(capture_error_mode="thread_local")
+        with stream, graph:
+            outputs = call()
+        torch.accelerator.synchronize(device)
+        return graph.replay, outputs
+
+    return record

@@ -1,0 +1,139 @@
+"""Every metric of the service: its name with its unit, what it says, its labels, and how those of workers add up."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+
+Labels: TypeAlias = tuple[str, ...]
+Snapshot: TypeAlias = Mapping[str, Mapping[Labels, Sequence[float]]]
+"""Metric -> label values -> numbers: one, or of a histogram the count of each bucket, of what is above, and the sum."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric. `bounds` are of a histogram. `across` says what becomes of a gauge of several workers."""
+
+    kind: Literal["counter", "histogram", "gauge"]
+    text: str
+    labels: Labels = ()
+    bounds: Sequence[float] = ()
+    across: Literal["sum", "most", "least"] = "sum"
+
+    def merged(self, one: Sequence[float], other: Sequence[float]) -> Sequence[float]:
+        """What two processes say of the same thing, as one."""
+        pairs = zip(one, other, strict=True)
+        if self.across == "sum":
+            return [a + b for a, b in pairs]
+        return [max(pair) if self.across == "most" else min(pair) for pair in pairs]
+
+
+_MODEL = ("model", "version")
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "upwell_cloud_requests": Family(
+            "counter", "Requests answered, by gRPC status; no model where it is not known.", (*_MODEL, "status")
+        ),
+        "upwell_cloud_request_seconds": Family(
+            "histogram", "Time from a read request to its answer, of those answered OK.", _MODEL, SECONDS
+        ),
+        "upwell_cloud_queue_seconds": Family(
+            "histogram", "Time that requests answered OK waited for an instance.", _MODEL, SECONDS
+        ),
+        "upwell_cloud_compute_seconds": Family("histogram", "Time of the engine's runs.", _MODEL, SECONDS),
+        "upwell_cloud_batch_rows": Family("histogram", "Rows in the engine's runs.", _MODEL, ROWS),
+        "upwell_cloud_waiting_requests": Family("gauge", "Requests that wait for an instance.", _MODEL),
+        "upwell_cloud_model_ready": Family(
+            "gauge", "1 where the version answers; of several workers, in all.", _MODEL, across="least"
+        ),
+        "upwell_cloud_model_load_seconds": Family(
+            "gauge", "Time that loading and warming up took; of several workers, the longest.", _MODEL, across="most"
+        ),
+        "upwell_cloud_client_bytes": Family(
+            "counter", "Bytes of tensors that clients sent (in) and were given (out).", ("client", "direction")
+        ),
+        "upwell_cloud_client_device_seconds": Family(
+            "counter", "Time of the engines that clients used: of each run, the share of their rows.", ("client",)
+        ),
+        "upwell_cloud_cpu_seconds": Family("counter", "CPU time of the processes that serve."),
+        "upwell_cloud_resident_memory_bytes": Family("gauge", "Memory of the processes that serve, shared pages too."),
+        "upwell_cloud_workers": Family("gauge", "Processes that serve."),
+        "upwell_cloud_traces": Family("counter", "Requests recorded for traces, by what became of that.", ("became",)),
+    }
+)
+
+
+class Histogram:
+    """Counts by bucket, and the sum. Not safe by itself."""
+
+    __slots__ = ("_bounds", "values")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.values = [0.0] * (len(bounds) + 2)
+
+    def add(self, value: float) -> None:
+        """Count one value; a bucket holds what is at most its bound."""
+        values = self.values
+        values[bisect_left(self._bounds, value)] += 1
+        values[-1] += value
+
+
+def merged(snapshots: Iterable[Snapshot]) -> dict[str, dict[Labels, Sequence[float]]]:
+    """What several processes say, as one."""
+    whole: dict[str, dict[Labels, Sequence[float]]] = {}
+    for snapshot in snapshots:
+        for name, table in snapshot.items():
+            into = whole.setdefault(name, {})
+            for labels, values in table.items():
+                into[labels] = FAMILIES[name].merged(into[labels], values) if labels in into else values
+    return whole
+
+
+def counted(snapshot: Snapshot) -> Snapshot:
+    """Of a process that has ended, what still counts: not its gauges."""
+    return {name: table for name, table in snapshot.items() if FAMILIES[name].kind != "gauge"}
+
+
+class CloudCollector(Collector):
+    """Makes metrics, when scraped, of what `read` gives then."""
+
+    def __init__(self, read: Callable[[], Iterable[Snapshot]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, whether anything is known of it yet or not."""
+        whole = merged(self._read())
+        for name, family in FAMILIES.items():
+            yield _metric(name, family, whole.get(name, {}))
+
+
+def _metric(name: str, family: Family, table: Mapping[Labels, Sequence[float]]) -> Metric:
+    rows = sorted(table.items())
+    if family.kind == "histogram":
+        histogram = HistogramMetricFamily(name, family.text, labels=family.labels)
+        bounds = [*map(str, family.bounds), "+Inf"]
+        for labels, (*counts, total) in rows:
+            histogram.add_metric(labels, [*zip(bounds, accumulate(counts), strict=True)], total)
+        return histogram
+    plain = (CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily)(
+        name, family.text, labels=family.labels
+    )
+    for labels, (value,) in rows:
+        plain.add_metric(labels, value)
+    return plain

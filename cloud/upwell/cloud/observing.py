@@ -1,0 +1,182 @@
+"""What the operator learns of each request: a `Dataplane` before the service that counts, traces and logs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from upwell.cloud.batching.entry import Entry
+from upwell.cloud.loading import BrokenModel, ServedModel
+from upwell.cloud.metrics.tally import ANONYMOUS, ModelState, Tally
+from upwell.cloud.offer import Offer
+from upwell.shared.oip.callers import client_key
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.quotas import size_bytes
+from upwell.shared.oip.statuses import Status, status_of
+from upwell.shared.telemetry.current import note_trace
+from upwell.shared.telemetry.logs import FIELDS
+from upwell.shared.telemetry.tracer import Tracer
+
+OnRun: TypeAlias = Callable[[ServedModel, Sequence[Entry], int, float, float], None]
+"""Told of a run: model, requests, rows (those asked for), and when it began and ended (monotonic)."""
+
+_MAX_NAMES = 10_000
+_access = logging.getLogger("upwell.access")
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a request ended."""
+
+    version: str
+    status: str
+    took_s: float
+    in_bytes: int
+    out_bytes: int = 0
+    queue_s: float = 0.0
+
+
+class Observer:
+    """Counts what the engines and the requests do, and records traces of it. Safe to use from many threads.
+
+    `offers` gives what is served; `has_names` says that callers have names (tokens or certificates): without them they
+    are all anonymous. `tally` and `tracer` are None where nobody wants to know.
+    """
+
+    def __init__(
+        self, tally: Tally | None, tracer: Tracer | None, *, has_names: bool, logs_access: bool = False
+    ) -> None:
+        self.tally = tally
+        self.tracer = tracer
+        self.logs_access = logs_access
+        self._has_names = has_names
+        self._names: dict[str, str] = {}
+
+    def name_of(self, client: str) -> str:
+        """The client as metrics name it: never by its address."""
+        if not self._has_names:
+            return ANONYMOUS
+        name = self._names.get(client)
+        if name is None:
+            is_address = client == "unix" or client_key(client) != client
+            name = ANONYMOUS if is_address or not client else client
+            if len(self._names) >= _MAX_NAMES:
+                self._names.clear()
+            self._names[client] = name
+        return name
+
+    def ran(self, model: ServedModel, entries: Sequence[Entry], rows: int, started_s: float, ended_s: float) -> None:
+        """An engine has run for these requests."""
+        if self.tally is not None:
+            shares = [(self.name_of(entry.call.client), entry.rows) for entry in entries]
+            self.tally.ran(model.name, model.version, rows, ended_s - started_s, shares)
+        if self.tracer is not None:
+            traced = [(entry, entry.call.trace) for entry in entries if entry.call.trace is not None]
+            for entry, trace in traced:
+                trace.add("upwell.cloud.queue", entry.arrived_s, started_s)
+                mates = [other.root for _, other in traced if other is not trace]
+                facts = {"upwell.batch.rows": rows, "upwell.batch.requests": len(entries)}
+                trace.add("upwell.cloud.engine", started_s, ended_s, facts, links=mates)
+
+
+class Observed:
+    """A `Dataplane` whose requests are counted, traced and logged; the rest passes through."""
+
+    def __init__(self, dataplane: Dataplane, observer: Observer, offers: Callable[[], Mapping[str, Offer]]) -> None:
+        self._dataplane = dataplane
+        self._observer = observer
+        self._offers = offers
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        """See `Dataplane.infer`."""
+        started_s, observer = time.monotonic(), self._observer
+        if observer.tracer is not None:
+            trace = observer.tracer.begin(call.traceparent, started_s)
+            if trace is not None:
+                note_trace(trace.root.trace_id)
+                call = replace(call, trace=trace)
+        try:
+            response = self._dataplane.infer(request, call)
+        except Exception as error:
+            self._failed(request, call, status_of(error), started_s)
+            raise
+        took_s = time.monotonic() - started_s
+        in_bytes, out_bytes = size_bytes(request.inputs), size_bytes(response.outputs)
+        queue_s = 1e-3 * float(response.parameters.get("upwell.cloud_queue_ms", 0.0))
+        if observer.tally is not None:
+            name = observer.name_of(call.client)
+            observer.tally.answered(response.model, response.version, name, took_s, queue_s, in_bytes, out_bytes)
+        if call.trace is not None or observer.logs_access:
+            self._tell(request, call, _Ended(response.version, "OK", took_s, in_bytes, out_bytes, queue_s))
+        return response
+
+    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """See `Dataplane.metadata`."""
+        return self._dataplane.metadata(model, version)
+
+    def server_metadata(self) -> ServerMetadata:
+        """See `Dataplane.server_metadata`."""
+        return self._dataplane.server_metadata()
+
+    def ready(self, model: str | None = None, version: str = "") -> bool:
+        """See `Dataplane.ready`."""
+        return self._dataplane.ready(model, version)
+
+    def _failed(self, request: InferRequest, call: Call, status: Status, started_s: float) -> None:
+        """What a caller writes makes no new series: a model or version that is not there has no name."""
+        offer = self._offers().get(request.model)
+        version = "" if offer is None else request.version or offer.default
+        if offer is None or version not in offer.versions:
+            version = ""
+        observer, in_bytes = self._observer, size_bytes(request.inputs)
+        if observer.tally is not None:
+            model = "" if offer is None else request.model
+            observer.tally.failed(model, version, status.code.name, observer.name_of(call.client), in_bytes)
+        took_s = time.monotonic() - started_s
+        self._tell(request, call, _Ended(version, status.code.name, took_s, in_bytes), status.text)
+
+    def _tell(self, request: InferRequest, call: Call, ended: _Ended, error: str = "") -> None:
+        tracer = self._observer.tracer
+        if call.trace is not None and tracer is not None:
+            facts = {
+                "upwell.request_id": request.id,
+                "upwell.model": request.model,
+                "upwell.version": ended.version,
+                "upwell.client": call.client,
+                "upwell.status": ended.status,
+            }
+            tracer.end(call.trace, "upwell.cloud.infer", facts, error)
+        if self._observer.logs_access:
+            _log_access(request, call, ended)
+
+
+def states_of(offers: Mapping[str, Offer]) -> Iterable[ModelState]:
+    """How each version of each model is now."""
+    for offer in offers.values():
+        for model in offer.versions.values():
+            if isinstance(model, BrokenModel):
+                yield ModelState(model.name, model.version, False, 0, None)
+            else:
+                yield ModelState(model.name, model.version, True, model.batcher.waiting, model.load_s)
+
+
+def _log_access(request: InferRequest, call: Call, ended: _Ended) -> None:
+    took_ms = round(1e3 * ended.took_s, 3)
+    fields = {
+        "request_id": request.id,
+        "client": call.client,
+        "model": request.model,
+        "version": ended.version,
+        "status": ended.status,
+        "took_ms": took_ms,
+        "queue_ms": round(1e3 * ended.queue_s, 3),
+        "in_bytes": ended.in_bytes,
+        "out_bytes": ended.out_bytes,
+    }
+    _access.info(
+        "%s %r version %r %s %.3f ms, id %r", call.client, request.model, ended.version, ended.status, took_ms,
+        request.id, extra={FIELDS: fields},
+    )  # fmt: skip

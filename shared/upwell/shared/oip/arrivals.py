@@ -1,0 +1,92 @@
+"""Calls whose message does not come: gRPC keeps a thread for each, for as long as the caller likes.
+
+A call begins with its headers, and a method that takes one message has a thread from then on. Here such methods are
+served as ones that take a stream of messages, which run before the first has come: so the wait for it can be watched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+
+from upwell.shared.oip.callers import client_key
+from upwell.shared.oip.waiting import Waiting
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Arrivals:
+    """Waits for the first message of calls; where more than `most` keep it waiting, some are broken off (CANCELLED)."""
+
+    def __init__(self, most: int) -> None:
+        self._waiting: Waiting[grpc.ServicerContext] = Waiting(
+            most, lambda context: client_key(context.peer()), lambda context: context.cancel()
+        )
+
+    def first(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        """The message of a call. Aborts the call that ends without one, raises gRPC's error where it is broken off."""
+        key = id(requests)
+        self._waiting.add(key, context)
+        try:
+            return next(requests)
+        except StopIteration:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a message")
+        finally:
+            self._waiting.remove(key)
+
+
+class Registrar:
+    """Takes the handlers of services for a server that is not yet started, and has `arrivals` wait for their messages.
+
+    It has those methods of `grpc.Server` that generated code calls to add a service.
+    """
+
+    def __init__(self, server: grpc.Server, arrivals: Arrivals) -> None:
+        self._server = server
+        self._arrivals = arrivals
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """See `grpc.Server`."""
+        self._server.add_generic_rpc_handlers(tuple(_Waiting(one, self._arrivals) for one in generic_rpc_handlers))
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, _Handler]) -> None:
+        """See `grpc.Server`."""
+        handlers = {name: _waiting(self._arrivals, one) for name, one in method_handlers.items()}
+        self._server.add_registered_method_handlers(service_name, handlers)
+
+
+class _Waiting(grpc.GenericRpcHandler):
+    """The methods of another handler, each converted once."""
+
+    def __init__(self, inner: grpc.GenericRpcHandler, arrivals: Arrivals) -> None:
+        self._inner = inner
+        self._arrivals = arrivals
+        self._converted: dict[str, tuple[_Handler, _Handler]] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
+        """The method that is called; None where it is not one of these."""
+        method = self._inner.service(handler_call_details)
+        if method is None:
+            return None
+        known = self._converted.get(handler_call_details.method)
+        if known is None or known[0] is not method:
+            known = self._converted[handler_call_details.method] = (method, _waiting(self._arrivals, method))
+        return known[1]
+
+
+def _waiting(arrivals: Arrivals, handler: _Handler) -> _Handler:
+    """A method that takes one message, as one that takes a stream of them: it runs before the message has come."""
+    if handler.request_streaming:
+        return handler
+    behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+    @functools.wraps(behaviour)
+    def wait(requests: Iterator[Any], context: grpc.ServicerContext, *more: Any) -> Any:
+        return behaviour(arrivals.first(requests, context), context, *more)
+
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+    made: _Handler = make(wait, handler.request_deserializer, handler.response_serializer)
+    return made

@@ -1,0 +1,124 @@
+"""The client's side of `messages`: requests written as binary data, answers of either form read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.contents import encode_raw
+from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.http.messages import (
+    BINARY_SIZE,
+    load_object,
+    objects,
+    parameters_of,
+    read_tensors,
+    shape_of,
+    text_of,
+)
+from upwell.shared.tensors import TensorSpec, numpy_dtype
+
+
+def write_infer_request(request: InferRequest) -> tuple[bytes, list[bytes | memoryview]]:
+    """The JSON of a request that wants binary data back, and the raw contents of its inputs that follow it.
+
+    Raises `InvalidRequest` for what cannot be sent so.
+    """
+    inputs: list[dict[str, Any]] = []
+    raws: list[bytes | memoryview] = []
+    for name, array in request.inputs.items():
+        datatype, raw = encode_raw(name, array)
+        shape = list(array.shape)
+        inputs.append({"name": name, "datatype": datatype, "shape": shape, "parameters": {BINARY_SIZE: len(raw)}})
+        raws.append(raw)
+    message: dict[str, Any] = {"parameters": {**request.parameters, "binary_data_output": True}, "inputs": inputs}
+    if request.id:
+        message["id"] = request.id
+    if request.outputs:
+        message["outputs"] = [{"name": name} for name in request.outputs]
+    try:
+        return json.dumps(message, separators=(",", ":"), allow_nan=False).encode(), raws
+    except ValueError:
+        raise InvalidRequest("a parameter is no finite number, and JSON has no others") from None
+
+
+def parse_infer_response(body: bytes, head_bytes: int) -> InferResponse:
+    """Read an answer whose first `head_bytes` are JSON. Numeric arrays are read-only views. Raises `InvalidRequest`."""
+    view = memoryview(body)
+    message = load_object(view[:head_bytes])
+    parameters = message.get("parameters")
+    if isinstance(parameters, dict):  # null stands for a number that JSON does not have
+        parameters = {key: value for key, value in parameters.items() if value is not None}
+    return InferResponse(
+        model=text_of("`model_name`", message.get("model_name")),
+        outputs=read_tensors("output", message.get("outputs"), view[head_bytes:]),
+        version=_text(message, "model_version"),
+        id=_text(message, "id"),
+        parameters=parameters_of("the answer", parameters),
+    )
+
+
+def parse_server_metadata(body: bytes) -> ServerMetadata:
+    """Read the object of `GET /v2`. Raises `InvalidRequest`."""
+    message = load_object(memoryview(body))
+    return ServerMetadata(
+        text_of("`name`", message.get("name")), _text(message, "version"), _texts(message, "extensions")
+    )
+
+
+def parse_model_metadata(body: bytes) -> ModelMetadata:
+    """Read the object of `GET /v2/models/MODEL`. Raises `InvalidRequest`."""
+    message = load_object(memoryview(body))
+    return ModelMetadata(
+        text_of("`name`", message.get("name")),
+        _texts(message, "versions"),
+        _text(message, "platform"),
+        _specs(message, "inputs"),
+        _specs(message, "outputs"),
+    )
+
+
+def parse_flag(body: bytes, name: str) -> bool | None:
+    """What the object says of `name`; None where it is no object that says anything. Triton sends nothing at all."""
+    try:
+        value = load_object(memoryview(body)).get(name)
+    except InvalidRequest:
+        return None
+    return value if isinstance(value, bool) else None
+
+
+def error_text(body: bytes) -> str:
+    """The sentence of an error, on one line and not too long; empty where there is none."""
+    try:
+        found = load_object(memoryview(body)).get("error")
+    except InvalidRequest:
+        return ""
+    text = found if isinstance(found, str) else ""
+    return "".join(one if one.isprintable() else " " for one in text[:_MAX_ERROR_CHARACTERS])
+
+
+_MAX_ERROR_CHARACTERS = 1000
+
+
+def _text(message: Mapping[str, Any], key: str) -> str:
+    value = message.get(key)
+    return "" if value is None else text_of(f"`{key}`", value)
+
+
+def _texts(message: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    values = message.get(key)
+    if values is not None and not isinstance(values, list):
+        raise InvalidRequest(f"`{key}` is a list of texts")
+    return tuple(text_of(f"an element of `{key}`", value) for value in values or ())
+
+
+def _specs(message: Mapping[str, Any], key: str) -> tuple[TensorSpec, ...]:
+    specs: list[TensorSpec] = []
+    for one in objects(key, message.get(key)):
+        name = text_of(f"the `name` in `{key}`", one.get("name"))
+        datatype = text_of(f"the `datatype` of {name!r}", one.get("datatype"))
+        numpy_dtype(datatype)
+        specs.append(TensorSpec(name, datatype, shape_of(name, one.get("shape"))))
+    return tuple(specs)

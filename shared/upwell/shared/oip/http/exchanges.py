@@ -1,0 +1,220 @@
+"""One request over HTTP/1.1 and its answer: what its caller waits for, and what went wrong where there is none."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import MappingProxyType
+
+import grpc
+
+from upwell.shared.oip.client import KINDS, RemoteError, RemoteErrorKind
+from upwell.shared.oip.http.answers import error_text
+from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, STATUS_HEADER
+from upwell.shared.oip.http.wires import Wire
+
+STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
+    {
+        HTTPStatus.BAD_REQUEST: RemoteErrorKind.INVALID_ARGUMENT,
+        HTTPStatus.UNAUTHORIZED: RemoteErrorKind.UNAUTHENTICATED,
+        HTTPStatus.FORBIDDEN: RemoteErrorKind.PERMISSION_DENIED,
+        HTTPStatus.NOT_FOUND: RemoteErrorKind.NOT_FOUND,
+        HTTPStatus.METHOD_NOT_ALLOWED: RemoteErrorKind.UNIMPLEMENTED,
+        HTTPStatus.PROXY_AUTHENTICATION_REQUIRED: RemoteErrorKind.UNAVAILABLE,
+        HTTPStatus.REQUEST_TIMEOUT: RemoteErrorKind.UNAVAILABLE,
+        HTTPStatus.CONFLICT: RemoteErrorKind.ABORTED,
+        HTTPStatus.LENGTH_REQUIRED: RemoteErrorKind.UNIMPLEMENTED,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RemoteErrorKind.RESOURCE_EXHAUSTED,
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE: RemoteErrorKind.UNIMPLEMENTED,
+        HTTPStatus.UNPROCESSABLE_ENTITY: RemoteErrorKind.INVALID_ARGUMENT,
+        HTTPStatus.TOO_MANY_REQUESTS: RemoteErrorKind.RESOURCE_EXHAUSTED,
+        CLIENT_CLOSED_REQUEST: RemoteErrorKind.CANCELLED,
+        HTTPStatus.NOT_IMPLEMENTED: RemoteErrorKind.UNIMPLEMENTED,
+        HTTPStatus.BAD_GATEWAY: RemoteErrorKind.UNAVAILABLE,
+        HTTPStatus.SERVICE_UNAVAILABLE: RemoteErrorKind.UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT: RemoteErrorKind.DEADLINE,
+    }
+)
+"""What a status is to us where the server, or what stands before it, does not name gRPC's; others are INTERNAL."""
+
+_MAX_ERROR_BYTES = 64 << 10
+_PIECE_BYTES = 64 << 10
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Received:
+    """One whole answer. `head_bytes` of the body are JSON; `status_name` is gRPC's name of an error, if it was told."""
+
+    status: int
+    head_bytes: int
+    status_name: str
+    body: bytes
+
+    def error(self) -> RemoteError:
+        """What an answer with another status than 200 says."""
+        kind = STATUS_KINDS.get(self.status, RemoteErrorKind.INTERNAL)
+        if self.status < HTTPStatus.BAD_REQUEST:
+            return RemoteError(RemoteErrorKind.GARBAGE, f"HTTP {self.status}: expected 200; redirects are not followed")
+        code = grpc.StatusCode.__members__.get(self.status_name)
+        if code is not None and code is not grpc.StatusCode.OK:
+            kind = KINDS.get(code, RemoteErrorKind.INTERNAL)
+        what = f"HTTP {self.status}" if code is None else code.name
+        return RemoteError(kind, f"{what}: {error_text(self.body) or 'no details'}")
+
+
+class Exchange:
+    """A call under way. Safe to use from any thread; the first of answer, error and `cancel` counts."""
+
+    def __init__(self, pieces: Sequence[bytes | memoryview], method: str, until_s: float) -> None:
+        self.pieces = pieces
+        self.method = method
+        self.until_s = until_s
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._outcome: Received | RemoteError | None = None
+        self._told: list[Callable[[], None]] = []
+        self._socket: socket.socket | None = None
+
+    def hold(self, connected: socket.socket) -> None:
+        """From now on it waits on that socket. Raises `OSError` where the call has ended."""
+        with self._lock:
+            if self._outcome is not None:
+                raise ConnectionAbortedError("the call was cancelled")
+            self._socket = connected
+
+    def release(self) -> bool:
+        """It does not wait on its socket any more, which may go to another call; whether it has not ended yet."""
+        with self._lock:
+            self._socket = None
+            return self._outcome is None
+
+    def settle(self, outcome: Received | RemoteError) -> bool:
+        """End the call so; whether it had not ended yet. Who waits on its socket is woken."""
+        with self._lock:
+            if self._outcome is not None:
+                return False
+            self._outcome = outcome
+            told, self._told = self._told, []
+            if isinstance(outcome, RemoteError) and self._socket is not None:
+                with suppress(OSError):  # not connected, or closed
+                    # Not TLS's own method: that would let the waiting thread read on in clear.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._socket = None
+        self._ended.set()
+        for callback in told:
+            callback()
+        return True
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the call has ended, or now if it has."""
+        with self._lock:
+            if self._outcome is None:
+                self._told.append(callback)
+                return
+        callback()
+
+    @property
+    def outcome(self) -> Received | RemoteError | None:
+        """How it ended; None while it has not."""
+        return self._outcome
+
+    def received(self, timeout_s: float | None) -> Received:
+        """The answer, waited for at most `timeout_s`, and never beyond the deadline.
+
+        Raises `RemoteError`, or `TimeoutError` where the wait ended first; the call goes on then.
+        """
+        left_s = max(0.0, self.until_s - time.monotonic())
+        wait_s = left_s if timeout_s is None else min(timeout_s, left_s)
+        if not self._ended.wait(None if wait_s == float("inf") else wait_s):
+            if timeout_s is not None and timeout_s < left_s:
+                raise TimeoutError(f"no answer within {timeout_s} s; the call is still under way")
+            self.settle(late())
+        outcome = self._outcome
+        assert outcome is not None  # noqa: S101  it has ended
+        if isinstance(outcome, RemoteError):
+            raise RemoteError(outcome.kind, str(outcome))
+        return outcome
+
+
+def late() -> RemoteError:
+    """The deadline has passed."""
+    return RemoteError(RemoteErrorKind.DEADLINE, "DEADLINE_EXCEEDED: no answer in time")
+
+
+def converse(wire: Wire, exchange: Exchange, max_bytes: int) -> tuple[Received, bool]:
+    """Send the request and read the answer: that, and whether the connection can take another request.
+
+    Raises `RemoteError` (RESOURCE_EXHAUSTED) for an answer of more than `max_bytes`, before memory is taken for it,
+    and what `failed` knows.
+    """
+    refusal: OSError | None = None
+    try:
+        wire.send(exchange.pieces)
+    except TimeoutError:
+        raise
+    except OSError as error:  # it may have answered before it closed
+        refusal = error
+    try:
+        response = wire.response(exchange.method)
+        is_ok = response.status == HTTPStatus.OK
+        body, is_whole = _read(response, max_bytes if is_ok else _MAX_ERROR_BYTES, may_cut=not is_ok)
+    except OSError as error:
+        raise refusal or error from None
+    if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise RemoteError(RemoteErrorKind.GARBAGE, "the answer is compressed, which nobody asked for")
+    head = response.headers.get("Inference-Header-Content-Length", "").strip()
+    if head and not (head.isascii() and head.isdigit() and len(head) < 19 and int(head) <= len(body)):
+        raise RemoteError(RemoteErrorKind.GARBAGE, "the answer's Inference-Header-Content-Length is no size within it")
+    head_bytes = int(head) if head else len(body)
+    received = Received(response.status, head_bytes, response.headers.get(STATUS_HEADER, ""), body)
+    return received, is_whole and refusal is None and not response.will_close
+
+
+def _read(response: http.client.HTTPResponse, max_bytes: int, *, may_cut: bool) -> tuple[bytes, bool]:
+    """The body, and whether it is whole."""
+    told = response.length
+    if told is not None and told > max_bytes and not may_cut:
+        raise _too_large(f"{told} bytes", max_bytes)
+    if told is not None and told <= max_bytes:
+        return response.read(), True
+    parts: list[bytes] = []
+    size_bytes = 0
+    while part := response.read(_PIECE_BYTES):
+        size_bytes += len(part)
+        parts.append(part)
+        if size_bytes > max_bytes:
+            if may_cut:
+                return b"".join(parts)[:max_bytes], False
+            raise _too_large("more", max_bytes)
+    return b"".join(parts), True
+
+
+def _too_large(size: str, max_bytes: int) -> RemoteError:
+    text = f"RESOURCE_EXHAUSTED: the answer takes {size}; at most {max_bytes} bytes are read"
+    return RemoteError(RemoteErrorKind.RESOURCE_EXHAUSTED, text)
+
+
+def failed(error: Exception, until_s: float) -> RemoteError:
+    """What an error on the way means: to be called at once, since the time tells a late answer from a lost one."""
+    if isinstance(error, RemoteError):
+        return error
+    if isinstance(error, TimeoutError) and time.monotonic() >= until_s:
+        return late()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return RemoteError(RemoteErrorKind.CERTIFICATE, f"UNAVAILABLE: the certificate: {error.verify_message}")
+    if isinstance(error, (OSError, http.client.IncompleteRead)):
+        return RemoteError(RemoteErrorKind.UNAVAILABLE, f"UNAVAILABLE: {error or type(error).__name__}")
+    if isinstance(error, http.client.HTTPException):
+        return RemoteError(RemoteErrorKind.GARBAGE, f"the answer is no HTTP ({type(error).__name__})")
+    _log.error("a call over HTTP failed", exc_info=error)
+    return RemoteError(RemoteErrorKind.INTERNAL, "INTERNAL: the answer could not be read")

@@ -1,0 +1,124 @@
+"""`ModelStreamInfer` as Triton defines it: many requests and their answers over one call.
+
+A message costs less than a call of its own: nothing is set up, looked up or torn down for it. An error of one
+request is an answer of its own (`error_message`, and the request's id), and the stream goes on. Answers come
+in the order of their requests, as Triton gives those of models that answer each request once, and as all here do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import copy_context
+
+import grpc
+
+from upwell.shared.oip.dataplane import Dataplane
+from upwell.shared.oip.servicer import SERVICE, abort
+from upwell.shared.oip.statuses import Status
+from upwell.shared.oip.stream import Send, Stream, StreamLimits
+from upwell.shared.oip.threads import CallThreads
+
+METHOD = "ModelStreamInfer"
+
+DEFAULT_LIMITS = StreamLimits()
+
+_LEAST_TICK_S = 0.01
+_CLOSING = Status(grpc.StatusCode.UNAVAILABLE, "the server is closing and takes no more requests")
+
+_log = logging.getLogger(__name__)
+
+
+class Streams:
+    """The streams of one server: opens them, watches them, ends them. Safe to use from any thread."""
+
+    def __init__(self, dataplane: Dataplane, limits: StreamLimits = DEFAULT_LIMITS) -> None:
+        self._dataplane = dataplane
+        self._limits = limits
+        self._pool = CallThreads(limits.streams + limits.helpers, "oip-stream")
+        self._helpers = threading.Semaphore(limits.helpers)
+        self._lock = threading.Lock()
+        self._open: set[Stream] = set()
+        self._watch: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._end: Status | None = None
+
+    def open(self, requests: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
+        """Begin to serve one stream, in a thread of its own."""
+        stream = Stream(self._dataplane, self._limits, requests, context, send, self._bring_in)
+        with self._lock:
+            refusal = self._end
+            if refusal is None and len(self._open) >= self._limits.streams:
+                text = f"{self._limits.streams} streams are open already, as many as there may be; send single requests"
+                refusal = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            if refusal is None:
+                self._open.add(stream)
+                if self._watch is None:
+                    self._watch = threading.Thread(target=self._keep_watch, name="oip-streams", daemon=True)
+                    self._watch.start()
+        if refusal is not None:
+            abort(context, refusal)
+        self._start(stream)
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Serve the method on `server`, before it is started."""
+
+        def open_one(requests: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
+            self.open(requests, context, send)
+
+        # As in gRPC's own health servicer: the call goes on after the handler has returned, until `send(None)`.
+        open_one.__dict__["experimental_non_blocking"] = True
+        handler = grpc.stream_stream_rpc_method_handler(open_one)  # type: ignore[var-annotated]  # bytes on both sides
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+
+    def end(self) -> None:
+        """Open no more, read no more, and end each stream (UNAVAILABLE) when what it has read is answered."""
+        with self._lock:
+            self._end = _CLOSING
+            streams = list(self._open)
+        for stream in streams:
+            stream.end(_CLOSING)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Let the threads go, when the server has stopped."""
+        self._pool.shutdown(wait=False)
+
+    def _bring_in(self, stream: Stream) -> bool:
+        """Put one more thread to work for a stream; False where all are at work."""
+        if not self._helpers.acquire(blocking=False):
+            return False
+        self._start(stream, self._helpers)
+        return True
+
+    def _start(self, stream: Stream, permit: threading.Semaphore | None = None) -> None:
+        # Who calls is known by the context, which one thread at a time can be in.
+        self._pool.submit(copy_context().run, self._work, stream, permit)
+
+    def _work(self, stream: Stream, permit: threading.Semaphore | None) -> None:
+        try:
+            is_over = stream.work()
+        except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
+            _log.exception("a stream is broken off")
+            is_over = stream.break_off()
+        finally:
+            if permit is not None:
+                permit.release()
+        if is_over:
+            with self._lock:
+                self._open.discard(stream)
+
+    def _keep_watch(self) -> None:
+        limits = self._limits
+        tick_s = max(_LEAST_TICK_S, min(limits.idle_s, limits.stall_s, limits.age_s) / 4)
+        while True:
+            self._wake.wait(tick_s)
+            with self._lock:
+                streams = list(self._open)
+                if not streams or self._end is not None:
+                    self._watch = None
+                    return
+            for stream in streams:
+                stream.check(time.monotonic())

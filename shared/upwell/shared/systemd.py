@@ -1,0 +1,68 @@
+"""What a program under systemd says to it: that it is ready, still alive, about to end (the protocol of sd_notify)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+from collections.abc import Callable, Mapping
+
+_log = logging.getLogger(__name__)
+
+
+class Systemd:
+    """Sends datagrams to the socket that systemd named; does nothing where there is none.
+
+    `address` is the value of NOTIFY_SOCKET (a path, or with `@` in front a name in the abstract namespace), and
+    `watchdog_s` the time after which a silent program is ended, None without a watchdog.
+    """
+
+    def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._watchdog_s = watchdog_s
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str] | None = None) -> Systemd:
+        """As the environment says: NOTIFY_SOCKET, WATCHDOG_USEC, and WATCHDOG_PID where that is this process."""
+        given = os.environ if environment is None else environment
+        microseconds = given.get("WATCHDOG_USEC", "")
+        meant = given.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        valid = microseconds.isascii() and microseconds.isdigit() and int(microseconds) > 0
+        return cls(given.get("NOTIFY_SOCKET", ""), int(microseconds) / 1e6 if meant and valid else None)
+
+    @property
+    def interval_s(self) -> float | None:
+        """How often to `ping`: half of the time that systemd waits. None: never."""
+        return self._watchdog_s / 2 if self._address and self._watchdog_s is not None else None
+
+    def ready(self) -> None:
+        """Everything is loaded, and requests are answered."""
+        self._send("READY=1")
+
+    def stopping(self) -> None:
+        """The program is about to end."""
+        self._send("STOPPING=1")
+
+    def ping(self) -> None:
+        """The program is alive and well."""
+        self._send("WATCHDOG=1")
+
+    def ping_until(self, stop: queue.SimpleQueue[None], is_well: Callable[[], bool]) -> None:
+        """Wait for an entry of `stop`, and meanwhile ping as long as `is_well` says so."""
+        while True:
+            try:
+                return stop.get(timeout=self.interval_s)
+            except queue.Empty:
+                if is_well():
+                    self.ping()
+
+    def _send(self, state: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.connect(self._address)
+                sender.send(state.encode())
+        except OSError as error:  # whoever listened is gone, which is no reason to end
+            _log.warning("cannot tell systemd %s: %s", state, error)

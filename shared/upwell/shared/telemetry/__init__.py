@@ -1,0 +1,1 @@
+"""What agent and service tell their operator: traces, logs, metrics."""

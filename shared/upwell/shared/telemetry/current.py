@@ -1,0 +1,37 @@
+"""Which request a thread is at, for its log lines."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from upwell.shared.telemetry.trace import Place
+
+# A call is handled in one thread, and by gRPC in a context of its own. Texts only, which keep nothing alive.
+_request: ContextVar[tuple[str, str, str, str]] = ContextVar("request", default=("", "", "", ""))
+_trace_id: ContextVar[str] = ContextVar("trace_id", default="")
+
+
+def note_request(request_id: str, client: str = "", model: str = "", traceparent: str = "") -> None:
+    """From now on, lines of this thread (in gRPC's threads: of this call) are about this request."""
+    _request.set((request_id, client, model, traceparent))
+    if _trace_id.get():
+        _trace_id.set("")
+
+
+def note_trace(trace_id: str) -> None:
+    """The request is in this trace, whatever its caller said."""
+    _trace_id.set(trace_id)
+
+
+def request_id() -> str:
+    """The request that this thread is at; empty if none."""
+    return _request.get()[0]
+
+
+def request_fields() -> dict[str, str]:
+    """What is known of that request, as a log line has it."""
+    name, client, model, traceparent = _request.get()
+    place = Place.parse(traceparent) if traceparent else None
+    trace_id = _trace_id.get() or (place.trace_id if place else "")
+    fields = {"request_id": name, "client": client, "model": model, "trace_id": trace_id}
+    return {key: value for key, value in fields.items() if value}

@@ -1,0 +1,80 @@
+"""The page that Prometheus reads, and others beside it: a small HTTP server for `GET` on a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from upwell.shared.errors import ConfigError
+
+Page: TypeAlias = Callable[[], bytes]
+"""The text of a page of JSON, made when it is asked for."""
+
+_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 16
+
+
+class _Handler(WSGIRequestHandler):
+    """Without a line on standard error for each request; who says nothing for seconds is let go."""
+
+    timeout = _TIMEOUT_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+class _Server(ThreadingWSGIServer):
+    """A thread for each connection, of which there are few at a time: one more is closed at once."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__(*arguments, **named)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002  as its base takes it
+        """Whether there is room for it."""
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room again."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: the other side has left, or said nothing in time."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def serve_pages(
+    host: str, port: int, registry: CollectorRegistry, key: str, pages: Mapping[str, Page] | None = None
+) -> WSGIServer:
+    """Answer `GET /metrics` from `registry`, and `pages` by their paths, from now on; port 0 takes a free one.
+
+    Raises `ConfigError`, for the configuration's `key`, where it cannot listen. `shutdown` ends it.
+    """
+    metrics, others = make_wsgi_app(registry), dict(pages or {})
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        page = others.get(environ.get("PATH_INFO", ""))
+        if page is None:
+            answer: Iterable[bytes] = metrics(environ, start_response)
+            return answer
+        start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
+        return [page()]
+
+    try:
+        server = make_server(host, port, app, _Server6 if ":" in host else _Server, handler_class=_Handler)
+    except OSError as error:
+        raise ConfigError.at(None, f"cannot listen on {host}:{port}: {error.strerror}", key) from None
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server

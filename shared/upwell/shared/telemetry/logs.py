@@ -1,0 +1,92 @@
+"""Log lines for people or for machines, and which request a line belongs to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import traceback
+from datetime import datetime, timezone
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from upwell.shared.telemetry.current import request_fields
+from upwell.shared.telemetry.sections import LogFormat
+
+FIELDS = "fields"
+"""Where a log record (by `extra`) carries further fields of its JSON object."""
+
+_NAMED = "%(name)s: %(message)s"
+_TEXT = f"%(levelname)s {_NAMED}"
+
+
+def set_up_logs(format: LogFormat, level: int = logging.INFO, worker: int = 0) -> Console:
+    """Write log lines to standard error from now on, and give the console for what the program itself has to say.
+
+    With `json` everything is one JSON object a line, also what goes to the console, warnings, and errors that end a
+    thread or the program. `worker` is this process's number among several (0: it is alone).
+    """
+    if format == "text":
+        logging.basicConfig(level=level, format=f"%(levelname)s worker {worker} {_NAMED}" if worker else _TEXT)
+        return Console(stderr=True, highlight=False, soft_wrap=True)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(worker))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    return Console(file=_Lines(logging.getLogger("upwell")), highlight=False, soft_wrap=True, force_terminal=False)  # type: ignore[arg-type]  # it is written to, and no more
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one JSON object: time, level, logger, message, the request where one is known, the error's trace.
+
+    `trace_id` is that of the caller's trace, or of the one that began here.
+    """
+
+    def __init__(self, worker: int = 0) -> None:
+        super().__init__()
+        self._process = {"worker": worker} if worker else {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever the message holds."""
+        entry: dict[str, Any] = {
+            "ts": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="microseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._process,
+        }
+        entry |= request_fields() | getattr(record, FIELDS, {})
+        if record.exc_info:
+            entry["error"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(entry, default=str)
+
+
+class _Lines:
+    """A text file that makes a log line of each line that is written to it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            if line.strip():
+                self._logger.info("%s", line.strip())
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if kind is not SystemExit and error is not None:
+        logging.getLogger("upwell").critical("it ends with an error: %s", kind.__name__, exc_info=(kind, error, trace))

@@ -1,0 +1,68 @@
+"""The keys about telemetry that `agent.yaml` and `cloud.yaml` share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.security import Address, parse_address
+from upwell.shared.units import Share
+
+LogFormat: TypeAlias = Literal["text", "json"]
+"""How log lines are written to standard error."""
+
+METRICS = "Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint."
+
+_PATH = "/v1/traces"
+
+
+def _tcp_address(text: str) -> str:
+    try:
+        address = parse_address(text)
+    except ConfigError as error:
+        raise ValueError(error.problems[0].message) from None
+    if address.socket_path is not None:
+        raise ValueError(f"expected HOST:PORT, got {text!r}")
+    return text
+
+
+MetricsAddress: TypeAlias = Annotated[str, AfterValidator(_tcp_address)]
+"""HOST:PORT. What is served there is no secret, and asks nobody who they are."""
+
+
+class Traces(BaseModel):
+    """OpenTelemetry traces over OTLP/HTTP; needs the extra `telemetry`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoint: str = Field(
+        description="The collector's URL, such as `http://127.0.0.1:4318`; `/v1/traces` is added. Off loopback "
+        "`https`, unless `insecure`."
+    )
+    sample: Share = Field(
+        0.05,
+        description="Share of the requests recorded, such as 5%, of those whose caller has not decided that already.",
+    )
+    insecure: bool = Field(False, description="Allow `http` off loopback.")
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Traces:
+        try:
+            url = urlsplit(self.endpoint)
+            host, _ = url.hostname, url.port
+        except ValueError:
+            host = None
+        if not host or url.scheme not in ("http", "https") or url.username or url.query or url.fragment:
+            raise ValueError(f"expected a URL such as http://127.0.0.1:4318, got {self.endpoint!r}")
+        if url.scheme == "http" and not self.insecure and not Address(host).is_loopback:
+            raise ValueError(f"{self.endpoint} would carry traces over a network in the clear; use https or `insecure`")
+        return self
+
+    @property
+    def url(self) -> str:
+        """Where requests with spans are posted to."""
+        base = self.endpoint.rstrip("/")
+        return base if base.endswith(_PATH) else base + _PATH

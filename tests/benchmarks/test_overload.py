@@ -1,0 +1,161 @@
+"""Overload and light load on a simulated device: 4 ms for a run and 0.45 ms for each row, at most 32, which sleeps.
+
+The service is the real one without its sockets: `CloudService`, its queues, and a thread for each request under way.
+Requests come at random instants, whatever became of those before (open loop), each with 50 ms. The baseline runs the
+same arrivals on the same device in the order in which they came, in batches as large as may be, and drops nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.unit.cloud.simulated_time import CAPACITY, LARGEST, pace_s
+from upwell.cloud.batching.batcher import Batcher
+from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.loading import ServedModel
+from upwell.cloud.service import CloudService
+from upwell.shared.errors import UpwellError
+from upwell.shared.oip.dataplane import Call, InferRequest
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import Array
+
+LIMIT_S = 0.05
+SECONDS = 10.0
+MAX_QUEUE = 64
+REQUEST = InferRequest("m", {"x": np.ones((1, 2), np.float32)}, id="benchmark")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How long a request took, infinity where it got no answer, and the engine's part of that."""
+
+    took_s: float
+    engine_s: float = math.nan
+
+    @property
+    def in_time(self) -> bool:
+        return self.took_s <= LIMIT_S
+
+
+def simulated_run(batch: Mapping[str, Array]) -> dict[str, Array]:
+    """The simulated device at work. It sleeps to an instant, so that waking up late does not add up within a run."""
+    end_s = time.monotonic() + pace_s(len(batch["x"]))
+    while (left_s := end_s - time.monotonic()) > 0:
+        time.sleep(left_s)
+    return {"y": batch["x"]}
+
+
+def instants(load: float, seed: int) -> list[float]:
+    dice = random.Random(seed)
+    at_s, all_s = 0.0, []
+    while at_s < SECONDS:
+        at_s += dice.expovariate(load * CAPACITY)
+        all_s.append(at_s)
+    return all_s
+
+
+def play(instants_s: Sequence[float], send: Callable[[float], None]) -> None:
+    """Call `send` at each of the instants, with its time in the monotonic clock."""
+    began_s = time.monotonic()
+    for at_s in instants_s:
+        due_s = began_s + at_s
+        if (left_s := due_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+        send(due_s)
+
+
+def through_the_service(instants_s: Sequence[float]) -> list[Answered]:
+    engine = FakeEngine(simulated_run)
+    batcher = Batcher(engine, max_batch=LARGEST, max_queue=MAX_QUEUE)
+    processor = Processor(None, engine.inputs, engine.outputs, "onnx")
+    settings = ModelSettings(max_batch=LARGEST, max_queue=MAX_QUEUE)
+    service = CloudService([ServedModel("m", "1", "fake", "sha256:0", settings, engine, processor, batcher)])
+    threads = LARGEST + MAX_QUEUE + 16  # as the server has
+    free = threading.Semaphore(threads)
+    answered: list[Answered] = []
+
+    def infer(due_s: float) -> None:
+        try:
+            answer = service.infer(REQUEST, Call(deadline_s=due_s + LIMIT_S))
+            engine_s = 1e-3 * float(answer.parameters["upwell.cloud_compute_ms"])
+            answered.append(Answered(time.monotonic() - due_s, engine_s))
+        except UpwellError:
+            answered.append(Answered(math.inf))
+        finally:
+            free.release()
+
+    def send(due_s: float) -> None:
+        if free.acquire(blocking=False):
+            pool.submit(infer, due_s)
+        else:
+            answered.append(Answered(math.inf))
+
+    with ThreadPoolExecutor(threads) as pool:
+        play(instants_s, send)
+    return answered
+
+
+def in_the_order_of_arrival(instants_s: Sequence[float]) -> list[Answered]:
+    waiting: deque[float] = deque()
+    come = threading.Semaphore(0)
+    answered: list[Answered] = []
+    row = REQUEST.inputs["x"]
+
+    def serve() -> None:
+        while len(answered) < len(instants_s):
+            come.acquire()
+            batch = [waiting.popleft()]
+            while len(batch) < LARGEST and come.acquire(blocking=False):
+                batch.append(waiting.popleft())
+            simulated_run({"x": np.concatenate([row] * len(batch))})
+            now_s = time.monotonic()
+            answered.extend(Answered(now_s - due_s) for due_s in batch)
+
+    def send(due_s: float) -> None:
+        waiting.append(due_s)
+        come.release()
+
+    server = threading.Thread(target=serve)
+    server.start()
+    play(instants_s, send)
+    server.join()
+    return answered
+
+
+@pytest.mark.benchmark
+@pytest.mark.timeout(300)
+def test_overload_at_120_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    instants_s = instants(1.2, seed=1)
+    ours, fifo = through_the_service(instants_s), in_the_order_of_arrival(instants_s)
+    assert len(ours) == len(fifo) == len(instants_s)
+    with capsys.disabled():
+        print(f"\nsimulated device, 120 % of {CAPACITY:.0f} rows/s, {len(ours)} requests with 50 ms each")
+        for name, answers in (("upwell", ours), ("FIFO", fifo)):
+            share = sum(one.in_time for one in answers) / len(answers)
+            late = sum(LIMIT_S < one.took_s < math.inf for one in answers) / len(answers)
+            print(f"  {name:6} in time {share:.1%}, answered too late {late:.1%}, refused {1 - share - late:.1%}")
+
+
+@pytest.mark.benchmark
+@pytest.mark.timeout(300)
+def test_light_load_of_10_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = through_the_service(instants(0.1, seed=2))
+    added_ms = sorted(1e3 * (one.took_s - one.engine_s) for one in answers if one.took_s < math.inf)
+    assert added_ms
+    with capsys.disabled():
+        tenths = statistics.quantiles(added_ms, n=10)
+        print(f"\nsimulated device, 10 % of {CAPACITY:.0f} rows/s, {len(answers)} requests, {len(added_ms)} answered")
+        print(f"  beyond the engine's own time: median {statistics.median(added_ms):.2f} ms", end="")
+        print(f", 10 % to 90 %: {tenths[0]:.2f} to {tenths[-1]:.2f} ms")

@@ -1,0 +1,250 @@
+"""`serve.workers`: several processes on one port, started, restarted, changed and ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.integration.cloud.processes import children, connections, is_running, until, zombies
+from tests.integration.cloud.serving import Service, serve_and_fail, serving
+from tests.unit.models_for_tests import linear
+from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.dataplane import InferRequest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several workers share a port on Linux alone")
+
+LIMIT_S = 30.0
+ONE = InferRequest("linear", {"x": np.ones((1, 8), np.float32)})
+
+
+def config(folder: Path, models: Path, serve: str = "", more: str = "") -> Path:
+    path = folder / "cloud.yaml"
+    serve = f"{{listen: ['127.0.0.1:0'], models: {models}, workers: 2{serve}}}"
+    path.write_text(f"version: 1\nserve: {serve}\n{more}")
+    return path
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A repository of one's own: `linear` and `other`."""
+    root = tmp_path / "models"
+    for place, name in enumerate(("linear", "other")):
+        folder = root / name / "1"
+        folder.mkdir(parents=True)
+        linear(folder, seed=place).rename(folder / "model.onnx")
+    return root
+
+
+@pytest.fixture
+def service(tmp_path: Path, models: Path) -> Iterator[Service]:
+    with serving(
+        "-c", config(tmp_path, models, ", repository: {control: true}, listen_http: ['127.0.0.1:0']")
+    ) as running:
+        yield running
+
+
+def asked(address: str, model: str = "linear") -> str:
+    """Ask over a connection of its own: "" for an answer, else the kind of the error."""
+    client = OipClient(address)
+    try:
+        client.infer(InferRequest(model, ONE.inputs), LIMIT_S)
+    except RemoteError as error:
+        return error.kind.value
+    finally:
+        client.close()
+    return ""
+
+
+def port_of(service: Service) -> int:
+    return int(service.address.rpartition(":")[2])
+
+
+def one_client_each(service: Service) -> dict[int, OipClient]:
+    """A client connected to each worker."""
+    found: dict[int, OipClient] = {}
+    for _ in range(200):
+        before = {pid: connections(pid, port_of(service)) for pid in children(service.process.pid)}
+        client = OipClient(service.address)
+        assert client.server_live(LIMIT_S)
+        (pid,) = [pid for pid, count in before.items() if connections(pid, port_of(service)) > count]
+        if pid in found:
+            client.close()
+            until(lambda pid=pid, before=before: connections(pid, port_of(service)) <= before[pid])  # type: ignore[misc]  # bound at once
+        else:
+            found[pid] = client
+        if len(found) == len(before):
+            return found
+    raise AssertionError("some worker gets no connections")
+
+
+def test_all_workers_answer_on_one_port_and_end_with_their_supervisor(
+    service: Service, tmp_path: Path, models: Path
+) -> None:
+    workers = children(service.process.pid)
+    assert len(workers) == 2
+    assert len([line for line in service.lines if line.startswith("serving on")]) == 1
+    clients = one_client_each(service)
+    assert set(clients) == set(workers)
+    for client in clients.values():
+        client.infer(ONE, LIMIT_S)
+        client.close()
+    with ExitStack() as stack:
+        at = next(line.split()[-1] for line in service.lines if line.startswith("HTTP on"))
+        port = int(at.rpartition(":")[2])
+        for _ in range(200):
+            with urllib.request.urlopen(f"http://{at}/v2/models/linear/ready", timeout=LIMIT_S) as answer:
+                assert answer.status == 200
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT_S))
+            if all(connections(pid, port) for pid in workers):
+                break
+        else:
+            raise AssertionError("some worker gets no connections over HTTP")
+    code, text = serve_and_fail("-c", config(tmp_path, models), "--listen", service.address)
+    assert (code, "in use by another program" in text) == (2, True)
+    service.process.kill()
+    until(lambda: not any(map(is_running, workers)))
+
+
+def test_a_worker_that_is_killed_is_restarted_while_the_others_answer(service: Service) -> None:
+    clients = one_client_each(service)
+    (killed, its), (other, others) = clients.items()
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: not is_running(killed))
+    others.infer(ONE, LIMIT_S)
+    its.close()
+    until(lambda: len(children(service.process.pid)) == 2 and zombies(service.process.pid) == [])
+    assert other in children(service.process.pid)
+    until(lambda: sum("serves" in line for line in service.lines) == 3)
+    assert any("died: killed by SIGKILL" in line for line in service.lines)
+    for client in one_client_each(service).values():
+        client.infer(ONE, LIMIT_S)
+        client.close()
+    others.close()
+    service.terminate()
+    assert service.exit_code() == 0
+
+
+def test_a_second_signal_ends_all_at_once(tmp_path: Path, repository: Path) -> None:
+    with serving("-c", config(tmp_path, repository, more="defaults: {instances: 1}")) as running:
+        workers = children(running.process.pid)
+        client = OipClient(running.address)
+        slow = client.infer_async(InferRequest("slow", {"x": np.ones((4000, 512), np.float32)}), LIMIT_S)
+        until(lambda: sum(connections(pid, port_of(running)) for pid in workers) == 1)
+        running.terminate()
+        until(lambda: any(line.startswith("draining") for line in running.lines))
+        running.terminate()
+        assert running.exit_code() == -signal.SIGTERM
+        assert not any(map(is_running, workers))
+        with pytest.raises(RemoteError):
+            slow.result(LIMIT_S)
+        client.close()
+
+
+def test_a_load_or_unload_reaches_every_worker_and_one_that_comes_later_and_all_drain(
+    service: Service, models: Path
+) -> None:
+    clients = one_client_each(service)
+    operator = triton.InferenceServerClient(service.address)
+    operator.unload_model("other")
+    for client in clients.values():
+        with pytest.raises(RemoteError) as caught:
+            client.infer(InferRequest("other", ONE.inputs), LIMIT_S)
+        assert caught.value.kind is RemoteErrorKind.UNAVAILABLE
+        client.infer(ONE, LIMIT_S)
+    linear(models, seed=7).rename(models / "linear/1/model.onnx")
+    (models / "linear/2").mkdir()
+    linear(models, seed=8).rename(models / "linear/2/model.onnx")
+    operator.load_model("linear")
+    digests = {client.infer(ONE, LIMIT_S).parameters["upwell.cloud_digest"] for client in clients.values()}
+    assert len(digests) == 1
+    (models / "linear/3").mkdir()  # nobody has asked for it
+    linear(models, seed=9).rename(models / "linear/3/model.onnx")
+    killed = next(iter(clients))
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: sum("serves" in line for line in service.lines) == 3)
+    for client in clients.values():
+        client.close()
+    for client in one_client_each(service).values():
+        answer = client.infer(ONE, LIMIT_S)
+        assert (answer.version, answer.parameters["upwell.cloud_digest"]) == ("2", *digests)
+        assert client.ready(LIMIT_S, "other") is False
+        client.close()
+    index = operator.get_model_repository_index().models
+    assert [(one.version, one.state, one.reason) for one in index if one.name == "other"] == [
+        ("1", "UNAVAILABLE", "unloaded")
+    ]
+    operator.load_model("other")
+    assert {asked(service.address, "other") for _ in range(20)} == {""}
+    with pytest.raises(InferenceServerException, match="no model 'nothing' in the repository") as refused:
+        operator.load_model("nothing")
+    assert refused.value.status() == "StatusCode.NOT_FOUND"
+    operator.close()
+    workers = children(service.process.pid)
+    for pid in (*workers, service.process.pid):  # as a terminal and a service manager do
+        os.kill(pid, signal.SIGINT)
+    assert service.exit_code() == 0
+    assert not any(map(is_running, workers))
+    assert not any("Traceback" in line for line in service.lines)
+
+
+def test_what_keeps_one_worker_from_serving_is_said_once(tmp_path: Path, models: Path) -> None:
+    for name in ("linear", "other"):
+        (models / name / "1/model.onnx").write_bytes(b"no model")
+    code, text = serve_and_fail("-c", config(tmp_path, models))
+    assert code == 1
+    assert text.count("error: no model can be served") == 1
+    assert "Traceback" not in text
+
+
+def test_what_workers_cannot_listen_on_is_refused_before_anything_is_loaded(tmp_path: Path, models: Path) -> None:
+    path = config(tmp_path, models)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, text = serve_and_fail("-c", path, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert (code, "in use by another program" in text) == (2, True)
+    code, text = serve_and_fail("-c", path, "--listen", f"unix:{tmp_path}/s")
+    assert (code, "cannot share unix:" in text) == (2, True)
+
+
+def test_a_long_connection_comes_by_every_worker(tmp_path: Path, models: Path) -> None:
+    """One client, one connection at a time; no request is lost when the service has it connect anew."""
+    with serving("-c", config(tmp_path, models, ", max_connection_age: 300ms")) as running:
+        workers = set(children(running.process.pid))
+        seen: set[int] = set()
+        client = OipClient(running.address)
+        stop = threading.Event()
+        failed: list[RemoteError] = []
+
+        def ask() -> None:
+            while not stop.is_set():
+                try:
+                    client.infer(ONE, LIMIT_S)
+                except RemoteError as error:
+                    failed.append(error)
+
+        def all_seen() -> bool:
+            seen.update(pid for pid in workers if connections(pid, port_of(running)))
+            return seen == workers
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            until(all_seen)
+        finally:
+            stop.set()
+            thread.join()
+            client.close()
+        assert failed == []

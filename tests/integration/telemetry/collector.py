@@ -1,0 +1,119 @@
+"""A real receiver of OTLP over HTTP on loopback, which decodes what it is sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+WAIT_S = 15.0
+
+
+@dataclass(frozen=True)
+class Received:
+    """One span as it came over the wire, with the service that sent it."""
+
+    service: str
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    kind: int
+    started_ns: int
+    ended_ns: int
+    error: str
+    attributes: Mapping[str, Any]
+    links: Sequence[str]
+
+
+class Collector:
+    """Answers `POST /v1/traces` with 200, or with `status`; holds every answer back while `is_stuck`."""
+
+    def __init__(self) -> None:
+        self.spans: list[Received] = []
+        self.posts = 0
+        self.status = 200
+        self.is_stuck = False
+        self._news = threading.Condition()
+        self._released = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def wait(self, enough: Callable[[Sequence[Received]], bool]) -> Sequence[Received]:
+        """All spans, once they are enough; fails where they do not come."""
+        with self._news:
+            assert self._news.wait_for(lambda: enough(self.spans), WAIT_S), [span.name for span in self.spans]
+            return list(self.spans)
+
+    def posted(self, count: int = 1) -> bool:
+        """Wait for so many deliveries, taken or not."""
+        with self._news:
+            return self._news.wait_for(lambda: self.posts >= count, WAIT_S)
+
+    def close(self) -> None:
+        """Let go of everybody."""
+        self._released.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def take(self, body: bytes) -> int:
+        """One delivery; the status to answer with."""
+        with self._news:
+            self.posts += 1
+            self._news.notify_all()
+        if self.is_stuck:
+            self._released.wait()
+        if self.status == 200:
+            found = list(_spans(ExportTraceServiceRequest.FromString(body)))
+            with self._news:
+                self.spans += found
+                self._news.notify_all()
+        return self.status
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """A collector until the block ends."""
+    collector = Collector()
+    try:
+        yield collector
+    finally:
+        collector.close()
+
+
+def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            assert self.headers["Content-Type"] == "application/x-protobuf"
+            self.send_response(collector.take(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+def _spans(request: ExportTraceServiceRequest) -> Iterator[Received]:
+    for group in request.resource_spans:
+        service = _values(group.resource.attributes)["service.name"]
+        for scope in group.scope_spans:
+            for span in scope.spans:
+                error = span.status.message if span.status.code == 2 else ""
+                yield Received(
+                    service, span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.kind,
+                    span.start_time_unix_nano, span.end_time_unix_nano, error,
+                    _values(span.attributes), [link.span_id.hex() for link in span.links],
+                )  # fmt: skip
+
+
+def _values(attributes: Any) -> dict[str, Any]:
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}

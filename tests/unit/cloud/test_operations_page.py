@@ -1,0 +1,32 @@
+"""docs/operations.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from upwell.cloud.metrics.families import FAMILIES
+from upwell.cloud.metrics.tally import MAX_CLIENTS
+from upwell.edge import tracing
+from upwell.shared.telemetry.tracer import MAX_WAITING
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+def test_every_metric_is_in_the_table_as_it_is() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if "| `upwell_" in line]
+    said = {name.strip("`"): (tuple(re.findall(r"`(\w+)`", labels)), kind, text) for name, labels, kind, text in rows}
+    assert said == {
+        name + ("_total" if family.kind == "counter" else ""): (family.labels, family.kind, family.text)
+        for name, family in FAMILIES.items()
+    }
+
+
+def test_every_span_is_in_the_tree_and_the_limits_are_these() -> None:
+    sources = [ROOT / "cloud/upwell/cloud" / name for name in ("observing.py", "service.py")]
+    of_cloud = set(re.findall(r'"(upwell\.cloud\.[a-z]+)"', "".join(path.read_text() for path in sources)))
+    of_agent = {tracing.REQUEST, tracing.DECIDE, tracing.EDGE, tracing.HEAD, tracing.UPLINK}
+    assert set(re.findall(r"upwell\.(?:agent|cloud)\.[a-z]+", PAGE)) == of_cloud | of_agent
+    assert f"queue of {MAX_WAITING} requests" in PAGE
+    assert f"After {MAX_CLIENTS}\n  names" in PAGE

@@ -1,0 +1,91 @@
+"""How a torch network is called, as far as a CPU shows it: the graph's buffers and turns with a recorder that runs."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from upwell.cloud.engines.torch_steps import GraphStep, Tensors, check_compiler, check_graphs, forward_of
+from upwell.shared.errors import ModelFailed
+from upwell.shared.tensors import TensorSpec
+
+CPU = torch.device("cpu")
+
+
+class ReplayedOnCpu:
+    """Records a call as a device would: replays read the same inputs and write to the same outputs."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+        self.running = threading.Lock()
+
+    def __call__(self, call: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+        outputs = call()
+
+        def replay() -> None:
+            assert self.running.acquire(blocking=False), "two replays at a time"
+            for own, new in zip(outputs, call(), strict=True):
+                own.copy_(new)
+            self.replays += 1
+            self.running.release()
+
+        return replay, outputs
+
+
+def test_a_graph_reads_its_own_inputs_and_gives_copies() -> None:
+    recorder = ReplayedOnCpu()
+    step = GraphStep(lambda a, b: (a + b, a * b), [torch.zeros(3), torch.zeros(3)], recorder)
+    given = torch.tensor([1.0, 2.0, 3.0])
+    total, product = step([given, torch.tensor([4.0, 5.0, 6.0])])
+    given.zero_()
+    step([torch.ones(3), torch.ones(3)])
+    assert total.tolist() == [5.0, 7.0, 9.0]
+    assert product.tolist() == [4.0, 10.0, 18.0]
+    assert recorder.replays == 2
+
+
+def test_a_graph_takes_one_call_at_a_time() -> None:
+    step = GraphStep(lambda x: (x * 2,), [torch.zeros(64, 64)], ReplayedOnCpu())
+    inputs = [torch.full((64, 64), float(value)) for value in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda x: step([x])[0], inputs))
+    assert [float(one.min()) for one in answers] == [2.0 * value for value in range(64)]
+    assert [float(one.max()) for one in answers] == [2.0 * value for value in range(64)]
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    with pytest.raises(ModelFailed, match="`graphs: true` needs a device that has graphs"):
+        check_graphs(CPU)
+
+
+def test_a_missing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ModelFailed, match=r"needs a C\+\+ compiler: there is no no-such-compiler; install it"):
+        check_compiler(CPU)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(ModelFailed, match=r"there is no (g\+\+|clang\+\+)"):
+        check_compiler(CPU)
+    check_compiler(torch.device("meta"))  # other devices bring their own
+
+
+@pytest.mark.parametrize(
+    ("precision", "inner"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32), (None, None)]
+)
+def test_only_floats_are_cast_and_outputs_come_back_as_declared(precision: object, inner: torch.dtype | None) -> None:
+    class Looking(torch.nn.Module):
+        def forward(self, x: torch.Tensor, n: torch.Tensor) -> Tensors:
+            assert x.dtype == (inner or torch.float64)
+            assert n.dtype == torch.int32
+            return x, n, x.to(torch.float16)
+
+    outputs = [TensorSpec("x", "FP32", (2,)), TensorSpec("n", "INT32", (2,)), TensorSpec("h", "FP16", (2,))]
+    forward = forward_of(Looking(), precision, outputs)  # type: ignore[arg-type]  # of the four that there are
+    x, n, h = forward(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int32))
+    assert x.dtype == (torch.float32 if precision else torch.float64)
+    assert (n.dtype, h.dtype) == (torch.int32, torch.float16)

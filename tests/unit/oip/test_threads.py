@@ -1,0 +1,127 @@
+"""The threads of gRPC's handlers, and the flag that tells a call's end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from upwell.shared.oip.dataplane import Flag
+from upwell.shared.oip.threads import CallThreads, Ended
+
+TIMEOUT_S = 10.0
+
+
+def test_tasks_run_and_tell_their_end() -> None:
+    threads = CallThreads(2, "t")
+    told = threading.Semaphore(0)
+    ran: list[int] = []
+    for number in range(50):
+        threads.submit(ran.append, number).add_done_callback(lambda _: told.release())
+    for _ in range(50):
+        assert told.acquire(timeout=TIMEOUT_S)
+    assert sorted(ran) == list(range(50))
+    threads.shutdown()
+
+
+def test_no_more_threads_than_needed_and_than_may_be() -> None:
+    threads = CallThreads(3, "t")
+    for _ in range(5):
+        done = threading.Event()
+        threads.submit(done.set)
+        assert done.wait(TIMEOUT_S)
+    gate, at_once = threading.Event(), threading.Semaphore(0)
+
+    def occupy() -> None:
+        at_once.release()
+        gate.wait(TIMEOUT_S)
+
+    for _ in range(6):
+        threads.submit(occupy)
+    for _ in range(3):
+        assert at_once.acquire(timeout=TIMEOUT_S)
+    assert not at_once.acquire(timeout=0.05)
+    gate.set()
+    threads.shutdown()
+    assert at_once.acquire(timeout=0)
+
+
+def test_threads_are_taken_again() -> None:
+    threads = CallThreads(64, "t")
+    seen: set[int] = set()
+    for _ in range(30):
+        done = threading.Event()
+
+        def note(done: threading.Event = done) -> None:
+            seen.add(threading.get_ident())
+            done.set()
+
+        threads.submit(note)
+        assert done.wait(TIMEOUT_S)
+    assert len(seen) < 10
+    threads.shutdown()
+
+
+def test_what_a_task_raises_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    threads = CallThreads(1, "t")
+
+    def fail() -> None:
+        raise SystemExit("out")
+
+    told = threading.Event()
+    with caplog.at_level(logging.ERROR):
+        threads.submit(fail)
+        threads.submit(told.set)
+        assert told.wait(TIMEOUT_S)
+    assert "nobody handled" in caplog.text
+    threads.shutdown()
+
+
+def test_each_callback_is_called_once_whoever_comes_first() -> None:
+    for _ in range(300):
+        ended, start = Ended(), threading.Barrier(2)
+        calls: list[object] = []
+
+        def end(ended: Ended = ended, start: threading.Barrier = start) -> None:
+            start.wait(TIMEOUT_S)
+            ended.end()
+
+        other = threading.Thread(target=end)
+        other.start()
+        start.wait(TIMEOUT_S)
+        ended.add_done_callback(calls.append)
+        other.join(TIMEOUT_S)
+        assert calls == [ended]
+
+
+def test_a_flag_is_waited_for() -> None:
+    flag = Flag()
+    assert not flag.is_set()
+    assert not flag.wait(0.001)
+    waiting = [threading.Thread(target=flag.wait, args=(TIMEOUT_S,)) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    flag.set()
+    for thread in waiting:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+    assert flag.is_set()
+    assert flag.wait()
+
+
+def test_no_wait_for_a_flag_misses_it() -> None:
+    for _ in range(300):
+        flag, start = Flag(), threading.Barrier(2)
+        found: list[bool] = []
+
+        def wait(flag: Flag = flag, start: threading.Barrier = start, found: list[bool] = found) -> None:
+            start.wait(TIMEOUT_S)
+            found.append(flag.wait(TIMEOUT_S))
+
+        other = threading.Thread(target=wait)
+        other.start()
+        start.wait(TIMEOUT_S)
+        flag.set()
+        other.join(TIMEOUT_S)
+        assert found == [True]

@@ -1,0 +1,98 @@
+"""Places in traces as others write them, and which requests are recorded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from upwell.shared.telemetry.trace import Place, Trace
+from upwell.shared.telemetry.tracer import Recorded, Tracer
+
+ID, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+GOOD = f"00-{ID}-{SPAN}-01"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_sampled"),
+    [
+        (GOOD, True),
+        (f"00-{ID}-{SPAN}-00", False),
+        (f"00-{ID}-{SPAN}-03", True),
+        (f"cc-{ID}-{SPAN}-01-x", True),
+    ],
+)
+def test_a_traceparent_is_read(text: str, is_sampled: bool) -> None:
+    assert Place.parse(text) == Place(ID, SPAN, is_sampled)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", GOOD[:-1], GOOD + "-", GOOD + "x", GOOD.upper(), "ff" + GOOD[2:], f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{ID}-{'0' * 16}-01", f"cc-{ID}-{SPAN}-01x", " " + GOOD, GOOD + "\n", f"cc-{ID}-{SPAN}-01-" + "x" * 600,
+        GOOD.replace("0af7", "٠af7"),
+    ],
+)  # fmt: skip
+def test_what_is_none_is_no_place(text: str) -> None:
+    assert Place.parse(text) is None
+
+
+def test_a_place_is_written_as_it_is_read() -> None:
+    assert str(Place(ID, SPAN, True)) == GOOD
+    trace = Trace.begin(None, 0.0)
+    assert Place.parse(str(trace.root)) == trace.root
+    assert Place.parse(str(trace.calling())) is not None
+    assert Place.parse(str(Place.unrecorded())) is not None
+
+
+class Kept:
+    """An exporter that keeps what it is given, once it is let go."""
+
+    def __init__(self, works: bool = True) -> None:
+        self.got: list[Recorded] = []
+        self.works = works
+        self.go = threading.Event()
+        self.stopped = False
+
+    def send(self, batch: Sequence[Recorded]) -> bool:
+        self.go.wait()
+        self.got += batch
+        return self.works
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_the_share_holds_for_those_whose_caller_has_not_decided() -> None:
+    chances = iter([0.04, 0.06, 0.0])
+    kept = Kept()
+    kept.go.set()
+    tracer = Tracer(0.05, kept, chance=lambda: next(chances))
+    first = tracer.begin("", 1.0)
+    assert first is not None
+    assert (first.root.is_sampled, first.parent_id) == (True, "")
+    assert tracer.begin("", 1.0) is None
+    third = tracer.begin(GOOD, 1.0)
+    assert third is not None
+    assert (third.root.trace_id, third.parent_id) == (ID, SPAN)
+    assert third.root.span_id != SPAN
+    assert tracer.begin(f"00-{ID}-{SPAN}-00", 1.0) is None
+    assert tracer.begin("rubbish", 1.0) is not None
+    tracer.close()
+
+
+def test_a_queue_that_is_full_drops_what_comes_and_says_so() -> None:
+    kept = Kept()
+    tracer = Tracer(1.0, kept, max_waiting=3)
+    for _ in range(5):
+        trace = tracer.begin("", time.monotonic())
+        assert trace is not None
+        tracer.end(trace, "one", {})
+    assert tracer.became == {"dropped": 2}
+    kept.go.set()
+    tracer.close()
+    assert tracer.became == {"dropped": 2, "sent": 3}
+    assert (len(kept.got), kept.stopped) == (3, True)
