@@ -6,9 +6,11 @@ import http.client
 import io
 import queue
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -26,8 +28,11 @@ from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.http.client import HttpClient, HttpPendingInfer
+from upwell.shared.oip.http.pool import Pool
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
-from upwell.shared.oip.security import ClientSecurity, ServerSecurity, TlsFiles
+from upwell.shared.oip.http.wires import Route
+from upwell.shared.oip.security import ClientSecurity, ServerSecurity, TlsFiles, parse_endpoint
+from upwell.shared.oip.server import Connections
 
 TIMEOUT_S = 10.0
 """For calls that should end long before."""
@@ -243,6 +248,59 @@ def test_a_connection_that_the_server_gave_up_is_not_used_again(
     server.stop(0)
     serve(server.addresses[0])
     assert client.infer(REQUEST, TIMEOUT_S).outputs
+
+
+def test_connections_that_are_ended_by_age_lose_no_request(serve: Serve, connect: Connect, fake: FakeDataplane) -> None:
+    client = connect(serve(connections=Connections(age_s=0.05)))
+
+    def ask() -> int:
+        return sum(client.infer(REQUEST, TIMEOUT_S).id == "request-1" for _ in range(100))
+
+    with ThreadPoolExecutor(4) as callers:
+        assert sum(callers.map(lambda _: ask(), range(4))) == 400
+    assert len(fake.calls) == 400
+
+
+def test_many_that_give_up_and_many_that_do_not_get_each_their_own_answer(
+    serve: Serve, connect: Connect, fake: FakeDataplane
+) -> None:
+    """A connection that somebody gave up is never another's."""
+    fake.delay_s = 0.002
+    client = connect(serve(max_workers=32), silence_s=4.0)
+
+    def ask(number: int) -> bool:
+        tensor = np.full((1, 10_000 if number % 3 else 4), number, np.float32)
+        pending = client.infer_async(InferRequest("echo", {"fp32": tensor}, id=str(number)), TIMEOUT_S)
+        if number % 2:
+            pending.cancel()
+        try:
+            answer = pending.result()
+        except RemoteError as error:
+            return error.kind is RemoteErrorKind.CANCELLED and number % 2 == 1
+        return answer.id == str(number) and bool((answer.outputs["fp32"] == tensor).all())
+
+    with ThreadPoolExecutor(8) as callers:
+        assert all(callers.map(ask, range(400)))
+
+
+def test_a_dead_connection_is_looked_for_while_somebody_waits(serve: Serve) -> None:
+    address = parse_endpoint(f"http://{serve().addresses[0]}")
+    held: list[socket.socket] = []
+    wire = Route(address, None, silence_s=4.0).dial(None, time.monotonic() + TIMEOUT_S, held.append)
+    pool = Pool()
+
+    def asks() -> int:
+        return wire.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    assert asks()
+    if sys.platform == "linux":
+        assert wire.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
+        assert wire.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 4
+    assert pool.put(wire, None)
+    assert not asks()
+    assert pool.take(None) is wire
+    assert asks()
+    wire.close()
 
 
 def test_bytes_that_nobody_asked_for_end_a_connection(connect: Connect) -> None:

@@ -217,3 +217,25 @@ def test_which_variables_grpc_heeds(
             else:
                 assert ask(ONE).route == "edge"
         assert proxy.asked == ([f"{CLOUD}:8001"] if name.islower() else [])
+
+
+def test_grpc_takes_all_of_a_name_through_the_proxy_too(
+    folder: Path, cloud_service: Cloud, no_proxies: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ConnectProxy({f"{CLOUD}:8001": cloud_service.grpc}) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://{proxy.address}")
+        with asking(folder, cloud_service.section(f"dns:///{CLOUD}:8001")) as ask:
+            assert_from_cloud(ask(ONE))
+        assert proxy.asked == [f"{CLOUD}:8001"]
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "no_grpc_proxy"])
+def test_grpc_goes_without_where_it_is_told_to(
+    folder: Path, cloud_service: Cloud, no_proxies: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with ConnectProxy({f"{CLOUD}:8001": cloud_service.grpc}) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://{proxy.address}")
+        monkeypatch.setenv(name, CLOUD)
+        with asking(folder, cloud_service.section(f"{CLOUD}:8001"), DIRECT) as ask:
+            assert ask(ONE).route == "edge"
+        assert proxy.asked == []

@@ -167,7 +167,7 @@ def test_a_large_message_taken_apart_is_read_as_protobuf_reads_it(
     assert part == whole
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=150)
 @given(TENSORS, PARAMETERS, st.lists(NAMES, unique=True, max_size=2), NAMES, st.data())
 def test_a_familiar_request_is_read_as_protobuf_reads_it(
     inputs: dict[str, Array], parameters: dict[str, Any], outputs: list[str], id_: str, data: st.DataObject
@@ -187,8 +187,10 @@ def test_a_familiar_request_is_read_as_protobuf_reads_it(
         expected = converters.parse_unfamiliar_request(message)
         assert_same(familiar.inputs, expected.inputs)
         assert all(array.flags.aligned for array in familiar.inputs.values())
-        for field in ("model", "version", "id", "outputs", "parameters"):
+        for field in ("model", "version", "id", "outputs"):
             assert getattr(familiar, field) == getattr(expected, field)
+        told = [repr(sorted(one.parameters.items())) for one in (familiar, expected)]  # NaN is no number's equal
+        assert told[0] == told[1]
 
 
 @settings(deadline=None, max_examples=200)

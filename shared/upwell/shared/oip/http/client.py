@@ -1,0 +1,271 @@
+"""A client for servers that speak the Open Inference Protocol over HTTP/1.1: beside `OipClient`, for `https://`."""
+
+from __future__ import annotations
+
+import math
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Literal, TypeVar
+from urllib.parse import quote
+
+from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.oip import converters
+from upwell.shared.oip.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind
+from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.http import answers
+from upwell.shared.oip.http.exchanges import Exchange, Received, converse, failed
+from upwell.shared.oip.http.pool import Pool
+from upwell.shared.oip.http.proxies import proxy_for
+from upwell.shared.oip.http.replies import BINARY
+from upwell.shared.oip.http.tls import watch_client_context
+from upwell.shared.oip.http.wires import CONNECT_S, Route, Wire
+from upwell.shared.oip.security import ClientSecurity, TlsFiles, check_endpoint
+from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.threads import CallThreads
+from upwell.shared.oip.tokens import read_token
+from upwell.shared.oip.watched import WatchedFiles
+
+T = TypeVar("T")
+
+_MOST_CALLS = 1024
+"""Each call under way has a thread; the agent has far fewer."""
+
+_TRACEPARENT = re.compile(r"[0-9a-f-]{1,100}")
+_STANDARD_PORTS = {"http": 80, "https": 443}
+
+
+class HttpPendingInfer:
+    """An inference under way. Safe to use from any thread."""
+
+    def __init__(self, exchange: Exchange, sent_bytes: int) -> None:
+        self._exchange = exchange
+        self.sent_bytes = sent_bytes
+        """Size of the request's body."""
+
+    def result(self, timeout_s: float | None = None) -> InferResponse:
+        """The answer, waited for at most `timeout_s`.
+
+        Raises `RemoteError`, or `TimeoutError` where the wait ended first; the call goes on then.
+        """
+        received = _succeeded(self._exchange.received(timeout_s))
+        return _parsed(lambda body: answers.parse_infer_response(body, received.head_bytes), received.body)
+
+    @property
+    def received_bytes(self) -> int:
+        """Size of the answer's body; 0 while there is none and where the call failed."""
+        outcome = self._exchange.outcome
+        return len(outcome.body) if isinstance(outcome, Received) and outcome.status == HTTPStatus.OK else 0
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise at once."""
+        return self._exchange.outcome is not None
+
+    def cancel(self) -> None:
+        """Give the call up; its connection is closed, which the server sees. Harmless once it has ended."""
+        self._exchange.settle(RemoteError(RemoteErrorKind.CANCELLED, "the call was cancelled"))
+
+    def add_done_callback(self, callback: Callable[[HttpPendingInfer], None]) -> None:
+        """Call `callback` when the call has ended, in a thread of the client's (or here, if it has): it must not
+        block.
+        """
+        self._exchange.on_end(lambda: callback(self))
+
+
+class HttpClient:
+    """Calls one server, over connections that are kept for the next call. Nothing is sent before the first call.
+
+    `endpoint` is `https://HOST[:PORT][/PREFIX]` or `http://...`; `silence_s` is how long a connection on which a call
+    waits may stay without a word before the kernel asks whether the other end is still there. `HTTPS_PROXY` and
+    `NO_PROXY` are read here. Changed certificate, key and token files take over with the next call. Every method may be
+    called from any thread, takes the seconds it may last, and raises `RemoteError`. The constructor raises
+    `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        security: ClientSecurity = LOOPBACK_ONLY,
+        *,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        silence_s: float | None = None,
+    ) -> None:
+        address = check_endpoint(endpoint, security)
+        if not address.scheme:
+            raise ConfigError.at(None, f"{endpoint!r} is no URL; expected https://HOST")
+        self.endpoint = endpoint
+        self._address = address
+        self._max_bytes = max_message_bytes
+        self._context = watch_client_context(security.tls or TlsFiles()) if address.scheme == "https" else None
+        token_file = security.token_file
+        self._token = WatchedFiles([token_file], lambda: read_token(token_file)) if token_file else None
+        self._route = Route(address, proxy_for(address), silence_s)
+        self._pool = Pool()
+        self._threads = CallThreads(_MOST_CALLS, "http-call")
+        self._lock = threading.Lock()
+        self._under_way: set[Exchange] = set()
+        self._closed = False
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """Ask for one inference and wait. Raises `InvalidRequest` for tensors the protocol cannot carry."""
+        return self.infer_async(request, timeout_s).result()
+
+    def infer_async(self, request: InferRequest | bytes, timeout_s: float, traceparent: str = "") -> HttpPendingInfer:
+        """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin.
+
+        The request may be given as `converters.serialize_infer_request` makes it. `traceparent` is the call's place in
+        a trace; empty where it has none.
+        """
+        if isinstance(request, bytes):
+            request = converters.parse_infer_request(request)
+        head, raws = answers.write_infer_request(request)
+        body = [head, *raws]
+        sent_bytes = sum(map(len, body))
+        if sent_bytes > self._max_bytes:
+            text = f"RESOURCE_EXHAUSTED: the request takes {sent_bytes} bytes; at most {self._max_bytes} are sent"
+            raise RemoteError(RemoteErrorKind.RESOURCE_EXHAUSTED, text)
+        headers = [f"Content-Type: {BINARY}", f"Inference-Header-Content-Length: {len(head)}"]
+        if _TRACEPARENT.fullmatch(traceparent):
+            headers.append(f"traceparent: {traceparent}")
+        path = f"{_model_path(request.model, request.version)}/infer"
+        return HttpPendingInfer(self._start("POST", path, timeout_s, headers, body), sent_bytes)
+
+    def warm_up(self, timeout_s: float, on_end: Callable[[bool], None]) -> None:
+        """Make a connection now, with an empty call; `on_end` is told, in another thread, whether it was answered."""
+        exchange = self._start("GET", "/v2/health/live", timeout_s)
+
+        def tell() -> None:
+            outcome = exchange.outcome
+            on_end(isinstance(outcome, Received) and outcome.status == HTTPStatus.OK)
+
+        exchange.on_end(tell)
+
+    def server_live(self, timeout_s: float) -> bool:
+        """Whether the server runs."""
+        received = _succeeded(self._get("/v2/health/live", timeout_s))
+        return answers.parse_flag(received.body, "live") is not False
+
+    def ready(self, timeout_s: float, model: str | None = None, version: str = "") -> bool:
+        """Whether the server, or that model, can answer now. An unknown model is not ready."""
+        received = self._get(f"{_model_path(model, version) if model is not None else '/v2/health'}/ready", timeout_s)
+        said = answers.parse_flag(received.body, "ready")
+        if received.status == HTTPStatus.OK:
+            return said is not False
+        # Triton has 400 for whatever is not ready.
+        if said is False or received.status == HTTPStatus.BAD_REQUEST:
+            return False
+        if model is not None and received.status == HTTPStatus.NOT_FOUND:
+            return False
+        raise received.error()
+
+    def server_metadata(self, timeout_s: float) -> ServerMetadata:
+        """Who serves there, and what it announces."""
+        return _parsed(answers.parse_server_metadata, _succeeded(self._get("/v2", timeout_s)).body)
+
+    def metadata(self, model: str, timeout_s: float, version: str = "") -> ModelMetadata:
+        """What a model takes and gives."""
+        received = _succeeded(self._get(_model_path(model, version), timeout_s))
+        return _parsed(answers.parse_model_metadata, received.body)
+
+    def close(self) -> None:
+        """Close the connections; calls under way end with `RemoteError` CANCELLED. Calling it twice is harmless."""
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+            under_way, self._under_way = self._under_way, set()
+        self._pool.close()
+        for exchange in under_way:
+            exchange.settle(_closed())
+        if not was_closed:
+            self._threads.shutdown(wait=False)
+
+    def _get(self, path: str, timeout_s: float) -> Received:
+        return self._start("GET", path, timeout_s).received(None)
+
+    def _start(
+        self,
+        method: Literal["GET", "POST"],
+        path: str,
+        timeout_s: float,
+        headers: Sequence[str] = (),
+        body: Sequence[bytes | memoryview] = (),
+    ) -> Exchange:
+        if timeout_s <= 0:
+            raise RemoteError(RemoteErrorKind.DEADLINE, "no time is left for the call")
+        until_s = time.monotonic() + timeout_s
+        lines = [f"{method} {self._address.prefix}{path} HTTP/1.1", f"Host: {self._host()}", *headers]
+        lines += ["Accept-Encoding: identity", "User-Agent: upwell"]
+        if method == "POST":
+            lines.append(f"Content-Length: {sum(map(len, body))}")
+        if not math.isinf(timeout_s):
+            lines.append(f"Upwell-Timeout-Ms: {1e3 * timeout_s:.3f}")
+        if self._token is not None:
+            lines.append(f"Authorization: Bearer {self._token.get()}")
+        exchange = Exchange(["\r\n".join([*lines, "", ""]).encode("ascii"), *body], method, until_s)
+        context = self._context.get() if self._context is not None else None
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            self._under_way.add(exchange)
+            self._threads.submit(self._run, exchange, context)
+        return exchange
+
+    def _host(self) -> str:
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        return host if self._address.port == _STANDARD_PORTS[self._address.scheme] else f"{host}:{self._address.port}"
+
+    def _run(self, exchange: Exchange, context: ssl.SSLContext | None) -> None:
+        wire: Wire | None = None
+        try:
+            if exchange.outcome is not None:
+                return
+            wire = self._connected(exchange, context)
+            received, is_reusable = converse(wire, exchange, self._max_bytes)
+        except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for the call's end)
+            if wire is not None:
+                wire.close()
+            exchange.settle(failed(error, exchange.until_s))
+        else:
+            # Before the caller hears of it, so that its next call finds the connection.
+            if not (is_reusable and exchange.release() and self._pool.put(wire, context)):
+                wire.close()
+            exchange.settle(received)
+        finally:
+            with self._lock:
+                self._under_way.discard(exchange)
+
+    def _connected(self, exchange: Exchange, context: ssl.SSLContext | None) -> Wire:
+        wire = self._pool.take(context)
+        if wire is None:
+            wire = self._route.dial(context, min(exchange.until_s, time.monotonic() + CONNECT_S), exchange.hold)
+        else:
+            try:
+                exchange.hold(wire.socket)
+            except OSError:
+                wire.close()
+                raise
+        wire.until_s = exchange.until_s
+        return wire
+
+
+def _model_path(model: str, version: str) -> str:
+    return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+
+
+def _succeeded(received: Received) -> Received:
+    if received.status != HTTPStatus.OK:
+        raise received.error()
+    return received
+
+
+def _parsed(parse: Callable[[bytes], T], body: bytes) -> T:
+    try:
+        return parse(body)
+    except InvalidRequest as error:
+        raise RemoteError(RemoteErrorKind.GARBAGE, f"the server's answer cannot be used: {error}") from None
+
+
+def _closed() -> RemoteError:
+    return RemoteError(RemoteErrorKind.CANCELLED, "the client is closed")

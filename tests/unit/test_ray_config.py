@@ -1,0 +1,71 @@
+"""What of a cloud.yaml cannot be had with Ray is said at once, and all of it. Without Ray."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.engines.loading import ExtraMissing
+from upwell.cloud.scale import ray_serve
+from upwell.shared.errors import ConfigError
+
+
+def config(**serve: Any) -> CloudConfig:
+    section = {"listen": ["[::]:8001"], "models": "models", "insecure": True, **serve}
+    return CloudConfig.model_validate({"serve": section})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tls", {"cert": "a.pem", "key": "b.pem"}),
+        ("tokens", "tokens.yaml"),
+        ("listen_http", ["127.0.0.1:8080"]),
+        ("metrics", "127.0.0.1:9100"),
+        ("max_connection_age", "5m"),
+        ("access_log", True),
+        ("workers", 2),
+        ("repository", {"control": True}),
+        ("repository", {"watch": "1s"}),
+        ("log", "json"),
+        ("listen", ["127.0.0.1:8001"]),
+        ("listen", ["[::]:0"]),
+        ("listen", ["unix:/tmp/socket"]),
+        ("listen", ["[::]:8001", "[::]:8002"]),
+    ],
+)
+def test_what_ray_cannot_honour_is_refused(key: str, value: Any) -> None:
+    ray_serve.check(config())
+    with pytest.raises(ConfigError, match=rf"serve\.{key}"):
+        ray_serve.check(config(**{key: value}))
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ray_serve.check(config(workers=2, access_log=True, listen=["127.0.0.1:1"]))
+    assert all(key in str(caught.value) for key in ("serve.workers", "serve.access_log", "serve.listen"))
+
+
+def test_the_open_port_has_to_be_meant() -> None:
+    with pytest.raises(ConfigError, match="insecure"):
+        ray_serve.check(config(insecure=False))
+
+
+def test_instances_left_out_count_the_cores_of_a_replica() -> None:
+    assert ray_serve.on_cpus(config(), 3).settings("any").instances == 3
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ExtraMissing, match=r"upwell\[ray\]"):
+        ray_serve.application(config(models=str(tmp_path)), ray_serve.Scale())
+
+
+@pytest.mark.parametrize("args", [{"min_replicas": 3, "max_replicas": 2}, {"cpus": 0}, {"target": 0.0}])
+def test_a_scale_that_cannot_be_is_refused(args: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        ray_serve.Scale(**args)
