@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from upwell.edge.uplink.station import Link, Station
+from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.converters import serialize_infer_request
+from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.security import ClientSecurity
 from upwell.shared.oip.server import start_server
@@ -86,3 +89,16 @@ def test_a_connection_that_cannot_be_made_is_not_kept(monkeypatch: pytest.Monkey
 
     assert done_within(until_another)
     station.close()
+
+
+def test_a_call_on_a_connection_that_was_replaced_ends_with_the_station(silent: str) -> None:
+    station = Station(silent, ClientSecurity(), LIMIT_BYTES)
+    link = station.take()
+    call = link.client.infer_async(serialize_infer_request(InferRequest("digits", {})), 60.0)
+    station.retire(link, at_once=True)
+    assert not call.done()
+    station.close()
+    with pytest.raises(RemoteError) as caught:
+        call.result(10.0)
+    assert caught.value.kind is RemoteErrorKind.CANCELLED
+    station.give_back(link)

@@ -48,6 +48,7 @@ class Station:
         self._lock = threading.Lock()
         self._closed = False
         self._doomed: list[Link] = []
+        self._leaving: list[Link] = []
         self.round_trips = RoundTrips()
         self._links: list[Link | None] = [self._new_link(), None]
 
@@ -123,7 +124,7 @@ class Station:
         """Cancel what is in flight and close every connection."""
         with self._exclusively():
             self._closed = True
-            links, self._links = self._links, [None, None]
+            links, self._links = [*self._links, *self._leaving], [None, None]
         for link in links:
             if link is not None:
                 link.client.close()
@@ -142,10 +143,13 @@ class Station:
     def _retire(self, link: Link) -> None:
         link.retired = True
         self._links = [None if one is link else one for one in self._links]
+        if link.users and link not in self._leaving:
+            self._leaving.append(link)  # what is under way on it ends in peace, or with the station
         self._close_unused(link)
 
     def _close_unused(self, link: Link) -> None:
         if link.retired and link.users == 0:
+            self._leaving = [one for one in self._leaving if one is not link]
             self._doomed.append(link)
 
     @contextmanager
