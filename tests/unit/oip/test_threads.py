@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import pytest
 
 from upwell.shared.oip.dataplane import Flag
-from upwell.shared.oip.threads import CallThreads, Ended
+from upwell.shared.oip.threads import CallThreads, Ended, begun, give_way
 
 TIMEOUT_S = 10.0
 
@@ -75,6 +76,142 @@ def test_what_a_task_raises_is_logged_and_harms_nobody(caplog: pytest.LogCapture
         threads.submit(told.set)
         assert told.wait(TIMEOUT_S)
     assert "nobody handled" in caplog.text
+    threads.shutdown()
+
+
+def most_at_work(threads: CallThreads, tasks: int) -> int:
+    """How many of so many short tasks are under way together at most."""
+    lock, done = threading.Lock(), threading.Semaphore(0)
+    at_work, most = 0, 0
+
+    def work() -> None:
+        nonlocal at_work, most
+        with lock:
+            at_work += 1
+            most = max(most, at_work)
+        time.sleep(0.0002)
+        with lock:
+            at_work -= 1
+        done.release()
+
+    for _ in range(tasks):
+        threads.submit(work)
+    for _ in range(tasks):
+        assert done.acquire(timeout=TIMEOUT_S)
+    return most
+
+
+def test_only_some_are_at_work_at_once_and_all_get_their_turn() -> None:
+    threads = CallThreads(64, "t", at_work=2)
+    # Whoever is held up by other programs for longer than the pool waits is no longer counted.
+    assert most_at_work(threads, 1000) < 10
+    threads.shutdown()
+
+
+def test_those_that_wait_and_say_so_do_not_hold_others_up() -> None:
+    threads = CallThreads(64, "t", at_work=2)
+    gate, waiting = threading.Event(), threading.Semaphore(0)
+
+    def wait() -> None:
+        give_way()
+        waiting.release()
+        gate.wait(TIMEOUT_S)
+
+    for _ in range(40):
+        threads.submit(wait)
+    for _ in range(40):
+        assert waiting.acquire(timeout=TIMEOUT_S)
+    gate.set()
+    threads.shutdown()
+
+
+def test_those_that_wait_and_do_not_say_so_are_found_out() -> None:
+    threads = CallThreads(64, "t", at_work=2)
+    gate, waiting = threading.Event(), threading.Semaphore(0)
+
+    def wait() -> None:
+        waiting.release()
+        gate.wait(TIMEOUT_S)
+
+    for _ in range(40):
+        threads.submit(wait)
+    for _ in range(40):
+        assert waiting.acquire(timeout=TIMEOUT_S)
+    ran = threading.Event()
+    threads.submit(ran.set)
+    assert ran.wait(TIMEOUT_S)
+    gate.set()
+    threads.shutdown()
+
+
+def test_after_many_have_waited_no_more_are_at_work_than_before() -> None:
+    threads = CallThreads(64, "t", at_work=1)
+    for _ in range(3):
+        gate, waiting = threading.Event(), threading.Semaphore(0)
+
+        def wait(gate: threading.Event = gate, waiting: threading.Semaphore = waiting) -> None:
+            give_way()
+            give_way()
+            waiting.release()
+            gate.wait(TIMEOUT_S)
+
+        for _ in range(20):
+            threads.submit(wait)
+        for _ in range(20):
+            assert waiting.acquire(timeout=TIMEOUT_S)
+        gate.set()
+    assert most_at_work(threads, 500) < 10
+    threads.shutdown()
+
+
+def test_it_is_known_how_many_have_not_begun() -> None:
+    threads = CallThreads(4, "t", at_work=4)
+    gate, arrived, told = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        arrived.wait(TIMEOUT_S)
+        begun()
+        told.set()
+        gate.wait(TIMEOUT_S)
+
+    threads.submit(call)
+    for _ in range(2):
+        threads.submit(gate.wait, TIMEOUT_S)
+    assert threads.beginning == 3
+    arrived.set()
+    assert told.wait(TIMEOUT_S)
+    assert threads.beginning == 2
+    gate.set()
+    threads.shutdown()
+    assert threads.beginning == 0
+
+
+def test_outside_of_a_pool_nobody_is_told() -> None:
+    begun()
+    give_way()
+
+
+@pytest.mark.parametrize("at_work", [1, 2, None])
+def test_no_task_is_forgotten_whoever_submits(at_work: int | None) -> None:
+    threads = CallThreads(8, "t", at_work)
+    done = threading.Semaphore(0)
+
+    def task(number: int) -> None:
+        if number % 7 == 0:
+            give_way()
+        done.release()
+
+    def submit() -> None:
+        for number in range(500):
+            threads.submit(task, number)
+
+    submitters = [threading.Thread(target=submit) for _ in range(4)]
+    for submitter in submitters:
+        submitter.start()
+    for _ in range(2000):
+        assert done.acquire(timeout=TIMEOUT_S)
+    for submitter in submitters:
+        submitter.join()
     threads.shutdown()
 
 

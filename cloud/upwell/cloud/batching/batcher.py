@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +21,16 @@ from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.dataplane import Call
+from upwell.shared.oip.threads import give_way
 from upwell.shared.tensors import Array
 
 _HEAD_START_S = 0.002
 """How long the answers of a batch wait at most for the next run to begin."""
+
+_LONG_RUN_S = 0.0005
+"""While a run takes longer, the next call may begin; to change threads for a shorter one costs more than it gives."""
+_GROWTH = 1.5
+"""A run may take so many times the one before it to count as no longer: one that waits for a lock looks long."""
 
 log = logging.getLogger("upwell.cloud")
 
@@ -73,6 +80,7 @@ class Batcher:
         self._device = device or Device()
         self._device.admit(self._queue)
         self._clock = clock
+        self._run_s = 0.0  # of a run, about
         self.on_run: Callable[[Sequence[Entry], int, float, float], None] | None = None
         """Told of each turn on the device that succeeded: its requests, their rows, when it began and ended."""
 
@@ -92,15 +100,19 @@ class Batcher:
         where the queue is full, `DeadlineExceeded`, `CallerLeft`, and what the engine raises for this
         request; a batch that fails is run again one by one, so nobody gets another's error.
         """
-        entry = Entry(
-            inputs, call, self._rows(inputs), self._group(inputs), self._clock(), client_key(call.client), priority
-        )
-        self._device.enter(self._queue, entry, entry.arrived_s)
+        now_s = self._clock()
+        group = None if self._sizes.largest == 1 else self._group(inputs)
+        entry = Entry(inputs, call, self._rows(inputs), group, now_s, client_key(call.client), priority)
+        self._device.enter(self._queue, entry, now_s)
         if entry.turn is not None:
             self._await_turn(entry, entry.turn)
         if entry.leads:
-            self._lead(entry)
-        raise_if(entry.take_error())
+            if entry.mates:
+                self._lead(entry)
+            else:
+                self._run_and_answer(entry)
+        if entry.error is not None:
+            raise_if(entry.take_error())
         ran = entry.ran
         if ran is None:
             raise ModelFailed("the run was broken off")
@@ -112,22 +124,42 @@ class Batcher:
     def _rows(self, inputs: Mapping[str, Array]) -> int:
         if not self._row_wise:
             return 1
+        if not self._sizes.is_bound:
+            for array in inputs.values():
+                return len(array) if array.ndim else 1
         rows = {name: len(array) if array.ndim else 1 for name, array in inputs.items()}
-        if self._sizes.is_bound and len(set(rows.values())) != 1:
+        if len(set(rows.values())) != 1:
             raise InvalidRequest(f"inputs have different numbers of rows: {rows}")
         return next(iter(rows.values()))
 
     def _group(self, inputs: Mapping[str, Array]) -> object:
         """What those have in common that may share a run."""
-        if self._sizes.largest == 1:
-            return None
         return [(inputs[name].dtype, inputs[name].shape[1:]) for name in self._names]
 
     def _await_turn(self, entry: Entry, turn: threading.Event) -> None:
         """Wait until the entry is to lead a batch, is answered, or its deadline has passed."""
+        give_way()
         left_s = entry.deadline_s - self._clock()
         if not turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, entry):
             raise DeadlineExceeded("the deadline passed before the model had an answer")
+
+    def _run_and_answer(self, entry: Entry) -> None:
+        """What `_lead` does, for an entry without mates: nobody waits for it."""
+        if entry.begun is not None:
+            entry.begun.set()
+        outputs: Mapping[str, Array] | None = None
+        started_s = self._clock()
+        try:
+            outputs = self._run_alone(entry)
+        except Exception as error:  # noqa: BLE001 (as in a batch: the caller is told below)
+            entry.error = error
+        finally:
+            ended_s = self._clock()
+            self._device.done(entry, ended_s)
+        if outputs is not None:
+            if self.on_run is not None:
+                self.on_run((entry,), entry.rows, started_s, ended_s)
+            entry.ran = Ran(outputs, started_s - entry.arrived_s, ended_s - started_s)
 
     def _lead(self, entry: Entry) -> None:
         """Run the batch that the entry leads, give its place to the next, and only then each its answer."""
@@ -146,8 +178,6 @@ class Batcher:
 
     def _run_batch(self, batch: Sequence[Entry]) -> list[_Run]:
         """Run the batch as one or, where that fails, one by one; what fails then has its error."""
-        if len(batch) == 1:
-            return self._run_one(batch[0])
         started_s = self._clock()
         try:
             parts, rows = [entry.inputs for entry in batch], sum(entry.rows for entry in batch)
@@ -164,8 +194,6 @@ class Batcher:
         return runs
 
     def _run_one(self, entry: Entry) -> list[_Run]:
-        if entry.begun is not None:
-            entry.begun.set()
         started_s = self._clock()
         try:
             outputs = self._run_alone(entry)
@@ -217,8 +245,11 @@ class Batcher:
         return outputs
 
     def _timed(self, batch: Mapping[str, Array], rows: int) -> dict[str, Array]:
+        if self._run_s > _LONG_RUN_S:
+            give_way()
         started_s = self._clock()
         outputs = self._engine.run(batch)
         ended_s = self._clock()
+        self._run_s = min(ended_s - started_s, _GROWTH * self._run_s or math.inf)
         self._device.observe(self._queue, rows, ended_s - started_s, ended_s)
         return outputs

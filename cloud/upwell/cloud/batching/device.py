@@ -61,11 +61,13 @@ class Device:
     def enter(self, queue: ModelQueue, entry: Entry, now_s: float) -> None:
         """Let the request's caller run it at once, or wait for its `turn`. Raises why it can do neither."""
         with self._lock:
-            is_free = self._is_free(queue)
+            is_free = len(self._running) < self._places and queue.running < queue.instances  # as in `_is_free`
             start_s = now_s if is_free else self._free_s(now_s)
             raise_if(queue.hopeless(entry.call, entry.rows, now_s, start_s))
             if is_free:
-                self._begin(queue, [entry], now_s)
+                entry.leads = True
+                queue.running += 1
+                self._running[entry] = _Run(queue, (entry,), entry.rows, now_s)
                 return
             less_entitled = queue.make_room(entry.client, entry.priority, now_s, start_s)
             if less_entitled is not None:

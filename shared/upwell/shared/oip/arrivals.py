@@ -1,7 +1,8 @@
 """Calls whose message does not come: gRPC keeps a thread for each, for as long as the caller likes.
 
-A call begins with its headers, and a method that takes one message has a thread from then on. Here such methods are
-served as ones that take a stream of messages, which run before the first has come: so the wait for it can be watched.
+A call begins with its headers, and a method that takes one message has a thread from then on, in which gRPC waits for
+the message and nobody can break that off. So only so many calls may be in that state. A further one is served as one
+that takes a stream of messages, which costs more but runs before the first has come: the wait for it can be watched.
 """
 
 from __future__ import annotations
@@ -13,18 +14,31 @@ from typing import Any, TypeAlias
 import grpc
 
 from upwell.shared.oip.callers import client_key
+from upwell.shared.oip.threads import CallThreads, begun
 from upwell.shared.oip.waiting import Waiting
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Arrivals:
-    """Waits for the first message of calls; where more than `most` keep it waiting, some are broken off (CANCELLED)."""
+    """Waits for the first message of calls, which run in `threads`.
 
-    def __init__(self, most: int) -> None:
+    Half of the threads may be with calls that gRPC waits for. Where more than a quarter of them keep us waiting beside
+    those, some are broken off (CANCELLED): at least a quarter is left for calls that have all they need.
+    """
+
+    def __init__(self, threads: CallThreads, count: int) -> None:
+        self._threads = threads
+        self._most_trusted = count // 2
+        most = max(1, count // 4)
         self._waiting: Waiting[grpc.ServicerContext] = Waiting(
             most, lambda context: client_key(context.peer()), lambda context: context.cancel()
         )
+
+    @property
+    def trusts(self) -> bool:
+        """Whether gRPC may wait for the message of one more call."""
+        return self._threads.beginning <= self._most_trusted
 
     def first(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
         """The message of a call. Aborts the call that ends without one, raises gRPC's error where it is broken off."""
@@ -53,28 +67,43 @@ class Registrar:
         self._server.add_generic_rpc_handlers(tuple(_Waiting(one, self._arrivals) for one in generic_rpc_handlers))
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, _Handler]) -> None:
-        """See `grpc.Server`."""
-        handlers = {name: _waiting(self._arrivals, one) for name, one in method_handlers.items()}
-        self._server.add_registered_method_handlers(service_name, handlers)
+        """See `grpc.Server`. They stay generic ones, which are looked up anew for each call."""
 
 
 class _Waiting(grpc.GenericRpcHandler):
-    """The methods of another handler, each converted once."""
+    """The methods of another handler, each as it waits for its message itself and as gRPC does."""
 
     def __init__(self, inner: grpc.GenericRpcHandler, arrivals: Arrivals) -> None:
         self._inner = inner
         self._arrivals = arrivals
-        self._converted: dict[str, tuple[_Handler, _Handler]] = {}
+        self._known: dict[str, tuple[_Handler, _Handler, _Handler]] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> _Handler | None:
         """The method that is called; None where it is not one of these."""
         method = self._inner.service(handler_call_details)
         if method is None:
             return None
-        known = self._converted.get(handler_call_details.method)
+        known = self._known.get(handler_call_details.method)
         if known is None or known[0] is not method:
-            known = self._converted[handler_call_details.method] = (method, _waiting(self._arrivals, method))
-        return known[1]
+            made = (method, _awaited(method), _waiting(self._arrivals, method))
+            known = self._known[handler_call_details.method] = made
+        return known[1] if self._arrivals.trusts else known[2]
+
+
+def _awaited(handler: _Handler) -> _Handler:
+    """A method that takes one message, and tells its thread when it has come."""
+    if handler.request_streaming:
+        return handler
+    behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+
+    @functools.wraps(behaviour)
+    def begin(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
+        begun()
+        return behaviour(request, context, *more)
+
+    make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+    made: _Handler = make(begin, handler.request_deserializer, handler.response_serializer)
+    return made
 
 
 def _waiting(arrivals: Arrivals, handler: _Handler) -> _Handler:
@@ -85,6 +114,7 @@ def _waiting(arrivals: Arrivals, handler: _Handler) -> _Handler:
 
     @functools.wraps(behaviour)
     def wait(requests: Iterator[Any], context: grpc.ServicerContext, *more: Any) -> Any:
+        begun()
         return behaviour(arrivals.first(requests, context), context, *more)
 
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler

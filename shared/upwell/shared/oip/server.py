@@ -31,6 +31,9 @@ LOOPBACK_ONLY = ServerSecurity()
 
 _MAX_SOCKET_PATH_BYTES = 107
 
+_AT_WORK = 2
+"""Calls at work at once: what one thread leaves of the interpreter's time a second one uses, a third only contends."""
+
 
 @dataclass(frozen=True)
 class Connections:
@@ -106,7 +109,7 @@ def start_server(
     credentials = [server_credentials(security.tls) if security.tls else None for _ in addresses]
     tokens = known_tokens(security)
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
-    executor = CallThreads(max_workers, "oip")
+    executor = CallThreads(max_workers, "oip", _AT_WORK)
     server = grpc.server(
         executor,
         interceptors=interceptors,
@@ -114,7 +117,7 @@ def start_server(
         maximum_concurrent_rpcs=max_workers,
     )
     # It takes services as the server itself does, which has more methods.
-    registrar = cast(grpc.Server, Registrar(server, Arrivals(max(1, max_workers // 2))))
+    registrar = cast(grpc.Server, Registrar(server, Arrivals(executor, max_workers)))
     permitted = Permits(dataplane) if tokens else dataplane
     streams = Streams(permitted)
     add_oip_service(registrar, permitted)

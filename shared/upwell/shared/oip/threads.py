@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
+
+_TICK_S = 0.002
+"""A task that has been at work for so long, and at most twice that, is no longer counted."""
+
+_CALM_TICKS = 100
 
 _log = logging.getLogger(__name__)
 _Task: TypeAlias = "tuple[Ended, Callable[..., object], tuple[Any, ...]]"
@@ -48,52 +53,200 @@ class Ended(Future[None]):
 class CallThreads(ThreadPoolExecutor):
     """At most `max_workers` threads, made when they are needed, that run what `submit` is given.
 
+    Only `at_work` of the tasks are at work at once (None: all), for threads that contend for the interpreter's lock
+    spend more time on that than on a small request. One that waits is not at work: it says so (`give_way`), or is found
+    out within a few milliseconds, and the next one begins. So nothing queues here behind what only waits.
+
     What a task raises is logged and not kept, for gRPC's tasks handle errors themselves. The threads do not outlive
-    the program, however long their tasks take.
+    the program, however long their tasks take. Single operations on deques and dictionaries need no lock.
     """
 
-    def __init__(self, max_workers: int, name: str) -> None:
+    def __init__(self, max_workers: int, name: str, at_work: int | None = None) -> None:
         super().__init__(max_workers)  # makes no threads of its own, for `submit` is ours
         self._most = max_workers
         self._name = name
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._idle: deque[None] = deque()  # one element for each thread without a task
+        self._tasks: deque[_Task | None] = deque()
+        self._permits: deque[None] = deque([None] * (max_workers if at_work is None else at_work))
+        self._parked: deque[_Worker] = (
+            deque()
+        )  # the last one in is the first one out, whose memory is still in the caches
+        self._made: list[_Worker] = []
         self._making = threading.Lock()
-        self._made: list[threading.Thread] = []
+        self._beginning: dict[Ended, None] = {}
+        self._is_watched = False
+        self._bell: threading.Event | None = None
+
+    @property
+    def beginning(self) -> int:
+        """How many tasks have been submitted and have not called `begun` yet, nor ended."""
+        return len(self._beginning)
 
     def submit(self, fn: Callable[..., object], /, *args: Any) -> Ended:  # type: ignore[override]  # no keywords, no result
         """Run `fn` in one of the threads, or as soon as one is free."""
         ended = Ended()
-        self._tasks.put((ended, fn, args))
-        try:
-            self._idle.pop()
-        except IndexError:
-            self._make_one()
+        self._beginning[ended] = None
+        self._tasks.append((ended, fn, args))
+        self.put_to_work()
         return ended
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads when they have run what was submitted, and with `wait` return then. Nothing is dropped."""
         del cancel_futures
         for _ in self._made:
-            self._tasks.put(None)
+            self._tasks.append(None)
+            self._permits.append(None)
+            self.put_to_work()
         if wait:
-            for thread in self._made:
-                thread.join()
+            for worker in self._made:
+                worker.thread.join()
 
-    def _make_one(self) -> None:
-        with self._making:
-            if len(self._made) < self._most:
-                thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._made)}", daemon=True)
-                self._made.append(thread)
-                thread.start()
+    def put_to_work(self) -> None:
+        """Have a thread take a task that waits, if one more may be at work."""
+        while self._tasks:
+            try:
+                self._permits.pop()
+            except IndexError:
+                self._watch()
+                return
+            if self._wake_or_make():
+                return
+            self._permits.append(None)  # every thread has a task, and takes the next one when it is done
+            if not self._parked:  # not even now
+                return
+
+    def _wake_or_make(self) -> bool:
+        try:
+            self._parked.pop().unpark()
+            return True
+        except IndexError:
+            with self._making:
+                if len(self._made) == self._most:
+                    return False
+                worker = _Worker(self, f"{self._name}-{len(self._made)}")
+                self._made.append(worker)
+            worker.thread.start()
+            return True
+
+    def take(self, worker: _Worker) -> _Task | None:
+        """The next task for a thread with a permit, which it may have to wait for; None where there will be no more."""
+        while True:
+            try:
+                return self._tasks.popleft()
+            except IndexError:
+                self._parked.append(worker)
+                self._permits.append(None)
+                self.put_to_work()  # what came between the two
+                worker.park()
+
+    def retake(self, worker: _Worker) -> None:
+        """Get a permit for a thread whose own is gone."""
+        try:
+            self._permits.pop()
+        except IndexError:
+            self._parked.append(worker)
+            self.put_to_work()
+            worker.park()
+
+    def has_begun(self, ended: Ended) -> None:
+        """Whatever the task had to wait for before it could begin has come."""
+        self._beginning.pop(ended, None)
+
+    def release(self, worker: _Worker) -> None:
+        """Take a thread's permit away and let another go on."""
+        try:
+            worker.permit.pop()
+        except IndexError:
+            return
+        self._permits.append(None)
+        self.put_to_work()
+
+    def _watch(self) -> None:
+        """Have somebody look after those at work while others wait for them."""
+        if self._is_watched:
+            return
+        self._is_watched = True
+        if self._bell is None:
+            self._bell = threading.Event()
+            threading.Thread(
+                target=self._keep_watch, args=(self._bell,), name=f"{self._name}-watch", daemon=True
+            ).start()
+        self._bell.set()
+
+    def _keep_watch(self, bell: threading.Event) -> None:
+        while True:
+            bell.wait()
+            bell.clear()
+            seen: dict[_Worker, int] = {}
+            calm = 0
+            while calm < _CALM_TICKS:
+                time.sleep(_TICK_S)
+                calm = 0 if self._tasks else calm + 1
+                for worker, turn in seen.items():
+                    if worker.turn == turn and self._tasks:
+                        self.release(worker)
+                seen = {worker: worker.turn for worker in self._made if worker.permit}
+            self._is_watched = False
+            self.put_to_work()  # what came before that was seen
+
+
+class _Worker:
+    """One of the threads. `permit` has an element while it counts among those at work; `turn` grows with each task."""
+
+    def __init__(self, pool: CallThreads, name: str) -> None:
+        self.pool = pool
+        self.permit: deque[None] = deque()
+        self.turn = 0
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.task: Ended | None = None
+        self._parking = threading.Lock()
+        self._parking.acquire()
+
+    def park(self) -> None:
+        """Wait for `unpark`, which gives a permit."""
+        self._parking.acquire()
+
+    def unpark(self) -> None:
+        """Let the thread go on."""
+        self._parking.release()
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        _here.worker = self
+        pool, permit = self.pool, self.permit
+        while (task := pool.take(self)) is not None:
+            self.turn += 1
+            permit.append(None)
             ended, fn, args = task
+            self.task = ended
             try:
                 fn(*args)
             except BaseException:  # noqa: BLE001 (whatever a handler raises that gRPC lets through: the thread is still needed)
                 _log.exception("a call ended with an error that nobody handled")
+            pool.has_begun(ended)
             ended.end()
+            self.task = None
             del task, ended, fn, args  # not kept until the next one
-            self._idle.append(None)
+            try:
+                permit.pop()
+            except IndexError:
+                pool.retake(self)
+
+
+class _Here(threading.local):
+    worker: _Worker | None = None
+
+
+_here = _Here()
+
+
+def give_way() -> None:
+    """The task of this thread is about to wait for something: until it ends it does not count as at work."""
+    worker = _here.worker
+    if worker is not None:
+        worker.pool.release(worker)
+
+
+def begun() -> None:
+    """The task of this thread has what it had to wait for before it could begin."""
+    worker = _here.worker
+    if worker is not None and worker.task is not None:
+        worker.pool.has_begun(worker.task)
