@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of processes, which else would each compile all that they import.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test check check-platforms check-deploy bench bench-accelerator bench-triton traces test-slow test-cuts test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
@@ -118,4 +120,4 @@ lock: .venv/.dev  ## resolve constraints.txt again
 	$(BIN)/python .ci/lock.py
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-deploy .venv-jax .venv-jax-export .venv-models .venv-accelerators .venv-triton demo-out
+	rm -rf .venv .venv-deploy .venv-jax .venv-jax-export .venv-models .venv-accelerators .venv-ray .venv-triton demo-out

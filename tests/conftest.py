@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.delegates.build import CannotBuild, build_software_delegate
+from tests.examples import STEADY
 
-settings.register_profile("steady", derandomize=True)
-# The same examples each time: a run of `make test` says something about the change at hand, not about luck. Others are
-# found with `--hypothesis-profile default`.
-settings.load_profile("steady")
+if TYPE_CHECKING:
+    from tests.faults.certificates import Authority
+
+# The same examples each time, and however long they take: a run of `make test` says something about the change at hand,
+# not about luck or the machine's load. Others are found with `--hypothesis-profile thorough`, and more of them.
+settings.register_profile(STEADY, derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None)
+settings.load_profile(STEADY)
 
 ON_TIME = ("tests/faults/", "tests/integration/", "tests/interop/")
 """Where processes, sockets and deadlines are real, and so depend on when the machine lets them run."""
@@ -26,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(ON_TIME):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Who signs the certificates of a test run."""
+    from tests.faults.certificates import Authority  # some environments have no `cryptography`
+
+    return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")

@@ -39,18 +39,24 @@ class Authority:
     def sign(self, name: str, *, starts_in: timedelta = _SINCE, host: str = "localhost") -> Pair:
         """A new certificate whose common name is `name`, good for a day from then on and, if `localhost`, also for the
         address of this machine."""
+        pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
+        self.issue(pair.cert, pair.key, name, starts_in=starts_in, host=host)
+        return pair
+
+    def issue(
+        self, cert: Path, key_path: Path, name: str, *, starts_in: timedelta = _SINCE, host: str = "localhost"
+    ) -> None:
+        """The same at those paths."""
         key = ec.generate_private_key(ec.SECP256R1())
         address = [x509.IPAddress(ip_address("127.0.0.1"))] if host == "localhost" else []
         hosts = x509.SubjectAlternativeName([x509.DNSName(host), *address])
         certificate = _builder(_named(name), self._name, key, starts_in).add_extension(hosts, critical=False)
-        pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
-        pair.cert.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
-        pair.key.write_bytes(
+        cert.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
+        key_path.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
         )
-        return pair
 
 
 def _named(name: str) -> x509.Name:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.certificates import Authority
 from tests.faults.clouds import ScriptedCloud, good
 
 
@@ -21,12 +20,6 @@ def cloud(_one_cloud: ScriptedCloud) -> ScriptedCloud:
     _one_cloud.behaviour = good
     _one_cloud.requests.clear()
     return _one_cloud
-
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Who signs the certificates of a test run."""
-    return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
-import threading
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
+
+from tests.faults.accepting import Accepting
 
 Mood: TypeAlias = Literal["forward", "forbid", "stall", "die", "noise"]
 
 
-class ConnectProxy:
+class ConnectProxy(Accepting):
     """Forwards tunnels to the places that `names` has for them (`HOST:PORT` each), as a name service would.
 
     `asked` holds what each CONNECT asked for. `mood` holds for new tunnels: "forbid" answers 403, "stall" takes the
     request and says nothing, "die" closes the connection, "noise" answers with no HTTP. With `authorization` a request
-    that does not bring this value of Proxy-Authorization is answered 407. Close it, or use it as a context manager.
+    that does not bring this value of Proxy-Authorization is answered 407.
     """
 
     def __init__(self, names: Mapping[str, str], authorization: str = "") -> None:
@@ -25,60 +25,14 @@ class ConnectProxy:
         self.mood: Mood = "forward"
         self.asked: list[str] = []
         self._authorization = authorization
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        super().__init__()
 
-    def cut(self) -> None:
-        """End every connection now."""
-        with self._lock:
-            for one in self._open:
-                with contextlib.suppress(OSError):  # the other side may have gone first
-                    one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """End every connection and thread."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self.cut()
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
-
-    def __enter__(self) -> ConnectProxy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                caller, _ = self._listener.accept()
-            except OSError:
-                return
-            self._keep(caller)
-            self._threads.append(threading.Thread(target=self._serve, args=(caller,)))
-            self._threads[-1].start()
-
-    def _keep(self, one: socket.socket) -> None:
-        with self._lock:
-            self._open.add(one)
-
-    def _drop(self, one: socket.socket) -> None:
-        with self._lock:
-            self._open.discard(one)
-        one.close()
-
-    def _serve(self, caller: socket.socket) -> None:
+    def serve(self, connection: socket.socket) -> None:
+        """Answer its CONNECT, and forward what follows."""
         try:
-            with contextlib.suppress(OSError):
-                self._answer(caller)
+            self._answer(connection)
         finally:
-            self._drop(caller)
+            self.drop(connection)
 
     def _answer(self, caller: socket.socket) -> None:
         head = b""
@@ -106,12 +60,12 @@ class ConnectProxy:
         else:
             host, _, port = self.names[where].rpartition(":")
             target = socket.create_connection((host, int(port)))
-            self._keep(target)
+            self.keep(target)
             caller.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             try:
                 _forward(caller, target)
             finally:
-                self._drop(target)
+                self.drop(target)
 
 
 def _forward(one: socket.socket, other: socket.socket) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+UPWELL = str(Path(sys.executable).with_name("upwell"))
 START_S = 30.0
 """A program that is not up by then never will be."""
 
@@ -18,9 +19,10 @@ START_S = 30.0
 class Program:
     """One `upwell ...` process, to be ended or used as a context manager; `lines` holds its standard error."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        command = [str(Path(sys.executable).with_name("upwell")), *arguments]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    def __init__(self, arguments: Sequence[str], program: Sequence[str] = (UPWELL,), cwd: str | None = None) -> None:
+        self.process = subprocess.Popen(
+            [*program, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=cwd
+        )
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -37,7 +39,7 @@ class Program:
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self.process.pid
 
     def address(self) -> str:
         """The first address that it serves on."""
@@ -45,22 +47,22 @@ class Program:
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal."""
-        self._process.send_signal(number)
+        self.process.send_signal(number)
 
     def wait(self, timeout_s: float = START_S) -> int:
-        """Its exit code, waited for."""
-        code = self._process.wait(timeout_s)
-        self._reader.join()
+        """Its exit code, waited for until all that it said is in `lines`."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
         return code
 
     def end(self) -> None:
         """Kill it, if it still runs."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._process.wait()
+            self.process.kill()
+        self.process.wait()
         self._reader.join()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
     def __enter__(self) -> Program:
         return self
@@ -72,8 +74,8 @@ class Program:
         return next((found for line in self.lines if (found := re.search(pattern, line))), None)
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
             with self._news:
                 self.lines.append(line)
                 self._news.notify_all()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from typing import TypeAlias
+
+from tests.faults.accepting import Accepting
 
 Speech: TypeAlias = Callable[[socket.socket], None]
 """What is said on one connection; the connection stays open after it."""
@@ -17,50 +17,18 @@ _DATA, _HEADERS, _SETTINGS = 0, 1, 4
 _END_STREAM, _END_HEADERS = 1, 4
 
 
-class RawServer:
+class RawServer(Accepting):
     """Says its speech to whoever connects."""
 
     def __init__(self, speech: Speech) -> None:
         self._speech = speech
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        super().__init__()
 
-    def close(self) -> None:
-        """End every connection and thread."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        for connection in self._open:
-            with contextlib.suppress(OSError):  # the other side may have gone first
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for one in (self._listener, *self._open):
-            one.close()
-
-    def __enter__(self) -> RawServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self._open.append(connection)
-            self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
-            self._threads[-1].start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            self._speech(connection)
-            while connection.recv(65536):
-                pass
+    def serve(self, connection: socket.socket) -> None:
+        """Speak, and then listen until the other side ends."""
+        self._speech(connection)
+        while connection.recv(65536):
+            pass
 
 
 def says(data: bytes) -> Speech:

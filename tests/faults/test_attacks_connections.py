@@ -183,7 +183,7 @@ def test_resets_by_the_thousand_leave_nothing_behind(target: Target) -> None:
                     connection.send(frame(RST_STREAM, 0, 1 + 2 * number, reset))
         eventually_good(target)
 
-    storm(1000)
+    storm(4000)  # so that the heap has the size that as many at once need
     before = target.resident_bytes()
     storm(4000)
     assert steady(target, 0.5) > 5

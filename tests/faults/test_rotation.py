@@ -1,7 +1,7 @@
 """Certificates and tokens that are replaced while many call: whoever may call is answered throughout, others are not.
 
-Each client calls without a pause. What a client holds is replaced only once the server knows the new one, and the
-server forgets the old one only once no client holds it: the order in which an operator does it.
+Each client calls without a pause, over gRPC or HTTP. What a client holds is replaced only once the server knows the new
+one, and the server forgets the old one only once no client holds it: the order in which an operator does it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from tests.faults.certificates import Authority, Pair
 from tests.faults.programs import Program
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.http.client import HttpClient
 from upwell.shared.oip.security import ClientSecurity, TlsFiles
 
 CLIENTS = 4
@@ -41,16 +43,22 @@ def put(path: Path, data: bytes) -> None:
     os.replace(new, path)
 
 
-class Caller:
-    """A client with files of its own, which calls without a pause and on a new connection every few calls."""
+def connect(address: str, security: ClientSecurity) -> OipClient | HttpClient:
+    return (HttpClient if address.startswith("https:") else OipClient)(address, security)
 
-    def __init__(self, folder: Path, address: str, ca: bytes) -> None:
+
+class Caller:
+    """A client with files of its own, which calls without a pause: on a new connection every few calls, or `is_kept`,
+    and so on as few as it takes."""
+
+    def __init__(self, folder: Path, address: str, ca: bytes, *, is_kept: bool) -> None:
         folder.mkdir()
         self.files = TlsFiles(folder / "own.pem", folder / "own.pem", folder / "ca.pem")
         self.token = folder / "token"
         self.answered = 0
         self.failures: list[RemoteError] = []
         self._address = address
+        self._calls = sys.maxsize if is_kept else 5
         self._ending = threading.Event()
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._run)
@@ -83,9 +91,11 @@ class Caller:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            client = OipClient(self._address, ClientSecurity(self.files, self.token))
+            client = connect(self._address, ClientSecurity(self.files, self.token))
             try:
-                for _ in range(5):
+                for _ in range(self._calls):
+                    if self._ending.is_set():
+                        break
                     client.infer(REQUEST, LIMIT_S)
                     with self._news:
                         self.answered += 1
@@ -130,19 +140,22 @@ def authority(folder: Path, name: str) -> Authority:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path, way: str) -> Iterator[str]:
+    """The address of a service, as a client of that way is given it."""
     write_models(folder / "models")
     shutil.rmtree(folder / "models" / "pictures")
     (folder / "cloud.yaml").write_text(
-        "version: 1\nserve: {listen: ['127.0.0.1:0'], models: models, tokens: tokens.yaml, "
-        "tls: {cert: server.pem, key: server.key, client_ca: clients.pem}}\ndefaults: {instances: 2}\n"
+        "version: 1\nserve: {listen: ['127.0.0.1:0'], listen_http: ['127.0.0.1:0'], models: models, "
+        "tokens: tokens.yaml, tls: {cert: server.pem, key: server.key, client_ca: clients.pem}}\n"
+        "defaults: {instances: 2}\n"
     )
     with Program(["serve", "-c", str(folder / "cloud.yaml")]) as program:
-        yield program.address()
+        address = program.address()
+        yield address if way == "grpc" else "https://" + program.find(r"HTTP on (\S+)")
 
 
 def kind_of(address: str, security: ClientSecurity) -> RemoteErrorKind | None:
-    client = OipClient(address, security)
+    client = connect(address, security)
     try:
         client.infer(REQUEST, LIMIT_S)
     except RemoteError as error:
@@ -160,15 +173,18 @@ def refused_soon(address: str, security: ClientSecurity, kinds: Sequence[RemoteE
     assert found in kinds
 
 
-@pytest.fixture
-def callers(tmp_path: Path) -> Iterator[tuple[str, Operator, Authority, list[Caller]]]:
+@pytest.fixture(params=["grpc", "http"])
+def callers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Operator, Authority, list[Caller]]]:
     operator = Operator(tmp_path)
     first = authority(tmp_path, "first")
     operator.server(first)
     operator.trust(first)
     operator.tokens("token-0")
-    with serving(tmp_path) as address:
-        clients = [Caller(tmp_path / f"client-{index}", address, bundle(first)) for index in range(CLIENTS)]
+    with serving(tmp_path, request.param) as address:
+        clients = [
+            Caller(tmp_path / f"client-{index}", address, bundle(first), is_kept=index % 2 == 0)
+            for index in range(CLIENTS)
+        ]
         for index, client in enumerate(clients):
             client.show(first.sign(f"device-{index}"))
             client.carry("token-0")
@@ -254,13 +270,14 @@ def test_connections_are_made_without_a_pause_while_the_certificate_changes(
 ) -> None:
     """Replacing a certificate that a handshake is about to use ends a process that does not take care."""
     address, operator, first, clients = callers
-    host, _, port = address.rpartition(":")
+    is_http = address.startswith("https:")
+    host, _, port = address.removeprefix("https://").rpartition(":")
     ending = threading.Event()
     made, failures = list[int](), list[OSError]()
 
     def connect() -> None:
         context = ssl.create_default_context(cafile=first.ca)
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols(["http/1.1" if is_http else "h2"])
         assert clients[0].files.cert is not None
         context.load_cert_chain(clients[0].files.cert)
         while not ending.is_set():
@@ -269,6 +286,8 @@ def test_connections_are_made_without_a_pause_while_the_certificate_changes(
                     socket.create_connection((host, int(port)), LIMIT_S) as plain,
                     context.wrap_socket(plain, server_hostname="localhost") as connection,
                 ):
+                    if is_http:  # of HTTP/2 it is the server that begins
+                        connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     made.append(len(connection.recv(1)))
             except OSError as error:
                 failures.append(error)
@@ -283,4 +302,4 @@ def test_connections_are_made_without_a_pause_while_the_certificate_changes(
     for thread in threads:
         thread.join()
     assert failures == []
-    assert len(made) > 50
+    assert sum(made) == len(made) > 50

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from tests.faults.certificates import Authority
 from tests.faults.names import Names, naming
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, RecordingCell, Sender, decision
-from tests.integration.oip.harness import Authority
 from tests.integration.oip.test_security import write_tokens
 from upwell.edge.uplink.calls import CloudMiss, CloudReply
 from upwell.edge.uplink.uplink import Uplink
@@ -133,15 +133,12 @@ def test_where_none_can_be_reached_the_cloud_is_unavailable(spread: Spread) -> N
     assert {spread.ask() for _ in range(3)} == {Reason.CLOUD_UNAVAILABLE}
 
 
-def test_the_token_goes_with_the_calls_for_health_too(tmp_path: Path) -> None:
+def test_the_token_goes_with_the_calls_for_health_too(tmp_path: Path, authority: Authority) -> None:
     """Over TLS; without it gRPC's own calls cannot carry one, so that none are made."""
-    authority = Authority.make()
-    ca = authority.write(tmp_path / "ca.pem")
-    authority.issue(tmp_path / "s.pem", tmp_path / "s.key", "localhost")
+    pair = authority.sign("localhost")
     (tmp_path / "token").write_text("open-sesame")
     tokens = write_tokens(tmp_path / "tokens.yaml", alice="open-sesame")
-    files = TlsFiles(tmp_path / "s.pem", tmp_path / "s.key")
-    for tls, theirs in ((files, TlsFiles(ca=ca)), (None, None)):
+    for tls, theirs in ((TlsFiles(pair.cert, pair.key), TlsFiles(ca=authority.ca)), (None, None)):
         cloud = Cloud.start("127.0.0.1:0", ServerSecurity(tls, tokens))
         client = OipClient(f"dns:///localhost:{cloud.port}", ClientSecurity(theirs, tmp_path / "token"))
         try:
@@ -154,13 +151,11 @@ def test_the_token_goes_with_the_calls_for_health_too(tmp_path: Path) -> None:
             cloud.server.stop(0.0)
 
 
-def test_a_certificate_that_is_not_to_be_believed_is_said_to_be_so(tmp_path: Path) -> None:
-    authority, other = Authority.make(), Authority.make("another")
-    authority.issue(tmp_path / "s.pem", tmp_path / "s.key", "localhost")
-    cloud = Cloud.start("127.0.0.1:0", ServerSecurity(TlsFiles(tmp_path / "s.pem", tmp_path / "s.key")))
-    client = OipClient(
-        f"dns:///localhost:{cloud.port}", ClientSecurity(TlsFiles(ca=other.write(tmp_path / "other.pem")))
-    )
+def test_a_certificate_that_is_not_to_be_believed_is_said_to_be_so(tmp_path: Path, authority: Authority) -> None:
+    pair = authority.sign("localhost")
+    cloud = Cloud.start("127.0.0.1:0", ServerSecurity(TlsFiles(pair.cert, pair.key)))
+    other = Authority(tmp_path, "another")
+    client = OipClient(f"dns:///localhost:{cloud.port}", ClientSecurity(TlsFiles(ca=other.ca)))
     try:
         assert _kind(client) is RemoteErrorKind.CERTIFICATE
     finally:

@@ -12,7 +12,7 @@ import pytest
 # Read when JAX first looks for devices, so before any test imports it.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
 
-from tests.jax.programs import load, write
+from tests.jax.programs import warmed, write
 from upwell.cloud.engines.base import Engine
 
 
@@ -22,7 +22,6 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     pytest.importorskip("jax")
     weights = {"factor": np.array([2.0], np.float32)}
     write(tmp_path, lambda w, inputs: {"y": inputs["x"] * w["factor"]}, {"x": ("rows", 2)}, weights)
-    engine = load(tmp_path)
-    engine.warm_up(1)
+    engine = warmed(tmp_path, buckets=(1, 2, 3, 33))
     yield engine
     engine.close()

@@ -15,7 +15,7 @@ from upwell.shared.tensors import Array
 if TYPE_CHECKING:
     from upwell.cloud.engines.jax import JaxEngine
 
-BUCKETS = (1, 4, 8)
+BUCKETS = (1, 2, 3, 8)
 
 Function = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 """A program: weights and inputs, both by name, to outputs by name."""
@@ -56,3 +56,11 @@ def load(folder: Path, device: str = "cpu", buckets: tuple[int, ...] = BUCKETS) 
     path = folder / "model.jax"
     trusted = frozenset({hashlib.sha256(path.read_bytes()).hexdigest()})
     return JaxEngine.load("m", path, ModelSettings("jax", device=device, buckets=buckets, trusted=trusted))
+
+
+def warmed(folder: Path, device: str = "cpu", buckets: tuple[int, ...] = BUCKETS) -> JaxEngine:
+    """The same, ready for all of its buckets."""
+    engine = load(folder, device, buckets)
+    for rows in engine.buckets or (1,):
+        engine.warm_up(rows)
+    return engine

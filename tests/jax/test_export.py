@@ -21,11 +21,13 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from tests.jax.make_models import FOLDER, NETWORKS, WEIGHTS
-from tests.jax.programs import load
+from tests.jax.programs import warmed
 from tests.jax.torch_networks import Noisy, Several
+from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.engines.jax_export import PLATFORMS, exported, load_module
 from upwell.cloud.export_cli import export_jax
 from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.oip.dataplane import Call
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("export-jax")(export_jax)
@@ -70,8 +72,8 @@ def test_the_engine_answers_as_torch_does_for_any_batch(weights: Path, tmp_path:
     assert sorted(written) == ["again.bias", "first.bias", "first.weight", "table"]
     assert {name: list(array.shape) for name, array in written.items()} == report["weights"]
 
-    engine, module = load(out), load_module("tests.jax.torch_networks.Several", weights, {})
-    engine.warm_up(1)
+    engine, module = warmed(out), load_module("tests.jax.torch_networks.Several", weights, {})
+    batcher = Batcher(engine, buckets=engine.buckets)
     assert {(spec.name, spec.datatype, spec.shape) for spec in (*engine.inputs, *engine.outputs)} == {
         *Several.inputs,
         *Several.outputs,
@@ -80,7 +82,7 @@ def test_the_engine_answers_as_torch_does_for_any_batch(weights: Path, tmp_path:
         batch = inputs_of(rows)
         with torch.inference_mode():
             best, y = (one.numpy() for one in module(*(torch.from_numpy(batch[name]) for name in ("x", "place"))))
-        outputs = engine.run(batch)
+        outputs = batcher.run(batch, Call()).outputs
         np.testing.assert_allclose(outputs["y"], y, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(outputs["best"], best)
 

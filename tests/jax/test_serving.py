@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ import pytest
 
 pytest.importorskip("jax")
 
-from tests.integration.cloud.serving import UPWELL, serving
+from tests.faults.programs import UPWELL
+from tests.integration.cloud.processes import children, until
+from tests.integration.cloud.serving import serving
 from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.tensors import Array
@@ -25,6 +29,7 @@ from upwell.shared.tensors import Array
 MODELS = Path(__file__).with_name("models")
 LARGE = Path(__file__).parents[2] / "edge/upwell/edge/demo/assets/cloud/digits-large/1"
 BUCKETS = (1, 3, 8)
+SHARED_BUCKETS = (1, 3)
 CUT = "relu_1"
 LARGEST_ERROR = 1e-5
 LIMIT_S = 20.0
@@ -74,6 +79,18 @@ def config(tmp_path_factory: pytest.TempPathFactory, split: tuple[Path, Path]) -
     }
     (root / "cloud.yaml").write_text(json.dumps(document))
     return root / "cloud.yaml"
+
+
+@pytest.fixture(scope="module")
+def shared_config(config: Path) -> Path:
+    """One of these models for two workers."""
+    document = json.loads(config.read_text())
+    document["serve"] |= {"workers": 2, "models": str(config.parent / "one")}
+    document["models"] = {"digits": {"engine": "jax", "buckets": list(SHARED_BUCKETS)}}
+    shutil.copytree(config.parent / "models" / "digits", config.parent / "one" / "digits")
+    path = config.with_name("shared.yaml")
+    path.write_text(json.dumps(document))
+    return path
 
 
 @dataclass(frozen=True)
@@ -140,3 +157,42 @@ def test_a_program_of_a_stranger_is_not_served_and_says_what_to_list(served: Ser
     (line,) = (line for line in served.lines if "model stranger version 1 is not served" in line)
     assert line.rstrip().endswith(f"add {digest}")
     assert [model for model, is_ready in served.ready.items() if not is_ready] == ["stranger"]
+
+
+@pytest.mark.timeout(400)  # three processes import JAX and compile
+def test_two_workers_compile_before_anybody_listens_and_one_that_is_restarted_before_it_does(
+    shared_config: Path, reference: Mapping[str, Array]
+) -> None:
+    pictures = np.concatenate([reference["x"]] * REPEATS)
+    expected = np.concatenate([reference["logits"]] * REPEATS)
+
+    def ask(address: str, rows: int) -> None:
+        client = OipClient(address)  # a connection of its own, which either worker may get
+        answer = client.infer(InferRequest("digits", {"x": pictures[:rows]}), LIMIT_S).outputs["logits"]
+        client.close()
+        np.testing.assert_allclose(answer, expected[:rows], atol=LARGEST_ERROR * np.abs(expected).max())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_LOG_COMPILES", "1")
+        patch.setattr("tests.integration.cloud.serving.LIMIT_S", START_S)
+        with serving("--config", shared_config) as service:
+            for rows in [*range(1, 2 * SHARED_BUCKETS[-1] + 2)] * 4:
+                ask(service.address, rows)
+            before = len(service.lines)
+            os.kill(children(service.process.pid)[0], signal.SIGKILL)
+            until(lambda: any("serves" in line for line in service.lines[before:]), START_S)
+            again = len(service.lines)
+            for rows in [*range(1, 2 * SHARED_BUCKETS[-1] + 2)] * 4:
+                ask(service.address, rows)
+            service.terminate()
+            assert service.exit_code() == 0
+    lines = service.lines
+    ready = next(place for place, line in enumerate(lines) if line.startswith("serving on"))
+    for number in ("worker 1", "worker 2"):
+        assert sum("Compiling" in line for line in lines[:ready] if number in line) == len(SHARED_BUCKETS)
+        assert [f"{number} upwell.cloud: model digits version 1: preparing it for batches of 1, 3 rows" in line
+                for line in lines[:ready]].count(True) == 1  # fmt: skip
+    compiled = [place for place, line in enumerate(lines) if place > ready and COMPILES.search(line)]
+    assert compiled
+    assert all(before <= place < again for place in compiled), [lines[place] for place in compiled]
+    assert len({re.search(r"worker \d", lines[place])[0] for place in compiled}) == 1  # type: ignore[index]  # all match

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from tests.models.legal_cuts import prefix_cuts, random_downsets
 from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.cuts import prefix_cuts, random_downsets
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Halves

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from tests.models.legal_cuts import prefix_cuts, random_downsets
 from tests.models.make_mobilenet_tflite import Net, quantized
 from tests.unit.tflite_for_tests import save
 from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.cuts import prefix_cuts, random_downsets
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Half, Halves
 from upwell.shared.partition.split.tflite import split_whole

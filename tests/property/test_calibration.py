@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from upwell.shared.routing.audit import AuditTally
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, upper_bound
 from upwell.shared.routing.calibration.choosing import CannotCalibrate, Sample, cut_for_risk, cut_for_share
@@ -24,7 +25,7 @@ batches = st.lists(st.tuples(st.lists(any_score, max_size=6), st.integers(0, 3),
 measures = st.sampled_from(["margin", "max_prob", "entropy", "count"])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(batches, measures, st.floats(0, 1), st.floats(-5, 5))
 def test_a_controller_takes_anything_and_stays_sane(
     told: list[tuple[list[float], int, int]], measure: Measure, target: float, start: float
@@ -40,7 +41,7 @@ def test_a_controller_takes_anything_and_stays_sane(
         assert before == before.observe(0, 0, ())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.floats(0, 1), min_size=400, max_size=800), measures, st.floats(0.05, 0.95))
 def test_the_share_holds_for_any_row_of_scores(scores: list[float], measure: Measure, target: float) -> None:
     """By the sum of its steps: |share − target| ≤ 1.2 / (0.015 T), however the scores were chosen.
@@ -55,7 +56,7 @@ def test_the_share_holds_for_any_row_of_scores(scores: list[float], measure: Mea
     assert abs(sent / len(scores) - target) <= 1.2 / (0.015 * len(scores)) + 0.05
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.integers(0, 400), st.integers(0, 400), st.floats(0.001, 0.999), st.floats(0.5, 0.999))
 def test_bounds_and_tails_are_two_sides_of_one_thing(count: int, more: int, chance: float, confidence: float) -> None:
     trials = count + more
@@ -72,7 +73,7 @@ losses = st.sampled_from([0.0, 0.0, 0.0, 0.0, 1.0, math.nan])
 samples = st.lists(st.tuples(st.one_of(st.floats(0, 1), st.sampled_from([math.inf, -math.inf])), losses), max_size=400)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(samples, st.floats(0.01, 0.5), st.floats(0.5, 0.99))
 def test_a_cut_for_a_risk_is_certain_of_it_and_the_next_is_not(
     rows: list[tuple[float, float]], max_risk: float, confidence: float
@@ -89,7 +90,7 @@ def test_a_cut_for_a_risk_is_certain_of_it_and_the_next_is_not(
         assert at_most(known.kept_wrong(float(above[0])), len(known), max_risk) > 1 - confidence
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(st.floats(0, 1), min_size=300, max_size=600), st.floats(0.15, 0.3))
 def test_a_cut_for_a_share_is_the_nearest_there_is(scores: list[float], target: float) -> None:
     sample = Sample(np.array(scores), np.full(len(scores), math.nan))
@@ -103,7 +104,7 @@ def test_a_cut_for_a_share_is_the_nearest_there_is(scores: list[float], target: 
 names = st.sampled_from(["", "a", "b"])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.tuples(st.integers(0, 50), names, names, names), min_size=1, max_size=30))
 def test_every_line_is_in_one_group_that_it_agrees_with(rows: list[tuple[int, str, str, str]]) -> None:
     lines = [
@@ -120,7 +121,7 @@ def test_every_line_is_in_one_group_that_it_agrees_with(rows: list[tuple[int, st
             assert line.cloud_digest in ("", identity.cloud_digest)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(st.booleans(), max_size=200), st.floats(0, 1), st.integers(0, 20), st.integers(0, 20))
 def test_a_tally_counts_right_and_its_capital_is_never_negative(
     told: list[bool], max_risk: float, kept: int, sent: int

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
@@ -59,7 +60,7 @@ def assert_same(found: Any, expected: Any) -> None:
         )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(NAMES, TENSORS, NAMES, NAMES, st.lists(NAMES, unique=True, max_size=3), PARAMETERS)
 def test_requests_come_back(
     model: str, inputs: dict[str, Array], version: str, id_: str, outputs: list[str], parameters: dict[str, Any]
@@ -74,7 +75,7 @@ def test_requests_come_back(
     }
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(NAMES, TENSORS, NAMES, NAMES, PARAMETERS)
 def test_responses_come_back(
     model: str, outputs: dict[str, Array], version: str, id_: str, parameters: dict[str, Any]
@@ -85,7 +86,7 @@ def test_responses_come_back(
     assert (found.model, found.version, found.id, found.parameters) == (model, version, id_, parameters)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.sampled_from(list(TYPED_FIELDS)).flatmap(lambda name: st.tuples(st.just(name), arrays_of(name))))
 def test_typed_contents_are_the_same_as_raw_ones(case: tuple[str, Array]) -> None:
     datatype, array = case
@@ -110,14 +111,14 @@ PARSERS: list[Callable[[bytes], Any]] = [
 ]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.sampled_from(PARSERS), st.binary(max_size=200))
 def test_arbitrary_bytes_raise_nothing_else(parse: Callable[[bytes], Any], data: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
         parse(data)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(TENSORS, st.data())
 def test_a_damaged_request_raises_nothing_else(inputs: dict[str, Array], data: st.DataObject) -> None:
     good = bytearray(converters.serialize_infer_request(InferRequest("model", inputs, id="id")))
@@ -128,7 +129,7 @@ def test_a_damaged_request_raises_nothing_else(inputs: dict[str, Array], data: s
         converters.parse_infer_request(damaged)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(TENSORS, st.integers(0, 9), st.data())
 def test_large_requests_come_back_whatever_their_alignment(
     inputs: dict[str, Array], id_length: int, data: st.DataObject
@@ -141,7 +142,7 @@ def test_large_requests_come_back_whatever_their_alignment(
     assert all(array.flags.aligned for array in found.inputs.values())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(TENSORS, st.data())
 def test_a_large_message_taken_apart_is_read_as_protobuf_reads_it(
     inputs: dict[str, Array], data: st.DataObject
@@ -167,7 +168,7 @@ def test_a_large_message_taken_apart_is_read_as_protobuf_reads_it(
     assert part == whole
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(TENSORS, PARAMETERS, st.lists(NAMES, unique=True, max_size=2), NAMES, st.data())
 def test_a_familiar_request_is_read_as_protobuf_reads_it(
     inputs: dict[str, Array], parameters: dict[str, Any], outputs: list[str], id_: str, data: st.DataObject
@@ -193,14 +194,14 @@ def test_a_familiar_request_is_read_as_protobuf_reads_it(
         assert told[0] == told[1]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(NAMES, st.dictionaries(NAMES, st.sampled_from(NUMBERS).flatmap(arrays_of), min_size=1, max_size=4), NAMES)
 def test_plain_requests_are_familiar(model: str, inputs: dict[str, Array], id_: str) -> None:
     data = converters.serialize_infer_request(InferRequest(model, inputs, id=id_))
     assert (read_familiar(data) is not None) == all(array.size for array in inputs.values())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(NAMES, TENSORS, NAMES, NAMES, PARAMETERS)
 def test_answers_are_what_generated_code_writes(
     model: str, outputs: dict[str, Array], version: str, id_: str, parameters: dict[str, Any]
@@ -221,7 +222,7 @@ def test_answers_are_what_generated_code_writes(
 SHAPE = st.lists(st.integers(-2, 3) | st.integers(-(2**63), 2**63 - 1), max_size=6)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.sampled_from([*DTYPES, "FLOAT", ""]), SHAPE, st.binary(max_size=64), st.booleans())
 @example("FP32", [0, 2**62, 2**62], b"", True)
 @example("BYTES", [2**62], b"", True)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.examples import examples
 from upwell.shared.routing.box_hardness import box_hardness
 from upwell.shared.routing.hardness import RISING, Measure, as_logits, hardness, is_hard
 from upwell.shared.tensors import Array
@@ -31,7 +32,7 @@ finite_logits = scores(st.floats(-1e30, 1e30))
 any_floats = scores(st.floats(allow_nan=True, allow_infinity=True, width=32), 32)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(finite_logits, st.sampled_from(BOUNDED), temperatures)
 def test_finite_logits_measure_within_bounds(values: Array, measure: Measure, temperature: float) -> None:
     found = hardness(values, measure, logits=True, temperature=temperature)
@@ -41,7 +42,7 @@ def test_finite_logits_measure_within_bounds(values: Array, measure: Measure, te
         assert math.isnan(value) if says_nothing else -1e-9 <= value <= 1 + 1e-9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(any_floats, st.sampled_from(OF_SCORES), st.booleans(), temperatures)
 def test_anything_at_all_gives_one_number_per_row_and_no_exception(
     values: Array, measure: Measure, logits: bool, temperature: float
@@ -56,7 +57,7 @@ def test_anything_at_all_gives_one_number_per_row_and_no_exception(
         assert not math.isinf(value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(any_floats, st.sampled_from(OF_SCORES), st.booleans())
 def test_a_row_measures_alike_alone_and_among_others(values: Array, measure: Measure, logits: bool) -> None:
     together = hardness(values, measure, logits=logits)
@@ -64,7 +65,7 @@ def test_a_row_measures_alike_alone_and_among_others(values: Array, measure: Mea
     np.testing.assert_allclose(together, alone, rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(scores(st.floats(-50, 50)), st.sampled_from(OF_SCORES), st.randoms(use_true_random=False), temperatures)
 def test_the_order_of_the_classes_does_not_matter(
     values: Array, measure: Measure, random: Any, temperature: float
@@ -76,7 +77,7 @@ def test_the_order_of_the_classes_does_not_matter(
     np.testing.assert_allclose(first, second, rtol=1e-6, atol=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(scores(st.floats(-20, 20)), st.sampled_from(("max_prob", "margin", "entropy")), st.floats(0.2, 5))
 def test_logits_and_their_probabilities_measure_alike(values: Array, measure: Measure, temperature: float) -> None:
     logits = as_logits(values, logits=True)
@@ -87,7 +88,7 @@ def test_logits_and_their_probabilities_measure_alike(values: Array, measure: Me
     np.testing.assert_allclose(of_logits, of_probabilities, atol=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(scores(st.floats(-20, 20)), st.sampled_from(("max_prob", "margin", "entropy")), temperatures, temperatures)
 def test_a_higher_temperature_never_makes_a_row_easier(values: Array, measure: Measure, one: float, two: float) -> None:
     cool = np.array(hardness(values, measure, logits=True, temperature=min(one, two)))
@@ -102,7 +103,7 @@ boxes = hnp.arrays(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(boxes, st.floats(0, 1))
 def test_boxes_are_counted_as_one_by_one(rows: Array, box_score: float) -> None:
     found = {measure: box_hardness(rows, measure, box_score=box_score) for measure in OF_BOXES}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from upwell.edge.timetable import RANKS, Claim, Start, by_deadline, choose, late, make_room
 from upwell.shared.routing.settings import Priority
 
@@ -49,13 +50,13 @@ def taken_on(asking: list[Due]) -> list[Due]:
     return waiting
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(ALIKE, max_size=5))
 def test_the_earliest_deadline_first_is_in_time_whenever_any_order_is(jobs: list[Due]) -> None:
     assert (not late(by_deadline(jobs), NOW)) == feasible(jobs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(ALIKE, max_size=4), ALIKE)
 def test_among_equals_a_job_is_refused_only_where_no_order_serves_all(asking: list[Due], new: Due) -> None:
     waiting = taken_on(asking)
@@ -63,7 +64,7 @@ def test_among_equals_a_job_is_refused_only_where_no_order_serves_all(asking: li
     assert leaving == ([] if feasible([*waiting, new]) else None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(RANKED, max_size=5), RANKED)
 def test_only_lower_ranks_give_way_and_only_where_it_helps(asking: list[Due], new: Due) -> None:
     waiting = taken_on(asking)
@@ -79,7 +80,7 @@ def test_only_lower_ranks_give_way_and_only_where_it_helps(asking: list[Due], ne
         assert not feasible([*waiting, new])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.builds(due, st.just(2.0), DEADLINES, st.just("low")), max_size=5), DEADLINES)
 def test_of_equal_runs_the_fewest_give_way(asking: list[Due], deadline_s: float) -> None:
     waiting, new = taken_on(asking), due(2.0, deadline_s, "high")
@@ -96,7 +97,7 @@ def test_of_equal_runs_the_fewest_give_way(asking: list[Due], deadline_s: float)
     assert (None if leaving is None else len(leaving)) == fewest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(RANKED, min_size=1, max_size=6))
 def test_whoever_goes_first_makes_nobody_late_and_is_of_the_highest_rank_that_can(asking: list[Due]) -> None:
     waiting = taken_on(asking) or asking[:1]
@@ -116,7 +117,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ARRIVALS)
 def test_whoever_is_taken_on_and_not_displaced_ends_in_time(
     arrivals: list[tuple[float, float, float, Priority]],

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.edge.virtual_lane import Arrival, Promised, VirtualLane
 from upwell.edge.timetable import RANKS, Claim, Job, Start, by_deadline, choose, ends_s, late, latest_gap, make_room
 from upwell.shared.errors import Refused, Superseded
@@ -55,7 +56,7 @@ def by_the_clock(jobs: Sequence[Due], free_s: Sequence[float]) -> dict[Due, floa
     return ends
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(JOBS, max_size=8), STARTS)
 def test_each_job_goes_to_the_server_that_is_free_first(jobs: list[Due], starts: list[Start]) -> None:
     certain = [Due(job.deadline_s, replace(job.claim, spread_s=0.0)) for job in jobs]
@@ -63,7 +64,7 @@ def test_each_job_goes_to_the_server_that_is_free_first(jobs: list[Due], starts:
     assert ends == by_the_clock(certain, [start.at_s for start in starts])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(JOBS, max_size=8), STARTS)
 def test_each_job_adds_its_spread_to_the_least_there_is(jobs: list[Due], starts: list[Start]) -> None:
     usual = by_the_clock(jobs, [start.at_s for start in starts])
@@ -74,7 +75,7 @@ def test_each_job_adds_its_spread_to_the_least_there_is(jobs: list[Due], starts:
         assert math.isclose(end_s, usual[job] + math.sqrt(squares[0]))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.data(), st.lists(JOBS, max_size=8), STARTS)
 def test_nobody_ends_later_where_runs_are_shorter_or_others_leave(
     data: st.DataObject, jobs: list[Due], starts: list[Start]
@@ -138,7 +139,7 @@ SLOTS = st.builds(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.lists(JOBS, max_size=6), st.lists(SLOTS, max_size=2), st.builds(Start, ALLOWED, SPREADS))
 def test_one_server_ends_when_it_did(jobs: list[Due], slots: list[Due], start: Start) -> None:
     due = [*jobs, *slots]
@@ -147,14 +148,14 @@ def test_one_server_ends_when_it_did(jobs: list[Due], slots: list[Due], start: S
     assert late(jobs, start) == old_late(jobs, start)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.lists(JOBS, max_size=6), JOBS, st.builds(Start, ALLOWED, SPREADS))
 def test_one_server_takes_on_and_chooses_whom_it_did(waiting: list[Due], new: Due, start: Start) -> None:
     assert make_room(waiting, new, start, is_free=False) == old_make_room(waiting, new, start)
     assert choose([*waiting, new], start) is old_choose([*waiting, new], start)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=8), st.integers(0, 12), RUNS, SERVERS)
 def test_a_slot_is_the_latest_that_leaves_a_server_for_it(
     others: list[tuple[int, int]], end: int, length_s: float, servers: int
@@ -185,7 +186,7 @@ def assert_kept(device: VirtualLane) -> None:
             assert isinstance(request.error, Superseded) or not request.ticket.claim.is_owed
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(SERVERS, st.lists(HASTY, max_size=25))
 def test_whoever_is_taken_on_is_in_time_though_runs_end_early_and_others_leave(
     instances: int, day: list[Arrival | Promised]
@@ -195,7 +196,7 @@ def test_whoever_is_taken_on_is_in_time_though_runs_end_early_and_others_leave(
     assert_kept(device)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(SERVERS, st.lists(HASTY | PROMISES, max_size=25))
 def test_whoever_is_taken_on_is_in_time_and_promises_are_kept(instances: int, day: list[Arrival | Promised]) -> None:
     device = VirtualLane(instances)
@@ -203,7 +204,7 @@ def test_whoever_is_taken_on_is_in_time_and_promises_are_kept(instances: int, da
     assert_kept(device)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SERVERS, RUNS, st.integers(1, 12))
 def test_as_many_are_taken_on_as_fit(instances: int, run_s: float, rounds: int) -> None:
     """Of a crowd with one deadline: so many rounds on each server."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from PIL import Image
 
+from tests.examples import examples
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.geometry import Geometry
@@ -38,7 +39,7 @@ def batches(draw: st.DrawFn) -> dict[str, Array]:
     return {"x": draw(npst.arrays(np.float32, (rows, 3), elements=st.floats(-9, 9, width=32))), "t": texts}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(batches(), st.randoms())
 def test_rows_taken_apart_come_together_again(batch: dict[str, Array], random: Any) -> None:
     specs = [TensorSpec("x", "FP32", (-1, 3)), TensorSpec("t", "BYTES", (-1,))]
@@ -56,7 +57,7 @@ def test_rows_taken_apart_come_together_again(batch: dict[str, Array], random: A
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(FLOATS)
 def test_softmax_sums_to_one_or_is_nan(x: Array) -> None:
     result = softmax(x)
@@ -66,7 +67,7 @@ def test_softmax_sums_to_one_or_is_nan(x: Array) -> None:
     assert ((result >= 0) | np.isnan(result)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(FLOATS)
 def test_sigmoid_stays_between_0_and_1(x: Array) -> None:
     result = sigmoid(x)
@@ -74,7 +75,7 @@ def test_sigmoid_stays_between_0_and_1(x: Array) -> None:
     assert ((result >= 0) & (result <= 1) | np.isnan(x)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(FLOATS, st.data())
 def test_top_k_is_the_head_of_a_stable_sort(x: Array, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, x.shape[-1]))
@@ -87,7 +88,7 @@ def test_top_k_is_the_head_of_a_stable_sort(x: Array, data: st.DataObject) -> No
         np.testing.assert_array_equal(best, row[chosen])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(["INT8", "UINT8", "INT16", "UINT16"]), st.floats(1e-3, 10), st.data())
 def test_quantizing_what_was_dequantized_changes_nothing(dtype: Any, scale: float, data: st.DataObject) -> None:
     limits = np.iinfo(DTYPES[dtype])
@@ -97,7 +98,7 @@ def test_quantizing_what_was_dequantized_changes_nothing(dtype: Any, scale: floa
     assert np.array_equal(quantize(real, Quantize(scale=scale, zero_point=zero_point, dtype=dtype)), x)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.tuples(st.integers(1, 300), st.integers(1, 300)),
     st.tuples(st.integers(1, 80), st.integers(1, 80)),
@@ -133,7 +134,7 @@ SEEDS = [_seed(form) for form in ("JPEG", "PNG", "WEBP")]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL.TiffImagePlugin")
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4), st.data())
 def test_a_damaged_picture_is_decoded_or_refused(
     seed: bytes, damage: list[tuple[int, int]], data: st.DataObject
@@ -159,7 +160,7 @@ tensor_specs = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.lists(tensor_specs, min_size=1, max_size=3, unique_by=lambda spec: spec.name),
     st.lists(tensor_specs, min_size=1, max_size=3, unique_by=lambda spec: spec.name),
@@ -170,7 +171,7 @@ def test_a_starting_description_loads_for_its_tensors(inputs: list[TensorSpec], 
     assert processor.signature.inputs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 7), st.integers(1, 4))
 def test_chunks_change_nothing(rows: int, fixed: int) -> None:
     def run(tensors: Mapping[str, Array]) -> dict[str, Array]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from upwell.shared.routing.breaker import Admission, Breaker
 from upwell.shared.routing.latency import LatencyWindow, RunTimes
 from upwell.shared.routing.link import LinkEstimate, LinkSample
@@ -22,6 +23,7 @@ from upwell.shared.routing.state import (
     CloudAnswered,
     CloudDropped,
     CloudFailure,
+    CloudHeld,
     CloudMoved,
     CloudSent,
     Decision,
@@ -136,6 +138,7 @@ outcomes = st.one_of(
         calls,
     ),
     st.builds(CloudDropped, models, st.just(()), calls),
+    st.builds(CloudHeld, models, durations_s | st.just(math.inf)),
     st.builds(CloudMoved),
     st.builds(LinkProbed, durations_s),
     st.builds(Audited, models, st.just("no such scope"), st.booleans()),
@@ -197,7 +200,7 @@ def decide(router: Router, state: RouterState, signals: Signals, now_s: float, v
 
 
 hardness_values = st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), min_size=6, max_size=6)
-many = settings(deadline=None, max_examples=60)
+many = settings(deadline=None, max_examples=examples(60))
 
 
 def told(decisions: Told) -> list[Decision]:

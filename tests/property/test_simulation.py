@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.routing.simulation.scenes import line, rules, scene
 from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.reasons import Route
@@ -19,7 +20,7 @@ from upwell.shared.routing.simulation.runs import cloud_only, edge_only, oracle,
 from upwell.shared.routing.simulation.served import Report, Served
 from upwell.shared.routing.simulation.uplink import Call, SimulatedUplink
 
-modest = settings(deadline=None, max_examples=150)
+modest = settings(deadline=None, max_examples=examples(150))
 traces = st.lists(st.integers(0, 60), min_size=1, max_size=12).map(sorted).filter(lambda packets: packets[-1] > 0)
 
 
@@ -112,7 +113,7 @@ POLICIES = (
 links = st.sampled_from([0.0, 0.2, 2.0, 50.0])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(logs(), st.sampled_from(POLICIES), links)
 def test_whatever_happens_the_accounts_are_right(lines: list[LogLine], text: str, mbps: float) -> None:
     policy, what = rules(text), scene(lines, mbps)
@@ -148,7 +149,7 @@ def check(one: Served) -> None:
     assert one.left_bytes in (0, one.request.size_bytes)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(logs(most=8), st.sampled_from([1.0, 4.0]))
 def test_the_oracle_sends_in_order_whatever_would_be_back_in_time(lines: list[LogLine], mbps: float) -> None:
     served = oracle(rules(), scene(lines, mbps))

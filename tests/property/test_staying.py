@@ -10,6 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.property.test_routing import Past, learn, pasts, requests, written_policies
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.router import Router
@@ -24,7 +25,7 @@ def full_way(policy: Policy) -> Router:
     return router
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(written_policies(), pasts, requests(), st.floats(0, 12), st.booleans(), st.sampled_from([0.0, 0.001, 0.3]))
 def test_both_ways_come_to_the_same_decision(
     written: dict[str, Any], past: Past, signals: Signals, wait_s: float, is_split: bool, ran_s: float

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
+from tests.examples import examples
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.units import parse_bytes, parse_seconds, parse_share
@@ -25,14 +26,14 @@ documents = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(documents)
 def test_json_comes_back_as_it_was(document: dict[str, Any]) -> None:
     """JSON is YAML 1.2, with the same values."""
     assert read_tree(json.dumps(document, ensure_ascii=False), None).value == document
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_come_back_as_they_were(number: float) -> None:
     assert read_tree(f"x: {number!r}", None).value == {"x": number}
@@ -54,7 +55,7 @@ class File(BaseModel):
     items: list[int] = []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(st.sampled_from("ab:-?,[]{}&*!|>'\"%@`#\n\t 01.~<\\\x00\x85\ufeff"), max_size=40) | st.text(max_size=30))
 @example("a: &a\n  - *a")
 @example("? \n: ")
@@ -65,7 +66,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             assert problem.message
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(documents)
 @example({"[key]": None})
 def test_any_document_is_read_or_refused_with_a_place(document: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ def test_any_document_is_read_or_refused_with_a_place(document: dict[str, Any]) 
         assert problem.column is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scalars | st.floats() | st.from_regex(r"-?\d{0,3}\.?\d{0,3} ?(ms|s|m|h|B|kB|MiB|%|GB|kb)?", fullmatch=True))
 def test_a_quantity_is_in_range_or_refused(value: object) -> None:
     for parse in (parse_seconds, parse_bytes, parse_share):
@@ -83,7 +84,7 @@ def test_a_quantity_is_in_range_or_refused(value: object) -> None:
             assert 0 <= parse(value) < math.inf
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 10**6))
 def test_units_agree_with_each_other(number: int) -> None:
     assert parse_seconds(f"{number}s") == parse_seconds(f"{number * 1000}ms")

@@ -23,6 +23,7 @@ from tests.integration.cloud.serving import serving
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.scale import ray_serve
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
+from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
@@ -247,3 +248,14 @@ def test_it_grows_under_load_and_goes_on_when_a_node_dies(nodes: Nodes, client: 
     assert load.wrong == []
     assert len(load.failed_tries) == settled, "requests still fail after the loss was noticed"
     assert set(kinds) <= {RemoteErrorKind.UNAVAILABLE, RemoteErrorKind.INTERNAL, RemoteErrorKind.DEADLINE}, kinds
+
+
+def test_a_service_without_a_model_that_works_says_why(nodes: Nodes, tmp_path: Path) -> None:
+    """The last test: it takes the place of the service of the others."""
+    (tmp_path / "bad" / "1").mkdir(parents=True)
+    (tmp_path / "bad" / "1" / "model.onnx").write_bytes(b"no model")
+    scale = ray_serve.Scale(max_replicas=1)
+    with pytest.raises(
+        ModelFailed, match=r"^no model can be served: bad version 1: bad/1/model\.onnx: not an ONNX file"
+    ):
+        ray_serve.start(config(tmp_path), scale, LIMIT_S)

@@ -12,8 +12,6 @@ import numpy as np
 import onnxruntime
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from upwell.edge.demo.data import ASSETS, Page, digit_png, heldout, pages
 from upwell.shared.signature.description import ModelDescription
@@ -156,6 +154,9 @@ def test_tflite_names_its_tensors_as_onnx_does() -> None:
 
 
 def test_held_out_digits_are_the_third_of_the_data_that_training_left_out() -> None:
+    from sklearn.datasets import load_digits  # takes a second
+    from sklearn.model_selection import train_test_split
+
     data, split = load_digits(), heldout()
     images = np.rint(data.images * (255 / 16)).astype(np.uint8)
     seen, unseen, _, truth = train_test_split(images, data.target, test_size=0.33, random_state=0, stratify=data.target)

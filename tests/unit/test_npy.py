@@ -1,9 +1,12 @@
-"""Reading .npy files: what numpy writes is read back, and whatever else is in there is one `ValueError`."""
+"""Reading .npy and .npz files: what numpy writes is read back, and whatever else is in there is one `ValueError`."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
+import warnings
+import zipfile
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-from upwell.shared.npy import read_npy
+from upwell.shared.npy import read_npy, read_npz
 from upwell.shared.tensors import Array
 
 MAGIC = b"\x93NUMPY\x01\x00"
@@ -153,3 +156,40 @@ def test_no_damage_leads_to_another_error(place: int, change: bytes, cut: int) -
     except ValueError:
         return
     assert found.nbytes <= len(data)
+
+
+def npz(*members: tuple[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> io.BytesIO:
+    file = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(file, "w", compression) as archive:
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name, data in members:
+            archive.writestr(name, data)
+    return file
+
+
+ONE = ("x.npy", written(np.arange(100.0)))
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_is_read_or_its_damage_is_told(compression: int) -> None:
+    whole = npz(ONE, compression=compression).getvalue()
+    assert read_npz(io.BytesIO(whole), 1 << 20)["x"].tolist() == list(range(100))
+    for place in range(len(whole)):
+        data = whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :]
+        with contextlib.suppress(ValueError, OSError):
+            found = read_npz(io.BytesIO(data), 1 << 20)
+            assert [array.tolist() for array in found.values()] in ([], [list(range(100))])
+
+
+def test_an_archive_within_its_bounds_alone_is_read() -> None:
+    size_bytes = len(ONE[1])
+    two = npz(ONE, ("y.npy", ONE[1]))
+    assert list(read_npz(two, 2 * size_bytes, 2)) == ["x", "y"]
+    with pytest.raises(ValueError, match=rf"in 2 arrays; at most {2 * size_bytes - 1} bytes are read"):
+        read_npz(two, 2 * size_bytes - 1)
+    with pytest.raises(ValueError, match="at most 1048576 bytes in 1 arrays are read"):
+        read_npz(two, 1 << 20, 1)
+    with pytest.raises(ValueError, match="one name"):
+        read_npz(npz(ONE, ("x", ONE[1])), 1 << 20)
+    with pytest.raises(ValueError, match="not a zip file"):
+        read_npz(io.BytesIO(b"PK"), 1 << 20)

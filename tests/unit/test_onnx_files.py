@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
+from tests.examples import examples
 from tests.unit.models_for_tests import (
     branch_elsewhere,
     identity,
@@ -287,7 +288,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, content: bytes) -> N
 
 
 @given(st.binary(min_size=1, max_size=200))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_any_bytes_are_walked_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = put(tmp_path_factory.getbasetemp() / "any.onnx", content)
     with contextlib.suppress(BadOnnxFile):
@@ -308,7 +309,7 @@ def locations_in(message: Message) -> Iterator[str]:
 WITH_WEIGHTS = branch_elsewhere("outer.bin", inner="inner.bin")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(data=st.data())
 def test_a_damaged_file_is_refused_or_holds_nothing_that_was_not_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -65,6 +65,21 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
         ray_serve.application(config(models=str(tmp_path)), ray_serve.Scale())
 
 
+def test_of_what_ray_says_of_a_failed_start_our_own_reason_is_told() -> None:
+    message = """The deployment failed to start 3 times in a row. Error:
+ray::ServeReplica:upwell:upwell.initialize_and_get_metadata() (pid=1, ip=127.0.0.2)
+Traceback (most recent call last):
+  File "/x/ray_replica.py", line 1, in __init__
+upwell.shared.errors.ModelFailed: no model can be served: m version 1: it is broken
+
+The above exception was the direct cause of the following exception:
+RuntimeError: Traceback (most recent call last):
+upwell.shared.errors.ModelFailed: no model can be served: m version 2: it is broken
+"""
+    assert ray_serve.reason_in(message) == "no model can be served: m version 2: it is broken"
+    assert ray_serve.reason_in("no machine has 64 cores") == "no machine has 64 cores"
+
+
 @pytest.mark.parametrize("args", [{"min_replicas": 3, "max_replicas": 2}, {"cpus": 0}, {"target": 0.0}])
 def test_a_scale_that_cannot_be_is_refused(args: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="expected"):

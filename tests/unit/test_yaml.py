@@ -148,6 +148,20 @@ def test_a_union_of_a_quantity_and_a_word_is_told_once() -> None:
     ]
 
 
+def test_a_list_is_not_also_too_short_for_its_wrong_items() -> None:
+    class Several(BaseModel):
+        numbers: tuple[int, ...] = Field(min_length=1)
+
+    for text, expected in (
+        ("numbers: [a]", "numbers[0]: expected a whole"),
+        ("numbers: []", "numbers: expected at least"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_yaml(text, Several)
+        (problem,) = caught.value.problems
+        assert expected in str(problem)
+
+
 def test_every_duplicate_key_is_told() -> None:
     assert problems("name: a\nname: b\nmodels: {a: {type: onnx, type: onnx}}\n") == [
         "2:1: name: the key is written twice; first in line 1",

@@ -30,7 +30,7 @@ class ModelLine:
         if isinstance(model, BrokenModel):
             return cls(model.name, model.version, reason=model.reason)
         own = model.settings
-        engine = f"{model.engine.version}, {own.device}"
+        engine = f"{model.engine.version}, {', '.join(own.providers) or own.device}"
         return cls(model.name, model.version, engine, own.instances, own.max_batch, model.digest)
 
 

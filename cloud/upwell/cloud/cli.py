@@ -12,6 +12,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.loading import ExtraMissing
 from upwell.cloud.printing import printed
 from upwell.shared.errors import ConfigError
+from upwell.shared.oip.security import parse_address
 from upwell.shared.units import parse_bytes
 from upwell.shared.yaml import load_yaml
 
@@ -59,6 +60,8 @@ def serve(
         "insecure": insecure or None,
     }
     given = {name: value for name, value in flags.items() if value is not None}
+    for address in listen or ():
+        parse_address(address)
     found = _from_file(config, given, listen) if config else _from_flags(given, listen)
     if print_config:
         typer.echo(printed(found, as_json=as_json))

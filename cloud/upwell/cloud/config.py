@@ -11,17 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 
 from upwell.cloud.engines.base import ModelSettings, Precision
 from upwell.cloud.repository.repository import Versions
+from upwell.shared.addresses import LARGEST_MESSAGE_BYTES, ListenAddress, TcpAddress, check_all_differ
 from upwell.shared.oip.limits import UNLIMITED, Limits
 from upwell.shared.oip.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.telemetry.sections import METRICS, LogFormat, MetricsAddress, Traces
+from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
 from upwell.shared.units import Bytes, Seconds
 from upwell.shared.yaml import RelativePath
 
-Count = Annotated[int, Field(ge=1, le=4096)]
+Count = Annotated[int, Field(strict=True, ge=1, le=4096)]
 Buckets = Annotated[tuple[Count, ...], Field(min_length=1, max_length=32)]
-QueueBound = Annotated[int, Field(ge=0, le=4096)]
-Workers = Annotated[int, Field(ge=1, le=256)]
+QueueBound = Annotated[int, Field(strict=True, ge=0, le=4096)]
+Workers = Annotated[int, Field(strict=True, ge=1, le=256)]
 Version = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Device = Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")]
@@ -125,20 +126,24 @@ class Repository(_Section):
 class Serve(_Section):
     """The service itself."""
 
-    listen: tuple[str, ...] = Field(min_length=1, description="Addresses: HOST:PORT (port 0: any free) or unix:PATH.")
-    listen_http: tuple[str, ...] = Field((), description="The same over HTTP/1.1; needs the extra `http`.")
+    listen: tuple[ListenAddress, ...] = Field(
+        min_length=1, description="Addresses: HOST:PORT (port 0: any free) or unix:PATH."
+    )
+    listen_http: tuple[ListenAddress, ...] = Field((), description="The same over HTTP/1.1; needs the extra `http`.")
     models: RelativePath = Field(description="The model repository: <name>/<version>/model.onnx and so on.")
     repository: Repository = Field(Repository(), description="Whether what is served may change meanwhile.")
     tls: Tls | None = Field(None, description="TLS.")
     tokens: RelativePath | None = Field(None, description="File of known bearer tokens; callers must send one.")
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS and authentication.")
     limits: Limits = Field(UNLIMITED, description="What each client may ask for, where tokens.yaml says nothing else.")
-    max_message: Bytes = Field(DEFAULT_MAX_MESSAGE_BYTES, gt=0, description="Largest message in and out.")
+    max_message: Bytes = Field(
+        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=LARGEST_MESSAGE_BYTES, description="Largest message in and out."
+    )
     trusted: tuple[Sha256, ...] = Field(
         (), description="SHA-256 (hex) of files that may run code as they are loaded: `model.jax`. No other is opened."
     )
     drain: Seconds = Field(30.0, description="After SIGTERM, how long accepted requests may take to finish.")
-    metrics: MetricsAddress | None = Field(None, description=METRICS)
+    metrics: TcpAddress | None = Field(None, description=METRICS)
     traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
     log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
     access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
@@ -157,6 +162,12 @@ class Serve(_Section):
         if age and age < _LEAST_AGE_S:
             raise ValueError(f"expected at least {1e3 * _LEAST_AGE_S:.0f}ms, such as 5m, or 0 for never")
         return age
+
+    @model_validator(mode="after")
+    def _ports_of_their_own(self) -> Serve:
+        metrics = [self.metrics] if self.metrics else []
+        check_all_differ({"listen": self.listen, "listen_http": self.listen_http, "metrics": metrics})
+        return self
 
     @property
     def connection_age_s(self) -> float | None:

@@ -22,6 +22,9 @@ from upwell.shared.yaml import load_yaml
 
 log = logging.getLogger("upwell.cloud")
 
+_LONG_S = 1.0
+"""What takes longer is worth a line of its own: engines that compile may take a minute for each size."""
+
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
@@ -132,6 +135,9 @@ def load_model(folder: ModelFolder, config: CloudConfig) -> ServedModel | Broken
     except OSError as error:
         log.error("model %s version %s is not served: %s", name, version, error)
         return BrokenModel(name, version, f"its files cannot be read: {error.strerror}")
+    except Exception:  # whatever a framework raises for a strange file, the other models are served
+        log.exception("model %s version %s is not served", name, version)
+        return BrokenModel(name, version, "it cannot be loaded; the service's log says why")
 
 
 def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> ServedModel:
@@ -140,18 +146,19 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> Ser
     digest = folder.digest(path)  # before anything else reads it: this refuses weights outside the folder
     description = folder.description
     engine = by_rows(kind.load(folder.name, path, settings), settings.buckets)
+    buckets = engine.buckets or settings.buckets
     processor = Processor(
         load_yaml(description, ModelDescription) if description else None,
         engine.inputs,
         engine.outputs,
         settings.engine,
     )
-    _warm_up(folder.name, engine, settings)
+    _warm_up(folder, engine, buckets, settings.max_batch)
     batcher = Batcher(
         engine,
         instances=settings.instances,
         max_batch=settings.max_batch,
-        buckets=settings.buckets,
+        buckets=buckets,
         max_queue=settings.max_queue,
         device=device_for(settings.device),
     )
@@ -159,13 +166,21 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> Ser
     return ServedModel(name, str(folder.version), kind.platform, digest, settings, engine, processor, batcher, load_s)
 
 
-def _warm_up(name: str, engine: Engine, settings: ModelSettings) -> None:
-    """Have the engine ready for every size of batch that it will get."""
+def _warm_up(folder: ModelFolder, engine: Engine, buckets: Sequence[int], max_batch: int) -> None:
+    """Have the engine ready for every size of batch that it will get. What takes long is logged as it goes on."""
     if works_by_rows(engine):
-        sizes = settings.buckets or sorted({1, settings.max_batch})
+        sizes: Sequence[int] = buckets or sorted({1, max_batch})
     else:
         sizes = [1]
-        if settings.max_batch > 1 or settings.buckets:
-            log.warning("model %s has no rows to batch by; each request runs alone", name)
-    for rows in sizes:
+        if max_batch > 1 or buckets:
+            log.warning("model %s has no rows to batch by; each request runs alone", folder.name)
+    if engine.buckets:
+        listed = ", ".join(map(str, engine.buckets))
+        log.info("model %s version %d: preparing it for batches of %s rows", folder.name, folder.version, listed)
+    for place, rows in enumerate(sizes, 1):
+        started_s = time.monotonic()
         engine.warm_up(rows)
+        took_s = time.monotonic() - started_s
+        if took_s >= _LONG_S:
+            text = "model %s version %d: %d of %d sizes prepared, the latest (%d rows) in %.1f s"
+            log.info(text, folder.name, folder.version, place, len(sizes), rows, took_s)

@@ -42,7 +42,7 @@ class _Ended:
 class Observer:
     """Counts what the engines and the requests do, and records traces of it. Safe to use from many threads.
 
-    `offers` gives what is served; `has_names` says that callers have names (tokens or certificates): without them they
+    `has_names` says that callers have names (tokens or certificates): without them they
     are all anonymous. `tally` and `tracer` are None where nobody wants to know.
     """
 

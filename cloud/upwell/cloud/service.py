@@ -16,6 +16,7 @@ from upwell.cloud.offer import Offer, offered
 from upwell.shared.capabilities import extensions
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
+from upwell.shared.oip.threads import give_way
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array
 
@@ -189,6 +190,7 @@ def _answer(model: ServedModel, request: InferRequest, call: Call) -> InferRespo
     priority = priority_of(request.parameters) if request.parameters else DEFAULT_PRIORITY
     if not processor.identity:
         model.batcher.check(call, priority)
+        give_way()  # pictures are decoded without the interpreter's lock
     trace, started_s = call.trace, time.monotonic()
     prepared = processor.pre(request.inputs)
     if trace is not None:

@@ -21,12 +21,15 @@ from upwell.edge.uplink.calls import CloudCall, CloudMiss, CloudReply, Message
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudSent, Decision
+from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudHeld, CloudSent, Decision
 from upwell.shared.telemetry.trace import Place
 from upwell.shared.tensors import Array
 
 HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
 """Failures after which asking once more cannot help: it is the request that is wrong."""
+
+_EARLY_S = 0.005
+"""So much before its deadline a call may end for it: clocks and timers round."""
 
 Joined: TypeAlias = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """The answer that is wanted, from that of a tail; raises `ModelFailed` where it cannot be made of it."""
@@ -170,10 +173,15 @@ class Ascent:
             outcome = attempt.call.wait(-math.inf)
             if isinstance(outcome, CloudReply):
                 self._take_reply(attempt, outcome)
-            elif outcome is not None:
+            elif outcome is not None and not self._are_all_late(outcome):
                 self._take_miss(attempt, outcome)
             if self.outcome is not None:
                 return
+
+    def _are_all_late(self, miss: CloudMiss) -> bool:
+        """Whether a call ended since its own time is up, which is that of all: `give_up` counts them as one failure."""
+        is_late = miss.reason is Reason.CLOUD_DEADLINE and time.monotonic() >= self.decision.give_up_s - _EARLY_S
+        return is_late and len(self._under_way) > 1
 
     def _take_reply(self, attempt: _Attempt, reply: CloudReply) -> None:
         try:
@@ -222,6 +230,8 @@ class Ascent:
 
     def _is_worth_another(self, miss: CloudMiss) -> bool:
         wanted = self.decision.verdict.settings.on_failure(miss.reason) == "retry" and miss.reason not in HOPELESS
+        if miss.retry_after_s is not None and not self._uplink.has_others:  # it said that it would be for nothing
+            return False
         predicted_s = self.decision.predicted_cloud_s
         left_s = self.decision.give_up_s - time.monotonic()
         return wanted and self._may_retry and left_s > (0.0 if math.isnan(predicted_s) else predicted_s)
@@ -244,6 +254,8 @@ class Ascent:
         self._desk.router.observe(
             CloudFailure(self._model.name, miss.reason, self.decision.probes, waited_s, attempt.name)
         )
+        if miss.retry_after_s is not None:
+            self._desk.router.observe(CloudHeld(self._model.name, miss.retry_after_s))
 
     def _tell_dropped(self, attempt: _Attempt, why: str = "cancelled: it was not needed any more") -> None:
         self._trace(attempt, why)

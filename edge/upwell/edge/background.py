@@ -17,7 +17,7 @@ from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.rules import Verdict
-from upwell.shared.routing.state import LINK, CloudAnswered, CloudDropped, CloudSent
+from upwell.shared.routing.state import LINK, CloudAnswered, CloudDropped, CloudHeld, CloudSent
 
 QUIET_S = 0.25
 """Nothing kept is sent within so long after a message of a live request: the next may follow."""
@@ -58,12 +58,17 @@ class Sender:
         return LINK not in self._waited_for(now_s)
 
     def left_alone(self) -> Collection[str]:
-        """The models that the cloud fails on, while their breakers wait."""
+        """The models that the cloud fails on, while their breakers wait, and those it does not want to hear of yet."""
         return self._waited_for(time.monotonic())
 
     def _waited_for(self, now_s: float) -> Collection[str]:
-        breakers = self._router.state.breakers.items()
-        return {key for key, one in breakers if one.is_open and (now_s < one.open_until_s or not one.has_slot(now_s))}
+        state = self._router.state
+        failing = {
+            key
+            for key, one in state.breakers.items()
+            if one.is_open and (now_s < one.open_until_s or not one.has_slot(now_s))
+        }
+        return failing | {key for key, until_s in state.holds.items() if now_s < until_s}
 
     def still_allowed(self, model: str, tags: Mapping[str, str], request: InferRequest) -> bool:
         """Whether the policy of now lets the case leave, which is sent next."""
@@ -91,6 +96,8 @@ class Sender:
         finally:
             if not isinstance(outcome, CloudReply):
                 self._router.observe(CloudDropped(self._model, (), name))
+            if isinstance(outcome, CloudMiss) and outcome.retry_after_s is not None:
+                self._router.observe(CloudHeld(self._model, outcome.retry_after_s))
         if isinstance(outcome, CloudReply):
             self._note(name, outcome)
             return outcome.response

@@ -19,8 +19,9 @@ from upwell.edge.health import summary
 from upwell.edge.spool.service import MAX_STREAMS, add_agent_service
 from upwell.shared.oip.http.server import start_http_server
 from upwell.shared.oip.quotas import limited
-from upwell.shared.oip.security import parse_address
+from upwell.shared.oip.security import Address, parse_address
 from upwell.shared.oip.server import start_server
+from upwell.shared.stopping import stop_signals
 from upwell.shared.systemd import Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 from upwell.shared.yaml import load_yaml
@@ -40,7 +41,7 @@ def agent(
     # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     with build_agent(config) as running:  # which may fetch a model for minutes: until then a signal ends it at once
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: stop.put(None))
         spool = running.spool
         dataplane = limited(
@@ -68,7 +69,7 @@ def agent(
         if settings.metrics is not None:
             address = parse_address(settings.metrics)
             metrics = running.metrics.serve(address.host, address.port)
-            console.print(f"metrics on http://{address.host}:{metrics.server_port}/metrics", markup=False)
+            console.print(f"metrics on http://{Address(address.host, metrics.server_port)}/metrics", markup=False)
         for health in running.health():
             console.print(summary(health), markup=False)
         count = len(running.models)

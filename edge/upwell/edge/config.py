@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from upwell.edge.bundle.base import Trust
 from upwell.edge.model_sections import ModelSection
+from upwell.shared.addresses import LARGEST_MESSAGE_BYTES, Endpoint, ListenAddress, TcpAddress, check_all_differ
 from upwell.shared.errors import ConfigError
 from upwell.shared.located import Location, located
 from upwell.shared.oip.limits import UNLIMITED, Limits
@@ -18,11 +19,9 @@ from upwell.shared.oip.security import (
     TlsFiles,
     check_endpoint,
     check_exposure,
-    parse_address,
-    parse_endpoint,
 )
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.telemetry.sections import METRICS, LogFormat, MetricsAddress, Traces
+from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
 from upwell.shared.units import Bytes, Seconds
 from upwell.shared.yaml import RelativePath
 
@@ -31,26 +30,6 @@ DEFAULT_MAX_REQUESTS = 32
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _address(text: str) -> str:
-    try:
-        parse_address(text)
-    except ConfigError as error:
-        raise ValueError(error.problems[0].message) from None
-    return text
-
-
-def _endpoint(text: str) -> str:
-    try:
-        parse_endpoint(text)
-    except ConfigError as error:
-        raise ValueError(error.problems[0].message) from None
-    return text
-
-
-ListenAddress = Annotated[str, AfterValidator(_address)]
-Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 
 class ServerTls(_Section):
@@ -122,7 +101,7 @@ class AgentSection(_Section):
     state_dir: RelativePath | None = Field(
         None, description="A folder of this agent's own, made if missing; a second agent that names it is refused."
     )
-    metrics: MetricsAddress | None = Field(None, description=METRICS)
+    metrics: TcpAddress | None = Field(None, description=METRICS)
     traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
     log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
     listen_http: list[ListenAddress] = Field(
@@ -132,7 +111,9 @@ class AgentSection(_Section):
     tokens: RelativePath | None = Field(None, description="A tokens.yaml with the tokens that callers may use.")
     insecure: bool = Field(False, description="Allow a `listen` off loopback without authentication.")
     limits: Limits = Field(UNLIMITED, description="What each caller may ask for, where tokens.yaml says nothing else.")
-    max_message: Bytes = Field(DEFAULT_MAX_MESSAGE_BYTES, gt=0, description="Largest message taken or sent.")
+    max_message: Bytes = Field(
+        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=LARGEST_MESSAGE_BYTES, description="Largest message taken or sent."
+    )
     max_requests: int = Field(
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
     )
@@ -141,6 +122,12 @@ class AgentSection(_Section):
     )
     spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
     trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")
+
+    @model_validator(mode="after")
+    def _ports_of_their_own(self) -> AgentSection:
+        metrics = [self.metrics] if self.metrics else []
+        check_all_differ({"listen": self.listen, "listen_http": self.listen_http, "metrics": metrics})
+        return self
 
     @property
     def security(self) -> ServerSecurity:

@@ -297,4 +297,4 @@ class Handling:
         replies = [(a.rows, a.outcome) for a in self._ascents if isinstance(a.outcome, CloudReply)]
         if missed and not self._parts.are_complete(replies):
             _, miss = next(one for one in missed if not self._parts.edge_covers(one[0].rows))
-            raise failure(miss.reason, f"{miss.reason}: {miss.detail}")
+            raise failure(miss)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.npy import read_npy
+from upwell.shared.npy import read_npy, read_npz
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.tensors import Array, TensorSpec
@@ -77,10 +75,11 @@ def _read(text: str) -> Iterator[_Given]:
         elif path.suffix == ".npz":
             if name:
                 raise ConfigError.at(path, f"a .npz names its inputs itself; leave {name}= out")
-            yield from _archive(path, data)
+            for array_name, array in read_npz(io.BytesIO(data), DEFAULT_MAX_MESSAGE_BYTES).items():
+                yield _Given(array_name, path, array)
         else:
             yield _Given(name, path, data)
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+    except ValueError as error:
         raise ConfigError.at(path, f"cannot be read as arrays of numpy: {error}") from None
 
 
@@ -95,13 +94,3 @@ def _bytes(path: Path) -> bytes:
     if not data:
         raise ConfigError.at(path, "the file is empty")
     return data
-
-
-def _archive(path: Path, data: bytes) -> Iterator[_Given]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = archive.infolist()
-        if sum(member.file_size for member in members) > DEFAULT_MAX_MESSAGE_BYTES:
-            raise ValueError("its arrays are larger than a message may be")
-        for member in members:
-            with archive.open(member) as file:
-                yield _Given(member.filename.removesuffix(".npy"), path, read_npy(file, member.file_size))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter
@@ -55,11 +56,13 @@ class AgentMetrics:
 
     def watch_log(self, recorded: Callable[[], Mapping[str, int]]) -> None:
         """Export what became of the lines of the request log."""
-        self.registry.register(_LogCollector(recorded))
+        fates = ("written", "dropped", "failed")
+        self.registry.register(_FateCollector("upwell_log_lines", "Lines of the request log.", fates, recorded))
 
     def watch_traces(self, became: Callable[[], Mapping[str, int]]) -> None:
         """Export what became of the requests that were recorded for traces."""
-        self.registry.register(_TraceCollector(became))
+        fates = ("sent", "dropped", "failed")
+        self.registry.register(_FateCollector("upwell_traces", "Requests recorded for traces.", fates, became))
 
     def watch_updates(self, status: UpdatesHealth) -> None:
         """Export how the updates of bundles fare."""
@@ -91,34 +94,22 @@ class AgentMetrics:
         return serve_pages(host, port, self.registry, "agent.metrics", pages)
 
 
-class _LogCollector(Collector):
-    """What became of the request log's lines, read when scraped."""
+class _FateCollector(Collector):
+    """A counter of things by what became of each, read when scraped."""
 
-    def __init__(self, recorded: Callable[[], Mapping[str, int]]) -> None:
-        self._recorded = recorded
-
-    def collect(self) -> Iterator[Metric]:
-        """A counter by what became of them."""
-        counts = self._recorded()
-        lines = CounterMetricFamily("upwell_log_lines", "Lines of the request log.", labels=["became"])
-        for became in ("written", "dropped", "failed"):
-            lines.add_metric([became], counts.get(became, 0))
-        yield lines
-
-
-class _TraceCollector(Collector):
-    """What became of the requests that were recorded for traces, read when scraped."""
-
-    def __init__(self, became: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, name: str, text: str, fates: Sequence[str], became: Callable[[], Mapping[str, int]]) -> None:
+        self._name = name
+        self._text = text
+        self._fates = fates
         self._became = became
 
     def collect(self) -> Iterator[Metric]:
-        """A counter by what became of them."""
+        """All fates, those of nothing yet too."""
         counts = self._became()
-        traces = CounterMetricFamily("upwell_traces", "Requests recorded for traces.", labels=["became"])
-        for became in ("sent", "dropped", "failed"):
-            traces.add_metric([became], counts.get(became, 0))
-        yield traces
+        metric = CounterMetricFamily(self._name, self._text, labels=["became"])
+        for fate in self._fates:
+            metric.add_metric([fate], counts.get(fate, 0))
+        yield metric
 
 
 class _UpdateCollector(Collector):
@@ -197,8 +188,9 @@ class _StateCollector(Collector):
         bandwidth.add_metric([], 1.0 / inverse if inverse > 0 else math.nan)
         yield bandwidth
         breakers = GaugeMetricFamily("upwell_breaker_open", "1 while the cloud is left alone.", labels=["model"])
+        now_s = time.monotonic()
         for key, breaker in state.breakers.items():
-            breakers.add_metric([key or "*"], float(breaker.is_open))
+            breakers.add_metric([key or "*"], float(breaker.is_open or state.is_held(key, now_s)))
         yield breakers
         yield from _audits(state)
 

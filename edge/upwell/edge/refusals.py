@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from upwell.edge.uplink.calls import CloudMiss
 from upwell.shared.errors import (
     CloudFailed,
     DeadlineExceeded,
@@ -30,16 +31,18 @@ def refusal(decision: Decision) -> UpwellError:
     return Refused(decision.refusal)
 
 
-def failure(reason: Reason, text: str) -> UpwellError:
-    """The error for a cloud that failed where nothing stands in for its answer."""
-    return _ERRORS.get(reason, CloudFailed)(text)
+def failure(miss: CloudMiss) -> UpwellError:
+    """The error for a cloud that failed where nothing stands in for its answer; when to come back is passed on."""
+    text = f"{miss.reason}: {miss.detail}"
+    if miss.reason is Reason.CLOUD_EXHAUSTED:
+        return Refused(text, retry_after_s=miss.retry_after_s)
+    return _ERRORS.get(miss.reason, CloudFailed)(text)
 
 
 _ERRORS: Mapping[Reason, type[UpwellError]] = MappingProxyType(
     {
         Reason.CLOUD_DEADLINE: DeadlineExceeded,
         Reason.CLOUD_UNAVAILABLE: Unavailable,
-        Reason.CLOUD_EXHAUSTED: Refused,
         Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
         Reason.CLOUD_MODEL_MISSING: ModelNotFound,
     }

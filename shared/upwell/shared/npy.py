@@ -1,9 +1,11 @@
-"""Reading one array in numpy's `.npy` format from a file that somebody else wrote."""
+"""Reading arrays in numpy's `.npy` and `.npz` formats from files that somebody else wrote."""
 
 from __future__ import annotations
 
 import io
 import math
+import zipfile
+from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -36,6 +38,32 @@ def read_npy(file: IO[bytes], size_bytes: int) -> Array:
         raise ValueError(f"it ends after {len(data)} of its {promised_bytes} bytes")
     array: Array = np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
     return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.inf) -> dict[str, Array]:
+    """The arrays of an .npz file by name, each as `read_npy` reads it.
+
+    How many they are and what they take together is checked before any is read. Raises `ValueError` for what is no
+    such file, is damaged or holds more, and `OSError`.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            total_bytes = sum(member.file_size for member in members)
+            if total_bytes > max_bytes or len(members) > max_arrays:
+                most = f"{max_bytes} bytes" + ("" if math.isinf(max_arrays) else f" in {max_arrays} arrays")
+                raise ValueError(f"it holds {total_bytes} bytes in {len(members)} arrays; at most {most} are read")
+            arrays = {}
+            for member in members:
+                with archive.open(member) as one:
+                    arrays[member.filename.removesuffix(".npy")] = read_npy(one, member.file_size)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # noqa: BLE001  (zipfile's own, zlib's and those of other unpackers share no base class)
+        raise ValueError(str(error)) from None
+    if len(arrays) != len(members):
+        raise ValueError("two of its arrays have one name")
+    return arrays
 
 
 def _header(file: IO[bytes]) -> _Header:

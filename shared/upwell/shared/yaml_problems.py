@@ -76,9 +76,16 @@ class _Found:
 
 def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel], path: Path | None) -> list[Problem]:
     """Every problem in the order of the file."""
-    found = [_found(details, model) for details in error.errors(include_url=False)]
+    errors = error.errors(include_url=False)
+    found = [_found(details, model) for details in errors if not _is_consequence(details, errors)]
     problems = {_problem(one, tree, path): None for one in _without_wrong_branches(found)}
     return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+
+
+def _is_consequence(details: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+    """Whether a tuple is too short only because items of it are wrong, which pydantic does not count."""
+    place = details["loc"]
+    return details["type"] == "too_short" and any(one["loc"][: len(place)] == place != one["loc"] for one in errors)
 
 
 def _found(details: ErrorDetails, model: type[BaseModel]) -> _Found:

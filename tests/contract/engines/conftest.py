@@ -57,19 +57,20 @@ def _torch(**settings: object) -> Build:
     return build
 
 
-def _fake(tmp_path: Path) -> Engine:
-    return FakeEngine()
+def _fake(**settings: tuple[int, ...]) -> Build:
+    return lambda _: FakeEngine(**settings)  # type: ignore[arg-type]  # single keys
 
 
 BUILDS: dict[str, Build] = {
-    "fake": _fake,
+    "fake": _fake(),
+    "fake-prepared": _fake(buckets=(1, 2, 3, 33)),
     "onnx": _onnx(),
     "onnx-auto": _onnx(providers=("auto",)),
     "torch": _torch(),
     "torch-auto": _torch(device="auto"),
     "torch-fp16": _torch(precision="fp16"),
     "torch-bf16": _torch(precision="bf16"),
-    "torch-compiled": _torch(compile=True, buckets=(1, 4)),
+    "torch-compiled": _torch(compile=True, buckets=(1, 2, 3, 33)),
 }
 
 

@@ -34,6 +34,19 @@ def test_all_rows_of_a_batch_are_answered_in_order(engine: Engine, rows: int) ->
     np.testing.assert_array_equal(outputs["y"], x * 2)
 
 
+def test_an_engine_that_is_prepared_for_some_numbers_of_rows_takes_no_others(engine: Engine) -> None:
+    others = [rows for rows in (0, 4, 32, 34) if rows not in engine.buckets]
+    assert list(engine.buckets) == sorted(set(engine.buckets))
+    for rows in others:
+        batch = {"x": np.ones((rows, 2), np.float32)}
+        if engine.buckets:
+            with pytest.raises(InvalidRequest, match=f"a batch of {rows} rows; the model is prepared for 1, 2, 3, 33"):
+                engine.run(batch)
+        else:
+            assert engine.run(batch)["y"].shape == (rows, 2)
+    np.testing.assert_array_equal(engine.run({"x": X})["y"], X * 2)
+
+
 def test_read_only_and_strided_inputs_are_taken_and_left_alone(engine: Engine) -> None:
     frozen = np.frombuffer(X.tobytes(), np.float32).reshape(2, 2)
     np.testing.assert_array_equal(engine.run({"x": frozen})["y"], X * 2)
@@ -73,7 +86,7 @@ def test_what_does_not_fit_is_refused_and_the_next_run_works(
 
 def test_warming_up_changes_nothing(engine: Engine) -> None:
     engine.warm_up(1)
-    engine.warm_up(4)
+    engine.warm_up(engine.buckets[-1] if engine.buckets else 4)
     np.testing.assert_array_equal(engine.run({"x": X})["y"], X * 2)
 
 

@@ -86,6 +86,7 @@ def test_a_broken_file_is_one_sentence_without_a_path(tmp_path: Path, content: b
         (ModelSettings(device="cuda:0"), "tensorrt is not in this onnxruntime.*cuda is not in .*onnxruntime-gpu"),
         (ModelSettings(device="npu"), "cann is not in this onnxruntime: pip install onnxruntime-cann"),
         (ModelSettings(device="tpu"), "knows no device 'tpu'; expected one of auto, cuda, npu, xpu, mps, cpu"),
+        (ModelSettings(device="cpu:1"), "there is no device 'cpu:1': ONNX Runtime has one CPU"),
         (ModelSettings(providers=("cuda",)), "cuda is not in this onnxruntime.*; it has .*cpu"),
         (ModelSettings(providers=("nosuch", "cpu")), "nosuch is not in this onnxruntime: expected the name"),
     ],
@@ -137,6 +138,37 @@ def test_functions_of_the_model_itself_are_its_own(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     answer = OnnxEngine.load("m", path, ModelSettings()).run({"x": np.array([1, 2], np.float32)})
     assert answer["y"].tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        ({"ir_version": 99}, r"Unsupported model IR version: 99, max supported IR version: \d+$"),
+        ({"opset": 99}, r"Current official support for domain ai\.onnx is till opset \d+\.$"),
+    ],
+)
+def test_a_file_that_is_too_new_says_what_would_do(tmp_path: Path, versions: dict[str, int], says: str) -> None:
+    path = linear(tmp_path)
+    model = onnx.load(str(path))
+    model.ir_version = versions.get("ir_version", model.ir_version)
+    model.opset_import[0].version = versions.get("opset", OPSET)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFailed, match=says) as caught:
+        OnnxEngine.load("m", path, ModelSettings())
+    assert "onnxruntime_src" not in str(caught.value)
+
+
+def test_a_model_without_outputs_says_so(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "model.onnx", [helper.make_node("Identity", ["x"], ["y"])], [tensor("x", [2])], [])
+    with pytest.raises(ModelFailed, match=r"^model\.onnx has no outputs$"):
+        OnnxEngine.load("m", path, ModelSettings())
+
+
+@pytest.mark.parametrize("size", [1 << 30, 1 << 40])
+def test_inputs_beyond_all_memory_are_one_error(tmp_path: Path, size: int) -> None:
+    engine = load(tmp_path, TensorProto.FLOAT, ("N", size, size))
+    with pytest.raises(ModelFailed, match=rf"input 'x0' of shape \[1, {size}, {size}\] does not fit into memory"):
+        engine.warm_up(1)
 
 
 @pytest.mark.parametrize(

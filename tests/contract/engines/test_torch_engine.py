@@ -70,6 +70,33 @@ class NeedsArgument(Scale):
 class NoSpecs(torch.nn.Module):
     pass
 
+class Twice(Scale):
+    outputs = (("y", "FP32", (-1, 2)), ("y", "FP32", (-1, 2)))
+
+class Negative(Scale):
+    inputs = (("x", "FP32", (-2, 2)),)
+
+class Lazy(Scale):
+    def __init__(self):
+        super().__init__()
+        self.late = torch.nn.LazyLinear(2)
+
+class Unborn(Scale):
+    def __init__(self):
+        self.factor = 1
+
+class Stubborn(Scale):
+    def _load_from_state_dict(self, *arguments):
+        raise ValueError("not mine")
+
+class Named(Scale):
+    def forward(self, x):
+        return {"y": x}
+
+class Inner(Scale):
+    def forward(self, x):
+        return (x, (x,), None)
+
 class Strings(Scale):
     inputs = (("x", "BYTES", (-1,)),)
 
@@ -146,6 +173,11 @@ def test_without_a_class_the_entry_point_of_the_name_counts(tmp_path: Path, monk
         ("NeedsArgument", "class NeedsArgument cannot be built: .*classes"),
         ("NoSpecs", "needs `inputs`"),
         ("Strings", "says 'x' is BYTES; expected a numeric datatype"),
+        ("Twice", "`outputs` names one tensor twice: y, y"),
+        ("Negative", r"`inputs` says 'x' has shape \[-2, 2\]; expected sizes, or -1 for one that varies"),
+        ("Lazy", "class Lazy cannot be built: .*uninitialized"),
+        ("Unborn", "class Unborn cannot be built: 'Unborn' object"),
+        ("Stubborn", r"class Stubborn does not take model\.safetensors: not mine"),
     ],
 )
 def test_a_wrong_class_is_one_sentence(tmp_path: Path, name: str, says: str) -> None:
@@ -159,6 +191,8 @@ def test_a_wrong_class_is_one_sentence(tmp_path: Path, name: str, says: str) -> 
         ({}, "does not fit class Scale: factor is missing"),
         ({**FACTOR, "more": FACTOR["factor"]}, "more is not in the class"),
         ({"factor": np.ones(3, np.float32)}, r"factor has shape \[3\], the class \[1\]"),
+        ({"factor": np.ones(1, np.int64)}, r"factor is torch\.int64, the class's torch\.float32$"),
+        ({"factor": np.ones(1, np.bool_)}, r"factor is torch\.bool, the class's torch\.float32$"),
         ({**FACTOR, **{f"w{n}": X for n in range(9)}}, "and 4 more$"),
     ],
 )
@@ -258,12 +292,31 @@ def test_what_the_device_cannot_do_fails_the_load(tmp_path: Path, settings: dict
         ("WrongCount", "gave 2 outputs, its class declares 1"),
         ("WrongType", r"output 'y' is float64 \[2, 2\], its class declares FP32 \[-1, 2\]"),
         ("Failing", "the network failed: the first line$"),
+        ("Named", "the network gave dict; expected tensors, in the order of its `outputs`"),
+        ("Inner", "the network gave Tensor and tuple and NoneType; expected tensors"),
     ],
 )
 def test_a_network_that_does_not_do_as_it_says_fails(tmp_path: Path, name: str, says: str) -> None:
     engine = load(tmp_path, name)
     with pytest.raises(ModelFailed, match=says):
         engine.run({"x": X})
+
+
+@pytest.mark.parametrize("name", ["Named", "Inner"])
+def test_half_precision_leaves_what_is_no_tensor_to_the_same_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFailed, match="expected tensors, in the order of its `outputs`"):
+        load(tmp_path, name, precision="bf16").run({"x": X})
+
+
+def test_weights_of_another_width_are_taken(tmp_path: Path) -> None:
+    for dtype in (np.float64, np.float16):
+        engine = load(tmp_path, "Scale", {"factor": np.full(1, 2, dtype)})
+        np.testing.assert_array_equal(engine.run({"x": X})["y"], X * 2)
+
+
+def test_the_cpu_has_no_number(tmp_path: Path) -> None:
+    with pytest.raises(ModelFailed, match="there is no device 'cpu:1': torch has one CPU; write `cpu`"):
+        load(tmp_path, "Scale", device="cpu:1")
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "nonsense"])

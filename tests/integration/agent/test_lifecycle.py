@@ -60,7 +60,7 @@ def narrow(folder: Path) -> Path:
     return write_agent(folder, PATIENT, models={"slow": {"edge": {"file": slow(folder).name}}}, agent=section)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_what_was_accepted_is_answered_before_it_ends(narrow: Path, number: signal.Signals) -> None:
     with agent_process(narrow) as running, client_of(running.addresses[0]) as client:
         call = accepted(client)

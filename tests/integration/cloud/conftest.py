@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cloud.serving import Service, serving
-from tests.integration.oip.harness import Authority
 from tests.unit.models_for_tests import linear, slow
 from upwell.shared.oip.client import OipClient
 
@@ -37,8 +36,3 @@ def client(service: Service) -> Iterator[OipClient]:
     client = OipClient(service.address, max_message_bytes=256 << 20)
     yield client
     client.close()
-
-
-@pytest.fixture(scope="session")
-def authority() -> Authority:
-    return Authority.make()

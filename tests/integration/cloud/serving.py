@@ -2,68 +2,50 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-UPWELL = str(Path(sys.executable).with_name("upwell"))
+from tests.faults.programs import UPWELL, Program
+
 LIMIT_S = 30.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class Service:
-    """A running service: where it listens, and what it has said on standard error so far."""
+    """A running service, and where it listens."""
 
-    process: subprocess.Popen[str]
-    lines: list[str]
-    ready: threading.Event
-    address: str = ""
+    program: Program
+    address: str
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        """Its process."""
+        return self.program.process
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has said on standard error so far."""
+        return self.program.lines
 
     def terminate(self) -> None:
         """SIGTERM, without waiting."""
-        self.process.send_signal(signal.SIGTERM)
+        self.program.send(signal.SIGTERM)
 
     def exit_code(self) -> int:
         """Wait for its end."""
-        return self.process.wait(LIMIT_S)
-
-    def _listen(self) -> None:
-        """Read all it says, so that it never blocks on a full pipe."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if found := re.match(r"serving on (\S+) \(\d+ models?(, \d+ workers)?\)", line):
-                self.address = found[1]
-                self.ready.set()
-        self.ready.set()
+        return self.program.wait(LIMIT_S)
 
 
 @contextmanager
 def serving(*arguments: str | Path) -> Iterator[Service]:
     """Run `upwell serve` with these arguments on a free port of loopback until the block ends."""
-    command: Sequence[str] = [UPWELL, "serve", *map(str, arguments)]
-    if "--listen" not in command:
-        command = [*command, "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    service = Service(process, [], threading.Event())
-    reader = threading.Thread(target=service._listen)
-    reader.start()
-    try:
-        assert service.ready.wait(LIMIT_S), "it neither serves nor ends"
-        assert service.address, "".join(service.lines)
-        yield service
-    finally:
-        process.kill()
-        process.wait(LIMIT_S)
-        reader.join()
-        assert process.stderr is not None
-        process.stderr.close()
+    listen = () if "--listen" in arguments else ("--listen", "127.0.0.1:0")
+    with Program(["serve", *map(str, arguments), *listen]) as program:
+        yield Service(program, program.find(r"^serving on (\S+) \(\d+ models?(?:, \d+ workers)?\)", LIMIT_S))
 
 
 def serve_and_fail(*arguments: str | Path) -> tuple[int, str]:

@@ -1,6 +1,9 @@
 """SIGTERM: what was accepted is answered, what comes later is refused, and then the process ends."""
 
+import json
+import os
 import queue
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.integration.cloud.processes import children
 from tests.integration.cloud.serving import Service, serving
 from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
@@ -110,7 +114,32 @@ def test_draining_ends_when_its_time_is_up(tmp_path: Path, repository: Path) -> 
         client.close()
 
 
-def test_an_idle_service_ends_at_once(repository: Path) -> None:
-    with serving("--models", repository) as running:
-        running.terminate()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_idle_service_ends_at_once_and_in_good_order(
+    tmp_path: Path, repository: Path, number: signal.Signals, workers: int
+) -> None:
+    serve = {"listen": ["127.0.0.1:0"], "models": str(repository), "workers": workers}
+    path = tmp_path / "cloud.yaml"
+    path.write_text(json.dumps({"version": 1, "serve": serve, "models": {"slow": {"versions": "latest"}}}))
+    with serving("-c", path) as running:
+        pids = [running.process.pid, *(children(running.process.pid) if workers > 1 else [])]
+        for pid in pids[1:]:
+            os.kill(pid, number)  # a terminal's signal reaches them all
+        os.kill(pids[0], number)
         assert ended(running) == 0
+        assert "draining\n" in running.lines
+
+
+def test_a_service_that_nohup_started_outlives_its_terminal(repository: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as a child has it from its parent
+    try:
+        with serving("--models", repository) as running:
+            os.kill(running.process.pid, signal.SIGHUP)
+            client = OipClient(running.address)
+            assert client.ready(LIMIT_S)
+            client.close()
+            running.terminate()
+            assert ended(running) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,6 +1,7 @@
 """TLS, tokens and client certificates on the real process."""
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.faults.certificates import Authority
 from tests.integration.cloud.serving import serve_and_fail, serving
-from tests.integration.oip.harness import Authority
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.security import ClientSecurity, TlsFiles
@@ -25,7 +26,7 @@ TOKEN = "a-token-for-tests"  # noqa: S105  it is one
 def files(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Path:
     """`ca.pem`, `server.pem` and `.key`, `client.pem` and `.key`, `tokens.yaml`, `token` and `wrong`."""
     folder = tmp_path_factory.mktemp("guarding")
-    authority.write(folder / "ca.pem")
+    shutil.copy(authority.ca, folder / "ca.pem")
     for name in ("server", "client"):
         authority.issue(folder / f"{name}.pem", folder / f"{name}.key", name)
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -67,7 +68,7 @@ def test_no_token_and_a_wrong_one_are_refused(guarded: str, files: Path, token: 
 
 
 def test_without_tls_or_trust_nothing_gets_through(guarded: str, files: Path, tmp_path: Path) -> None:
-    stranger = Authority.make("stranger").write(tmp_path / "stranger.pem")
+    stranger = Authority(tmp_path, "stranger").ca
     expected = {None: RemoteErrorKind.UNAVAILABLE, TlsFiles(ca=stranger): RemoteErrorKind.CERTIFICATE}
     for tls, kind in expected.items():
         with pytest.raises(RemoteError) as caught:

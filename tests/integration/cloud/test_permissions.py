@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import os
+import shutil
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +21,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.faults.certificates import Authority
 from tests.integration.cloud.serving import serve_and_fail, serving
-from tests.integration.oip.harness import Authority
 from upwell.rpc.oip.v2 import model_repository_pb2 as repository_pb2
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb2
 from upwell.shared.oip import converters
@@ -89,7 +90,7 @@ def security(folder: Path, token: str | None, certificate: str | None) -> Client
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, repository: Path, authority: Authority) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("permissions")
-    authority.write(folder / "ca.pem")
+    shutil.copy(authority.ca, folder / "ca.pem")
     for name in ("server", "camera-1", "camera-2", "door", "nobody"):
         authority.issue(folder / f"{name}.pem", folder / f"{name}.key", name)
     clients = "[{name: camera-1, models: [slow]}, {name: 'camera-*', limits: {rate: 2/day}}]"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.faults.programs import Program
+from tests.integration.agent.harness import client_of
 from tests.integration.cloud.serving import serving
 from tests.unit.models_for_tests import linear
-from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest
 
 NOBODY = 65_534
@@ -55,34 +55,22 @@ main()
 """
 
 
+def serve_as_nobody(python: Path, models: Path) -> str:
+    """Have the service of that interpreter's environment answer a request without any rights, and end; what it said."""
+    arguments = ["serve", "--models", str(models), "--listen", "127.0.0.1:0"]
+    with Program(arguments, [str(python), "-c", AS_NOBODY], cwd="/") as service:
+        with client_of(service.find(r"serving on (\S+) \(1 model\)", 4 * LIMIT_S)) as client:
+            answer = client.infer(InferRequest("linear", {"x": np.ones((1, 8), np.float32)}), LIMIT_S)
+        assert answer.outputs["scores"].shape == (1, 3)
+        service.send(signal.SIGTERM)
+        assert service.wait(2 * LIMIT_S) == 0
+        return "".join(service.lines)
+
+
 @needs_root
 def test_it_serves_from_a_folder_that_it_cannot_write(read_only: Path) -> None:
     before = sorted(str(path) for path in read_only.rglob("*"))
-    process = subprocess.Popen(
-        [sys.executable, "-c", AS_NOBODY, "serve", "--models", str(read_only / "models"), "--listen", "127.0.0.1:0"],
-        cwd="/",
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        said = ""
-        while not (found := re.search(r"serving on (\S+) \(1 model\)", said)):
-            line = process.stderr.readline()
-            assert line, said
-            said += line
-        client = OipClient(found[1])
-        answer = client.infer(InferRequest("linear", {"x": np.ones((1, 8), np.float32)}), LIMIT_S)
-        client.close()
-        assert answer.outputs["scores"].shape == (1, 3)
-        assert "root" not in said
-        process.terminate()
-        assert process.wait(LIMIT_S) == 0
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+    assert "root" not in serve_as_nobody(Path(sys.executable), read_only / "models")
     assert sorted(str(path) for path in read_only.rglob("*")) == before
 
 

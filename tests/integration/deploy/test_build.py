@@ -12,14 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.integration.agent.harness import LIMIT_S, client_of
-from tests.integration.cloud.test_unprivileged import AS_NOBODY, needs_root
+from tests.integration.cloud.test_unprivileged import needs_root, serve_as_nobody
 from tests.unit.deploy.manifests import DOCKERFILE, ROOT, stages
 from tests.unit.models_for_tests import linear
-from upwell.shared.oip.dataplane import InferRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -86,25 +83,7 @@ def test_the_service_serves_as_somebody_without_rights(built: Image) -> None:
     linear(models).rename(models / "linear" / "1" / "model.onnx")
     for path in (models, *models.rglob("*")):
         path.chmod(0o444 if path.is_file() else 0o555)
-    command = [built.python, "-c", AS_NOBODY, "serve", "--models", models, "--listen", "127.0.0.1:0"]
-    service = subprocess.Popen(list(map(str, command)), cwd="/", stderr=subprocess.PIPE, text=True)
-    try:
-        assert service.stderr is not None
-        said = ""
-        while not (found := re.search(r"serving on (\S+) \(1 model\)", said)):
-            line = service.stderr.readline()
-            assert line, said
-            said += line
-        with client_of(found[1]) as client:
-            answer = client.infer(InferRequest("linear", {"x": np.ones((1, 8), np.float32)}), LIMIT_S)
-        assert answer.outputs["scores"].shape == (1, 3)
-        service.terminate()
-        assert service.wait(60) == 0
-    finally:
-        service.kill()
-        service.wait()
-        assert service.stderr is not None
-        service.stderr.close()
+    serve_as_nobody(built.python, models)
     loaded = subprocess.run([built.python, "-c", "import cheroot, upwell.shared.telemetry.otlp"], cwd="/")
     assert loaded.returncode == 0
 

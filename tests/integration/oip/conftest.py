@@ -1,4 +1,4 @@
-"""Servers and clients that end with the test, and a certificate authority."""
+"""Servers and clients that end with the test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.oip.harness import Authority, Connect, Serve
+from tests.integration.oip.harness import Connect, Serve
 from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.fake import FakeDataplane
@@ -44,8 +44,3 @@ def connect() -> Iterator[Connect]:
             return client
 
         yield make
-
-
-@pytest.fixture(scope="session")
-def authority() -> Authority:
-    return Authority.make()

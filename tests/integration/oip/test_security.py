@@ -14,7 +14,8 @@ import pytest
 from cryptography import x509
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tests.integration.oip.harness import TIMEOUT_S, Authority, Connect, Serve
+from tests.faults.certificates import Authority
+from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
@@ -30,8 +31,8 @@ def server_tls(tmp_path: Path, authority: Authority) -> TlsFiles:
 
 
 @pytest.fixture
-def client_tls(tmp_path: Path, authority: Authority) -> TlsFiles:
-    return TlsFiles(ca=authority.write(tmp_path / "ca.pem"))
+def client_tls(authority: Authority) -> TlsFiles:
+    return TlsFiles(ca=authority.ca)
 
 
 def issue(authority: Authority, files: TlsFiles, name: str) -> None:
@@ -77,7 +78,7 @@ def test_a_server_of_another_authority_is_not_believed(
     serve: Serve, connect: Connect, server_tls: TlsFiles, tmp_path: Path
 ) -> None:
     server = serve(security=ServerSecurity(tls=server_tls))
-    stranger = TlsFiles(ca=Authority.make("stranger").write(tmp_path / "stranger.pem"))
+    stranger = TlsFiles(ca=Authority(tmp_path, "stranger").ca)
     assert kind_of(connect(server, ClientSecurity(tls=stranger))) is RemoteErrorKind.CERTIFICATE
     assert kind_of(connect(server, ClientSecurity(tls=TlsFiles()))) is RemoteErrorKind.CERTIFICATE
 

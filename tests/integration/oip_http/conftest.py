@@ -1,4 +1,4 @@
-"""HTTP servers that end with the test, and a certificate authority."""
+"""HTTP servers that end with the test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.oip.harness import Authority
 from tests.integration.oip_http.harness import PictureModel, Serve
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
@@ -35,8 +34,3 @@ def serve(fake: PictureModel) -> Iterator[Serve]:
 @pytest.fixture
 def server(serve: Serve) -> RunningHttpServer:
     return serve()
-
-
-@pytest.fixture(scope="session")
-def authority() -> Authority:
-    return Authority.make()

@@ -6,7 +6,7 @@ import http.client
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +26,7 @@ from tests.integration.oip_http.harness import (
     status_of,
 )
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.http import application, connections, listener, reader
+from upwell.shared.oip.http import application, connections, listener, memory, reader
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 
 POST = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
@@ -115,12 +115,110 @@ def test_large_bodies_at_once_are_bounded_together(serve: Serve, monkeypatch: py
         for _ in range(8):
             connection = stack.enter_context(dial(server))
             connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n")
-            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # its memory is taken now
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+            connection.sendall(b"[" * 999)
+        until_refused(server)
         assert ask(server, "POST", INFER, BODY).status == 429
         assert status_of(exchange(server, POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n\r\n")) == 429
     eventually = time.monotonic() + TIMEOUT_S
     while ask(server, "POST", INFER, BODY).status == 429:  # until all have been seen to leave
         assert time.monotonic() < eventually
+
+
+def until_refused(server: RunningHttpServer) -> None:
+    """Wait until what has been sent has also been read, and holds the memory that there is."""
+    eventually = time.monotonic() + TIMEOUT_S
+    while ask(server, "POST", INFER, BODY).status != 429:
+        assert time.monotonic() < eventually
+
+
+@pytest.mark.parametrize("promise", [b"Content-Length: 1000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"])
+def test_a_body_that_is_promised_and_not_sent_takes_no_memory(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, promise: bytes
+) -> None:
+    monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
+    server = serve(max_message_bytes=1000)
+    with ExitStack() as stack:
+        hostile = [stack.enter_context(dial(server)) for _ in range(16)]
+        for connection in hostile:
+            connection.sendall(POST + promise + b"[")
+        for connection in hostile:  # all of them are being read
+            connection.sendall(b"[")
+        assert [ask(server, "POST", INFER, BODY).status for _ in range(20)] == [200] * 20
+
+
+def test_bodies_that_stop_just_before_their_end_make_room_one_by_one(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
+    server = serve(max_message_bytes=1000)
+    with ExitStack() as stack:
+        hostile = [stack.enter_context(dial(server)) for _ in range(8)]
+        for connection in hostile:
+            connection.sendall(POST + b"Content-Length: 1000\r\n\r\n" + b"[" * 999)
+        until_refused(server)  # and none is given up, since none has been coming for long
+        assert [ask(server, "POST", INFER, BODY).status for _ in range(3)] == [429] * 3
+        monkeypatch.setattr(memory, "PATIENCE_S", 0.0)
+        eventually, refused = time.monotonic() + TIMEOUT_S, 0
+        while ask(server, "POST", INFER, BODY).status != 200:
+            refused += 1
+            assert time.monotonic() < eventually
+        monkeypatch.setattr(memory, "PATIENCE_S", 60.0)
+        given_up = 0
+        for connection in hostile:
+            with suppress(OSError):
+                connection.sendall(b"[")
+            given_up += not connection.recv(100)  # the others are read to their end, and told what is wrong
+        assert 1 <= given_up <= refused
+
+
+def test_a_body_of_tiny_chunks_is_given_up(shared_server: RunningHttpServer) -> None:
+    head = POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    def chunked(count: int, chunk: bytes) -> bytes:
+        return head + (b"%x\r\n" % len(chunk) + chunk + b"\r\n") * count + b"0\r\n\r\n"
+
+    refused = exchange(shared_server, chunked(100_000, b" "))
+    assert (status_of(refused), b"too small" in refused) == (400, True)
+    for count, chunk in ((1000, b" "), (3000, b" " * 256)):
+        assert b"JSON" in exchange(shared_server, chunked(count, chunk))  # read to its end
+
+
+def test_clients_that_do_not_go_after_a_refusal_keep_nobody_waiting(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_LINGER_S", 60.0)
+    server = serve(max_workers=2)
+    with ExitStack() as stack:
+        for _ in range(80):  # twice as many as there are threads
+            stack.enter_context(dial(server)).sendall(b"X\r\n\r\n")
+        assert [ask(server, "POST", INFER, BODY).status for _ in range(5)] == [200] * 5
+
+
+@pytest.mark.parametrize(
+    ("version", "option", "is_kept"),
+    [
+        ("1.1", "close", False),
+        ("1.1", "Close", False),
+        ("1.1", "TE, close", False),
+        ("1.1", "keep-alive", True),
+        ("1.0", "keep-alive", True),
+        ("1.0", "Keep-Alive, TE", True),
+        ("1.0", "TE", False),
+    ],
+)
+def test_the_connection_is_kept_as_the_client_says(
+    shared_server: RunningHttpServer, version: str, option: str, is_kept: bool
+) -> None:
+    with dial(shared_server) as connection:
+        connection.sendall(f"GET /v2 HTTP/{version}\r\nHost: a\r\nConnection: {option}\r\n\r\n".encode())
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert read_answer(response).status == 200
+        assert response.will_close is not is_kept
+        if is_kept:
+            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ") is is_kept
 
 
 def test_two_hundred_silent_connections_take_no_thread(server: RunningHttpServer) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.oip.harness import Authority
+from tests.faults.certificates import Authority
 from tests.integration.oip_http.harness import BODY, INFER, PictureModel, Serve, ask, dial, exchange
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.fake import FakeDataplane
@@ -30,7 +30,7 @@ class Side:
 
 @pytest.fixture
 def files(authority: Authority, tmp_path: Path) -> Side:
-    side = Side(tmp_path / "s.pem", tmp_path / "s.key", authority.write(tmp_path / "ca.pem"))
+    side = Side(tmp_path / "s.pem", tmp_path / "s.key", authority.ca)
     authority.issue(side.cert, side.key, "server")
     return side
 
@@ -107,7 +107,7 @@ def test_a_client_certificate_is_asked_for_and_its_name_is_known(
     server = serve(security=ServerSecurity(tls=TlsFiles(files.cert, files.key, files.ca)))
     with pytest.raises((ssl.SSLError, ConnectionError)):
         ask(server, "GET", "/v2", context=context(files))
-    stranger = Authority.make("stranger")
+    stranger = Authority(tmp_path, "stranger")
     for issuer, name in ((stranger, "stranger"), (authority, "dock-7")):
         issuer.issue(tmp_path / f"{name}.pem", tmp_path / f"{name}.key", name)
     unknown, known = context(files), context(files)

@@ -16,6 +16,7 @@ import typer
 from onnx import helper
 from typer.testing import CliRunner, Result
 
+from tests.models.legal_cuts import prefix_cuts
 from tests.models.residual_digits import build_residual_digits
 from tests.unit.models_for_tests import save, tensor
 from tests.unit.tflite_graphs_for_tests import mobile
@@ -23,7 +24,6 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.partition.combining import combine, load_profile
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.costs import Link
-from upwell.shared.partition.cuts import prefix_cuts
 from upwell.shared.partition.profile import Profile
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition_cli.profile import profile

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from random import Random
 
+from tests.models.legal_cuts import prefix_cuts, random_downsets
 from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.cuts import prefix_cuts, random_downsets
 from upwell.shared.partition.graph import Graph, Node, Tensor
 
 QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}

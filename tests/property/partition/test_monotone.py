@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
+from tests.examples import examples
 from upwell.shared.partition.monotone import falling, rising
 
 TIMES = st.floats(0, 10, allow_nan=False)
@@ -25,14 +26,14 @@ def by_definition(values: list[float], weights: list[float]) -> list[float]:
     return [max(min(mean(a, b) for b in range(i, count)) for a in range(i + 1)) for i in range(count)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(TIMES, WEIGHTS), min_size=1, max_size=9))
 def test_it_is_the_definition(sequence: list[tuple[float, float]]) -> None:
     values, weights = [value for value, _ in sequence], [weight for _, weight in sequence]
     assert rising(values, weights) == pytest.approx(by_definition(values, weights), abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SEQUENCES)
 def test_it_is_what_others_compute(sequence: list[tuple[float, float]]) -> None:
     values, weights = [value for value, _ in sequence], [weight for _, weight in sequence]
@@ -41,7 +42,7 @@ def test_it_is_what_others_compute(sequence: list[tuple[float, float]]) -> None:
         assert ours(values, weights) == pytest.approx(expected.tolist(), abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SEQUENCES)
 def test_it_is_in_order_keeps_the_weighted_mean_and_changes_nothing_twice(sequence: list[tuple[float, float]]) -> None:
     values, weights = [value for value, _ in sequence], [weight for _, weight in sequence]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.cloud.test_batcher import LIMIT_S, until, x
 from tests.unit.models_for_tests import linear
@@ -80,6 +82,26 @@ def test_every_run_has_exactly_a_bucket_s_rows(rows: int) -> None:
     assert sum(sizes(engine)) - rows < min(size for size in BUCKETS if size >= min(sizes(engine)))
 
 
+@given(st.integers(0, 50), st.sets(st.integers(1, 20), min_size=1).map(sorted))
+def test_several_inputs_are_filled_up_alike_and_the_rows_come_back_in_order(rows: int, buckets: list[int]) -> None:
+    def answer(batch: Mapping[str, Array]) -> dict[str, Array]:
+        return {"y": batch["x"] * 2 + batch["n"][:, None]}
+
+    specs = (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("n", "INT64", (-1,)))
+    engine = FakeEngine(answer, specs, buckets=tuple(buckets))  # which refuses every other number of rows
+    values, counts = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2), np.arange(rows, dtype=np.int64)
+    ran = Batcher(engine, buckets=engine.buckets).run({"x": values, "n": counts}, Call())
+    np.testing.assert_array_equal(ran.outputs["y"], values * 2 + counts[:, None])
+    assert len(engine.batches) == max(1, -(-rows // buckets[-1]))
+    assert sizes(engine)[-1] == min(size for size in buckets if size >= ((rows - 1) % buckets[-1] + 1 if rows else 0))
+
+
+def test_inputs_of_different_rows_are_refused(engine: FakeEngine) -> None:
+    engine.inputs = (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("n", "INT64", (-1,)))
+    with pytest.raises(InvalidRequest, match=r"different numbers of rows: \{'x': 2, 'n': 3\}"):
+        Batcher(engine, buckets=(4,)).run({**x(1, 2), "n": np.zeros(3, np.int64)}, Call())
+
+
 def test_waiting_requests_are_run_together_and_each_gets_its_own_rows(
     pool: ThreadPoolExecutor, engine: FakeEngine
 ) -> None:
@@ -122,6 +144,7 @@ def test_an_onnx_model_of_a_fixed_number_of_rows_serves_any(
         fixed.run({"x": np.zeros((rows + 1, 8), np.float32)})
     engine = by_rows(fixed, (rows,))
     assert [spec.shape for spec in (*engine.inputs, *engine.outputs)] == [(-1, 8), (-1, 3)]
+    assert engine.buckets == (rows,)
     batcher = Batcher(engine, buckets=(rows,))
     requests = [np.random.default_rng(count).random((count, 8), np.float32) for count in range(1, 12)]
     answers = [pool.submit(batcher.run, {"x": request}, Call()) for request in requests]

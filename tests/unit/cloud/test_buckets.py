@@ -1,41 +1,11 @@
-"""Any number of rows through runs of a few sizes gives what one run of all of them would give."""
+"""The numbers of rows that an engine is prepared for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from upwell.cloud.engines.buckets import buckets_for, only_rows_vary, run_in_buckets
-from upwell.shared.errors import InvalidRequest
-from upwell.shared.tensors import Array, TensorSpec
-
-
-@given(st.integers(0, 50), st.sets(st.integers(1, 20), min_size=1).map(sorted))
-def test_runs_are_of_the_buckets_alone_and_the_rows_come_back_in_order(rows: int, buckets: list[int]) -> None:
-    sizes: list[int] = []
-
-    def run(batch: Mapping[str, Array]) -> dict[str, Array]:
-        assert len(batch["x"]) == len(batch["n"])
-        sizes.append(len(batch["x"]))
-        return {"y": batch["x"] * 2 + batch["n"][:, None]}
-
-    x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
-    n = np.arange(rows, dtype=np.int64)
-    answer = run_in_buckets({"x": x, "n": n}, buckets, run)
-    np.testing.assert_array_equal(answer["y"], x * 2 + n[:, None])
-    assert set(sizes) <= set(buckets)
-    assert len(sizes) == max(1, -(-rows // buckets[-1]))
-    smallest = min(size for size in buckets if size >= (rows - 1) % buckets[-1] + 1) if rows else buckets[0]
-    assert sizes[-1] == smallest
-
-
-def test_inputs_of_different_rows_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="different numbers of rows"):
-        run_in_buckets({"x": np.zeros((2, 1)), "n": np.zeros(3)}, [4], dict)
+from upwell.cloud.engines.buckets import buckets_for, only_rows_vary
+from upwell.shared.tensors import TensorSpec
 
 
 @pytest.mark.parametrize(

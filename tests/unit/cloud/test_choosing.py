@@ -8,6 +8,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.cloud.simulated_time import pace_s
 from upwell.cloud.batching.choosing import Sizes, choose
 
@@ -100,7 +101,7 @@ REQUESTS = st.builds(
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9), BUCKETS, st.floats(0.001, 0.3), st.floats(0.0, 0.1))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_no_choice_of_single_rows_answers_more_in_time_per_second(
     lefts_s: list[float], buckets: tuple[int, ...], base_s: float, row_s: float
 ) -> None:
@@ -120,7 +121,7 @@ def test_no_choice_of_single_rows_answers_more_in_time_per_second(
 
 
 @given(st.lists(REQUESTS, min_size=1), BUCKETS, st.booleans(), st.floats(0.0, 0.1))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_batch_is_never_empty_too_large_mixed_or_out_of_order(
     waiting: list[One], buckets: tuple[int, ...], has_buckets: bool, row_s: float
 ) -> None:
@@ -136,7 +137,7 @@ def test_a_batch_is_never_empty_too_large_mixed_or_out_of_order(
 
 
 @given(st.lists(REQUESTS, min_size=1), BUCKETS, st.floats(0.0, 0.1))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_those_of_the_first_rank_are_served_as_if_they_were_alone(
     waiting: list[One], buckets: tuple[int, ...], row_s: float
 ) -> None:

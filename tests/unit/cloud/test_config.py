@@ -146,8 +146,27 @@ def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
         (LEAST.replace("}", ", repository: {poll: 1s}}"), r"serve\.repository\.poll"),
         ("version: 2\nserve: {listen: ['127.0.0.1:0'], models: m}", "version"),
         ("version: 1\nserve: {listen: [], models: m}", r"serve\.listen"),
+        (
+            "version: 1\nserve: {listen: [nowhere], models: m}",
+            r"^\S+cloud\.yaml:2:18: serve\.listen\[0\]: 'nowhere' is no",
+        ),
+        (
+            LEAST.replace("}", ", listen_http: ['nowhere:1:2']}"),
+            r"serve\.listen_http\[0\]: 'nowhere:1:2' is no address",
+        ),
         ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 64}", "64MiB"),
         ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 0}", r"serve\.max_message"),
+        ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 3GB}", r"serve\.max_message.*'3GB'"),
+        (LEAST.replace("}", ", workers: true}"), r"serve\.workers: expected a whole number, got true"),
+        (
+            LEAST.replace("127.0.0.1:0", "[::1]:80").replace("}", ", metrics: '[::1]:80'}"),
+            "twice, in `listen` and `metrics`",
+        ),
+        (
+            LEAST.replace("127.0.0.1:0", "127.0.0.1:80").replace("}", ", listen_http: ['127.0.0.1:80']}"),
+            r"cloud\.yaml:\d+:\d+: serve: 127\.0\.0\.1:80 is written twice, in `listen` and `listen_http`",
+        ),
+        (LEAST.replace("['127.0.0.1:0']", "['unix:/a', 'unix:/a']"), "twice, in `listen`;"),
         ("version: 1", "serve"),
     ],
 )
@@ -155,6 +174,18 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         load(tmp_path, text)
     assert "cloud.yaml" in str(caught.value)
+
+
+def test_any_free_port_may_be_asked_for_more_than_once(tmp_path: Path) -> None:
+    again = ", listen_http: ['127.0.0.1:0', '127.0.0.1:0'], metrics: '127.0.0.1:0'}"
+    assert load(tmp_path, LEAST.replace("}", again)).serve.metrics == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize("endpoint", ["https://me:hunter2@collector", "https://collector/?key=hunter2", "hunter2@c:1"])
+def test_what_may_be_a_secret_is_not_repeated(tmp_path: Path, endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"serve\.traces: expected a URL") as caught:
+        load(tmp_path, LEAST.replace("}", f", traces: {{endpoint: '{endpoint}'}}}}"))
+    assert "hunter2" not in str(caught.value)
 
 
 def test_every_key_is_described() -> None:

@@ -308,6 +308,19 @@ def test_a_broken_change_is_tried_once_and_again_when_it_changes(root: Path, cap
     assert scene.answer() == ("1", 6)
 
 
+def test_the_log_names_what_has_changed_and_nothing_else(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(root)
+    caplog.set_level("INFO", "upwell.cloud")
+    put(root, "m", 2, seed=2)
+    look(scene, 2)
+    spoil(root, "m", 2)
+    look(scene, 2)
+    put(root, "m", 1, seed=3)
+    look(scene, 2)
+    served = [line.message.partition(" is served")[0] for line in caplog.records if " is served:" in line.message]
+    assert served == ["model m version 2", "model m version 1"]
+
+
 def test_models_come_and_go_with_their_folders(root: Path) -> None:
     scene = Scene(root)
     look(scene, 1)

@@ -1,14 +1,18 @@
 """Engines by name, and what all of them share."""
 
+import re
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from upwell.cloud.engines.checks import reason_of, zero_batch
 from upwell.cloud.engines.loading import ExtraMissing, engine_type
 from upwell.cloud.engines.onnx import OnnxEngine
+from upwell.cloud.engines.onnx_providers import INSTALL
 from upwell.cloud.engines.torch import TorchEngine
+from upwell.cloud.engines.torch_devices import PACKAGES
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import TensorSpec
 
@@ -53,3 +57,24 @@ def test_what_only_real_data_can_warm_up_is_left_alone(spec: TensorSpec) -> None
 )
 def test_a_reason_is_one_short_line(text: str, reason: str) -> None:
     assert reason_of(ValueError(text)) == reason
+
+
+def test_the_table_of_accelerators_has_every_maker_and_every_package() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text(encoding="utf-8")
+    section = page.partition("## Which engine for which accelerator")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    assert all(len(row) == 5 for row in rows)
+    makers = {
+        "NVIDIA": "cuda", "AMD": "cuda", "Intel GPU": "xpu", "Intel Gaudi": "hpu", "Google TPU": "tpu",
+        "AWS": "neuron", "Huawei Ascend": "npu", "Apple": "mps",
+    }  # fmt: skip
+    for maker, device in makers.items():
+        own = [row for row in rows if row[0].startswith(maker)]
+        assert any(f"`device: {device}" in row[1] for row in own), maker
+        assert all(row[4].startswith(("untested on hardware", "not supported")) for row in own), maker
+    assert any(row[0].startswith("AWS Inferentia") for row in rows)
+    for module in (one.module.partition(".")[0].replace("_", "-") for one in PACKAGES.values()):
+        assert re.search(module.replace("habana-frameworks", "habana-torch-plugin"), section), module
+    for how in INSTALL.values():
+        for package in re.findall(r"onnxruntime[a-z-]*", how):
+            assert package in section

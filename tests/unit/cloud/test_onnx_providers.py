@@ -60,6 +60,14 @@ def test_of_a_choice_all_that_are_there_are_tried_in_order_and_the_cpu_takes_wha
     assert "migraphx is not in this onnxruntime: install AMD's onnxruntime-migraphx" in told(choice.skipped)
 
 
+@pytest.mark.parametrize("device", ["cuda", "xpu:0"])
+def test_the_cpu_alone_for_a_device_that_is_none_is_a_contradiction(device: str) -> None:
+    with pytest.raises(ModelFailed, match=f"`providers` name the CPU alone, and `device` is '{device}'"):
+        wanted_providers(device, ("cpu",))
+    for plain in ("cpu", "auto"):
+        assert wanted_providers(plain, ("cpu",)) == Wanted((CPU,), first=False)
+
+
 def test_a_device_gets_no_cpu_of_its_own() -> None:
     assert choose_providers(GPU_BUILD, wanted_providers("cuda", ())).chains == ((TENSORRT, CUDA, CPU), (CUDA, CPU))
     with pytest.raises(ModelFailed, match="openvino is not in this onnxruntime: pip install onnxruntime-openvino"):

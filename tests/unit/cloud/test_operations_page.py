@@ -15,7 +15,11 @@ PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
 def test_every_metric_is_in_the_table_as_it_is() -> None:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if "| `upwell_" in line]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in PAGE.splitlines()
+        if line.startswith("| `upwell_")
+    ]
     said = {name.strip("`"): (tuple(re.findall(r"`(\w+)`", labels)), kind, text) for name, labels, kind, text in rows}
     assert said == {
         name + ("_total" if family.kind == "counter" else ""): (family.labels, family.kind, family.text)

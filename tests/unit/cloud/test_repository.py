@@ -1,6 +1,7 @@
 """Models on disk: what is found, confined and hashed."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,36 @@ def test_links_may_lead_about_inside_the_repository_but_not_out_of_it(tmp_path: 
         outside.file("model.onnx")
     with pytest.raises(ModelFailed, match=r"model\.yaml is a link that leads out"):
         _ = outside.description
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.yaml"])
+def test_what_is_no_plain_file_is_refused_unread(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "m", "1", "other")
+    folder, path = scan(tmp_path)[0], tmp_path / "m" / "1" / name
+
+    def look() -> Path | None:
+        return folder.description if name == "model.yaml" else folder.file(name)
+
+    path.mkdir()
+    with pytest.raises(ModelFailed, match=f"m/1/{name} is .* no plain file"):
+        look()
+    path.rmdir()
+    os.mkfifo(path)  # who reads it waits for ever
+    with pytest.raises(ModelFailed, match="no plain file"):
+        look()
+    path.unlink()
+    for target in (name, "nowhere"):
+        path.symlink_to(target)
+        with pytest.raises(ModelFailed, match=f"m/1/{name} is a link that leads nowhere"):
+            look()
+        path.unlink()
+
+
+def test_weights_of_a_program_that_are_no_plain_file_are_refused_unread(tmp_path: Path) -> None:
+    program = put(tmp_path, "m", "1", "model.jax")
+    os.mkfifo(program.with_suffix(".safetensors"))
+    with pytest.raises(ModelFailed, match="no plain file"):
+        scan(tmp_path)[0].digest(program)
 
 
 def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 from upwell.shared.routing.settings import Settings
-from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudSent
+from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudHeld, CloudSent
 
+LIMIT_S = 10.0
 RETRY = Settings(on_cloud_failure=dict.fromkeys(CLOUD_FAILURES, "retry"))
 
 
@@ -115,6 +117,40 @@ def test_a_failure_that_does_not_speak_of_the_endpoint_is_tried_at_the_other_too
     with clouds(full, good) as it:
         assert isinstance(it.ask(decision(RETRY)).outcome, CloudReply)
         assert (len(full.requests), len(good.requests)) == (1, 1)
+
+
+def held(it: Sender) -> list[float]:
+    return [one.retry_after_s for one in it.cell.outcomes if isinstance(one, CloudHeld)]
+
+
+def test_a_cloud_that_says_when_to_come_back_is_not_asked_again_before() -> None:
+    cloud = FakeDataplane(failure=Refused("full", retry_after_s=0.25))
+    with clouds(cloud) as it:
+        assert reason(it.ask(decision(RETRY))) is Reason.CLOUD_EXHAUSTED
+        assert len(cloud.requests) == 1
+        assert held(it) == [0.25]
+
+
+def test_what_one_endpoint_says_keeps_nobody_from_another() -> None:
+    full, good = FakeDataplane(failure=Refused("full", retry_after_s=0.25)), FakeDataplane()
+    with clouds(full, good) as it:
+        assert isinstance(it.ask(decision(RETRY)).outcome, CloudReply)
+        assert held(it) == [0.25]
+    with clouds(good, full) as it:
+        good.failure = Unavailable("draining")
+        assert reason(it.ask(decision(RETRY))) is Reason.CLOUD_EXHAUSTED
+        assert held(it) == [0.25]  # requests go there now
+        good.failure = full.failure
+        it.ask(decision())
+        good.failure, full.failure = None, Refused("full")
+        assert reason(it.ask(decision())) is Reason.CLOUD_EXHAUSTED
+        assert held(it) == [0.25, 0.25]
+
+
+def test_only_a_refusal_for_lack_of_room_says_when_to_come_back() -> None:
+    with clouds(FakeDataplane(failure=Refused("full"))) as it:
+        it.ask(decision())
+        assert held(it) == []
 
 
 def test_once_more_is_once() -> None:
@@ -211,6 +247,20 @@ def test_two_that_are_late_count_as_one_failure() -> None:
         assert it.cell.story() == [("CloudSent", 0), ("CloudSent", 1), ("CloudDropped", 1), ("CloudFailure", 0)]
         assert cloud.saw_leave(0)
         assert cloud.saw_leave(1)
+
+
+def test_two_whose_own_time_is_up_before_anybody_looks_count_as_one_failure() -> None:
+    with clouds(StallingCloud(lambda _: True), hedges=1) as it:
+        ascent = it.send(decision(within_s=0.3, hedge_after_s=0.0))
+        ascent.wait(time.monotonic())  # and so the second is sent
+        ended = threading.Barrier(3)
+        for attempt in ascent._under_way:
+            attempt.call.on_end(lambda: threading.Thread(target=ended.wait, daemon=True).start())
+        ended.wait(LIMIT_S)
+        ascent.wait(ascent.decision.give_up_s)
+        ascent.give_up()
+        assert reason(ascent) is Reason.CLOUD_DEADLINE
+        assert it.cell.story() == [("CloudSent", 0), ("CloudSent", 1), ("CloudDropped", 1), ("CloudFailure", 0)]
 
 
 def test_a_hedge_that_fails_leaves_the_first_call_its_chance() -> None:

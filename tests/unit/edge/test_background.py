@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import types
 from collections.abc import Iterator
 
 import pytest
 
+from tests.faults.stalling import serving
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_model, policy, rows_of
 from upwell.edge import background, router_cell
 from upwell.edge.background import PATIENCE_S, QUIET_S, Sender
@@ -14,12 +16,14 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.router_cell import RouterCell
 from upwell.edge.spool.item import Later
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.errors import Refused
 from upwell.shared.oip.client import RemoteError
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.security import ClientSecurity
 from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import LINK, CloudAnswered, CloudDropped, CloudFailure, CloudSent
+from upwell.shared.routing.state import LINK, CloudAnswered, CloudDropped, CloudFailure, CloudHeld, CloudSent
 
 NOWHERE = "127.0.0.1:9"
 CASE = InferRequest(CLOUD_MODEL, rows_of((0.4, 0.3, 0.3)), id="a")
@@ -120,6 +124,29 @@ def test_a_model_s_open_breaker_holds_the_cases_of_that_model_alone(
     assert set(sender.left_alone()) == {MODEL}
     clock.now_s += Breaker.FIRST_WAIT_S
     assert not sender.left_alone()
+
+
+def test_cases_wait_as_long_as_the_cloud_says(sender: Sender, cell: RouterCell, clock: Clock) -> None:
+    cell.observe(CloudHeld(MODEL, 2.0))
+    assert sender.may_send()  # of other models
+    assert set(sender.left_alone()) == {MODEL}
+    clock.now_s += 2.0
+    assert not sender.left_alone()
+
+
+def test_a_case_that_is_refused_says_so_to_live_requests_too(cell: RouterCell, clock: Clock) -> None:
+    clock.now_s = time.monotonic()  # gRPC's
+    with serving(FakeDataplane(failure=Refused("full", retry_after_s=5.0))) as (address,):
+        uplink = Uplink(address, ClientSecurity(), MAX_MESSAGE_BYTES)
+        sender = Sender(cell, uplink, {MODEL: ServedModel(MODEL, edge_model(), "echo")})
+        case = InferRequest("echo", EXAMPLE, id="a")
+        assert sender.still_allowed(MODEL, {}, InferRequest("echo", CASE.inputs))
+        with pytest.raises(RemoteError, match="full"):
+            sender.send(case, 5.0)
+        uplink.close()
+    assert not cell.state.breakers  # a case may be years old
+    assert cell.state.is_held(MODEL, clock.now_s)
+    assert not cell.state.is_held(MODEL, clock.now_s + 5.0)
 
 
 def test_a_case_is_paid_for_and_waits_where_a_budget_is_spent(sender: Sender) -> None:

@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
 
+from upwell.shared import cli
+
 UPWELL = Path(sys.executable).with_name("upwell")
 
 
-def upwell(*arguments: str) -> subprocess.CompletedProcess[str]:
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does."""
-    environment = {"PATH": "/usr/bin:/bin", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
     return subprocess.run(
-        [UPWELL, *arguments], capture_output=True, text=True, timeout=60, env=environment, check=False
+        [UPWELL, *arguments], capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False
     )
 
 
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def upwell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command in this process, which takes a hundredth of the time that a process of its own does."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGINT)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["upwell", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        said = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return subprocess.CompletedProcess(arguments, caught.value.code, said.out, said.err)
+
+    yield run
+    signal.signal(signal.SIGINT, before)
+
+
 def test_the_version_is_that_of_the_package() -> None:
-    done = upwell("--version")
+    done = process("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"upwell {version('upwell')}\n", "")
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command(upwell: Run) -> None:
     done = upwell("--help")
     assert (done.returncode, done.stderr) == (0, "")
     for entry in entry_points(group="upwell.commands"):
         assert entry.name.partition(".")[0] in done.stdout
 
 
-def test_help_of_a_group_names_its_commands() -> None:
+def test_help_of_a_group_names_its_commands(upwell: Run) -> None:
     for group, names in {
         "policy": {"calibrate", "check", "collect", "explain", "schema", "simulate"},
         "spool": {"list", "purge"},
@@ -54,15 +82,20 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "says"), WRONG)
-def test_wrong_use_says_what_is_wrong_and_exits_with_2(arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_use_says_what_is_wrong_and_exits_with_2(upwell: Run, arguments: tuple[str, ...], says: str) -> None:
     done = upwell(*arguments)
     assert done.returncode == 2
     assert says in done.stderr
     assert done.stdout == ""
-    assert "Traceback" not in done.stderr
 
 
-def test_every_problem_of_a_file_is_a_line_with_its_place(tmp_path: Path) -> None:
+def test_the_process_says_it_too_and_shows_no_traceback(upwell: Run) -> None:
+    arguments, _ = WRONG[-1]
+    done, expected = process(*arguments), upwell(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (expected.returncode, expected.stdout, expected.stderr)
+
+
+def test_every_problem_of_a_file_is_a_line_with_its_place(upwell: Run, tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text("agent: {listen: [nowhere]}\nmodels: {m: {}}\ntypo: 1\n")
     done = upwell("agent", "-c", str(path))
@@ -87,7 +120,7 @@ def test_an_address_that_is_taken_ends_the_agent_with_a_sentence(tmp_path: Path,
         port = taken.getsockname()[1]
         path = tmp_path / "agent.yaml"
         path.write_text(f"agent: {{{section.format(port=port)}}}\nmodels: {{m: {{edge: {{file: {model.name}}}}}}}\n")
-        done = upwell("agent", "-c", str(path))
+        done = process("agent", "-c", str(path))
     assert done.returncode == 2
     assert str(port) in done.stderr
     assert "Traceback" not in done.stderr

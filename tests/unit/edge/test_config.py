@@ -76,6 +76,11 @@ ERRORS = [
     ("models: {m: {cloud: {}}}", "1:21: models.m.cloud.model: this key is missing"),
     (EDGE + "\nagent: {listen: 127.0.0.1:1}", "2:17: agent.listen: expected a list"),
     (EDGE + "\nagent: {listen: []}", "2:17: agent.listen: "),
+    (
+        EDGE + "\nagent: {listen: ['127.0.0.1:81'], metrics: '127.0.0.1:81'}",
+        "2:8: agent: 127.0.0.1:81 is written twice, in `listen` and `metrics`",
+    ),
+    (EDGE + "\nagent: {max_message: 3GB}", "2:22: agent.max_message: expected 2147483647 or less, got '3GB'"),
     (EDGE + "\nagent: {listen: [nowhere]}", "2:18: agent.listen[0]: 'nowhere' is no address; expected HOST:PORT"),
     (EDGE + "\nagent: {listen: ['127.0.0.1:99999']}", "2:18: agent.listen[0]: '127.0.0.1:99999' is no address"),
     (EDGE + "\nagent: {max_message: 64}", "2:22: agent.max_message: expected a size"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from upwell.edge.uplink.order import AT_ONCE, Order
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 
@@ -87,7 +88,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.integers(1, 4), st.lists(EVENTS, max_size=40))
 def test_whatever_happens_some_endpoint_is_in_use_and_waits_are_bounded(
     count: int, events: list[tuple[Any, ...]]

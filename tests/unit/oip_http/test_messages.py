@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.oip.http import messages
@@ -135,7 +136,7 @@ JSON = st.recursive(
 KEYS = ["name", "datatype", "shape", "data", "parameters"]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.fixed_dictionaries(
         {},

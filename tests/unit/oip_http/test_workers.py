@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 
 from upwell.shared.oip.http.workers import Workers
@@ -46,6 +47,27 @@ def test_each_job_has_a_thread_up_to_the_count_then_they_wait_and_then_they_are_
         job.may_end.set()
     assert workers.stop(TIMEOUT_S)
     assert [job.begun.is_set() for job in jobs] == [True, True, True, True, False]
+
+
+def test_jobs_at_once_do_not_wait_for_each_other() -> None:
+    """The thread that has just been woken for the first is not there for the second."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that threads meet wherever they can
+    try:
+        for _ in range(300):
+            workers = Workers(4, max_waiting=8)
+            jobs = [Job() for _ in range(4)]
+            jobs[0].may_end.set()
+            workers.put(jobs[0])
+            for job in jobs[1:]:
+                workers.put(job)
+            is_served = [job.begun.wait(1.0) for job in jobs]
+            for job in jobs:
+                job.may_end.set()
+            assert workers.stop(TIMEOUT_S)
+            assert all(is_served)
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def test_a_job_that_fails_is_closed_and_its_thread_goes_on() -> None:

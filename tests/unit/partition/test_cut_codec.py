@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 
 from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, session_of
+from tests.unit.partition.splitting import split_onnx
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.cut_codec import CutCodec, Ranges, with_codec
 from upwell.shared.partition.split.halves import Half, Halves
-from upwell.shared.partition.split.onnx import split_onnx
 from upwell.shared.partition.split.onnx_half import MODEL_FILE, WEIGHTS_FILE, files_of
 
 TEXT = """

@@ -10,7 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.models.legal_cuts import prefix_cuts
 from tests.unit.models_for_tests import linear_elsewhere, two_in_two_out
+from tests.unit.partition.damage import outcome
 from tests.unit.partition.onnx_parts_for_tests import (
     LIGHT,
     QUANTIZATION,
@@ -24,7 +26,6 @@ from tests.unit.partition.onnx_parts_for_tests import (
 )  # fmt: skip
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.cuts import prefix_cuts
 from upwell.shared.partition.graph import Graph, Node, Tensor
 from upwell.shared.partition.reading import read_graph
 
@@ -305,15 +306,6 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
     assert "empty" in refused(tmp_path / "empty.onnx")
     (tmp_path / "folder.onnx").mkdir()
     assert "no such model file" in refused(tmp_path / "folder.onnx")
-
-
-def outcome(path: Path) -> int:
-    """Nodes of the graph; 0 where the file is refused, in one line."""
-    try:
-        return len(contract(read_graph(path)).nodes)
-    except ConfigError as error:
-        (problem,) = error.problems
-        return 0 if "\n" not in problem.message else -1
 
 
 def test_a_file_cut_short_anywhere_is_refused_or_a_graph(tmp_path: Path) -> None:

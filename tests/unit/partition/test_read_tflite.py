@@ -12,11 +12,12 @@ import pytest
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 
+from tests.models.legal_cuts import prefix_cuts
+from tests.unit.partition.damage import outcome
 from tests.unit.tflite_for_tests import Op, T, add, linear, mul, save
 from tests.unit.tflite_graphs_for_tests import mobile
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.cuts import prefix_cuts
 from upwell.shared.partition.graph import Tensor
 from upwell.shared.partition.read_tflite import tensor_names
 from upwell.shared.partition.reading import read_graph
@@ -346,15 +347,6 @@ def test_invalid_models_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
         model.subgraphs[0].operators[0].opcodeIndex = 5
 
     assert "operator code 5" in refused(changed(save(path, tensors, [relu(0, 1)], [0], [1]), misname))
-
-
-def outcome(path: Path) -> int:
-    """Nodes of the graph; 0 where the file is refused, in one line."""
-    try:
-        return len(contract(read_graph(path)).nodes)
-    except ConfigError as error:
-        (problem,) = error.problems
-        return 0 if "\n" not in problem.message else -1
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, session_of
+from tests.unit.partition.splitting import split_onnx
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Half, Halves
-from upwell.shared.partition.split.onnx import split_onnx
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1], producer_name: "someone">\n'
 

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, session_of
+from tests.unit.partition.splitting import split_onnx
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Half, Halves
-from upwell.shared.partition.split.onnx import split_onnx
 from upwell.shared.partition.split.onnx_half import MODEL_FILE, WEIGHTS_FILE, files_of
 
 CAPTURES = """

@@ -12,11 +12,11 @@ from ai_edge_litert import schema_py_generated as schema
 from tests.models.make_mobilenet_tflite import PATH as MOBILENET
 from tests.models.tflite_recomposing import PACKAGES, CutModel, file_of, recomposed, run
 from tests.unit.partition import tflite_parts_for_tests as parts
+from tests.unit.partition.splitting import split_tflite
 from tests.unit.tflite_for_tests import T, mul, save
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Half, Halves
-from upwell.shared.partition.split.tflite import split_tflite
 from upwell.shared.partition.split.tflite_half import packed
 from upwell.shared.tensors import Array
 

@@ -12,6 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from tests.models.tflite_recomposing import file_of
 from tests.unit.partition import tflite_parts_for_tests as parts
+from tests.unit.partition.splitting import split_tflite
 from tests.unit.tflite_for_tests import Op, T, save, two_in_two_out
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
@@ -19,7 +20,6 @@ from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph, Node, Tensor
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Half, Halves
-from upwell.shared.partition.split.tflite import split_tflite
 
 
 def halves_of(path: Path, nodes: int) -> Halves:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.tflite_for_tests import identity, linear, two_in_two_out
 from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
 
@@ -31,7 +32,7 @@ def test_every_cut_is_found(models: list[bytes]) -> None:
                 check_flatbuffer(model[:length])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(data=st.data())
 def test_damage_is_found_or_harmless(models: list[bytes], data: st.DataObject) -> None:
     model = bytearray(data.draw(st.sampled_from(models)))
@@ -41,14 +42,14 @@ def test_damage_is_found_or_harmless(models: list[bytes], data: st.DataObject) -
         check_flatbuffer(bytes(model))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(rest=st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(rest: bytes) -> None:
     with pytest.raises(Broken):
         check_flatbuffer(rest)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(start=st.binary(min_size=4, max_size=4), rest=st.binary(max_size=200))
 def test_only_broken_comes_out_of_bytes_with_the_right_identifier(start: bytes, rest: bytes) -> None:
     with contextlib.suppress(Broken):

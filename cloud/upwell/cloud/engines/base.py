@@ -45,20 +45,26 @@ class Engine(Protocol):
     """The package behind it and its version, such as `onnxruntime 1.31.1`."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    buckets: tuple[int, ...]
+    """The numbers of rows that a run may have, ascending, where it is prepared for these alone; empty: any number.
+
+    Whoever runs it fills batches up to one of them, as `Batcher` does.
+    """
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once on all rows of `batch`.
 
         `batch` holds an array for each of `self.inputs`; it is only read. The result holds a fresh array
-        for each of `self.outputs`. Raises `InvalidRequest` where a name, dtype or shape does not fit and
-        `ModelFailed` where the model itself fails; the engine stays usable after either.
+        for each of `self.outputs`. Raises `InvalidRequest` where a name, dtype, shape or number of rows does not fit
+        and `ModelFailed` where the model itself fails; the engine stays usable after either.
         """
         ...
 
     def warm_up(self, rows: int) -> None:
         """Make runs of `rows` rows as fast as they will be, where that can be done without real data.
 
-        Raises `ModelFailed` if the model cannot run at all.
+        With `buckets`, `rows` is one of them, and what has to be compiled for it is compiled now, which may take
+        minutes. Raises `ModelFailed` if the model cannot run at all.
         """
         ...
 

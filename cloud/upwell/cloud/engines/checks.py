@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from upwell.cloud.engines.base import Engine
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _LONGEST_REASON = 300
 
 
-def check_batch(batch: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
-    """Raise `InvalidRequest` unless `batch` holds exactly the tensors of `specs`, each of its dtype and shape."""
+def check_batch(batch: Mapping[str, Array], specs: Sequence[TensorSpec], buckets: Sequence[int] = ()) -> None:
+    """Raise `InvalidRequest` unless `batch` holds exactly the tensors of `specs`, each of its dtype and shape.
+
+    Where there are `buckets`, all of them must have the same number of rows, which is one of these.
+    """
     for spec in specs:
         array = batch.get(spec.name)
         if array is None:
@@ -26,6 +29,17 @@ def check_batch(batch: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None
     if len(batch) > len(specs):
         extra = sorted(set(batch) - {spec.name for spec in specs})
         raise InvalidRequest(f"unknown input {extra[0]!r}; inputs are {', '.join(spec.name for spec in specs)}")
+    if buckets:
+        _check_rows(batch, buckets)
+
+
+def _check_rows(batch: Mapping[str, Array], buckets: Sequence[int]) -> None:
+    rows = {name: len(array) for name, array in batch.items()}
+    if len(set(rows.values())) != 1:
+        raise InvalidRequest(f"inputs have different numbers of rows: {rows}")
+    count = next(iter(rows.values()))
+    if count not in buckets:
+        raise InvalidRequest(f"a batch of {count} rows; the model is prepared for {', '.join(map(str, buckets))}")
 
 
 def shape_fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
@@ -39,22 +53,29 @@ def shape_fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
 
 
 def works_by_rows(engine: Engine) -> bool:
-    """Whether every input and output of the engine has a first dimension that varies."""
-    return all(spec.shape and spec.shape[0] == -1 for spec in (*engine.inputs, *engine.outputs))
+    """Whether the engine has inputs, and each of them and of its outputs a first dimension that varies."""
+    specs = (*engine.inputs, *engine.outputs)
+    return bool(engine.inputs) and all(spec.shape and spec.shape[0] == -1 for spec in specs)
 
 
 def zero_batch(specs: Sequence[TensorSpec], rows: int) -> dict[str, Array] | None:
     """Zeros to warm a model up with, or None where only real data would do.
 
     That is so for strings, and where another dimension than the rows of a matrix or larger tensor varies: a
-    length of 1 may be one the model cannot run.
+    length of 1 may be one the model cannot run. Raises `ModelFailed` where they would not fit into memory.
     """
     if any(spec.datatype == "BYTES" or -1 in spec.shape[1:] or spec.shape == (-1,) for spec in specs):
         return None
-    return {
-        spec.name: np.zeros([rows if size == -1 else size for size in spec.shape], numpy_dtype(spec.datatype))
-        for spec in specs
-    }
+    return {spec.name: zeros(spec, rows) for spec in specs}
+
+
+def zeros(spec: TensorSpec, rows: int) -> Array:
+    """One array of zeros, in which `rows` stands for each size that varies. Raises `ModelFailed` as `zero_batch`."""
+    shape = [rows if size == -1 else size for size in spec.shape]
+    try:
+        return np.zeros(shape, numpy_dtype(spec.datatype))
+    except (MemoryError, ValueError):  # the latter where not even the size can be counted
+        raise ModelFailed(f"input {spec.name!r} of shape {shape} does not fit into memory") from None
 
 
 def reason_of(error: BaseException) -> str:

@@ -29,10 +29,12 @@ class FakeEngine:
         answer: Callable[[Mapping[str, Array]], dict[str, Array]] = _double,
         inputs: tuple[TensorSpec, ...] = (X,),
         outputs: tuple[TensorSpec, ...] = (Y,),
+        buckets: tuple[int, ...] = (),
     ) -> None:
         self.version = "fake 1"
         self.inputs = inputs
         self.outputs = outputs
+        self.buckets = buckets
         self.batches: list[Mapping[str, Array]] = []
         self.started = threading.Semaphore(0)
         self._answer = answer
@@ -50,7 +52,7 @@ class FakeEngine:
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Answer with the function. See `Engine.run`."""
-        check_batch(batch, self.inputs)
+        check_batch(batch, self.inputs, self.buckets)
         if self._closed:
             raise ModelFailed("the model is closed")
         self.batches.append(batch)

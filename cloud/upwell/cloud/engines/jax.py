@@ -26,19 +26,22 @@ import numpy as np
 from jax import export
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.buckets import buckets_for, run_in_buckets
-from upwell.cloud.engines.checks import check_batch, reason_of
+from upwell.cloud.engines.buckets import buckets_for
+from upwell.cloud.engines.checks import check_batch, reason_of, zeros
 from upwell.cloud.engines.jax_signature import Signature
 from upwell.cloud.engines.jax_weights import read_weights
 from upwell.cloud.engines.trusted import read_trusted
 from upwell.shared.errors import ModelFailed
-from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.shared.tensors import Array, TensorSpec
 
+AUTOMATIC = "auto"
+"""The word of `device` for the accelerator that JAX finds, and the CPU where it finds none."""
 WEIGHTS_FILE = "model.safetensors"
 
 _FIXED = 0
 """What stands for the rows of a model that has none: its one program takes what its specifications say."""
 
+_log = logging.getLogger(__name__)
 # It tells of every kind of device that is not there.
 logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
@@ -49,8 +52,8 @@ jax.config.update("jax_enable_x64", True)
 class JaxEngine:
     """One exported program on one device, compiled for each of the buckets when it is warmed up.
 
-    Nothing is ever compiled by `run`: another number of rows takes the next larger bucket, and more rows than the
-    largest go in pieces. So rows must not depend on each other, which holds for networks in inference.
+    Nothing is ever compiled by `run`, which takes batches of exactly a bucket's rows. Whoever fills them up with zeros
+    relies on it that rows do not depend on each other, which holds for networks in inference.
     """
 
     file_name: ClassVar[str] = "model.jax"
@@ -63,14 +66,14 @@ class JaxEngine:
         self.version = f"jax {jax.__version__}"
         self.inputs: tuple[TensorSpec, ...] = signature.inputs
         self.outputs: tuple[TensorSpec, ...] = signature.outputs
-        self._buckets = buckets_for(settings.buckets, settings.max_batch) if signature.by_rows else ()
+        self.buckets = buckets_for(settings.buckets, settings.max_batch) if signature.by_rows else ()
         self._call = jax.jit(program.call)
         self._weights: Mapping[str, Any] | None = jax.device_put(weights, device)
         self._place = jax.sharding.SingleDeviceSharding(device)
         self._compiled: dict[int, Any] = {}
 
     @classmethod
-    def load(cls, name: str, path: Path, settings: ModelSettings) -> JaxEngine:  # noqa: ARG003  torch needs the name
+    def load(cls, name: str, path: Path, settings: ModelSettings) -> JaxEngine:
         """Load `path` and the weights beside it. Raises `ModelFailed`; nothing is deserialized before it is trusted."""
         data = read_trusted(path, settings.trusted)
         try:
@@ -79,14 +82,14 @@ class JaxEngine:
             raise ModelFailed(
                 f"{path.name} is no program that JAX {jax.__version__} reads: {reason_of(error)}"
             ) from error
-        device = _device(settings.device, program.platforms)
+        device = _device(name, settings.device, program.platforms)
         weights = read_weights(path.with_name(WEIGHTS_FILE), Signature.of(program).weights)
         return cls(program, weights, device, settings)
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Run what has been compiled. See `Engine.run`; `ModelFailed` also before `warm_up`."""
-        check_batch(batch, self.inputs)
-        return run_in_buckets(batch, self._buckets, self._run) if self._buckets else self._run(batch)
+        check_batch(batch, self.inputs, self.buckets)
+        return self._run(batch)
 
     def _run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the program compiled for just these rows, as arrays of their own."""
@@ -100,27 +103,24 @@ class JaxEngine:
             raise ModelFailed(f"JAX failed: {reason_of(error)}") from error
 
     def _bucket_of(self, batch: Mapping[str, Array]) -> int:
-        return len(next(iter(batch.values()))) if self._buckets else _FIXED
+        return len(next(iter(batch.values()))) if self.buckets else _FIXED
 
-    def warm_up(self, rows: int) -> None:  # noqa: ARG002  whatever the first run has, every bucket must be ready
-        """Compile for each bucket that is not yet, and run zeros once. See `Engine.warm_up`."""
-        for bucket in self._buckets or (_FIXED,):
-            if bucket not in self._compiled and self._weights is not None:
-                self._prepare(bucket)
+    def warm_up(self, rows: int) -> None:
+        """Compile for `rows` rows, unless it is done, and run zeros once. See `Engine.warm_up`."""
+        bucket = rows if self.buckets else _FIXED
+        if bucket not in self._compiled and self._weights is not None:
+            self._prepare(bucket)
 
     def _prepare(self, bucket: int) -> None:
-        zeros = {
-            spec.name: np.zeros([bucket if size == -1 else size for size in spec.shape], numpy_dtype(spec.datatype))
-            for spec in self.inputs
-        }
+        batch = {spec.name: zeros(spec, bucket) for spec in self.inputs}
         shapes = {
-            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._place) for name, array in zeros.items()
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self._place) for name, array in batch.items()
         }
         try:
             self._compiled[bucket] = self._call.lower(self._weights, shapes).compile()
         except Exception as error:  # JAX and XLA raise many kinds
             raise ModelFailed(f"JAX cannot compile it for {bucket or 'its'} rows: {reason_of(error)}") from error
-        self._run(zeros)
+        self._run(batch)
 
     def close(self) -> None:
         """Free the weights and the programs."""
@@ -128,8 +128,10 @@ class JaxEngine:
         self._compiled = {}
 
 
-def _device(text: str, platforms: tuple[str, ...]) -> Any:
+def _device(name: str, text: str, platforms: tuple[str, ...]) -> Any:
     """The device named in the settings, such as `cpu` or `tpu:1`, if the program was exported for its kind."""
+    if text == AUTOMATIC:
+        return _automatic(name, platforms)
     kind, _, number = text.partition(":")
     if kind not in platforms:
         raise ModelFailed(
@@ -142,3 +144,15 @@ def _device(text: str, platforms: tuple[str, ...]) -> Any:
     if int(number or 0) >= len(devices):
         raise ModelFailed(f"device {text!r} is not there; JAX finds {', '.join(map(str, devices))}")
     return devices[int(number or 0)]
+
+
+def _automatic(name: str, platforms: tuple[str, ...]) -> Any:
+    """The accelerator that JAX finds and the program was exported for, else the CPU; the log says which."""
+    for kind in sorted(platforms, key="cpu".__eq__):
+        try:
+            device = jax.devices(kind)[0]
+        except RuntimeError:
+            continue
+        _log.info("model %s runs on %s", name, device)
+        return device
+    raise ModelFailed(f"it was exported for {', '.join(platforms)}, of which JAX finds none here")

@@ -20,7 +20,7 @@ from jax import export
 from torch._ops import OpOverloadPacket
 
 from upwell.cloud.engines.checks import reason_of
-from upwell.cloud.engines.torch_modules import declared_specs, find_class, read_weights
+from upwell.cloud.engines.torch_modules import build, declared_specs, find_class
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
@@ -47,13 +47,7 @@ class Program:
 
 def load_module(network: str, weights: Path, arguments: Mapping[str, Any]) -> torch.nn.Module:
     """The network of the class named `network`, with its weights, for evaluation. Raises `ModelFailed`."""
-    kind = find_class("", network)
-    try:
-        module = kind(**arguments)
-    except Exception as error:  # the operator's own class may raise anything
-        raise ModelFailed(f"class {kind.__qualname__} cannot be built: {reason_of(error)}") from error
-    module.load_state_dict(read_weights(weights, module), strict=True)
-    return module.eval()
+    return build(find_class("", network), weights, arguments).eval()
 
 
 def exported(module: torch.nn.Module, platforms: Sequence[str], *, is_exact: bool = True) -> Program:

@@ -10,7 +10,8 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.checks import check_batch, reason_of, zero_batch
+from upwell.cloud.engines.checks import check_batch, zero_batch
+from upwell.cloud.engines.onnx_errors import told_by
 from upwell.cloud.engines.onnx_sessions import open_session
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.onnx_files import BadOnnxFile, foreign_operators
@@ -32,6 +33,7 @@ class OnnxEngine:
 
     file_name: ClassVar[str] = "model.onnx"
     platform: ClassVar[str] = "onnxruntime_onnx"
+    buckets: tuple[int, ...] = ()
 
     def __init__(self, session: Any) -> None:
         self.version = f"onnxruntime {onnxruntime.__version__}"
@@ -46,7 +48,10 @@ class OnnxEngine:
     def load(cls, name: str, path: Path, settings: ModelSettings) -> OnnxEngine:
         """Load `path`. Raises `ModelFailed` for a file or a device that ONNX Runtime cannot serve here."""
         _check_operators(path)
-        return cls(open_session(name, path, settings))
+        engine = cls(open_session(name, path, settings))
+        if not engine.outputs:
+            raise ModelFailed(f"{path.name} has no outputs")
+        return engine
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Run the session. See `Engine.run`."""
@@ -58,9 +63,9 @@ class OnnxEngine:
         try:
             results = session.run(self._output_names, feed)
         except InvalidArgument as error:  # dimensions that two inputs share, which their specs cannot say
-            raise InvalidRequest(f"the model refused its inputs: {reason_of(error)}") from error
+            raise InvalidRequest(f"the model refused its inputs: {told_by(error)}") from error
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise ModelFailed(f"ONNX Runtime failed: {reason_of(error)}") from error
+            raise ModelFailed(f"ONNX Runtime failed: {told_by(error)}") from error
         answer = dict(zip(self._output_names, results, strict=True))
         for name in self._texts_out:
             answer[name] = bytes_of(answer[name])

@@ -59,13 +59,18 @@ class Choice:
 def wanted_providers(device: str, providers: Sequence[str]) -> Wanted:
     """What the settings `device` and `providers` ask for; `providers` counts where both are there.
 
-    Raises `ModelFailed` for a device that no provider of this list serves.
+    Raises `ModelFailed` for a device that no provider of this list serves, and where the two contradict each other.
     """
     if tuple(providers) == (AUTOMATIC,) or (not providers and device == AUTOMATIC):
         return Wanted(tuple(INSTALL), first=True)
+    kind, _, number = device.partition(":")
     if providers:
-        return Wanted(tuple(map(full_name, providers)), first=False)
-    kind = device.partition(":")[0]
+        names = tuple(map(full_name, providers))
+        if set(names) == {CPU} and kind not in ("cpu", AUTOMATIC):
+            raise ModelFailed(f"`providers` name the CPU alone, and `device` is {device!r}; leave one of them out")
+        return Wanted(names, first=False)
+    if kind == "cpu" and number not in ("", "0"):
+        raise ModelFailed(f"there is no device {device!r}: ONNX Runtime has one CPU; write `cpu`")
     if kind not in _OF_DEVICE:
         known = ", ".join((AUTOMATIC, *_OF_DEVICE))
         raise ModelFailed(f"engine onnx knows no device {device!r}; expected one of {known}, or name its `providers`")

@@ -17,7 +17,7 @@ from typing import Any
 import onnxruntime
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.checks import reason_of
+from upwell.cloud.engines.onnx_errors import told_by
 from upwell.cloud.engines.onnx_providers import (
     CPU,
     CUDA,
@@ -115,8 +115,7 @@ def _create(path: Path, settings: ModelSettings, chain: Sequence[str]) -> Any:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=providers, **_NO_FALLBACK)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
-        reason = reason_of(error).replace(str(path), path.name)  # a caller need not know where models lie
-        raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {reason}") from error
+        raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {told_by(error, path)}") from error
 
 
 def _options_of(provider: str, device: str) -> dict[str, str]:

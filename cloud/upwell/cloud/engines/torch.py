@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.buckets import buckets_for, only_rows_vary, run_in_buckets
+from upwell.cloud.engines.buckets import buckets_for, only_rows_vary
 from upwell.cloud.engines.checks import check_batch, reason_of, shape_fits, zero_batch
 from upwell.cloud.engines.torch_devices import open_device, warn_of_slow_precision
-from upwell.cloud.engines.torch_modules import declared_specs, find_class, read_weights
+from upwell.cloud.engines.torch_modules import build, declared_specs, find_class
 from upwell.cloud.engines.torch_steps import (
     PRECISIONS,
     Forward,
@@ -47,8 +47,8 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 class TorchEngine:
     """One module in evaluation mode on one device; all instances of a model share it.
 
-    With `compile` or `graphs` it is prepared for each of the `buckets` when it is warmed up, and a run of another
-    number of rows takes the next larger one; so nothing is compiled once it serves.
+    With `compile` or `graphs` it is prepared for each of the `buckets` when it is warmed up, and takes batches of no
+    other number of rows; so nothing is compiled once it serves.
     """
 
     file_name: ClassVar[str] = "model.safetensors"
@@ -65,7 +65,7 @@ class TorchEngine:
         self._steps: dict[tuple[torch.Size, ...], Step] = {}
         self._preparing = threading.Lock()
         self._is_prepared = settings.compile or settings.graphs
-        self._buckets = self._needed_buckets(settings) if self._is_prepared else ()
+        self.buckets = self._needed_buckets(settings) if self._is_prepared else ()
 
     @classmethod
     def load(cls, name: str, path: Path, settings: ModelSettings) -> TorchEngine:
@@ -76,11 +76,7 @@ class TorchEngine:
         if settings.graphs:
             check_graphs(device)
         network = find_class(name, settings.torch_class)
-        try:
-            module = network(**settings.arguments)
-        except Exception as error:  # the operator's own class may raise anything
-            raise ModelFailed(f"class {network.__qualname__} cannot be built: {reason_of(error)}") from error
-        module.load_state_dict(read_weights(path, module), strict=True)
+        module = build(network, path, settings.arguments)
         warn_of_slow_precision(name, settings.precision, device)
         try:
             dtype = PRECISIONS[settings.precision] if settings.precision is not None else None
@@ -90,12 +86,7 @@ class TorchEngine:
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Run the module. See `Engine.run`."""
-        check_batch(batch, self.inputs)
-        if self._buckets:
-            return run_in_buckets(batch, self._buckets, self._run)
-        return self._run(batch)
-
-    def _run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        check_batch(batch, self.inputs, self.buckets)
         if torch.get_num_threads() != self._settings.threads:  # of the calling thread, and any thread may call
             torch.set_num_threads(self._settings.threads)
         forward = self._forward
@@ -105,9 +96,12 @@ class TorchEngine:
         tensors = [_to_torch(batch[name], kind, is_pinned) for name, kind in self._kinds.items()]
         try:
             with torch.inference_mode():
-                arrays = [_to_numpy(result) for result in self._step(forward, tensors)(tensors)]
+                results = self._step(forward, tensors)(tensors)
+                arrays = [_to_numpy(result) for result in results if isinstance(result, torch.Tensor)]
         except Exception as error:  # the operator's own class may raise anything
             raise ModelFailed(f"the network {failure_of(error)}") from error
+        if len(arrays) != len(results):
+            raise ModelFailed(f"the network gave {_kinds(results)}; expected tensors, in the order of its `outputs`")
         return self._checked(arrays)
 
     def _step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Step:
@@ -153,19 +147,19 @@ class TorchEngine:
         return {spec.name: array for spec, array in zip(self.outputs, arrays, strict=True)}
 
     def warm_up(self, rows: int) -> None:
-        """Run zeros once, of `rows` rows or of each bucket, so that memory is taken and kernels are chosen or compiled.
-
-        See `Engine.warm_up`.
-        """
-        for count in self._buckets or (rows,):
-            batch = zero_batch(self.inputs, count)
-            if batch is not None:
-                self.run(batch)
+        """Run zeros once, so that memory is taken and kernels are chosen or compiled. See `Engine.warm_up`."""
+        batch = zero_batch(self.inputs, rows)
+        if batch is not None:
+            self.run(batch)
 
     def close(self) -> None:
         """Free the module."""
         self._forward = None
         self._steps.clear()
+
+
+def _kinds(results: Sequence[object]) -> str:
+    return " and ".join(type(one).__name__ for one in results)
 
 
 def _torch_dtype(datatype: str) -> torch.dtype:

@@ -60,7 +60,9 @@ def open_device(text: str) -> torch.device:
     """
     if text == AUTOMATIC:
         return _automatic()
-    kind = text.partition(":")[0]
+    kind, _, number = text.partition(":")
+    if kind == "cpu" and number not in ("", "0"):
+        raise ModelFailed(f"there is no device {text!r}: torch has one CPU; write `cpu`")
     if kind in PACKAGES:
         _import(text, PACKAGES[kind])
     try:

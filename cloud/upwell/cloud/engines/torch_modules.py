@@ -63,7 +63,15 @@ def declared_specs(network: type[torch.nn.Module], attribute: str) -> tuple[Tens
             f"class {network.__qualname__} needs `{attribute}`: a tuple of (name, datatype, shape), "
             'such as (("x", "FP32", (-1, 3, 224, 224)),)'
         )
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        raise ModelFailed(f"class {network.__qualname__}: `{attribute}` names one tensor twice: {', '.join(names)}")
     for spec in specs:
+        if any(size < -1 for size in spec.shape):
+            raise ModelFailed(
+                f"class {network.__qualname__}: `{attribute}` says {spec.name!r} has shape {list(spec.shape)}; "
+                "expected sizes, or -1 for one that varies"
+            )
         if spec.datatype == "BYTES" or spec.datatype not in DTYPES:
             raise ModelFailed(
                 f"class {network.__qualname__}: `{attribute}` says {spec.name!r} is {spec.datatype}; "
@@ -72,17 +80,39 @@ def declared_specs(network: type[torch.nn.Module], attribute: str) -> tuple[Tens
     return specs
 
 
-def read_weights(path: Path, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, after its header, names and shapes have been compared with the module's.
+def build(network: type[torch.nn.Module], weights: Path, arguments: Mapping[str, Any]) -> torch.nn.Module:
+    """The class called with `arguments`, with the weights of a safetensors file. Raises `ModelFailed`."""
+    try:
+        module = network(**arguments)
+        state = module.state_dict()
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    except Exception as error:  # the operator's own class may raise anything
+        raise ModelFailed(f"class {network.__qualname__} cannot be built: {reason_of(error)}") from error
+    tensors = _read_weights(weights, network.__qualname__, shapes)
+    floats = {name: tensor.is_floating_point() for name, tensor in state.items()}
+    wrong = [name for name, tensor in tensors.items() if tensor.is_floating_point() != floats[name]]
+    if wrong:  # torch would cast them in silence
+        found, expected = tensors[wrong[0]].dtype, state[wrong[0]].dtype
+        raise ModelFailed(
+            f"{weights.name} does not fit class {network.__qualname__}: {wrong[0]} is {found}, the class's {expected}"
+        )
+    try:
+        module.load_state_dict(tensors, strict=True)
+    except Exception as error:  # the operator's own class may raise anything
+        raise ModelFailed(f"class {network.__qualname__} does not take {weights.name}: {reason_of(error)}") from error
+    return module
+
+
+def _read_weights(path: Path, network: str, expected: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, after its header, names and shapes have been compared with the class's.
 
     Raises `ModelFailed` for a file that is none or does not fit.
     """
-    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     try:
         check_header(path)
         with safe_open(str(path), framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
-            _compare(path, type(module).__qualname__, expected, found)
+            _compare(path, network, expected, found)
             return {name: file.get_tensor(name) for name in found}
     except (SafetensorError, OSError) as error:
         raise ModelFailed(f"{path.name} is not a readable safetensors file: {reason_of(error)}") from error

@@ -54,7 +54,7 @@ def forward_of(module: torch.nn.Module, precision: Precision | None, outputs: Se
             tensors = tuple(one.to(dtype) if one.is_floating_point() else one for one in tensors)
         answer = module(*tensors)
         results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
-        if dtype is None or len(results) != len(declared):
+        if dtype is None or len(results) != len(declared) or not all(isinstance(one, torch.Tensor) for one in results):
             return results
         return tuple(
             one if kind is None or not one.is_floating_point() else one.to(kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from upwell.cloud.repository.formats import why_not_this
 from upwell.shared.errors import ModelFailed
 
 _LENGTH_BYTES = 8
@@ -17,9 +18,10 @@ def check_header(path: Path) -> None:
         announced = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     size = path.stat().st_size
     if size < _LENGTH_BYTES or announced > size - _LENGTH_BYTES:
-        raise ModelFailed(
+        text = (
             f"{path.name} is not a readable safetensors file: it announces a header of {announced} bytes and has {size}"
         )
+        raise ModelFailed("; ".join(filter(None, (text, why_not_this(path)))))
     if announced > _MOST_HEADER_BYTES:
         raise ModelFailed(
             f"{path.name} has a header of {announced} bytes; at most {_MOST_HEADER_BYTES} are read, "

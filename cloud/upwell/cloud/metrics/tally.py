@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from upwell.cloud.metrics.families import ROWS, SECONDS, Histogram, Snapshot
 from upwell.shared.memory import resident_bytes
+from upwell.shared.oip.error_answers import error_answers
 
 ANONYMOUS = "anonymous"
 OTHERS = "others"
@@ -99,6 +100,7 @@ class Tally:
                     **{(*key, "OK"): [served.answered] for key, served in self._served.items() if served.answered},
                     **{key: [count] for key, count in self._failed.items()},
                 },
+                "upwell_cloud_error_answers": {(status,): [count] for status, count in error_answers().items()},
                 "upwell_cloud_request_seconds": {key: one.request_s.values[:] for key, one in self._served.items()},
                 "upwell_cloud_queue_seconds": {key: one.queue_s.values[:] for key, one in self._served.items()},
                 "upwell_cloud_compute_seconds": {key: one.compute_s.values[:] for key, one in self._served.items()},

@@ -179,10 +179,11 @@ class ModelRepository:
                 attempts[version] = before
         finally:
             self._loading = ("", "")
-        offer = offered([one.result for one in attempts.values()], self._service.offers.get(model))
+        former_offer = self._service.offers.get(model)
+        offer = offered([one.result for one in attempts.values()], former_offer)
         self._attempts[model] = attempts
         self._put(model, offer)
-        _tell(model, offer)
+        _tell(model, offer, former_offer)
 
     def _put(self, model: str, offer: Offer | None) -> None:
         self._service.put(model, offer)
@@ -234,12 +235,15 @@ def _tried(folder: ModelFolder, config: CloudConfig) -> Attempt:
         return Attempt(folder.files(), BrokenModel(folder.name, str(folder.version), reason))
 
 
-def _tell(model: str, offer: Offer) -> None:
+def _tell(model: str, offer: Offer, former: Offer | None) -> None:
     for version, note in offer.notes.items():
         log.error(
             "model %s version %s: its former files stay in force, since the new ones fail: %s", model, version, note
         )
     if isinstance(offer.versions[max(offer.versions, key=int)], BrokenModel) and offer.served:
         log.warning("model %s: version %s answers, since the highest is broken", model, offer.default)
+    as_before = () if former is None else former.served
     for one in offer.served:
+        if one in as_before:
+            continue
         log.info("model %s version %s is served: %s", model, one.version, one.digest)

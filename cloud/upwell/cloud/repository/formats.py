@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path
 
 _WEIGHTS = "save its weights alone as model.safetensors (safetensors.torch.save_file) and name the class"
 _EXPORT = f"export it as model.onnx (torch.onnx.export), or {_WEIGHTS}"
@@ -12,16 +12,43 @@ _PICKLES = (".ckpt", ".joblib", ".pickle", ".pkl")
 _TORCH = (".pt", ".pth")
 _PACKAGES = (".pt2",)
 _PICKLED_WEIGHTS = "pytorch_model.bin"
+_ZIP = b"PK\x03\x04"
+_PICKLE, _PROTOCOLS = 0x80, range(2, 6)
 
 
-def why_never(file_names: Sequence[str]) -> str:
-    """Why the first of these files that is of such a format is never loaded, and what would be right; else empty."""
-    for name in file_names:
-        suffix = PurePath(name).suffix.lower()
-        if suffix in _PICKLES or name == _PICKLED_WEIGHTS:
-            return f"{name} is a pickle, and opening one runs code of its maker: it is never loaded; {_WEIGHTS}"
-        if suffix in _TORCH:
-            return f"{name} holds a pickle or TorchScript, which run code of their maker: it is never loaded; {_EXPORT}"
-        if suffix in _PACKAGES:
-            return f"{name} is a package of torch, which can run code of its maker: it is never loaded; {_EXPORT}"
+def why_never(files: Sequence[Path]) -> str:
+    """Why the first of these files that is of such a format is never loaded, and what would be right; else empty.
+
+    Their names are asked before what is in them.
+    """
+    named = (_by_name(path.name, path.suffix.lower()) for path in files)
+    return next(filter(None, named), "") or next(filter(None, map(why_not_this, files)), "")
+
+
+def why_not_this(file: Path) -> str:
+    """The same of one file by its first bytes, whatever it is called; empty for all else, and what cannot be read.
+
+    For files that are of no use anyway: a safetensors file may begin as a pickle does.
+    """
+    if not file.is_file():  # a pipe would have to be waited for
+        return ""
+    try:
+        with file.open("rb") as opened:
+            begins = opened.read(len(_ZIP))
+    except OSError:
+        return ""
+    if begins == _ZIP:
+        return f"{file.name} is a zip archive, as torch.save and TorchScript write them: it is never opened; {_EXPORT}"
+    if begins[:1] == bytes([_PICKLE]) and begins[1:2] and begins[1] in _PROTOCOLS:
+        return f"{file.name} is a pickle, and opening one runs code of its maker: it is never loaded; {_WEIGHTS}"
+    return ""
+
+
+def _by_name(name: str, suffix: str) -> str:
+    if suffix in _PICKLES or name == _PICKLED_WEIGHTS:
+        return f"{name} is a pickle, and opening one runs code of its maker: it is never loaded; {_WEIGHTS}"
+    if suffix in _TORCH:
+        return f"{name} holds a pickle or TorchScript, which run code of their maker: it is never loaded; {_EXPORT}"
+    if suffix in _PACKAGES:
+        return f"{name} is a package of torch, which can run code of its maker: it is never loaded; {_EXPORT}"
     return ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from upwell.cloud.repository.formats import why_never
+from upwell.cloud.repository.formats import why_never, why_not_this
 from upwell.shared.digest import jax_weights, model_digest
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.onnx_files import BadOnnxFile
@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
+_SHOWN = 5
 
 Versions: TypeAlias = Literal["latest", "all"] | tuple[int, ...]
 """Which versions of a model are to be served."""
@@ -38,21 +39,25 @@ class ModelFolder:
     root: Path
 
     def file(self, file_name: str) -> Path:
-        """The model's file. Raises `ModelFailed` where it is missing or leads out of the repository."""
-        path = self._inside(self.path / file_name)
-        if not path.is_file():
-            there = sorted(one.name for one in self.path.iterdir()) or ["nothing"]
-            text = f"no {file_name} in {self.name}/{self.version}; there is {', '.join(there[:5])}"
+        """The model's file. Raises `ModelFailed` where it is missing, no file, or leads out of the repository."""
+        path = self.path / file_name
+        if not os.path.lexists(path):
+            there = sorted(self.path.iterdir())
+            names = ", ".join(one.name for one in there[:_SHOWN]) or "nothing"
+            text = f"no {file_name} in {self.name}/{self.version}; there is {names}"
             raise ModelFailed("; ".join(filter(None, (text, why_never(there)))))
-        return path
+        return self._plain(path)
 
     @property
     def description(self) -> Path | None:
-        """The `model.yaml` beside the model's file, else the one of all its versions, else None."""
+        """The `model.yaml` beside the model's file, else the one of all its versions, else None.
+
+        Raises `ModelFailed` as `file`.
+        """
         for folder in (self.path, self.path.parent):
             path = folder / "model.yaml"
             if os.path.lexists(path):
-                return self._inside(path)
+                return self._plain(path)
         return None
 
     def files(self) -> Files:
@@ -73,15 +78,24 @@ class ModelFolder:
         """
         beside = jax_weights(file)
         if beside is not None:
-            self._inside(beside)
+            self._plain(beside)
         try:
             return model_digest(file)
         except BadOnnxFile as error:
-            raise ModelFailed(f"{self.name}/{self.version}/{file.name}: {error}") from None
+            text = f"{self.name}/{self.version}/{file.name}: {error}"
+            raise ModelFailed("; ".join(filter(None, (text, why_not_this(file))))) from None
 
-    def _inside(self, path: Path) -> Path:
-        if not path.resolve().is_relative_to(self.root.resolve()):
-            raise ModelFailed(f"{self.name}/{self.version}/{path.name} is a link that leads out of the repository")
+    def _plain(self, path: Path) -> Path:
+        """`path`, if it may be read: a pipe in its place would keep whoever reads it waiting for ever."""
+        what = f"{self.name}/{self.version}/{path.name}"
+        try:
+            is_inside = path.resolve().is_relative_to(self.root.resolve())
+        except (OSError, RuntimeError):  # a link to itself
+            raise ModelFailed(f"{what} is a link that leads nowhere") from None
+        if not is_inside:
+            raise ModelFailed(f"{what} is a link that leads out of the repository")
+        if not path.is_file():
+            raise ModelFailed(f"{what} is a link that leads nowhere, or no plain file")
         return path
 
 

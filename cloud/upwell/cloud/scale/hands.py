@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from upwell.cloud.scale.messages import Channel, Message
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from upwell.shared.stopping import stop_signals
 
 _SEND_S = 10.0
 """A worker that takes nothing for so long is stuck, and is treated as dead."""
@@ -42,7 +41,7 @@ class Hand:
         program = f"import sys; sys.path[:] = {sys.path!r}; from upwell.cloud.scale.worker import main; main()"
         # A worker is told over the socket when to end. The signals of a terminal or a service manager reach it too, and
         # one that comes a moment after it was told would end it with work in its hands: so it never sees them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
         try:
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter and code
                 [sys.executable, "-c", program, str(theirs.fileno())],

@@ -8,6 +8,7 @@ served by applications of their own, which the gRPC proxy tells apart by the met
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.loading import ExtraMissing
 from upwell.cloud.loading import find_models
 from upwell.cloud.scale.ray_replica import QUICK_CALLS, Replica
-from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.errors import ConfigError, ModelFailed, Problem
 from upwell.shared.oip.security import check_exposure, parse_address
 from upwell.shared.yaml import load_yaml
 
@@ -113,7 +114,8 @@ def application(config: CloudConfig, scale: Scale) -> Application:
 def start(config: CloudConfig, scale: Scale, request_timeout_s: float) -> None:
     """Serve on the Ray cluster that this process is connected to, or on one that it starts; returns when it is up.
 
-    Raises `ConfigError`, also where that cluster's gRPC proxies listen elsewhere already.
+    Raises `ConfigError`, also where that cluster's gRPC proxies listen elsewhere already, and `ModelFailed` where no
+    replica can start, with the reason that the last of them gave.
     """
     app = application(config, scale)
     os.environ.setdefault(_MAX_MESSAGE, str(config.serve.max_message))  # read by proxies that are started from here
@@ -123,7 +125,17 @@ def start(config: CloudConfig, scale: Scale, request_timeout_s: float) -> None:
     port = parse_address(config.serve.listen[0]).port
     options = gRPCOptions(port=port, grpc_servicer_functions=[_SERVICER], request_timeout_s=request_timeout_s)
     serve.start(proxy_location=ProxyLocation.EveryNode, grpc_options=options)
-    serve.run(app, name=NAME, route_prefix=f"/{NAME}")  # without one the proxies would not know it
+    try:
+        serve.run(app, name=NAME, route_prefix=f"/{NAME}")  # without one the proxies would not know it
+    except RuntimeError as error:  # which says no more than that it failed
+        deployment = serve.status().applications[NAME].deployments.get(NAME)
+        raise ModelFailed(reason_in(deployment.message if deployment else str(error))) from error
+
+
+def reason_in(message: str) -> str:
+    """Why replicas do not start, from what Ray says of it: the last error of ours in its tracebacks, else all of it."""
+    found = re.findall(r"^upwell\.[\w.]+: (.+)$", message, re.MULTILINE)
+    return found[-1] if found else message
 
 
 def check(config: CloudConfig) -> None:

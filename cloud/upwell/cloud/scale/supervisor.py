@@ -18,12 +18,13 @@ from upwell.cloud.announcing import Listening, ModelLine, announce
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.metrics.together import Workers
 from upwell.cloud.scale.changes import Changes
-from upwell.cloud.scale.hands import STOP_SIGNALS, Hand, Phase
+from upwell.cloud.scale.hands import Hand, Phase
 from upwell.cloud.scale.messages import Ask, Counted, Done, Drain, Failed, Listen, Loaded, Message, Serving
 from upwell.cloud.scale.ports import Reserved, reserve
 from upwell.cloud.scale.restarts import Restarts
 from upwell.cloud.telemetry import serve_metrics
 from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.stopping import stop_signals
 from upwell.shared.systemd import Systemd
 
 _DRAIN_MARGIN_S = 10.0
@@ -37,7 +38,7 @@ class WorkersFailed(UpwellError):
 
 
 def supervise(config: CloudConfig, console: Console) -> None:
-    """Run `serve.workers` workers until SIGTERM or SIGINT, then have them drain, and come back when all have ended.
+    """Run `serve.workers` workers until one of `stop_signals`, then have them drain, and come back when all have ended.
 
     Raises `ConfigError`, and `WorkersFailed`; exits with 1 where requests were lost in the drain.
     """
@@ -74,13 +75,14 @@ class _Supervisor:
         self._ping_at_s = math.inf
         self._failure: UpwellError | None = None
         self._lost = False
+        self._stop_signals = stop_signals()
         self._signals, self._signals_in = socket.socketpair()
 
     def run(self) -> None:
         """Until everything has ended."""
         self._signals_in.setblocking(False)
         signal.set_wakeup_fd(self._signals_in.fileno())
-        for one in STOP_SIGNALS:
+        for one in self._stop_signals:
             signal.signal(one, lambda *_: None)
         self._selector.register(self._signals, selectors.EVENT_READ, None)
         try:
@@ -113,7 +115,7 @@ class _Supervisor:
         self._on_time(time.monotonic())
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if number not in STOP_SIGNALS:
+        if number not in self._stop_signals:
             return
         if self._drain_until_s is None and self._announced:
             self._console.print("draining", markup=False)

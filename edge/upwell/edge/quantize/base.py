@@ -41,12 +41,6 @@ class Track(Protocol):
         ...
 
 
-def silently(items: Sequence[T], doing: str) -> Iterator[T]:
-    """A `Track` that shows nothing."""
-    del doing
-    return iter(items)
-
-
 @dataclass(frozen=True)
 class Settings:
     """How to quantize.

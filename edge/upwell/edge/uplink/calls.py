@@ -93,10 +93,15 @@ class CloudReply:
 
 @dataclass(frozen=True)
 class CloudMiss:
-    """No answer, and why; `detail` is the other side's text."""
+    """No answer, and why; `detail` is the other side's text.
+
+    `retry_after_s`: where the cloud refused it and said when to come back, after so many seconds. None where it did not
+    say, and where requests go to another endpoint anyway.
+    """
 
     reason: Reason
     detail: str
+    retry_after_s: float | None = None
 
 
 class Stillborn:
@@ -138,8 +143,8 @@ class Ledger(Protocol):
     def answered(self, way: Way, network_s: float) -> None:
         """The call ended with an answer, after `network_s` outside the server."""
 
-    def missed(self, way: Way, reason: Reason, started_s: float) -> None:
-        """The call, begun at `started_s`, ended without one."""
+    def missed(self, way: Way, reason: Reason, started_s: float) -> bool:
+        """The call, begun at `started_s`, ended without one. Whether the next one goes to the same endpoint."""
 
 
 class CloudCall:
@@ -191,7 +196,7 @@ class CloudCall:
             except TimeoutError:
                 return None
             except RemoteError as error:
-                self._miss(REASONS.get(error.kind, Reason.CLOUD_ERROR), str(error))
+                self._miss(REASONS.get(error.kind, Reason.CLOUD_ERROR), str(error), error.retry_after_s)
             else:
                 self._take(response)
         return self._outcome
@@ -202,7 +207,9 @@ class CloudCall:
         return miss
 
     def give_up(self) -> CloudMiss:
-        """Cancel a call that is late."""
+        """Cancel a call that is late. One that has failed by itself has failed already."""
+        if isinstance(self._outcome, CloudMiss):
+            return self._outcome
         miss = self._miss(Reason.CLOUD_DEADLINE, "no answer in time")
         self._pending.cancel()
         return miss
@@ -234,10 +241,11 @@ class CloudCall:
         self.way.station.give_back(self.way.link)
         return reply
 
-    def _miss(self, reason: Reason, detail: str) -> CloudMiss:
-        self._outcome = miss = CloudMiss(reason, detail)
+    def _miss(self, reason: Reason, detail: str, retry_after_s: float | None = None) -> CloudMiss:
+        stays = self.way is not None and self._ledger.missed(self.way, reason, self._started_s)
+        is_told = stays and reason is Reason.CLOUD_EXHAUSTED
+        self._outcome = miss = CloudMiss(reason, detail, retry_after_s if is_told else None)
         if self.way is not None:
-            self._ledger.missed(self.way, reason, self._started_s)
             self.way.station.give_back(self.way.link)
         return miss
 

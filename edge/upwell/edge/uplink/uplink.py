@@ -82,6 +82,11 @@ class Uplink:
         return self._endpoints[self._order.place]
 
     @property
+    def has_others(self) -> bool:
+        """Whether there are other endpoints than the one in use."""
+        return len(self._stations) > 1
+
+    @property
     def retry_at_s(self) -> float:
         """When to try again the endpoints before the one in use; infinity where there are none."""
         return self._order.try_at_s if self._order.place else math.inf
@@ -165,8 +170,11 @@ class Uplink:
             if place == self._order.place:
                 self._is_well = True
 
-    def missed(self, way: Way, reason: Reason, started_s: float) -> None:
-        """A call, begun at `started_s`, has failed: perhaps its connection is at fault, or the endpoint."""
+    def missed(self, way: Way, reason: Reason, started_s: float) -> bool:
+        """A call, begun at `started_s`, has failed: perhaps its connection is at fault, or the endpoint.
+
+        Whether the next call goes to the same endpoint all the same.
+        """
         now_s = time.monotonic()
         heard_s = -math.inf if way.link.answered_at_s is None else way.link.answered_at_s
         way.link.late += 1
@@ -179,6 +187,7 @@ class Uplink:
         if place == self._order.place:
             self._is_well = False
         self._reorder(lambda order: order.missed(place, reason, now_s), f"{way.station.endpoint} fails ({reason})")
+        return self._order.place == place
 
     def probe(self, timeout_s: float) -> None:
         """Time an empty call over the connection in use, where one has answered before. Its failure says nothing."""

@@ -15,6 +15,7 @@ from upwell.shared.errors import InvalidRequest, UpwellError
 from upwell.shared.oip import converters
 from upwell.shared.oip.channels import Link, channel_options
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.retrying import told_by_trailers
 from upwell.shared.oip.security import ClientSecurity, check_endpoint
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.tls import watch_pem
@@ -48,10 +49,14 @@ class RemoteErrorKind(enum.Enum):
 
 
 class RemoteError(UpwellError):
-    """A call to a server gave no usable answer. `kind` says in which way, the text has the server's own words."""
+    """A call to a server gave no usable answer. `kind` says in which way, the text has the server's own words.
 
-    def __init__(self, kind: RemoteErrorKind, text: str) -> None:
+    `retry_after_s`: the server says that another try is worth it after so many seconds; None where it does not say.
+    """
+
+    def __init__(self, kind: RemoteErrorKind, text: str, retry_after_s: float | None = None) -> None:
         self.kind = kind
+        self.retry_after_s = retry_after_s
         super().__init__(text)
 
 
@@ -164,7 +169,7 @@ class OipClient:
         """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin.
 
         The request may be given as `converters.serialize_infer_request` makes it: once, to be sent twice.
-        `traceparent` is the call's place in a trace (`telemetry.trace_context`); empty where it has none.
+        `traceparent` is the call's place in a trace (a `telemetry.trace.Place` as text); empty where it has none.
         """
         data = request if isinstance(request, bytes) else converters.serialize_infer_request(request)
         return PendingInfer(self._start("ModelInfer", data, timeout_s, traceparent), len(data))
@@ -256,7 +261,7 @@ def _remote_error(error: grpc.RpcError) -> RemoteError:
     # Only where there was no connection: what a server says in its own words is another matter.
     if kind is RemoteErrorKind.UNAVAILABLE and details.startswith(_NO_CONNECTION):
         kind = RemoteErrorKind.CERTIFICATE if any(words in details for words in _UNTRUSTED) else kind
-    return RemoteError(kind, f"{code.name}: {details}")
+    return RemoteError(kind, f"{code.name}: {details}", told_by_trailers(error.trailing_metadata()))
 
 
 def _closed() -> RemoteError:

@@ -31,9 +31,6 @@ LOOPBACK_ONLY = ServerSecurity()
 
 _MAX_SOCKET_PATH_BYTES = 107
 
-_AT_WORK = 2
-"""Calls at work at once: what one thread leaves of the interpreter's time a second one uses, a third only contends."""
-
 
 @dataclass(frozen=True)
 class Connections:
@@ -84,6 +81,7 @@ def start_server(
     listen: Sequence[str],
     *,
     max_workers: int,
+    at_work: int | None = None,
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     security: ServerSecurity = LOOPBACK_ONLY,
     connections: Connections = UNSHARED,
@@ -93,7 +91,8 @@ def start_server(
 
     `max_workers` calls run at once, each on a thread of its own; a further one is refused at once with
     RESOURCE_EXHAUSTED, so that no queue hides in the thread pool. Give a few more than the dataplane lets in, so
-    that its own refusals and health checks get through. `extra` adds further services before the start.
+    that its own refusals and health checks get through. `at_work`: see `CallThreads`; for a dataplane that says
+    where it waits (`give_way`). `extra` adds further services before the start.
 
     Raises `ConfigError` for an address that is unprotected, malformed, in use or not writable, and for broken
     TLS or token files; nothing listens then.
@@ -109,7 +108,7 @@ def start_server(
     credentials = [server_credentials(security.tls) if security.tls else None for _ in addresses]
     tokens = known_tokens(security)
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
-    executor = CallThreads(max_workers, "oip", _AT_WORK)
+    executor = CallThreads(max_workers, "oip", at_work)
     server = grpc.server(
         executor,
         interceptors=interceptors,

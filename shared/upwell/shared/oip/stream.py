@@ -12,6 +12,7 @@ import grpc
 
 from upwell.shared.errors import Unavailable, UpwellError
 from upwell.shared.oip import converters
+from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.calls import call_of, failure, infer, read_request
 from upwell.shared.oip.dataplane import Dataplane, InferRequest
 from upwell.shared.oip.statuses import Status
@@ -34,7 +35,8 @@ class StreamLimits:
     take longer than `quick_s`, it reads on meanwhile, up to `ahead` requests, each in a thread of its own, of which
     all streams together have `helpers`. What is not answered yet counts, until the client has taken the answer: one
     that reads slowly cannot pile answers up. `idle_s`: without a request. `stall_s`: an answer that the client does
-    not take. `age_s`: for what a caller may do is found out when its stream opens.
+    not take. `age_s`: for what a caller may do is found out when its stream opens. `spare_s`: silent for so long, it
+    may have to make room for another one.
     """
 
     streams: int = 64
@@ -44,6 +46,7 @@ class StreamLimits:
     idle_s: float = 300.0
     stall_s: float = 60.0
     age_s: float = 3600.0
+    spare_s: float = 1.0
 
 
 class Stream:
@@ -105,6 +108,24 @@ class Stream:
             self._end = self._end or _LEFT
             self._threads -= 1
             return self._threads == 0
+
+    @property
+    def client(self) -> str:
+        """Whose it is: a token's or certificate's name, or an address without its port."""
+        return client_key(self._call.client)
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long it has been its client's turn: no request has come, or an answer has not been taken."""
+        with self._lock:
+            if self._is_writing:
+                return now_s - self._writing_s
+            return now_s - self._quiet_s if self._read == self._written else 0.0
+
+    def make_room(self) -> None:
+        """End it, so that another client can have one: at once where it does not even take an answer."""
+        if self._is_writing:
+            self._context.cancel()
+        self.end(_over("others wait for a stream"))
 
     def check(self, now_s: float) -> None:
         """End the stream if one of its times is up."""

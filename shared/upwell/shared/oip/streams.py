@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextvars import copy_context
 
@@ -49,7 +50,9 @@ class Streams:
         """Begin to serve one stream, in a thread of its own."""
         stream = Stream(self._dataplane, self._limits, requests, context, send, self._bring_in)
         with self._lock:
-            refusal = self._end
+            refusal, spared = self._end, None
+            if refusal is None and len(self._open) >= self._limits.streams:
+                spared = self._spare()
             if refusal is None and len(self._open) >= self._limits.streams:
                 text = f"{self._limits.streams} streams are open already, as many as there may be; send single requests"
                 refusal = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -60,6 +63,8 @@ class Streams:
                     self._watch.start()
         if refusal is not None:
             abort(context, refusal)
+        if spared is not None:
+            spared.make_room()
         self._start(stream)
 
     def add_to(self, server: grpc.Server) -> None:
@@ -85,6 +90,20 @@ class Streams:
     def close(self) -> None:
         """Let the threads go, when the server has stopped."""
         self._pool.shutdown(wait=False)
+
+    def _spare(self) -> Stream | None:
+        """Take out the one that has been silent for the longest, of the client that has the most open; None where none
+        has been for `spare_s`. The lock is held.
+        """
+        now_s = time.monotonic()
+        counts = Counter(one.client for one in self._open)
+        silent = [(counts[one.client], one.silent_s(now_s), id(one), one) for one in self._open]
+        candidates = [one for one in silent if one[1] > self._limits.spare_s]
+        if not candidates:
+            return None
+        spared = max(candidates)[-1]
+        self._open.discard(spared)
+        return spared
 
     def _bring_in(self, stream: Stream) -> bool:
         """Put one more thread to work for a stream; False where all are at work."""

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import grpc
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from upwell.shared.errors import ConfigError, Unauthenticated
 from upwell.shared.files import read_file
 from upwell.shared.oip.callers import ANONYMOUS, Caller, Grant, certificate_name, set_caller
+from upwell.shared.oip.error_answers import note_error_answer
 from upwell.shared.oip.limits import UNLIMITED, Limits
 from upwell.shared.oip.security import ServerSecurity
 from upwell.shared.oip.statuses import STATUSES
@@ -188,7 +189,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
         def checked(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
             caller = self._known.holder_of(certificate_name(context))
             if caller is None:
-                context.abort(STATUSES[Unauthenticated], _UNKNOWN)
+                _refuse(context, _UNKNOWN)
             set_caller(caller)
             return behaviour(request, context, *more)
 
@@ -209,10 +210,15 @@ def _bearer(metadata: Sequence[tuple[str, str | bytes]] | None) -> bytes | None:
 
 def _refusal(text: str) -> grpc.RpcMethodHandler[Any, Any]:
     def refuse(_: Any, context: grpc.ServicerContext) -> None:
-        context.abort(STATUSES[Unauthenticated], text)
+        _refuse(context, text)
 
     # Of the stream kind whatever the method is: it answers before a message has been received.
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _refuse(context: grpc.ServicerContext, text: str) -> NoReturn:
+    note_error_answer(STATUSES[Unauthenticated].name)
+    context.abort(STATUSES[Unauthenticated], text)
 
 
 def read_token(path: Path) -> str:

@@ -10,8 +10,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT_VERSION = 1
-
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,31 +9,22 @@ from typing import Any
 import numpy as np
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.npy import read_npy
+from upwell.shared.npy import read_npz
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 MAX_BYTES = 1 << 30
 _SEED = 1
-_UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 def read_given(path: Path) -> dict[str, Array]:
     """The arrays of an .npz by name. Raises `ConfigError` for what is none, or too large to hold."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if sum(member.file_size for member in members) > MAX_BYTES:
-                raise ValueError(f"its arrays hold more than {MAX_BYTES >> 20} MiB")
-            arrays = {}
-            for member in members:
-                with archive.open(member) as file:
-                    arrays[member.filename.removesuffix(".npy")] = read_npy(file, member.file_size)
+        return read_npz(path, MAX_BYTES)
     except OSError as error:
         raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", "--inputs") from None
-    except _UNREADABLE as error:
+    except ValueError as error:
         raise ConfigError.at(path, f"cannot be read as an .npz of numpy: {error}", "--inputs") from None
-    return arrays
 
 
 def inputs_of(

@@ -95,7 +95,8 @@ def facts(state: RouterState, signals: Signals, now_s: float) -> Facts:
         down_bytes_per_s=_inverse(link.down_s_per_byte),
         edge_s=EdgeTime.of(state, signals, rows, now_s).usual_s,
         cloud_s=predict(state, model, rows, size_bytes, 0.5, now_s).usual_s,
-        breaker_open=any(key in breakers and breakers[key].is_open for key in (LINK, model)),
+        breaker_open=any(key in breakers and breakers[key].is_open for key in (LINK, model))
+        or state.is_held(model, now_s),
     )
 
 
@@ -141,6 +142,8 @@ def _by(case: Case, edge: EdgeTime, rows: tuple[int, ...], way: Way | None, *, m
     available_s = case.give_up_s - case.now_s
     size_bytes = case.size_bytes(rows) if way is None else way.row_bytes * len(rows)
     times_key = model if way is None else way.key
+    if state.is_held(times_key, case.now_s):
+        return Ascent(Reason.CLOUD_EXHAUSTED)
     probes: tuple[str, ...] = ()
     for key in (LINK, times_key):
         breaker = state.breakers.get(key)

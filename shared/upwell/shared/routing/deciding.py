@@ -179,6 +179,8 @@ def _no_edge_refusal(found: Ascent, verdict: Verdict) -> str:
         return "the model has neither an edge side nor a cloud"
     if found.obstacle is Reason.BREAKER_OPEN:
         return "the cloud fails repeatedly and is left alone for a moment, and the model has no edge side"
+    if found.obstacle is Reason.CLOUD_EXHAUSTED:
+        return "the cloud has no room and asked to be left alone for a moment, and the model has no edge side"
     if found.obstacle is Reason.BUDGET_SPENT:
         return "a budget of the policy is used up until its period ends, and the model has no edge side"
     usual_s = found.predicted.usual_s

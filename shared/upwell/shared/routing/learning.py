@@ -17,10 +17,14 @@ from upwell.shared.routing.state import (
     CloudAnswered,
     CloudDropped,
     CloudFailure,
+    CloudHeld,
     CloudSent,
     LinkProbed,
     RouterState,
 )
+
+LONGEST_HOLD_S = 30.0
+"""A cloud that says that it wants no requests for longer is asked again after so long: it may be wrong."""
 
 _CLOSED = Breaker()
 _REPLY_MEMORY = 0.8
@@ -99,6 +103,12 @@ def probed(state: RouterState, probe: LinkProbed, now_s: float) -> RouterState:
     return replace(state, breakers={**state.breakers, LINK: breaker.heartened(now_s)})
 
 
+def held(state: RouterState, outcome: CloudHeld, now_s: float) -> RouterState:
+    """The cloud said when to come back. An answer that comes later does not end it: it was asked for before."""
+    until_s = now_s + min(outcome.retry_after_s, LONGEST_HOLD_S)
+    return replace(state, holds={**state.holds, outcome.model: max(until_s, state.holds.get(outcome.model, until_s))})
+
+
 def ended(state: RouterState, outcome: CloudFailure | CloudDropped, now_s: float) -> RouterState:
     """A call ended without an answer that can be used."""
     flight = state.backlog.find(outcome.call) if outcome.call else None
@@ -110,7 +120,10 @@ def ended(state: RouterState, outcome: CloudFailure | CloudDropped, now_s: float
     for key in outcome.probes:
         breakers[key] = breakers[key].release_probe()
     if isinstance(outcome, CloudFailure):
-        _count(breakers, outcome, flight, now_s)
+        # Who was sent before the cloud said when to come back, and is refused like the first, tells nothing new.
+        is_told = outcome.reason is Reason.CLOUD_EXHAUSTED and state.is_held(outcome.model, now_s)
+        if outcome.probes or not is_told:
+            _count(breakers, outcome, flight, now_s)
     return replace(state, breakers=breakers)
 
 

@@ -87,7 +87,7 @@ class Reason(_Code):
     CLOUD_UNAVAILABLE = "cloud_unavailable"
     """Degraded: no connection, or the cloud is draining."""
     CLOUD_EXHAUSTED = "cloud_exhausted"
-    """Degraded: the cloud refused for lack of room (full queue, quota, message too large)."""
+    """Degraded: the cloud refused for lack of room (full queue, quota, too large), or said not to come back yet."""
     CLOUD_INVALID_ARGUMENT = "cloud_invalid_argument"
     """Degraded: the cloud says that the request does not fit its model."""
     CLOUD_MODEL_MISSING = "cloud_model_missing"

@@ -30,6 +30,7 @@ from upwell.shared.routing.share import ShareController
 from upwell.shared.routing.state import (
     Audited,
     CloudAnswered,
+    CloudHeld,
     CloudMoved,
     CloudSent,
     Decision,
@@ -171,7 +172,9 @@ class Router:
         if isinstance(outcome, LinkProbed):
             return learning.probed(state, outcome, now_s)
         if isinstance(outcome, CloudMoved):
-            return replace(state, link=LinkEstimate(), backlog=Backlog())
+            return replace(state, link=LinkEstimate(), backlog=Backlog(), holds={})
+        if isinstance(outcome, CloudHeld):
+            return learning.held(state, outcome, now_s)
         if isinstance(outcome, Audited):
             hard = self._hard.get(outcome.scope, HardSettings())
             tally = _tally(state, hard, outcome.scope)

@@ -31,8 +31,8 @@ class RouterState:
     By model: `edge` and `cloud` are the times of runs on either side, `answers` those from sending to answer, `replies`
     the bytes of an answer for one row, `hedges` what may be spent on second requests, `sides` whether the last
     candidate went up (True) or was kept for its predicted time (False), `ways` the `Way.key` by which it went up last,
-    empty for the whole model. By scope of `HardSettings`: `shares` and
-    `audits`. `budgets` is what a restart must not forget.
+    empty for the whole model, `holds` the instants before which the cloud said not to come back. By scope of
+    `HardSettings`: `shares` and `audits`. `budgets` is what a restart must not forget.
     """
 
     link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
@@ -48,12 +48,17 @@ class RouterState:
     shares: Mapping[str, ShareController] = field(default_factory=dict)
     audits: Mapping[str, AuditTally] = field(default_factory=dict)
     ways: Mapping[str, str] = field(default_factory=dict)
+    holds: Mapping[str, float] = field(default_factory=dict)
+
+    def is_held(self, model: str, now_s: float) -> bool:
+        """Whether the cloud said lately not to come back with requests of this model before some later instant."""
+        return now_s < self.holds.get(model, -math.inf)
 
     def with_edge(self, edge: Mapping[str, RunTimes]) -> RouterState:
         """The same with these times of the device; made for every request, and so without `dataclasses.replace`."""
         return RouterState(
             self.link, self.backlog, edge, self.cloud, self.answers, self.replies, self.breakers, self.sides,
-            self.hedges, self.budgets, self.shares, self.audits, self.ways,
+            self.hedges, self.budgets, self.shares, self.audits, self.ways, self.holds,
         )  # fmt: skip
 
 
@@ -233,6 +238,17 @@ class CloudFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class CloudHeld:
+    """The cloud refused a request of the model and said when to come back: `retry_after_s` from now at the earliest.
+
+    It comes beside what the call itself ends with, after it.
+    """
+
+    model: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CloudDropped:
     """The call was cancelled before anything could be learnt from it. `probes` are those of the decision."""
 
@@ -243,7 +259,8 @@ class CloudDropped:
 
 @dataclass(frozen=True, slots=True)
 class CloudMoved:
-    """Calls go to another endpoint, or over another network, from now on: what was learnt of the link is void."""
+    """Calls go to another endpoint, or over another network, from now on: what was learnt of the link is void, and
+    so is what the former endpoint said of when to come back."""
 
     model: str = ""
 
@@ -257,5 +274,14 @@ class LinkProbed:
 
 
 Outcome: TypeAlias = (
-    EdgeRan | Scored | Audited | CloudSent | CloudAnswered | CloudFailure | CloudDropped | CloudMoved | LinkProbed
+    EdgeRan
+    | Scored
+    | Audited
+    | CloudSent
+    | CloudAnswered
+    | CloudFailure
+    | CloudHeld
+    | CloudDropped
+    | CloudMoved
+    | LinkProbed
 )

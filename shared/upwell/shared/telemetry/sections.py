@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from upwell.shared.errors import ConfigError
-from upwell.shared.oip.security import Address, parse_address
+from upwell.shared.oip.security import Address
 from upwell.shared.units import Share
 
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -17,20 +16,6 @@ LogFormat: TypeAlias = Literal["text", "json"]
 METRICS = "Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint."
 
 _PATH = "/v1/traces"
-
-
-def _tcp_address(text: str) -> str:
-    try:
-        address = parse_address(text)
-    except ConfigError as error:
-        raise ValueError(error.problems[0].message) from None
-    if address.socket_path is not None:
-        raise ValueError(f"expected HOST:PORT, got {text!r}")
-    return text
-
-
-MetricsAddress: TypeAlias = Annotated[str, AfterValidator(_tcp_address)]
-"""HOST:PORT. What is served there is no secret, and asks nobody who they are."""
 
 
 class Traces(BaseModel):
@@ -55,8 +40,11 @@ class Traces(BaseModel):
             host, _ = url.hostname, url.port
         except ValueError:
             host = None
-        if not host or url.scheme not in ("http", "https") or url.username or url.query or url.fragment:
-            raise ValueError(f"expected a URL such as http://127.0.0.1:4318, got {self.endpoint!r}")
+        if not host or url.scheme not in ("http", "https"):
+            raise ValueError(f"expected a URL such as http://127.0.0.1:4318, got {self.endpoint.rpartition('@')[2]!r}")
+        if url.username is not None or url.query or url.fragment:
+            # What stands there may be a secret, which is not for a log.
+            raise ValueError("expected a URL without name, password or query; OTEL_EXPORTER_OTLP_HEADERS has those")
         if url.scheme == "http" and not self.insecure and not Address(host).is_loopback:
             raise ValueError(f"{self.endpoint} would carry traces over a network in the clear; use https or `insecure`")
         return self

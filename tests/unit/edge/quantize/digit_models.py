@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from ai_edge_litert import schema_py_generated as schema
 from onnx import helper
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
@@ -43,6 +42,8 @@ class _Net(nn.Module):
 @cache
 def digits() -> tuple[Array, Array]:
     """Pictures float32 [n, 1, 8, 8], white on black turned to black on white, and labels int64 [n]."""
+    from sklearn.datasets import load_digits  # takes a second
+
     loaded = load_digits()
     order = np.random.default_rng(0).permutation(len(loaded.target))
     pictures = (1 - loaded.images / 16).astype(np.float32)[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.unit import tflite_for_tests as tflite_models
 from tests.unit.edge.quantize import digit_models
 from tests.unit.tflite_for_tests import Op, T
 from upwell.edge.quantize import quantizing
-from upwell.edge.quantize.base import Settings, Target, silently
+from upwell.edge.quantize.base import Settings, Target
 from upwell.edge.quantize.quantizing import Quantized, quantize_model
 from upwell.edge.quantize.quiet import quiet
 from upwell.shared.errors import ConfigError
@@ -29,6 +29,10 @@ ROWS, WIDTH = 200, 8
 
 def numbers(*shape: int) -> Array:
     return RANDOM.uniform(-1, 1, shape).astype(np.float32)
+
+
+def silently(items: Sequence[Any], doing: str) -> Iterator[Any]:
+    return iter(items)
 
 
 def quantized(

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from upwell.shared.errors import InvalidRequest, Refused, UpwellError
 from upwell.shared.oip.callers import calling
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
+from upwell.shared.oip.error_answers import note_error_answer
 from upwell.shared.oip.http.access import caller_for
 from upwell.shared.oip.http.incoming import (
     HEAD_LENGTH_HEADER,
@@ -32,6 +33,7 @@ from upwell.shared.oip.http.incoming import (
     tags,
     timeout_s,
 )
+from upwell.shared.oip.http.memory import Memory
 from upwell.shared.oip.http.messages import (
     MAX_JSON_BYTES,
     ReadRequest,
@@ -42,12 +44,12 @@ from upwell.shared.oip.http.messages import (
     write_server_metadata,
 )
 from upwell.shared.oip.http.raw import PICTURES, fact_headers, input_of
-from upwell.shared.oip.http.replies import BINARY, Rejected, Reply, error_reply, json_reply
+from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply
 from upwell.shared.oip.tokens import KnownTokens
 from upwell.shared.telemetry.current import note_request, request_id
 
 BODIES_IN_MEMORY = 8
-"""So many of the largest bodies are held at once; one that would be more is refused before it is read."""
+"""So many of the largest bodies are held at once; one for which there is no room is refused before it is read."""
 
 LEAST_MEMORY_BYTES = 512 << 20
 """What bodies may take together even where the largest is small."""
@@ -80,8 +82,8 @@ class Application:
         self._max_bytes = max_message_bytes
         self._tokens = tokens
         self._slots = threading.Semaphore(max_workers)
+        self._memory = Memory(max(BODIES_IN_MEMORY * max_message_bytes, LEAST_MEMORY_BYTES))
         self._lock = threading.Lock()
-        self._free_bytes = max(BODIES_IN_MEMORY * max_message_bytes, LEAST_MEMORY_BYTES)
         self._calls: set[Signal] = set()
 
     def answer(self, incoming: Incoming) -> Reply:
@@ -92,6 +94,7 @@ class Application:
             raise
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
             reply = error_reply(error)
+            note_error_answer(dict(reply.headers).get(STATUS_HEADER, f"HTTP {int(reply.status)}"))
             if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                 _log.error("request %r over HTTP failed", request_id(), exc_info=error)
         return reply
@@ -149,13 +152,13 @@ class Application:
         arrived_s = time.monotonic()
         raw = is_raw(incoming.headers)
         wait_s = timeout_s(incoming.headers)
-        with self._memory() as take:
-            body = incoming.read(self._max_bytes, take)
+        with self._memory.share(incoming.address, incoming.break_off) as share:
+            body = incoming.read(self._max_bytes, share)
             if raw:
                 read = self._read_raw(incoming, body, model, version)
             else:
                 end = head_bytes(incoming.headers, len(body))
-                take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
+                share.take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
                 read = parse_infer_request(model, version, body[:end], body[end:])
             request = dataclasses.replace(
                 read.request,
@@ -176,25 +179,6 @@ class Application:
         # Triton answers in binary a request that is binary alone; who sends a picture with curl reads JSON.
         wanted = Wanted(HEAD_LENGTH_HEADER in headers, {})
         return ReadRequest(InferRequest(model, inputs, version, id=name), wanted)
-
-    @contextmanager
-    def _memory(self) -> Iterator[Callable[[int], None]]:
-        """A function that takes so many bytes from what all may take together, or raises `Refused`."""
-        taken_bytes = 0
-
-        def take(size_bytes: int) -> None:
-            nonlocal taken_bytes
-            with self._lock:
-                if size_bytes > self._free_bytes:
-                    raise Refused("too many large requests are under way")
-                self._free_bytes -= size_bytes
-            taken_bytes += size_bytes
-
-        try:
-            yield take
-        finally:
-            with self._lock:
-                self._free_bytes += taken_bytes
 
     @contextmanager
     def _call(self, incoming: Incoming, deadline_s: float, client: str) -> Iterator[Call]:

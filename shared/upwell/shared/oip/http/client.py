@@ -22,7 +22,7 @@ from upwell.shared.oip.http.pool import Pool
 from upwell.shared.oip.http.proxies import proxy_for
 from upwell.shared.oip.http.replies import BINARY
 from upwell.shared.oip.http.tls import watch_client_context
-from upwell.shared.oip.http.wires import CONNECT_S, Route, Wire
+from upwell.shared.oip.http.wires import CLOSED, CONNECT_S, Route, Wire
 from upwell.shared.oip.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.threads import CallThreads
@@ -222,7 +222,15 @@ class HttpClient:
             if exchange.outcome is not None:
                 return
             wire = self._connected(exchange, context)
-            received, is_reusable = converse(wire, exchange, self._max_bytes)
+            try:
+                received, is_reusable = converse(wire, exchange, self._max_bytes)
+            except CLOSED:
+                if not wire.was_unread:
+                    raise
+                # Closed while it lay idle: the server never had the request, so this is no second one to it.
+                wire.close()
+                wire = self._dialled(exchange, context)
+                received, is_reusable = converse(wire, exchange, self._max_bytes)
         except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for the call's end)
             if wire is not None:
                 wire.close()
@@ -239,13 +247,17 @@ class HttpClient:
     def _connected(self, exchange: Exchange, context: ssl.SSLContext | None) -> Wire:
         wire = self._pool.take(context)
         if wire is None:
-            wire = self._route.dial(context, min(exchange.until_s, time.monotonic() + CONNECT_S), exchange.hold)
-        else:
-            try:
-                exchange.hold(wire.socket)
-            except OSError:
-                wire.close()
-                raise
+            return self._dialled(exchange, context)
+        try:
+            exchange.hold(wire.socket)
+        except OSError:
+            wire.close()
+            raise
+        wire.until_s = exchange.until_s
+        return wire
+
+    def _dialled(self, exchange: Exchange, context: ssl.SSLContext | None) -> Wire:
+        wire = self._route.dial(context, min(exchange.until_s, time.monotonic() + CONNECT_S), exchange.hold)
         wire.until_s = exchange.until_s
         return wire
 

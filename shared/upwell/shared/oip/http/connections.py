@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from email.utils import formatdate
 from http import HTTPStatus
@@ -22,6 +22,7 @@ from cheroot.server import HTTPConnection, HTTPRequest
 from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.dataplane import Signal
 from upwell.shared.oip.http.application import check_size
+from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.reader import IDLE_S, Reader
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
 from upwell.shared.oip.http.tls import certificate_name
@@ -88,6 +89,12 @@ class Request(HTTPRequest):
         read_headers(lines, headers)
         # cheroot would ask for the body before anybody has looked at its size.
         self._expects_continue = headers.pop(b"Expect", b"").lower() == b"100-continue"
+        # It is a list, whose words cheroot knows alone and in one spelling.
+        options = {word.strip().lower() for word in headers.get(b"Connection", b"").split(b",")}
+        if b"close" in options:
+            headers[b"Connection"] = b"close"
+        elif b"keep-alive" in options:
+            headers[b"Connection"] = b"Keep-Alive"
         return headers
 
     def parse_request(self) -> None:
@@ -144,24 +151,30 @@ class IncomingRequest:
         self.headers = {name.decode().lower(): value.decode("latin-1") for name, value in headers.items()}
         self.client = request.conn.client
         self.certificate = request.conn.certificate
+        self.address = request.conn.address()
         is_chunked = "transfer-encoding" in self.headers
         self.body_bytes = None if is_chunked else int(self.headers.get("content-length", "0"))
         self.is_read = self.body_bytes == 0
 
-    def read(self, max_bytes: int, take: Callable[[int], None]) -> memoryview:
-        """The whole body; `take` is asked for its memory before that is used."""
-        size_bytes = max_bytes if self.body_bytes is None else self.body_bytes
-        check_size(size_bytes, max_bytes)
-        take(self.body_bytes or 0)
+    def read(self, max_bytes: int, share: Share) -> memoryview:
+        """The whole body, whose memory is taken of `share` as it comes."""
+        check_size(self.body_bytes or 0, max_bytes)
+        share.expect(self.body_bytes or 0)
         if self._expects_continue:
             self._connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         reader = self._connection.rfile
         reader.deadline_s = time.monotonic() + IDLE_S
         size = self.body_bytes
         with self._connection.waited_for():
-            body = reader.read_chunks(max_bytes, take) if size is None else reader.read_exactly(size)
+            take = share.take
+            body = reader.read_chunks(max_bytes, take) if size is None else reader.read_exactly(size, take)
+        share.has_come()
         self.is_read = True
         return body
+
+    def break_off(self) -> None:
+        """End the connection, from another thread."""
+        self._connection.break_off()
 
     def watched(self, cancelled: Signal) -> AbstractContextManager[None]:
         """For as long as the context lasts, `cancelled` is set when the client leaves."""
@@ -224,7 +237,7 @@ class Connection(HTTPConnection):
         """Close, having let a client in the middle of sending read its answer: unread bytes would take it back."""
         if self.lingers:
             self.lingers = False
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError), self.waited_for():
                 self.rfile.deadline_s = time.monotonic() + _LINGER_S
                 self.socket.shutdown(socket.SHUT_WR)
                 self.rfile.discard(_LINGER_BYTES)

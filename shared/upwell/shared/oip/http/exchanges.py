@@ -18,8 +18,9 @@ import grpc
 
 from upwell.shared.oip.client import KINDS, RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.answers import error_text
-from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, STATUS_HEADER
+from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, RETRY_MS_HEADER, STATUS_HEADER
 from upwell.shared.oip.http.wires import Wire
+from upwell.shared.oip.retrying import told_by_headers
 
 STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
     {
@@ -53,12 +54,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Received:
-    """One whole answer. `head_bytes` of the body are JSON; `status_name` is gRPC's name of an error, if it was told."""
+    """One whole answer. `head_bytes` of the body are JSON; `status_name` is gRPC's name of an error, if it was told,
+    and `retry_after_s` when to try again."""
 
     status: int
     head_bytes: int
     status_name: str
     body: bytes
+    retry_after_s: float | None = None
 
     def error(self) -> RemoteError:
         """What an answer with another status than 200 says."""
@@ -69,7 +72,7 @@ class Received:
         if code is not None and code is not grpc.StatusCode.OK:
             kind = KINDS.get(code, RemoteErrorKind.INTERNAL)
         what = f"HTTP {self.status}" if code is None else code.name
-        return RemoteError(kind, f"{what}: {error_text(self.body) or 'no details'}")
+        return RemoteError(kind, f"{what}: {error_text(self.body) or 'no details'}", self.retry_after_s)
 
 
 class Exchange:
@@ -142,7 +145,7 @@ class Exchange:
         outcome = self._outcome
         assert outcome is not None  # noqa: S101  it has ended
         if isinstance(outcome, RemoteError):
-            raise RemoteError(outcome.kind, str(outcome))
+            raise RemoteError(outcome.kind, str(outcome), outcome.retry_after_s)
         return outcome
 
 
@@ -176,7 +179,9 @@ def converse(wire: Wire, exchange: Exchange, max_bytes: int) -> tuple[Received, 
     if head and not (head.isascii() and head.isdigit() and len(head) < 19 and int(head) <= len(body)):
         raise RemoteError(RemoteErrorKind.GARBAGE, "the answer's Inference-Header-Content-Length is no size within it")
     head_bytes = int(head) if head else len(body)
-    received = Received(response.status, head_bytes, response.headers.get(STATUS_HEADER, ""), body)
+    headers = response.headers
+    after_s = told_by_headers(headers.get(RETRY_MS_HEADER, ""), headers.get("Retry-After", ""))
+    received = Received(response.status, head_bytes, headers.get(STATUS_HEADER, ""), body, after_s)
     return received, is_whole and refusal is None and not response.will_close
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Protocol
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import Parameter, Signal
+from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.raw import PICTURES
 from upwell.shared.oip.http.replies import BINARY, JSON, Rejected
 
@@ -32,8 +33,8 @@ class Incoming(Protocol):
     """One HTTP request whose headers have been read, and whose body has not.
 
     `target` is as the client wrote it; `headers` are by lower-case name; `certificate` is the name in the client's
-    certificate, empty where it showed none, and `client` that or the address it calls from; `body_bytes` is the body's
-    size, None where it comes in chunks.
+    certificate, empty where it showed none, and `client` that or the address it calls from, of which `address` is the
+    part without the port; `body_bytes` is the body's size, None where it comes in chunks.
     """
 
     method: str
@@ -41,14 +42,19 @@ class Incoming(Protocol):
     headers: Mapping[str, str]
     client: str
     certificate: str
+    address: str
     body_bytes: int | None
 
-    def read(self, max_bytes: int, take: Callable[[int], None]) -> memoryview:
-        """The whole body; `take` is asked for its memory before that is used.
+    def read(self, max_bytes: int, share: Share) -> memoryview:
+        """The whole body, whose memory is taken of `share` as it comes.
 
-        Raises `Rejected` for a body that is too large or malformed, what `take` raises, and `OSError` where it does
+        Raises `Rejected` for a body that is too large or malformed, what `share` raises, and `OSError` where it does
         not come.
         """
+        ...
+
+    def break_off(self) -> None:
+        """End the connection, from another thread."""
         ...
 
     def watched(self, cancelled: Signal) -> AbstractContextManager[None]:

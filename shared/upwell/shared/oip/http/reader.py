@@ -22,6 +22,11 @@ SLOWEST_BYTES_PER_S = 4096
 _PIECE_BYTES = 64 << 10
 _MAX_LINE_BYTES = 1024
 _MAX_TRAILER_LINES = 32
+_FREE_CHUNKS = 1000
+_LEAST_CHUNK_BYTES = 256
+"""What the chunks have on average where there are more than `_FREE_CHUNKS`: each costs some microseconds, even one of a
+byte, and so a body of such would take minutes.
+"""
 
 
 class Reader:
@@ -67,13 +72,14 @@ class Reader:
             if not self._more():
                 return self._take(at)
 
-    def read_exactly(self, size_bytes: int) -> memoryview:
-        """So many bytes, which move the deadline; their memory is taken as they come.
+    def read_exactly(self, size_bytes: int, take: Callable[[int], None]) -> memoryview:
+        """So many bytes, which move the deadline; `take` is asked for the memory of what has come.
 
-        Raises `Rejected` where the client ends before.
+        Raises `Rejected` where the client ends before, and what `take` raises.
         """
-        whole = np.empty(size_bytes, np.uint8).data
+        whole = np.empty(size_bytes, np.uint8).data  # of which the kernel gives no page before it is written to
         first = self._take(min(size_bytes, len(self._buffer)))
+        take(len(first))
         whole[: len(first)] = first
         done = len(first)
         while done < size_bytes:
@@ -81,24 +87,28 @@ class Reader:
             count = self._socket.recv_into(whole[done:])
             if count == 0:
                 raise Rejected(HTTPStatus.BAD_REQUEST, "the body ends before its length")
+            take(count)
             done += count
             self.deadline_s += count / SLOWEST_BYTES_PER_S
         return whole
 
     def read_chunks(self, max_bytes: int, take: Callable[[int], None]) -> memoryview:
-        """A body in chunks, of at most `max_bytes` in all; `take` is asked for the memory of each.
+        """A body in chunks, of at most `max_bytes` in all; `take` is asked for the memory of what has come.
 
         Raises `Rejected` where it is malformed or larger.
         """
         whole = bytearray()
+        count = 0
         while size_bytes := self._chunk_bytes():
             check_size(len(whole) + size_bytes, max_bytes)
-            take(size_bytes)
+            count += 1
+            if count > _FREE_CHUNKS + len(whole) // _LEAST_CHUNK_BYTES:
+                raise Rejected(HTTPStatus.BAD_REQUEST, "the chunks of the body are too small")
             while size_bytes > 0:
-                piece = self.read_exactly(min(size_bytes, _PIECE_BYTES))
+                piece = self.read_exactly(min(size_bytes, _PIECE_BYTES), take)
                 whole += piece
                 size_bytes -= len(piece)
-            if bytes(self.read_exactly(2)) != b"\r\n":
+            if bytes(self.read_exactly(2, take)) != b"\r\n":
                 raise _malformed()
         for _ in range(_MAX_TRAILER_LINES):
             line = self.readline()

@@ -17,6 +17,9 @@ from upwell.shared.oip.statuses import status_of
 STATUS_HEADER = "Upwell-Status"
 """Carries gRPC's name of an error's status: HTTP has fewer, and a client may want to know which it was."""
 
+RETRY_MS_HEADER = "Retry-After-Ms"
+"""When to try again, in milliseconds, where the error knows it: a queue drains in less than HTTP's whole seconds."""
+
 JSON = "application/json"
 BINARY = "application/octet-stream"
 
@@ -87,4 +90,6 @@ def error_reply(error: Exception) -> Reply:
         headers = (*headers, ("WWW-Authenticate", "Bearer"))
     if status in _TRY_AGAIN:
         headers = (*headers, ("Retry-After", str(max(_RETRY_AFTER_S, math.ceil(retry_after_s or 0.0)))))
+        if retry_after_s is not None:
+            headers = (*headers, (RETRY_MS_HEADER, str(max(1, math.ceil(1e3 * retry_after_s)))))
     return json_reply({"error": text}, status, headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -21,6 +22,9 @@ CONNECT_S = 3.0
 
 _JOINED_BYTES = 64 << 10
 """Up to this size a copy costs less than another system call."""
+
+CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""What is raised where the other end has ended a connection, and not where it is only silent."""
 
 Hold: TypeAlias = Callable[[socket.socket], None]
 """Is given each socket before anything waits on it, so that another thread can end the wait. Raises `OSError` where
@@ -50,6 +54,20 @@ class Wire(io.RawIOBase):
         self.until_s = until_s
         self._ended = False
         self._reader = _Reader(self)
+        self._kept: tuple[int, int] | None = None
+
+    @property
+    def was_unread(self) -> bool:
+        """After the other end has ended it: whether that was while it was kept, before anything of the call that took
+        it had come there, even as far as the kernel. So nobody has read any of that call, and nobody will.
+
+        Known on Linux alone. A reset says nothing: it acknowledges nothing, though all may have been read.
+        """
+        moved = _moved(self.socket)
+        if self._kept is None or moved is None:
+            return False
+        # An end in good order, which counts as a byte, would have acknowledged what had come before it.
+        return moved[0] == self._kept[0] and moved[1] > self._kept[1]
 
     def readable(self) -> bool:
         """It is."""
@@ -77,6 +95,7 @@ class Wire(io.RawIOBase):
         """Whether it is still open, and nothing came over it that nobody asked for. Does not wait."""
         self.until_s = 0.0
         try:
+            self._kept = _moved(self.socket)  # before the look, so that an end right after it shows
             return not self._reader.peek(1) and not self._ended
         except OSError:
             return False
@@ -232,3 +251,22 @@ def _notice_silence(connected: socket.socket, silence_s: float) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2e3 * silence_s))
+
+
+_MOVED = struct.Struct("=QQ")
+_MOVED_AT = 120
+"""Where `tcpi_bytes_acked` and `tcpi_bytes_received` lie in `struct tcp_info` of Linux 4.1 and later."""
+
+
+def _moved(connected: socket.socket) -> tuple[int, int] | None:
+    """How many bytes of ours the other end's kernel has acknowledged, and how many of its own have come, its end
+    included; None where this kernel does not say.
+    """
+    if sys.platform != "linux":
+        return None
+    end = _MOVED_AT + _MOVED.size
+    data = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
+    if len(data) < end:
+        return None
+    acknowledged, received = _MOVED.unpack_from(data, _MOVED_AT)
+    return acknowledged, received

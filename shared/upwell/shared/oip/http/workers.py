@@ -53,6 +53,7 @@ class Workers:
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
+        """Threads without a connection, nor one on its way to them. Too many once no more can be started."""
         self._threads: list[threading.Thread] = []
 
     def put(self, connection: Work) -> None:
@@ -63,7 +64,9 @@ class Workers:
             return
         self._queue.put(connection)
         with self._lock:
-            if waiting >= self._idle and len(self._threads) < self._count:
+            if self._idle > 0:
+                self._idle -= 1  # here, since one that has been woken looks idle until it runs
+            elif len(self._threads) < self._count:
                 thread = threading.Thread(target=self._run, name=f"http-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -86,17 +89,11 @@ class Workers:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        while (connection := self._next()) is not None:
+        while (connection := self._queue.get()) is not None:
             try:
                 connection.serve_once()
             except Exception:  # noqa: BLE001 (the last resort: a thread that ends would be missed)
                 _log.exception("a connection was given up")
                 connection.close()
-
-    def _next(self) -> Work | None:
-        with self._lock:
-            self._idle += 1
-        connection = self._queue.get()
-        with self._lock:
-            self._idle -= 1
-        return connection
+            with self._lock:
+                self._idle += 1

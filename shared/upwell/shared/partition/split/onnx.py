@@ -11,31 +11,25 @@ import heapq
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Half, Halves, check_cut
 from upwell.shared.partition.split.onnx_half import files_of, put_metadata, value_info
 from upwell.shared.partition.split.onnx_whole import OnnxWhole
 
 
-def split_onnx(path: Path, graph: Graph, edge: frozenset[int]) -> Halves:
-    """Split the model at `path`: the nodes of its contracted `graph` in `edge` make the head, the others the tail.
+def split_whole(whole: OnnxWhole, graph: Graph, edge: frozenset[int]) -> Halves:
+    """Split a model: the nodes of its contracted `graph` in `edge` make the head, the others the tail.
 
     The head gives the cut tensors and then those outputs of the model that it makes; the tail takes the cut tensors and
     then those inputs of the model that it reads, and gives the other outputs in the model's order. Each half keeps the
     model's metadata and adds `upwell.split.half`, `.whole` (digest), `.cut` and `.outputs` (names, as JSON).
 
-    Raises `ConfigError` where the file cannot be read, is not the graph's, or cannot be cut so.
+    Raises `ConfigError` where the graph is another model's, or it cannot be cut so.
     """
-    return split_whole(OnnxWhole.read(path), graph, edge)
-
-
-def split_whole(whole: OnnxWhole, graph: Graph, edge: frozenset[int]) -> Halves:
-    """As `split_onnx`, for a model that is cut more than once."""
     _check(whole, graph, edge)
     head = {operator for index in edge for operator in graph.nodes[index].members}
     tail = {operator for node in graph.nodes for operator in node.members} - head
@@ -62,15 +56,7 @@ def _check(whole: OnnxWhole, graph: Graph, edge: frozenset[int]) -> None:
         made = {name for index in node.members if index < len(nodes) for name in nodes[index].output}
         if graph.format != "onnx" or not made.issuperset(node.outputs):
             raise ConfigError.at(whole.path, f"the graph is of another model: {node.name!r} is not in this file")
-    if not edge:
-        raise ConfigError.at(whole.path, "the head would be empty: nothing is on the edge side")
-    if edge.issuperset(range(len(graph.nodes))):
-        raise ConfigError.at(whole.path, "the tail would be empty: everything is on the edge side")
-    if not graph.is_downset(edge):
-        raise ConfigError.at(whole.path, "not a cut: the edge side reads what the other side makes")
-    unsized = [repr(name) for name in graph.crossing(edge) if not graph.tensors[name].is_sized]
-    if unsized:
-        raise ConfigError.at(whole.path, f"cannot be cut here: the size of {', '.join(unsized)} is not known")
+    check_cut(whole.path, graph, edge)
 
 
 def _with_free(whole: OnnxWhole, own: set[int], other: set[int], given: Collection[str]) -> list[int]:

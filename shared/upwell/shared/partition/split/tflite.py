@@ -9,25 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Half, Halves, check_cut
 from upwell.shared.partition.split.tflite_half import MODEL_FILE, Named, Rewriting, add_metadata, packed
 from upwell.shared.partition.split.tflite_whole import TfliteWhole
 
 
-def split_tflite(path: Path, graph: Graph, edge: frozenset[int]) -> Halves:
-    """Split the model at `path`: the nodes of its contracted `graph` in `edge` make the head, the others the tail.
-
-    Raises `ConfigError` where the file cannot be read, is not the graph's, or cannot be cut so.
-    """
-    return split_whole(TfliteWhole.read(path), graph, edge)
-
-
 def split_whole(whole: TfliteWhole, graph: Graph, edge: frozenset[int]) -> Halves:
-    """As `split_tflite`, for a model that is cut more than once."""
+    """Split a model: the nodes of its contracted `graph` in `edge` make the head, the others the tail.
+
+    Raises `ConfigError` where the graph is another model's, or it cannot be cut so.
+    """
     _check(whole, graph, edge)
     crossing = [whole.number[name] for name in graph.crossing(edge)]
     raw = [one for one in whole.inputs if one[1] in crossing]
@@ -57,15 +51,7 @@ def _check(whole: TfliteWhole, graph: Graph, edge: frozenset[int]) -> None:
         made = {int(tensor) for index in node.members if index < len(operators) for tensor in operators[index].outputs}
         if graph.format != "tflite" or not made.issuperset(whole.number.get(name, -1) for name in node.outputs):
             raise ConfigError.at(whole.path, f"the graph is of another model: {node.name!r} is not in this file")
-    if not edge:
-        raise ConfigError.at(whole.path, "the head would be empty: nothing is on the edge side")
-    if edge.issuperset(range(len(graph.nodes))):
-        raise ConfigError.at(whole.path, "the tail would be empty: everything is on the edge side")
-    if not graph.is_downset(edge):
-        raise ConfigError.at(whole.path, "not a cut: the edge side reads what the other side makes")
-    unsized = [repr(name) for name in graph.crossing(edge) if not graph.tensors[name].is_sized]
-    if unsized:
-        raise ConfigError.at(whole.path, f"cannot be cut here: the size of {', '.join(unsized)} is not known")
+    check_cut(whole.path, graph, edge)
 
 
 class _Sides:
