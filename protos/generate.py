@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent
 TOOLS = ("grpcio-tools==1.71.2", "grpcio==1.71.2", "protobuf==5.29.5", "setuptools==80.9.0")
 PROTOS = (
     Path("upwell/rpc/agent/v1/agent.proto"),
+    Path("upwell/rpc/errors/v1/retry.proto"),
     Path("upwell/rpc/oip/v2/model_repository.proto"),
     Path("upwell/rpc/oip/v2/model_stream.proto"),
     Path("upwell/rpc/oip/v2/open_inference_grpc.proto"),

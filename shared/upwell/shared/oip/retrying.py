@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any as Anything
 
+from google.protobuf.any_pb2 import Any
+from google.protobuf.message import DecodeError
+
+from upwell.rpc.errors.v1 import retry_pb2
 from upwell.shared.oip.statuses import Status
 
 _PUSHBACK = "grpc-retry-pushback-ms"
 _DETAILS = "grpc-status-details-bin"
-_RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
+_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 _LONGEST_MS = 24 * 3600 * 1000
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")
 _SECONDS = re.compile(r"[0-9]{1,9}")
@@ -33,36 +37,14 @@ def trailers(status: Status) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _details(status: Status, after_ms: int) -> bytes:
-    """A serialized `google.rpc.Status` with one `RetryInfo`.
-
-    Three small messages are written by hand rather than generated: `Status` (code 1, message 2, details 3: `Any`),
-    `RetryInfo` (retry_delay 1) and `Duration` (seconds 1, nanos 2).
-    """
-    seconds, rest_ms = divmod(after_ms, 1000)
-    delay = _number(1, seconds) + _number(2, rest_ms * 1_000_000)
-    detail = _bytes(1, _RETRY_INFO) + _bytes(2, _bytes(1, delay))
-    code: int = status.code.value[0]
-    return _number(1, code) + _bytes(2, status.text.encode()) + _bytes(3, detail)
+    """A serialized `google.rpc.Status` with one `RetryInfo`."""
+    info = retry_pb2.RetryInfo()
+    info.retry_delay.FromMilliseconds(after_ms)
+    detail = Any(type_url=_RETRY_INFO, value=info.SerializeToString(deterministic=True))
+    return retry_pb2.Status(code=status.code.value[0], message=status.text, details=[detail]).SerializeToString()
 
 
-def _number(field: int, value: int) -> bytes:
-    """A field of a number that is not negative; nothing for 0, which is what its absence means."""
-    return bytes([field << 3]) + _varint(value) if value else b""
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return bytes([field << 3 | 2]) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    digits = bytearray()
-    while value > 0x7F:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*digits, value])
-
-
-def told_by_trailers(trailing: Iterable[Any] | None) -> float | None:
+def told_by_trailers(trailing: Iterable[Anything] | None) -> float | None:
     """After how many seconds another try may be worth it, by an error's trailing metadata; None where they do not say.
 
     The trailers are a stranger's: what cannot be read says nothing.
@@ -87,48 +69,13 @@ def told_by_headers(milliseconds: str, seconds: str) -> float | None:
 
 
 def _retry_delay_s(details: bytes) -> float | None:
-    """The delay of the `RetryInfo` in a serialized `google.rpc.Status`, as `_details` writes it."""
+    """The delay of the `RetryInfo` in a serialized `google.rpc.Status`."""
     try:
-        for any_of in _messages(details, 3):
-            if _RETRY_INFO in _messages(any_of, 1):
-                delays = [delay for info in _messages(any_of, 2) for delay in _messages(info, 1)]
-                numbers = {
-                    field: value for delay in delays for field, value in _fields(delay) if isinstance(value, int)
-                }
-                delay_s = numbers.get(1, 0) + numbers.get(2, 0) / 1e9
+        for detail in retry_pb2.Status.FromString(details).details:
+            if detail.type_url == _RETRY_INFO:
+                delay = retry_pb2.RetryInfo.FromString(detail.value).retry_delay
+                delay_s = delay.seconds + delay.nanos / 1e9
                 return delay_s if 0 < delay_s < 2**32 else None
-    except (IndexError, ValueError):
+    except DecodeError:
         return None
     return None
-
-
-def _messages(data: bytes, number: int) -> list[bytes]:
-    return [value for field, value in _fields(data) if field == number and isinstance(value, bytes)]
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The numbers and byte strings of a message with their field numbers. Raises `ValueError`, `IndexError`."""
-    at = 0
-    while at < len(data):
-        tag, at = _read_varint(data, at)
-        value, at = _read_varint(data, at)
-        if tag & 7 == 2:
-            if value > len(data) - at:
-                raise ValueError("cut off")
-            yield tag >> 3, data[at : at + value]
-            at += value
-        elif tag & 7 == 0:
-            yield tag >> 3, value
-        else:
-            raise ValueError("a kind of field that these messages do not have")
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        digit, at = data[at], at + 1
-        value |= (digit & 0x7F) << shift
-        if digit < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("too long for a number")
