@@ -100,9 +100,11 @@ def test_over_http_what_cannot_be_asked_is_counted_too(service: Guarded) -> None
 def test_over_grpc_what_is_not_permitted_or_cannot_be_read_is_counted(service: Guarded) -> None:
     assert service.ask("other") is RemoteErrorKind.PERMISSION_DENIED
     with grpc.insecure_channel(service.address) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer"
+        )
         with pytest.raises(grpc.RpcError) as error:
-            call(b"\xff" * 40, metadata=[("authorization", "Bearer good")], timeout=LIMIT_S)
+            call(b"\xff" * 40, metadata=(("authorization", "Bearer good"),), timeout=LIMIT_S)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert service.errors() == {"PERMISSION_DENIED": 1, "INVALID_ARGUMENT": 1}
     assert service.requests() == 0
