@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes, which else would each compile all that they import.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check check-platforms check-deploy bench bench-accelerator bench-triton traces test-slow test-cuts test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
+.PHONY: demo test check check-platforms check-deploy bench bench-accelerator bench-triton traces test-slow test-properties test-cuts test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -72,6 +72,9 @@ bench-accelerator: .venv/.dev  ## a network of the class of ResNet-50 through gR
 
 traces: .venv/.dev  ## the router on recorded links: writes the table of docs/routing.md (TRACES=folder of mahimahi *.up)
 	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/routing.md
+
+test-properties: .venv/.dev  ## every property with all its examples, new ones each time (minutes)
+	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile thorough tests/property tests/unit $(ARGS)
 
 test-slow: .venv/.dev  ## the promise over thousands of requests, and the wheel on its own (about 15 minutes)
 	$(BIN)/python -m pytest -m slow $(ARGS)

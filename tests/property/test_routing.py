@@ -388,7 +388,7 @@ STEPS: list[tuple[str, Any]] = [
 """What may happen while calls are under way; an index says to which of them."""
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.lists(st.sampled_from(STEPS), min_size=15, max_size=30))
 def test_two_probes_are_never_under_way_at_once(script: list[tuple[str, Any]]) -> None:
     router, now_s = Router(UP), 0.0

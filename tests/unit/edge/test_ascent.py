@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
+import queue
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -252,11 +252,12 @@ def test_two_that_are_late_count_as_one_failure() -> None:
 def test_two_whose_own_time_is_up_before_anybody_looks_count_as_one_failure() -> None:
     with clouds(StallingCloud(lambda _: True), hedges=1) as it:
         ascent = it.send(decision(within_s=0.3, hedge_after_s=0.0))
-        ascent.wait(time.monotonic())  # and so the second is sent
-        ended = threading.Barrier(3)
+        ascent.wait(time.monotonic() + 0.02)  # and so the second is sent
+        ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         for attempt in ascent._under_way:
-            attempt.call.on_end(lambda: threading.Thread(target=ended.wait, daemon=True).start())
-        ended.wait(LIMIT_S)
+            attempt.call.on_end(lambda: ended.put(None))
+        for _ in range(2):
+            ended.get(timeout=LIMIT_S)
         ascent.wait(ascent.decision.give_up_s)
         ascent.give_up()
         assert reason(ascent) is Reason.CLOUD_DEADLINE
