@@ -24,6 +24,8 @@ MIDDLE = converters.serialize_infer_request(InferRequest("linear", {"x": np.ones
 MOST = 60
 """A few less than there may be."""
 ALL = 64
+OPENING_S = 3.0
+"""After so long all are open, and have been silent for a second."""
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +124,11 @@ def test_a_stream_that_goes_silent_keeps_nobody_waiting_and_is_forgotten(target:
 def test_streams_that_one_client_holds_and_does_not_use_make_room(target: Target) -> None:
     with ExitStack() as stack:
         opened(stack, target, range(1, 2 * ALL, 2))
-        found, until_s = [""], time.monotonic() + LIMIT_S
-        while found != [GOOD.id] * 20 and time.monotonic() < until_s:
+        opened_s = time.monotonic()
+        served_s = 0.0
+        while served_s < OPENING_S and time.monotonic() < opened_s + LIMIT_S:
             with suppress(grpc.RpcError):  # while none has been silent for a second
-                found = answered(target)
-        assert found == [GOOD.id] * 20
-        others_are_served(target)
+                others_are_served(target)
+                served_s = time.monotonic() - opened_s
+        assert served_s >= OPENING_S
         target.good()
