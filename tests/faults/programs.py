@@ -11,28 +11,18 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.forking import Forked
-
 UPWELL = str(Path(sys.executable).with_name("upwell"))
 START_S = 30.0
 """A program that is not up by then never will be."""
 
 
 class Program:
-    """One `upwell ...` process, to be ended or used as a context manager; `lines` holds its standard error.
+    """One `upwell ...` process, to be ended or used as a context manager; `lines` holds its standard error."""
 
-    It is forked with everything imported, on Linux, unless a `program` is given, which is started as a user does.
-    """
-
-    def __init__(self, arguments: Sequence[str], program: Sequence[str] = (), cwd: str | None = None) -> None:
-        self.process: subprocess.Popen[str] | Forked
-        if sys.platform == "linux" and not program and cwd is None:
-            self.process = Forked(arguments)
-        else:
-            self.process = subprocess.Popen(
-                [*(program or (UPWELL,)), *arguments],
-                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=cwd,
-            )  # fmt: skip
+    def __init__(self, arguments: Sequence[str], program: Sequence[str] = (UPWELL,), cwd: str | None = None) -> None:
+        self.process = subprocess.Popen(
+            [*program, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=cwd
+        )
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)

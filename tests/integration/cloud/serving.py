@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.forking import Forked
 from tests.faults.programs import UPWELL, Program
 
 LIMIT_S = 30.0
@@ -23,7 +22,7 @@ class Service:
     address: str
 
     @property
-    def process(self) -> subprocess.Popen[str] | Forked:
+    def process(self) -> subprocess.Popen[str]:
         """Its process."""
         return self.program.process
 
