@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,12 @@ settings.load_profile(STEADY)
 
 ON_TIME = ("tests/faults/", "tests/integration/", "tests/interop/")
 """Where processes, sockets and deadlines are real, and so depend on when the machine lets them run."""
+
+
+def pytest_configure() -> None:
+    """Have SIGHUP end programs, as it does unless `nohup` has it ignored, which what the tests start would inherit."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
