@@ -79,7 +79,7 @@ class FileServer:
 
     def url(self, path: str, port: int | None = None) -> str:
         """The address of a file, by way of another port if one is named."""
-        return f"{self.scheme}://localhost:{port or self.port}/{path}"
+        return f"{self.scheme}://127.0.0.1:{port or self.port}/{path}"
 
     def close(self) -> None:
         """Serve no more."""

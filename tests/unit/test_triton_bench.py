@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.triton_bench import h2load, report
-from tests.benchmarks.triton_bench.h2load import LoadFailed, Sample
+from tests.benchmarks.quiet import Quiet
+from tests.benchmarks.triton_bench import h2load, report, rounds
+from tests.benchmarks.triton_bench.h2load import ConnectionBroke, LoadFailed, Sample
 from tests.benchmarks.triton_bench.report import TRITON, Cell, Target
 
 TOLD = """\
@@ -32,7 +33,7 @@ def test_an_answer_without_a_body_is_an_error_although_h2load_counts_it() -> Non
 
 
 def test_a_call_that_failed_and_words_that_are_not_understood_are_errors() -> None:
-    with pytest.raises(LoadFailed, match="3 of 100 calls failed"):
+    with pytest.raises(ConnectionBroke, match="3 of 100 calls failed"):
         h2load.check_counts(TOLD.format(succeeded=97, failed=3, data=19900), 100, 199)
     with pytest.raises(LoadFailed, match="not understood"):
         h2load.check_counts("finished", 100, 199)
@@ -103,3 +104,20 @@ def test_the_table_goes_between_the_marks_and_nothing_else_changes(tmp_path: Pat
     page.write_text("no marks")
     with pytest.raises(ValueError, match="expected the marks"):
         report.write(page, "table")
+
+
+def test_what_a_broken_connection_spoilt_is_measured_once_more_and_told() -> None:
+    def take() -> Sample:
+        taken.append(None)
+        if len(taken) in breaks:
+            raise ConnectionBroke("46 of 225 calls failed")
+        return Sample(1.0, 1.0, 1.0)
+
+    taken: list[None] = []
+    one = rounds.Measurement(Cell("digits", "concurrency 1", "Triton"), take)
+    breaks, broken = {2}, list[str]()
+    assert len(rounds.measure([one], 3, Quiet(0.0), lambda _: None, broken)[one.cell]) == 3
+    assert (broken, len(taken)) == (["Triton"], 4)
+    breaks = {5, 6}
+    with pytest.raises(LoadFailed, match=r"^Triton, digits, concurrency 1: 46 of"):
+        rounds.measure([one], 1, Quiet(0.0), lambda _: None, broken)

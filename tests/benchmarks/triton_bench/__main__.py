@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -87,12 +88,13 @@ def _run(asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             _tell(f"starting {launch.name}")
             stack.enter_context(servers.running(launch, works))
         plan = _plan(works, launches, folder, asked.seconds)
-        samples = rounds.measure(plan, asked.rounds, quiet, _tell)
+        broken: list[str] = []
+        samples = rounds.measure(plan, asked.rounds, quiet, _tell, broken)
         version = servers.triton_version(launches[0])
     _tell("")
     rows = report.rows(samples)
     missed = report.misses(rows, _targets(works))
-    facts = _facts(environment, version, client, asked, quiet)
+    facts = _facts(environment, version, client, asked, quiet, broken)
     table = f"{facts}\n\n{report.table(rows, {work.name: work.title for work in works})}"
     measured = [
         {**dataclasses.asdict(cell), "samples": list(map(dataclasses.asdict, own))} for cell, own in samples.items()
@@ -147,14 +149,17 @@ def _targets(works: Sequence[Work]) -> list[report.Target]:
     return unary + streams
 
 
-def _facts(environment: Environment, triton: str, client: str, asked: argparse.Namespace, quiet: Quiet) -> str:
+def _facts(
+    environment: Environment, triton: str, client: str, asked: argparse.Namespace, quiet: Quiet, broken: Sequence[str]
+) -> str:
     """The machine, the versions and the manner, in words."""
     own = environment.versions
+    breaks = "".join(f" {name} broke a connection {count} times." for name, count in Counter(broken).items())
     return (
         f"{report.machine()}. Python {platform.python_version()}, ONNX Runtime {own['onnxruntime']}, "
         f"Triton {triton} (nvidia-pytriton {own['nvidia-pytriton']}), MLServer {own['mlserver']}, {client}. "
         f"Medians of {asked.rounds} rounds of about {asked.seconds:g} s each, in turn; ratios are of the same round. "
-        f"{quiet.told()}"
+        f"{quiet.told()}{breaks}"
     )
 
 

@@ -29,6 +29,10 @@ class LoadFailed(Exception):
     """A run of h2load of which the figures count for nothing."""
 
 
+class ConnectionBroke(LoadFailed):
+    """The server ended a connection with calls under way."""
+
+
 @dataclass(frozen=True)
 class Load:
     """`connections` with `streams` calls at once on each."""
@@ -68,7 +72,7 @@ def installed() -> str | None:
 def run(url: str, body: Path, load: Load, calls: int, answer_bytes: int) -> Sample:
     """Make `calls` calls of which each is answered with a message (or messages) of `answer_bytes` in all.
 
-    Raises `LoadFailed` where any was not.
+    Raises `LoadFailed` where any was not, `ConnectionBroke` where that is why.
     """
     log = body.with_suffix(".log")
     log.unlink(missing_ok=True)
@@ -83,13 +87,16 @@ def run(url: str, body: Path, load: Load, calls: int, answer_bytes: int) -> Samp
 
 
 def check_counts(told: str, calls: int, answer_bytes: int) -> None:
-    """Raise `LoadFailed` unless h2load's own words say that `calls` answers of `answer_bytes` came."""
+    """Raise `LoadFailed` unless h2load's own words say that `calls` answers of `answer_bytes` came.
+
+    `ConnectionBroke` where calls have no HTTP status at all.
+    """
     counts = re.search(r"^requests: .* (\d+) succeeded, (\d+) failed", told, re.MULTILINE)
     data = re.search(r"^traffic: .*\((\d+)\) data$", told, re.MULTILINE)
     if counts is None or data is None:
         raise LoadFailed(f"h2load's output is not understood:\n{told}")
     if int(counts[1]) != calls:
-        raise LoadFailed(f"{counts[2]} of {calls} calls failed:\n{told}")
+        raise ConnectionBroke(f"{counts[2]} of {calls} calls failed:\n{told}")
     if int(data[1]) != calls * answer_bytes:
         missing = calls - int(data[1]) / answer_bytes
         raise LoadFailed(f"about {missing:.1f} of {calls} answers are missing or of another size: errors count as done")

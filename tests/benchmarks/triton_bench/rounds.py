@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.benchmarks.quiet import Quiet
 from tests.benchmarks.triton_bench import h2load
-from tests.benchmarks.triton_bench.h2load import Load, LoadFailed, Sample
+from tests.benchmarks.triton_bench.h2load import ConnectionBroke, Load, LoadFailed, Sample
 from tests.benchmarks.triton_bench.report import Cell, Samples
 from tests.benchmarks.triton_bench.servers import INSTANCES, Launch
 from tests.benchmarks.triton_bench.work import SERVICE, Work, check
@@ -45,15 +45,31 @@ class Measurement:
     take: Callable[[], Sample]
 
 
-def measure(measurements: Sequence[Measurement], rounds: int, quiet: Quiet, tell: Callable[[str], None]) -> Samples:
-    """`rounds` samples of each: the servers of one load follow on each other, in the other order every other round."""
+def measure(
+    measurements: Sequence[Measurement], rounds: int, quiet: Quiet, tell: Callable[[str], None], broken: list[str]
+) -> Samples:
+    """`rounds` samples of each: the servers of one load follow on each other, in the other order every other round.
+
+    What a broken connection spoilt is measured once more; `broken` gets the names of the servers whose it was.
+    """
     samples: dict[Cell, list[Sample]] = {one.cell: [] for one in measurements}
     for number in range(rounds):
         for group in _by_load(measurements):
             for one in group if number % 2 == 0 else reversed(group):
                 tell(f"round {number + 1} of {rounds}: {one.cell.work}, {one.cell.load}, {one.cell.server}")
-                samples[one.cell].append(quiet.measured(one.take))
+                samples[one.cell].append(quiet.measured(lambda one=one: _taken(one, broken)))  # type: ignore[misc]  # a default
     return samples
+
+
+def _taken(one: Measurement, broken: list[str]) -> Sample:
+    try:
+        try:
+            return one.take()
+        except ConnectionBroke:
+            broken.append(one.cell.server)
+            return one.take()
+    except LoadFailed as error:
+        raise LoadFailed(f"{one.cell.server}, {one.cell.work}, {one.cell.load}: {error}") from None
 
 
 def _by_load(measurements: Sequence[Measurement]) -> list[list[Measurement]]:

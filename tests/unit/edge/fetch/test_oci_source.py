@@ -108,9 +108,9 @@ def test_a_manifest_that_is_not_the_one_named_is_refused(tmp_path: Path) -> None
     (tmp_path / "www").mkdir()
     with FileServer(tmp_path / "www") as server:
         server.answers[f"v2/digits/manifests/{digest}"] = lambda: (200, {}, b"{}")
-        refused = refusal_of(f"oci://localhost:{server.port}/digits@{digest}")
+        refused = refusal_of(f"oci://127.0.0.1:{server.port}/digits@{digest}")
         server.answers["v2/digits/manifests/1"] = lambda: (200, {"Docker-Content-Digest": digest}, b"{}")
-        assert refusal_of(f"oci://localhost:{server.port}/digits:1").refusal is Refusal.DIGEST_MISMATCH
+        assert refusal_of(f"oci://127.0.0.1:{server.port}/digits:1").refusal is Refusal.DIGEST_MISMATCH
     assert refused.refusal is Refusal.DIGEST_MISMATCH
     assert digest in str(refused)
 
@@ -152,7 +152,7 @@ def test_a_blob_is_taken_up_where_it_broke_off(archive: Path, tmp_path: Path) ->
     (blobs / f"sha256:{SHA256}").write_bytes(DATA)
     with FileServer(tmp_path / "www") as server:
         server.answers["v2/digits/manifests/1"] = lambda: (200, {}, manifest)
-        source = open_source(f"oci://localhost:{server.port}/digits:1")
+        source = open_source(f"oci://127.0.0.1:{server.port}/digits:1")
         server.stall_after = 1000
         server.release.set()
         offer = offer_of(source)
@@ -206,7 +206,7 @@ def test_a_token_is_fetched_from_a_safe_address_alone(tmp_path: Path) -> None:
     with FileServer(tmp_path / "www") as server:
         challenge = 'Bearer realm="http://tokens.example.com/token",service="tests"'
         server.answers["v2/digits/manifests/1"] = lambda: (401, {"Www-Authenticate": challenge}, b"")
-        source = open_source(f"oci://localhost:{server.port}/digits:1")
+        source = open_source(f"oci://127.0.0.1:{server.port}/digits:1")
         with pytest.raises(FetchFailed, match="no safe address for tokens"):
             source.newest()
         source.close()
@@ -217,7 +217,7 @@ def test_a_token_is_used_and_renewed(tmp_path: Path) -> None:
     (tmp_path / "www").mkdir()
     with FileServer(tmp_path / "www") as server:
         challenge = (
-            f'Bearer realm="http://localhost:{server.port}/token",service="tests",scope="repository:digits:pull"'
+            f'Bearer realm="http://127.0.0.1:{server.port}/token",service="tests",scope="repository:digits:pull"'
         )
         given: list[str] = []
 
@@ -233,7 +233,7 @@ def test_a_token_is_used_and_renewed(tmp_path: Path) -> None:
 
         server.answers["token?service=tests&scope=repository%3Adigits%3Apull"] = give
         server.answers["v2/digits/manifests/1"] = manifest
-        source = open_source(f"oci://localhost:{server.port}/digits:1")
+        source = open_source(f"oci://127.0.0.1:{server.port}/digits:1")
         assert source.newest() is None
         assert source.newest() is None
         assert given == ["token-0"]

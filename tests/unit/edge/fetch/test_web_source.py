@@ -204,7 +204,7 @@ def test_a_redirect_is_followed_to_https_alone(server: FileServer, source: Sourc
     server.answers[NAME] = lambda: (302, {"Location": "/moved?signature=secret"}, b"")
     server.answers["moved?signature=secret"] = lambda: (200, {"ETag": '"1"'}, DATA)
     assert source.fetch(offer_of(source), tmp_path / "in", nobody).read_bytes() == DATA
-    server.answers[NAME] = lambda: (302, {"Location": f"http://localhost:{server.port}/moved?signature=secret"}, b"")
+    server.answers[NAME] = lambda: (302, {"Location": f"http://127.0.0.1:{server.port}/moved?signature=secret"}, b"")
     with pytest.raises(FetchFailed, match="expected https") as caught:
         source.newest()
     assert "secret" not in str(caught.value)
