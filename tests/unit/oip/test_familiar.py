@@ -26,6 +26,21 @@ def test_requests_alike_have_contents_and_ids_of_their_own(elements: int) -> Non
         assert request.inputs["x"].tolist() == [number] * elements
 
 
+def test_requests_of_the_same_size_are_told_apart() -> None:
+    given = {name: np.full(4, value, np.float32) for value, name in enumerate("xyz")}
+    for _ in range(2):
+        for name in given:
+            data = converters.serialize_infer_request(InferRequest(f"m{name}", {name: given[name]}, id=f"r{name}"))
+            request = read_familiar(data)
+            assert request is not None
+            assert (request.model, request.id, list(request.inputs)) == (f"m{name}", f"r{name}", [name])
+            assert request.inputs[name].tolist() == given[name].tolist()
+    shapes = [(2, 6), (3, 4), (6, 2), (2, 6)]
+    for shape in shapes:
+        data = converters.serialize_infer_request(InferRequest("m", {"x": np.ones(shape, np.float32)}))
+        assert converters.parse_infer_request(data).inputs["x"].shape == shape
+
+
 def test_large_contents_are_views_that_nobody_can_write() -> None:
     data = message(elements=100_000)
     for _ in range(2):

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.tensors import Array
@@ -14,13 +15,13 @@ DEFAULT_PRIORITY = 10
 """The level of requests that name none; a lower number goes first."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Ran:
     """A finished request: its outputs, how long it waited, and how long the engine worked on its batch."""
 
-    outputs: Mapping[str, Array]
-    queue_s: float
-    compute_s: float
+    outputs: Final[Mapping[str, Array]]
+    queue_s: Final[float]
+    compute_s: Final[float]
 
 
 @dataclass(eq=False, slots=True)

@@ -27,7 +27,7 @@ MAX_ID_CHARACTERS = 1000
 """The id of a request is in its answer, in logs and in traces."""
 
 _LARGEST_BYTES = 2**63 - 1
-_SMALL_BYTES = 4096
+SMALL_BYTES = 4096
 """Up to this size a copy costs less than a view."""
 _LENGTH = struct.Struct("<I")
 
@@ -174,7 +174,7 @@ def encode_raw(name: str, array: Array) -> tuple[str, bytes | memoryview]:
     datatype = oip_datatype(array.dtype)
     if datatype == "BYTES":
         return datatype, _join_bytes(name, array)
-    if array.nbytes <= _SMALL_BYTES and array.dtype == DTYPES[datatype]:
+    if array.nbytes <= SMALL_BYTES and array.dtype == DTYPES[datatype]:
         return datatype, array.tobytes()
     # The dtype may be of the other byte order, which the protocol does not have.
     packed = np.ascontiguousarray(array, dtype=DTYPES[datatype])

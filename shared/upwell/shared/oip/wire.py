@@ -10,8 +10,13 @@ Source: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeAlias
 
 from upwell.shared.errors import InvalidRequest
+
+Span: TypeAlias = "tuple[int, int]"
+"""Where a value begins and ends in a message."""
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """protobuf reads no larger message."""
@@ -32,6 +37,7 @@ _LENGTH_DELIMITED = 2
 _MAX_PLAIN_FIELDS = 128
 _MAX_FIELDS = 1024
 _MAX_VARINT_BYTES = 5
+_HEADS_KEPT = 4096
 _SHORT_VARINTS = [bytes([value]) for value in range(0x80)]
 
 
@@ -62,10 +68,15 @@ def append_raw_contents(description: bytes, field: int, raws: Sequence[bytes | m
 def fields_of(field: int, values: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     """The parts of a message that are the values of the length-delimited field of number `field`, not yet copied."""
     parts: list[bytes | memoryview] = []
-    key = _varint(field << 3 | _LENGTH_DELIMITED)
     for value in values:
-        parts += (key, _varint(len(value)), value)
+        parts += (before_value(field, len(value)), value)
     return parts
+
+
+@lru_cache(_HEADS_KEPT)
+def before_value(field: int, size_bytes: int) -> bytes:
+    """What comes before a value of so many bytes of the length-delimited field of number `field`."""
+    return _varint(field << 3 | _LENGTH_DELIMITED) + _varint(size_bytes)
 
 
 def join(parts: Sequence[bytes | memoryview], within: int | None = None) -> bytes:
@@ -74,21 +85,20 @@ def join(parts: Sequence[bytes | memoryview], within: int | None = None) -> byte
     Raises `InvalidRequest` where it would be too large.
     """
     size_bytes = sum(map(len, parts))
-    refuse_larger("the message", size_bytes)
-    if within is None:
-        return b"".join(parts)
-    return b"".join((_varint(within << 3 | _LENGTH_DELIMITED), _varint(size_bytes), *parts))
+    if size_bytes > MAX_MESSAGE_BYTES:
+        refuse_larger("the message", size_bytes)
+    return b"".join(parts if within is None else (before_value(within, size_bytes), *parts))
 
 
-def take_apart(data: bytes, name: int, field: int) -> tuple[bytes, bytes, list[tuple[int, int]]] | None:
-    """The message without its fields of the numbers `name` and `field` (below 16), and what these hold.
+def take_apart(data: bytes, name: int, field: int) -> tuple[bytes, Span, list[Span]] | None:
+    """The message without its fields of the numbers `name` and `field` (below 16), and where the values of these are.
 
-    Of `name` that is the value; of `field`, which may be there several times, where each value begins and ends.
-    None where it is not as plain as nearly all are: few fields, all length-delimited, with numbers below 16.
+    Of `name` that is the last one, (0, 0) without any; `field` may be there several times. None where the message is
+    not as plain as nearly all are: few fields, all length-delimited, with numbers below 16.
     """
     name_key, raw_key = name << 3 | _LENGTH_DELIMITED, field << 3 | _LENGTH_DELIMITED
     kept: list[bytes] = []
-    found, values = b"", list[tuple[int, int]]()
+    found, values = (0, 0), list[Span]()
     size_bytes, start, kept_from = len(data), 0, 0
     try:
         while start < size_bytes:
@@ -106,7 +116,7 @@ def take_apart(data: bytes, name: int, field: int) -> tuple[bytes, bytes, list[t
                 kept.append(data[kept_from:start])
                 kept_from = end
             elif key == name_key:
-                found = data[at:end]
+                found = at, end
                 kept.append(data[kept_from:start])
                 kept_from = end
             start = end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import PIL
@@ -21,13 +22,13 @@ from upwell.shared.tensors import Array, TensorSpec
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Prepared:
     """A request as the model takes it. `geometry` brings boxes back to the original picture, where there is one."""
 
-    tensors: Mapping[str, Array]
-    rows: int
-    geometry: Geometry | None
+    tensors: Final[Mapping[str, Array]]
+    rows: Final[int]
+    geometry: Final[Geometry | None]
 
 
 class Processor:
