@@ -1,8 +1,8 @@
-"""Calls whose message does not come: gRPC keeps a thread for each, for as long as the caller likes.
+"""Calls whose message does not come: gRPC keeps a place for each, for as long as the caller likes.
 
-A call begins with its headers, and a method that takes one message has a thread from then on, in which gRPC waits for
-the message and nobody can break that off. So only so many calls may be in that state. A further one is served as one
-that takes a stream of messages, which costs more but runs before the first has come: the wait for it can be watched.
+A call begins with its headers. For a method that takes one message, gRPC then waits for that, and nobody can break it
+off. So only so many calls may be in that state. A further one is served as one that takes a stream of messages, which
+costs more but runs before the first has come: the wait for it can be watched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class Arrivals:
     """Waits for the first message of calls, which run in `threads`.
 
-    Half of the threads may be with calls that gRPC waits for. Where more than a quarter of them keep us waiting beside
+    Half of the places may be with calls that gRPC waits for. Where more than a quarter of them keep us waiting beside
     those, some are broken off (CANCELLED): at least a quarter is left for calls that have all they need.
     """
 

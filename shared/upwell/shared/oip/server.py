@@ -22,6 +22,7 @@ from upwell.shared.oip.streams import Streams
 from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.tls import server_credentials
 from upwell.shared.oip.tokens import TokenInterceptor, known_tokens
+from upwell.shared.oip.unary_calls import begin_with_the_message
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
 """gRPC's own default of 4 MiB refuses an ordinary batch of pictures."""
@@ -108,6 +109,7 @@ def start_server(
     credentials = [server_credentials(security.tls) if security.tls else None for _ in addresses]
     tokens = known_tokens(security)
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
+    begin_with_the_message()
     executor = CallThreads(max_workers, "oip", at_work)
     server = grpc.server(
         executor,

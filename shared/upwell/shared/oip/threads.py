@@ -83,11 +83,27 @@ class CallThreads(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[..., object], /, *args: Any) -> Ended:  # type: ignore[override]  # no keywords, no result
         """Run `fn` in one of the threads, or as soon as one is free."""
-        ended = Ended()
-        self._beginning[ended] = None
+        ended = self.expect()
         self._tasks.append((ended, fn, args))
         self.put_to_work()
         return ended
+
+    def expect(self) -> Ended:
+        """Count a task that is still to come among those that begin. `begin` or `drop` it."""
+        ended = Ended()
+        self._beginning[ended] = None
+        return ended
+
+    def begin(self, ended: Ended, fn: Callable[..., object], /, *args: Any) -> None:
+        """The task that was expected has come: run it as `submit` does."""
+        self.has_begun(ended)
+        self._tasks.append((ended, fn, args))
+        self.put_to_work()
+
+    def drop(self, ended: Ended) -> None:
+        """The task that was expected will not come."""
+        self.has_begun(ended)
+        ended.end()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads when they have run what was submitted, and with `wait` return then. Nothing is dropped."""
@@ -123,8 +139,12 @@ class CallThreads(ThreadPoolExecutor):
                 if len(self._made) == self._most:
                     return False
                 worker = _Worker(self, f"{self._name}-{len(self._made)}")
+                try:
+                    worker.thread.start()
+                except RuntimeError as error:  # the system gives no more: those that there are take the task
+                    _log.error("no thread beyond %d: %s", len(self._made), error)
+                    return False
                 self._made.append(worker)
-            worker.thread.start()
             return True
 
     def take(self, worker: _Worker) -> _Task | None:

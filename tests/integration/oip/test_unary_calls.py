@@ -1,0 +1,139 @@
+"""Calls of one message: they have a thread when it has come, and gRPC's own servers are as they were."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.faults.scene import until
+from tests.integration.oip.harness import TIMEOUT_S
+from upwell.shared.oip import unary_calls
+from upwell.shared.oip.threads import CallThreads
+from upwell.shared.oip.unary_calls import begin_with_the_message
+
+ECHO = "/tests.Echo/Say"
+
+
+@pytest.fixture(params=["ours", "gRPC's"])
+def threads(request: pytest.FixtureRequest) -> ThreadPoolExecutor:
+    return CallThreads(16, "test") if request.param == "ours" else ThreadPoolExecutor(16)
+
+
+@pytest.fixture
+def channel(threads: ThreadPoolExecutor) -> Iterator[grpc.Channel]:
+    assert begin_with_the_message()
+    server = grpc.server(threads, maximum_concurrent_rpcs=16)
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Say": grpc.unary_unary_rpc_method_handler(_say),
+        "Read": grpc.unary_unary_rpc_method_handler(lambda text, _: text.encode(), request_deserializer=bytes.decode),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tests.Echo", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    server.stop(None).wait()
+    threads.shutdown()
+
+
+def _say(data: bytes, context: grpc.ServicerContext) -> bytes:
+    if data == b"abort":
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "as asked")
+    if data == b"fail":
+        raise ValueError("as asked")
+    return data
+
+
+def test_the_tested_grpc_is_one_of_those_known() -> None:
+    """If not, gRPC has changed inside: nothing breaks, but small requests cost more until `_FUNCTIONS` is right."""
+    assert begin_with_the_message()
+
+
+@pytest.mark.parametrize("name", [*unary_calls._FUNCTIONS, *unary_calls._NAMES])
+def test_with_another_grpc_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(unary_calls._server, "_handle_unary_unary", unary_calls._former)
+    if name == "_handle_unary_unary":
+        monkeypatch.setattr(unary_calls, "_former", len)
+    elif name in unary_calls._FUNCTIONS:
+        monkeypatch.setattr(unary_calls._server, name, len)
+    else:
+        monkeypatch.delattr(unary_calls._server, name)
+    before = unary_calls._server._handle_unary_unary
+    assert not begin_with_the_message()
+    assert unary_calls._server._handle_unary_unary is before
+
+
+def test_answers_aborts_and_failures(channel: grpc.Channel) -> None:
+    call: Any = channel.unary_unary(ECHO)
+    assert [call(word, timeout=TIMEOUT_S) for word in (b"one", b"", b"three" * 100_000)] == [
+        b"one",
+        b"",
+        b"three" * 100_000,
+    ]
+    for word, status in ((b"abort", grpc.StatusCode.FAILED_PRECONDITION), (b"fail", grpc.StatusCode.UNKNOWN)):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(word, timeout=TIMEOUT_S)
+        assert caught.value.code() is status
+        assert "as asked" in str(caught.value.details())
+
+
+def test_a_message_that_cannot_be_read_is_refused_and_the_next_one_answered(channel: grpc.Channel) -> None:
+    call: Any = channel.unary_unary("/tests.Echo/Read")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"\xff", timeout=TIMEOUT_S)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert call("ä".encode(), timeout=TIMEOUT_S) == "ä".encode()
+
+
+def test_a_call_that_ends_without_a_message_is_told_so(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.stream_unary(ECHO)(iter(()), timeout=TIMEOUT_S)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "exactly one" in str(caught.value.details())
+
+
+def test_places_of_calls_that_say_nothing_are_free_when_they_have_left(channel: grpc.Channel) -> None:
+    call: Any = channel.unary_unary(ECHO)
+    silent: Any = channel.stream_unary(ECHO)
+    for _ in range(4):  # each time as many as the server takes together
+        gates = [threading.Event() for _ in range(16)]
+        calls = [silent.future(_when(gate), timeout=TIMEOUT_S) for gate in gates]
+        for one in calls:
+            one.cancel()
+        for gate in gates:
+            gate.set()
+    until(lambda: _status(call) is grpc.StatusCode.OK, TIMEOUT_S)  # when the server has seen that they have left
+
+
+def _status(call: Any) -> grpc.StatusCode:
+    try:
+        call(b"still there", timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017  (one of two ends that are right)
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("threads", ["ours"], indirect=True)
+def test_calls_that_say_nothing_have_no_threads(channel: grpc.Channel, threads: CallThreads) -> None:
+    gates = [threading.Event() for _ in range(12)]
+    silent: Any = channel.stream_unary(ECHO)
+    calls = [silent.future(_when(gate), timeout=TIMEOUT_S) for gate in gates]
+    limit = threading.Event()
+    while threads.beginning < len(calls):
+        assert not limit.wait(0.01)
+    assert not threads._made
+    for gate in gates:
+        gate.set()
+    assert [call.result(TIMEOUT_S) for call in calls] == [b"at last"] * 12
+    assert threads.beginning == 0
+
+
+def _when(gate: threading.Event) -> Iterator[bytes]:
+    gate.wait(TIMEOUT_S)
+    yield b"at last"
