@@ -19,6 +19,7 @@ from tests.integration.oip.harness import TIMEOUT_S, Serve
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import ModelFailed, Unavailable
+from upwell.shared.oip import stream_flow
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.permits import Permits
@@ -71,6 +72,12 @@ class Open:
             next(self.call)
         assert self.call.code() is code
         return str(self.call.details())
+
+
+@pytest.fixture(params=[True, False], ids=["ahead", "as gRPC does"], autouse=True)
+def _flow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stream_flow._IS_KNOWN
+    monkeypatch.setattr(stream_flow, "_IS_KNOWN", request.param)
 
 
 @pytest.fixture

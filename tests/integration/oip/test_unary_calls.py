@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.scene import until
 from tests.integration.oip.harness import TIMEOUT_S
-from upwell.shared.oip import unary_calls
+from upwell.shared.oip import grpc_inside
 from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.unary_calls import begin_with_the_message
 
@@ -26,7 +26,7 @@ def threads(request: pytest.FixtureRequest) -> ThreadPoolExecutor:
 
 @pytest.fixture
 def channel(threads: ThreadPoolExecutor) -> Iterator[grpc.Channel]:
-    assert begin_with_the_message()
+    begin_with_the_message()
     server = grpc.server(threads, maximum_concurrent_rpcs=16)
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Say": grpc.unary_unary_rpc_method_handler(_say),
@@ -50,22 +50,22 @@ def _say(data: bytes, context: grpc.ServicerContext) -> bytes:
 
 
 def test_the_tested_grpc_is_one_of_those_known() -> None:
-    """If not, gRPC has changed inside: nothing breaks, but small requests cost more until `_FUNCTIONS` is right."""
-    assert begin_with_the_message()
+    """If not, gRPC has changed inside: nothing breaks, but small requests cost more until `grpc_inside` is right."""
+    assert grpc_inside.is_known()
 
 
-@pytest.mark.parametrize("name", [*unary_calls._FUNCTIONS, *unary_calls._NAMES])
+@pytest.mark.parametrize("name", [*grpc_inside.FUNCTIONS, *grpc_inside.NAMES])
 def test_with_another_grpc_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(unary_calls._server, "_handle_unary_unary", unary_calls._former)
+    monkeypatch.setattr(grpc_inside.server, "_handle_unary_unary", grpc_inside.handle_unary_unary)
     if name == "_handle_unary_unary":
-        monkeypatch.setattr(unary_calls, "_former", len)
-    elif name in unary_calls._FUNCTIONS:
-        monkeypatch.setattr(unary_calls._server, name, len)
+        monkeypatch.setattr(grpc_inside, "handle_unary_unary", len)
+    elif name in grpc_inside.FUNCTIONS:
+        monkeypatch.setattr(grpc_inside.server, name, len)
     else:
-        monkeypatch.delattr(unary_calls._server, name)
-    before = unary_calls._server._handle_unary_unary
-    assert not begin_with_the_message()
-    assert unary_calls._server._handle_unary_unary is before
+        monkeypatch.delattr(grpc_inside.server, name)
+    before = grpc_inside.server._handle_unary_unary
+    begin_with_the_message()
+    assert grpc_inside.server._handle_unary_unary is before
 
 
 def test_answers_aborts_and_failures(channel: grpc.Channel) -> None:

@@ -16,9 +16,7 @@ from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.calls import call_of, failure, infer, read_request
 from upwell.shared.oip.dataplane import Dataplane, InferRequest
 from upwell.shared.oip.statuses import Status
-
-Send = Callable[[bytes | None], None]
-"""Sends a message and returns when the connection has taken it; None ends the stream with the context's status."""
+from upwell.shared.oip.stream_flow import Send, ahead
 
 _GROWTH = 1.5
 """An answer may take so many times the one before it to count as no slower."""
@@ -69,9 +67,8 @@ class Stream:
     ) -> None:
         self._dataplane = dataplane
         self._limits = limits
-        self._requests = requests
+        self._requests, self._send = ahead(requests, context, send)
         self._context = context
-        self._send = send
         self._bring_in = bring_in
         self._call = call_of(context)
         self._lock = threading.Lock()

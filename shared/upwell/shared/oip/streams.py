@@ -19,7 +19,8 @@ import grpc
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.servicer import SERVICE, abort
 from upwell.shared.oip.statuses import Status
-from upwell.shared.oip.stream import Send, Stream, StreamLimits
+from upwell.shared.oip.stream import Stream, StreamLimits
+from upwell.shared.oip.stream_flow import Send
 from upwell.shared.oip.threads import CallThreads
 
 METHOD = "ModelStreamInfer"
