@@ -1,8 +1,10 @@
 """Overload and light load on a simulated device: 4 ms for a run and 0.45 ms for each row, at most 32, which sleeps.
 
-The service is the real one without its sockets: `CloudService`, its queues, and a thread for each request under way.
-Requests come at random instants, whatever became of those before (open loop), each with 50 ms. The baseline runs the
-same arrivals on the same device in the order in which they came, in batches as large as may be, and drops nothing.
+The service is the real one without its sockets: `CloudService`, its queues, and the threads of its server, one for each
+request under way. Requests come at random instants, whatever became of those before (open loop), each with 50 ms from
+when it is handed over; how late that was is told beside, as a measure of the machine. The baseline runs the same
+arrivals on the same device in the order in which they came, in batches as large as may be, and drops nothing. Five
+rounds in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,14 +26,16 @@ from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.loading import ServedModel
+from upwell.cloud.process import AT_WORK
 from upwell.cloud.service import CloudService
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest
+from upwell.shared.oip.threads import CallThreads
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
 
 LIMIT_S = 0.05
-SECONDS = 10.0
+ROUNDS, SECONDS = 5, 4.0
 MAX_QUEUE = 64
 REQUEST = InferRequest("m", {"x": np.ones((1, 2), np.float32)}, id="benchmark")
 
@@ -66,17 +69,22 @@ def instants(load: float, seed: int) -> list[float]:
     return all_s
 
 
-def play(instants_s: Sequence[float], send: Callable[[float], None]) -> None:
-    """Call `send` at each of the instants, with its time in the monotonic clock."""
+def play(instants_s: Sequence[float], send: Callable[[float], None]) -> float:
+    """Call `send` at each of the instants, with the time in the monotonic clock; the median of how late that was."""
     began_s = time.monotonic()
+    late_s = []
     for at_s in instants_s:
         due_s = began_s + at_s
         if (left_s := due_s - time.monotonic()) > 0:
             time.sleep(left_s)
-        send(due_s)
+        sent_s = time.monotonic()
+        late_s.append(sent_s - due_s)
+        send(sent_s)
+    return statistics.median(late_s)
 
 
-def through_the_service(instants_s: Sequence[float]) -> list[Answered]:
+def through_the_service(instants_s: Sequence[float]) -> tuple[list[Answered], float]:
+    """The answers, and how late the requests were handed over (median)."""
     engine = FakeEngine(simulated_run)
     batcher = Batcher(engine, max_batch=LARGEST, max_queue=MAX_QUEUE)
     processor = Processor(None, engine.inputs, engine.outputs, "onnx")
@@ -86,25 +94,26 @@ def through_the_service(instants_s: Sequence[float]) -> list[Answered]:
     free = threading.Semaphore(threads)
     answered: list[Answered] = []
 
-    def infer(due_s: float) -> None:
+    def infer(sent_s: float) -> None:
         try:
-            answer = service.infer(REQUEST, Call(deadline_s=due_s + LIMIT_S))
+            answer = service.infer(REQUEST, Call(deadline_s=sent_s + LIMIT_S))
             engine_s = 1e-3 * float(answer.parameters["upwell.cloud_compute_ms"])
-            answered.append(Answered(time.monotonic() - due_s, engine_s))
+            answered.append(Answered(time.monotonic() - sent_s, engine_s))
         except UpwellError:
             answered.append(Answered(math.inf))
         finally:
             free.release()
 
-    def send(due_s: float) -> None:
+    def send(sent_s: float) -> None:
         if free.acquire(blocking=False):
-            pool.submit(infer, due_s)
+            pool.submit(infer, sent_s)
         else:
             answered.append(Answered(math.inf))
 
-    with ThreadPoolExecutor(threads) as pool:
-        play(instants_s, send)
-    return answered
+    pool = CallThreads(threads, "benchmark", AT_WORK)
+    late_s = play(instants_s, send)
+    pool.shutdown()
+    return answered, late_s
 
 
 def in_the_order_of_arrival(instants_s: Sequence[float]) -> list[Answered]:
@@ -121,10 +130,10 @@ def in_the_order_of_arrival(instants_s: Sequence[float]) -> list[Answered]:
                 batch.append(waiting.popleft())
             simulated_run({"x": np.concatenate([row] * len(batch))})
             now_s = time.monotonic()
-            answered.extend(Answered(now_s - due_s) for due_s in batch)
+            answered.extend(Answered(now_s - sent_s) for sent_s in batch)
 
-    def send(due_s: float) -> None:
-        waiting.append(due_s)
+    def send(sent_s: float) -> None:
+        waiting.append(sent_s)
         come.release()
 
     server = threading.Thread(target=serve)
@@ -137,25 +146,37 @@ def in_the_order_of_arrival(instants_s: Sequence[float]) -> list[Answered]:
 @pytest.mark.benchmark
 @pytest.mark.timeout(300)
 def test_overload_at_120_percent(capsys: pytest.CaptureFixture[str]) -> None:
-    instants_s = instants(1.2, seed=1)
-    ours, fifo = through_the_service(instants_s), in_the_order_of_arrival(instants_s)
-    assert len(ours) == len(fifo) == len(instants_s)
-    with capsys.disabled():
-        print(f"\nsimulated device, 120 % of {CAPACITY:.0f} rows/s, {len(ours)} requests with 50 ms each")
+    shares: dict[str, list[tuple[float, float]]] = {"upwell": [], "FIFO": []}
+    late_ms = []
+    for number in range(ROUNDS):
+        instants_s = instants(1.2, seed=number)
+        ours, late_s = through_the_service(instants_s)
+        fifo = in_the_order_of_arrival(instants_s)
+        assert len(ours) == len(fifo) == len(instants_s)
+        late_ms.append(1e3 * late_s)
         for name, answers in (("upwell", ours), ("FIFO", fifo)):
-            share = sum(one.in_time for one in answers) / len(answers)
             late = sum(LIMIT_S < one.took_s < math.inf for one in answers) / len(answers)
-            print(f"  {name:6} in time {share:.1%}, answered too late {late:.1%}, refused {1 - share - late:.1%}")
+            shares[name].append((sum(one.in_time for one in answers) / len(answers), late))
+    with capsys.disabled():
+        print(f"\nsimulated device, 120 % of {CAPACITY:.0f} rows/s, requests with 50 ms each, {ROUNDS} x {SECONDS:g} s")
+        for name, rounds in shares.items():
+            in_time, too_late = [one for one, _ in rounds], [one for _, one in rounds]
+            spread = f"{statistics.median(in_time):.1%} ({min(in_time):.1%} to {max(in_time):.1%})"
+            print(f"  {name:6} in time {spread}, too late {statistics.median(too_late):.1%}")
+        print(f"  handed over late: median {statistics.median(late_ms):.2f} ms")
 
 
 @pytest.mark.benchmark
 @pytest.mark.timeout(300)
 def test_light_load_of_10_percent(capsys: pytest.CaptureFixture[str]) -> None:
-    answers = through_the_service(instants(0.1, seed=2))
-    added_ms = sorted(1e3 * (one.took_s - one.engine_s) for one in answers if one.took_s < math.inf)
-    assert added_ms
+    medians_ms, late_ms = [], []
+    for number in range(ROUNDS):
+        answers, late_s = through_the_service(instants(0.1, seed=number))
+        late_ms.append(1e3 * late_s)
+        medians_ms.append(statistics.median(1e3 * (one.took_s - one.engine_s) for one in answers if one.engine_s > 0))
     with capsys.disabled():
-        tenths = statistics.quantiles(added_ms, n=10)
-        print(f"\nsimulated device, 10 % of {CAPACITY:.0f} rows/s, {len(answers)} requests, {len(added_ms)} answered")
-        print(f"  beyond the engine's own time: median {statistics.median(added_ms):.2f} ms", end="")
-        print(f", 10 % to 90 %: {tenths[0]:.2f} to {tenths[-1]:.2f} ms")
+        print(f"\nsimulated device, 10 % of {CAPACITY:.0f} rows/s, {ROUNDS} x {SECONDS:g} s")
+        print(f"  beyond the engine's own time: median {statistics.median(medians_ms):.2f} ms", end="")
+        print(
+            f" ({min(medians_ms):.2f} to {max(medians_ms):.2f}); handed over late: {statistics.median(late_ms):.2f} ms"
+        )

@@ -36,7 +36,7 @@ from upwell.shared.telemetry.logs import set_up_logs
 
 _QUICK_CALLS = 16
 """Calls beside inference: health, metadata, loading, and requests that are refused at once."""
-_AT_WORK = 2
+AT_WORK = 2
 """Calls that use the interpreter at once: what one leaves of its time a second one takes, a third only contends."""
 _EXPERIMENTS = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's threads that wait for its events then read the sockets themselves, rather than be woken by another one: a
@@ -143,7 +143,7 @@ class ServingProcess:
             dataplane,
             serve.listen,
             max_workers=self._calls + MAX_STREAMS,
-            at_work=_AT_WORK,
+            at_work=AT_WORK,
             max_message_bytes=serve.max_message,
             security=serve.security,
             connections=connections,
