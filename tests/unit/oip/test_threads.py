@@ -64,6 +64,51 @@ def test_threads_are_taken_again() -> None:
     threads.shutdown()
 
 
+def test_where_the_system_gives_no_more_threads_those_that_there_are_do_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = CallThreads(8, "t")
+    entered, gate, told = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def occupy() -> None:
+        entered.set()
+        gate.wait(TIMEOUT_S)
+
+    threads.submit(occupy)
+    assert entered.wait(TIMEOUT_S)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            threads.submit(told.release)
+    assert "can't start new thread" in caplog.text
+    gate.set()
+    for _ in range(3):
+        assert told.acquire(timeout=TIMEOUT_S)
+    threads.submit(told.release)
+    assert told.acquire(timeout=TIMEOUT_S)
+    threads.shutdown()
+
+
+def test_a_task_that_is_expected_counts_until_it_comes_or_does_not() -> None:
+    threads = CallThreads(2, "t")
+    comes, does_not = threads.expect(), threads.expect()
+    assert threads.beginning == 2
+    ran, ended = threading.Event(), threading.Semaphore(0)
+    for task in (comes, does_not):
+        task.add_done_callback(lambda _: ended.release())
+    threads.drop(does_not)
+    assert ended.acquire(timeout=0)
+    threads.begin(comes, ran.set)
+    assert ran.wait(TIMEOUT_S)
+    assert ended.acquire(timeout=TIMEOUT_S)
+    assert threads.beginning == 0
+    threads.shutdown()
+
+
 def test_what_a_task_raises_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     threads = CallThreads(1, "t")
 
