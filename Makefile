@@ -26,14 +26,15 @@ help:  ## list the targets
 demo: .venv/.demo  ## the main job on this machine, with a report
 	$(BIN)/upwell demo $(ARGS)
 
-# The faults depend on time and have the machine for themselves; the rest shares it.
+# What judges time has the machine for itself; the rest shares it, three at a time on two cores since they wait a lot.
+FAST := not benchmark and not slow and not cuts
 test: .venv/.dev  ## the test suite (minutes)
 ifdef ARGS
-	$(BIN)/python -m pytest -m 'not benchmark and not slow and not cuts' $(ARGS)
+	$(BIN)/python -m pytest -m '$(FAST)' $(ARGS)
 else
-	$(BIN)/python -m pytest -m 'not benchmark and not slow and not cuts' tests/faults
-	$(BIN)/python -m pytest -m 'not benchmark and not slow and not cuts' --numprocesses 2 --dist worksteal \
-	  tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
+	$(BIN)/python -m pytest -m '$(FAST) and alone' tests/faults
+	$(BIN)/python -m pytest -m '$(FAST) and not alone' --numprocesses 3 --dist worksteal \
+	  tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 endif
 
 check: .venv/.dev  ## lint, types, layers, generated code

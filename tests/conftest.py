@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from hypothesis import settings
 
 from tests.delegates.build import CannotBuild, build_software_delegate
 from tests.examples import STEADY
+from tests.in_process import InProcess
 
 if TYPE_CHECKING:
     from tests.faults.certificates import Authority
@@ -39,6 +42,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(ON_TIME):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is made here stays: the collector of garbage need not look through all of it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InProcess:
+    """Runs `upwell` in this process."""
+    return InProcess(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.oip import converters
 from upwell.shared.oip.dataplane import InferRequest
 
+pytestmark = pytest.mark.alone
+
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 MESSAGE = converters.serialize_infer_request(GOOD)
 LARGE = converters.serialize_infer_request(InferRequest("linear", {"x": np.ones((100_000, 8), np.float32)}))

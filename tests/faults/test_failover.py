@@ -19,6 +19,8 @@ from upwell.shared.oip.security import ClientSecurity
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.state import CloudMoved
 
+pytestmark = pytest.mark.alone
+
 
 @dataclass
 class Pair:

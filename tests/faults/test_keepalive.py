@@ -20,6 +20,8 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.security import ClientSecurity
 from upwell.shared.routing.reasons import Reason
 
+pytestmark = pytest.mark.alone
+
 
 @dataclass
 class Way:

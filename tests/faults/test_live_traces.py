@@ -10,6 +10,8 @@ import pytest
 from tests.faults.live_traces import run
 from tests.faults.trace_link import Trace
 
+pytestmark = pytest.mark.alone
+
 FOLDER = os.environ.get("UPWELL_TRACES", "")
 """A folder of mahimahi uplink traces (*.up); without it the recorded links are not tried."""
 

@@ -45,6 +45,8 @@ from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.routing.breaker import Breaker
 from upwell.shared.routing.state import EdgeRan
 
+pytestmark = pytest.mark.alone
+
 FAILURES_UNTIL_OPEN = 3
 STALL_S = 0.15
 """What a busy machine may add; how late answers really are is measured by the slow tests."""

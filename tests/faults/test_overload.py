@@ -10,6 +10,8 @@ import pytest
 
 from tests.faults.overload import Load, Tally, overload
 
+pytestmark = pytest.mark.alone
+
 CAMERAS: Sequence[Mapping[str, str]] = [{"camera": str(number)} for number in range(5)]
 AT_ONCE_MS = 50.0
 """Long enough for a machine that is busy with other things; the figure itself is for the slow test."""

@@ -24,6 +24,8 @@ from tests.faults.scene import (
     scene,
 )
 
+pytestmark = pytest.mark.alone
+
 STATUSES = {
     grpc.StatusCode.CANCELLED: "cloud_unavailable",
     grpc.StatusCode.UNKNOWN: "cloud_error",

@@ -17,6 +17,8 @@ from tests.faults.test_promise import GONE, LATE, LINK, STATUSES, breaks_and_hea
 from upwell.edge.uplink.calls import REASONS
 from upwell.shared.routing.reasons import Reason
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def _one_http_cloud() -> Iterator[ScriptedHttpCloud]:

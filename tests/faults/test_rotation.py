@@ -1,6 +1,6 @@
 """Certificates and tokens that are replaced while many call: whoever may call is answered throughout, others are not.
 
-Each client calls without a pause, over gRPC or HTTP. What a client holds is replaced only once the server knows the new
+Each client calls all the time, over gRPC or HTTP. What a client holds is replaced only once the server knows the new
 one, and the server forgets the old one only once no client holds it: the order in which an operator does it.
 """
 
@@ -31,6 +31,10 @@ from upwell.shared.oip.security import ClientSecurity, TlsFiles
 
 CLIENTS = 4
 ROUNDS = 3
+CALLS = 5
+"""On each connection of a client that makes new ones."""
+PAUSE_S = 0.005
+"""Between two calls of a client; without one those that keep a connection would take the machine from the others."""
 LIMIT_S = 20.0
 SOON_S = 2.0
 REQUEST = InferRequest("linear", {"x": np.ones((1, 8), np.float32)})
@@ -48,7 +52,7 @@ def connect(address: str, security: ClientSecurity) -> OipClient | HttpClient:
 
 
 class Caller:
-    """A client with files of its own, which calls without a pause: on a new connection every few calls, or `is_kept`,
+    """A client with files of its own, which calls all the time: on a new connection every few calls, or `is_kept`,
     and so on as few as it takes."""
 
     def __init__(self, folder: Path, address: str, ca: bytes, *, is_kept: bool) -> None:
@@ -58,7 +62,7 @@ class Caller:
         self.answered = 0
         self.failures: list[RemoteError] = []
         self._address = address
-        self._calls = sys.maxsize if is_kept else 5
+        self._calls = sys.maxsize if is_kept else CALLS
         self._ending = threading.Event()
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._run)
@@ -79,11 +83,10 @@ class Caller:
     def start(self) -> None:
         self._thread.start()
 
-    def more(self, count: int = 10) -> None:
-        """Wait until so many more calls have been answered."""
+    def until(self, answered: int) -> None:
+        """Wait until so many calls have been answered, or one has failed."""
         with self._news:
-            wanted = self.answered + count
-            assert self._news.wait_for(lambda: self.answered >= wanted or self.failures, LIMIT_S)
+            assert self._news.wait_for(lambda: self.answered >= answered or self.failures, LIMIT_S)
 
     def end(self) -> None:
         self._ending.set()
@@ -100,6 +103,7 @@ class Caller:
                     with self._news:
                         self.answered += 1
                         self._news.notify_all()
+                    self._ending.wait(PAUSE_S)
             except RemoteError as error:
                 with self._news:
                     self.failures.append(error)
@@ -197,8 +201,10 @@ def callers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 
 def all_go_on(clients: Sequence[Caller]) -> None:
-    for client in clients:
-        client.more()
+    """See that each has a few more calls answered, for which it needs a new connection unless it keeps its own."""
+    wanted = [client.answered + CALLS + 1 for client in clients]
+    for client, answered in zip(clients, wanted, strict=True):
+        client.until(answered)
     failures = [str(failure) for client in clients for failure in client.failures]
     assert failures == []
 

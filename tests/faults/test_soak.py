@@ -6,6 +6,8 @@ import pytest
 
 from tests.faults.soak import FAULTS, soak
 
+pytestmark = pytest.mark.alone
+
 
 def test_every_fault_in_turn() -> None:
     """So few requests say little about the share that is late: a busy machine may delay some."""

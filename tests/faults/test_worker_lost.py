@@ -31,6 +31,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several workers
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 AT_ONCE = 4
 """Requests of a stream that wait for their answers."""
+PAUSE_S = 0.01
+"""Between two requests of a caller; without one they would take the machine from the service."""
 
 
 def request(name: str) -> InferRequest:
@@ -38,7 +40,7 @@ def request(name: str) -> InferRequest:
 
 
 class Caller(ABC):
-    """Asks without a pause until `end`; counts what was sent, answered with its own id, and told to have failed."""
+    """Asks until `end`; counts what was sent, answered with its own id, and told to have failed."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -56,7 +58,7 @@ class Caller(ABC):
     def _run(self) -> None:
         while not self._ending.is_set():
             self.ask_until(self._ending)
-            time.sleep(0.01)  # one that asks without a pause would take the machine from the service
+            time.sleep(PAUSE_S)
 
     @abstractmethod
     def ask_until(self, ending: threading.Event) -> None:
@@ -70,6 +72,7 @@ class Single(Caller):
         client = (HttpClient if self.address.startswith("http:") else OipClient)(self.address)
         try:
             while not ending.is_set():
+                time.sleep(PAUSE_S)
                 self.sent += 1
                 self.answered += client.infer(request(str(self.sent)), LIMIT_S).id == str(self.sent)
         except RemoteError as error:
@@ -101,6 +104,7 @@ class Streaming(Caller):
                     assert not found.error_message, found.error_message
                     assert found.infer_response.id == waiting.pop(0)
                     self.answered += 1
+                    time.sleep(PAUSE_S)
                     if not ending.is_set():
                         ask()
                     elif not waiting:

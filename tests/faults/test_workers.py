@@ -27,6 +27,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several workers
 QUICK = InferRequest("linear", {"x": np.ones((1, 8), np.float32)})
 SLOW = InferRequest("slow", {"x": np.ones((30, 512), np.float32)})
 """Long enough that a signal finds requests at work."""
+PAUSE_S = 0.01
+"""Between two requests of a caller; without one they would take the machine from the service."""
 REFUSALS = ("draining", "failed to connect", "GOAWAY", "Connection refused")
 """Words of errors that say that a request was never taken."""
 
@@ -83,7 +85,7 @@ class Load:
                 self.answers[place] += 1
             except RemoteError as error:
                 self.errors.append(error)
-                time.sleep(0.01)  # a caller that asks without a pause would take the machine from the service
+            time.sleep(PAUSE_S)
         client.close()
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.in_process import Ended, InProcess
 from upwell.edge.answer import Answer, Timings
 from upwell.edge.config import AgentConfig
 from upwell.edge.demo.cases import DIGITS, PAGES, Case, demo_cases
@@ -36,13 +37,6 @@ for package in ("onnxruntime", "grpc_health", "grpc_reflection"):
 
 _RUN = "from upwell.shared.cli import main; main()"
 _LIMIT_S = 90
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
 
 
 def demo(*arguments: object, without: Sequence[str] = ()) -> Ended:
@@ -182,9 +176,9 @@ def test_torch_engine(tmp_path: Path) -> None:
     [("onnx", "grpc_health", "cloud"), ("onnx", "onnxruntime", "cloud"), ("torch", "torch", "torch")],
 )
 def test_missing_extra_is_named_before_anything_is_written(
-    tmp_path: Path, engine: str, missing: str, extra: str
+    in_process: InProcess, tmp_path: Path, engine: str, missing: str, extra: str
 ) -> None:
-    ended = demo("--engine", engine, "--out", tmp_path / "out", without=[missing])
+    ended = in_process("demo", "--engine", engine, "--out", tmp_path / "out", without=[missing])
     assert (ended.code, ended.out) == (2, "")
     assert f"needs {missing} for engine {engine}: pip install 'upwell[{extra}]'" in ended.err
     assert ended.err.count("\n") == 1
@@ -192,11 +186,11 @@ def test_missing_extra_is_named_before_anything_is_written(
 
 
 @pytest.mark.parametrize("foreign", ["agent.yaml", "edge/digits/model.onnx", "plot.png"])
-def test_file_of_somebody_else_is_never_written_over(tmp_path: Path, foreign: str) -> None:
+def test_file_of_somebody_else_is_never_written_over(in_process: InProcess, tmp_path: Path, foreign: str) -> None:
     path = tmp_path / foreign
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
-    ended = demo("--quick", "--out", tmp_path)
+    ended = in_process("demo", "--quick", "--out", tmp_path)
     assert ended.code == 2
     assert f"{path}: is there and was not written by `upwell demo`; choose another --out" in ended.err
     assert path.read_text() == "mine"

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -35,6 +36,12 @@ MODULES = sorted(
     file for file in FILES if file.suffix == ".py" and file.parts[0] in PORTIONS and file.parts[1:2] == ("upwell",)
 )
 """Every module of the wheel."""
+
+
+@cache
+def tree(module: Path) -> ast.Module:
+    """What the module says."""
+    return ast.parse((ROOT / module).read_text())
 
 
 def dotted(module: Path) -> str:
@@ -70,7 +77,7 @@ def test_an_init_holds_a_docstring_and_deliberate_exports_alone() -> None:
     for module in MODULES:
         if module.name != "__init__.py":
             continue
-        body = ast.parse((ROOT / module).read_text()).body
+        body = tree(module).body
         assert isinstance(body[0], ast.Expr), f"{module} has no docstring"
         if module == Path("edge/upwell/edge/__init__.py"):
             body = [node for node in body if not isinstance(node, (ast.If, ast.FunctionDef))]  # its exports are lazy
@@ -80,13 +87,13 @@ def test_an_init_holds_a_docstring_and_deliberate_exports_alone() -> None:
 def test_every_module_says_what_it_is_for() -> None:
     for module in MODULES:
         if not module.name.endswith(("_pb2.py", "_pb2_grpc.py")):
-            assert ast.get_docstring(ast.parse((ROOT / module).read_text())), module
+            assert ast.get_docstring(tree(module)), module
 
 
 def test_every_code_is_documented_where_it_is_defined() -> None:
     """Each member of Reason has a docstring line after it; plans and routes too, but those that are their own names."""
-    tree = ast.parse(Path(reasons.__file__).read_text())
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    parsed = ast.parse(Path(reasons.__file__).read_text())
+    classes = {node.name: node for node in parsed.body if isinstance(node, ast.ClassDef)}
     for name in ("Reason", "Plan", "Route"):
         body = classes[name].body
         members = {
@@ -193,7 +200,7 @@ ALSO_NEED_ONE = {"upwell.cloud.process", "upwell.cloud.scale.worker", "upwell.sh
 def test_an_extra_is_imported_in_named_modules_alone() -> None:
     found: dict[str, set[str]] = {}
     for module in MODULES:
-        for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        for node in ast.walk(tree(module)):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -352,3 +359,9 @@ def test_files_stay_short_enough_to_read(limit: int) -> None:
     tests = [f for f in FILES if f.suffix == ".py" and f.parts[0] == "tests"] if limit == 500 else []
     lengths = {str(file): len((ROOT / file).read_text().splitlines()) for file in (*code, *tests)}
     assert {file: length for file, length in lengths.items() if length > limit} == {}
+
+
+def test_what_has_the_machine_for_itself_is_where_the_makefile_runs_it() -> None:
+    found = [file for file in FILES if file.suffix == ".py" and re.search(r"mark\.alone", (ROOT / file).read_text())]
+    assert found
+    assert {file.parent for file in found} == {Path("tests/faults")}

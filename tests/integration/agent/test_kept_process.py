@@ -58,7 +58,7 @@ def test_a_full_disk_costs_no_answer_and_is_counted(folder: Path, cloud: Scripte
         assert running.said.count("request log cannot be written") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_what_is_spent_of_a_budget_survives_a_restart(
     folder: Path, cloud: ScriptedCloud, number: signal.Signals
 ) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
-from tests.faults.programs import Program
 from tests.faults.scene import write_agent
+from tests.in_process import InProcess
 from tests.integration.agent.harness import (
     LIMIT_S,
     Running,
@@ -97,15 +97,17 @@ def test_an_idle_agent_ends_at_once_and_its_socket_can_be_used_again(folder: Pat
         assert fact(ask(client, 0), "route") == "edge"
 
 
-def test_a_second_agent_on_the_same_state_folder_is_refused_and_the_first_lives_on(folder: Path) -> None:
+def test_a_second_agent_on_the_same_state_folder_is_refused_and_the_first_lives_on(
+    folder: Path, in_process: InProcess
+) -> None:
     section = {"listen": ["127.0.0.1:0"], "state_dir": "state"}
     path = write_agent(folder, PATIENT, models=EDGE_ONLY, agent=section)
     with agent_process(path) as first:
-        with Program(["agent", "-c", str(path)]) as second:
-            assert second.wait() == 2
-        (said,) = (line for line in second.lines if line.startswith("error: "))
+        second = in_process("agent", "-c", path)
+        assert second.code == 2
+        (said,) = (line for line in second.err.splitlines() if line.startswith("error: "))
         wish = "another agent uses it; expected a folder of this agent's own"
-        assert said == f"error: {folder / 'state'}: agent.state_dir: {wish}\n"
+        assert said == f"error: {folder / 'state'}: agent.state_dir: {wish}"
         with client_of(first.addresses[0]) as client:
             assert fact(ask(client, 0), "route") == "edge"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.bundles_for_tests import Signer
-from tests.faults.programs import Program
 from tests.faults.scene import until
+from tests.in_process import InProcess
 from tests.integration.agent.harness import Running, agent_process, scraped
 from tests.integration.agent.versions import (
     APPEARS_S,
@@ -81,7 +81,7 @@ def test_under_load_good_versions_are_taken_and_all_others_are_not(
     assert callers.versions[-1] == 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_restart_finds_the_right_version(
     config: Path, publisher: Publisher, folder: Path, number: signal.Signals
 ) -> None:
@@ -147,22 +147,23 @@ def test_without_a_bundle_the_first_one_is_fetched_and_kept(folder: Path, publis
         until(lambda: "No such file" in updates(agent)["failure"], APPEARS_S)
 
 
-def test_where_the_first_one_cannot_be_had_the_agent_says_why(folder: Path, publisher: Publisher) -> None:
+def test_where_the_first_one_cannot_be_had_the_agent_says_why(
+    folder: Path, publisher: Publisher, in_process: InProcess
+) -> None:
     config = write_config(folder, publisher.signer, None)
-    assert "there is no bundle at" in said_at_start(config)
+
+    def said_at_start() -> str:
+        ended = in_process("agent", "-c", config)
+        assert ended.code == 2
+        (said,) = (line for line in ended.err.splitlines() if line.startswith("error: "))
+        assert f"models.{MODEL}.edge" in said
+        return said
+
+    assert "there is no bundle at" in said_at_start()
     publisher.offer(3, signer=Signer(folder, "stranger"))
-    assert "which is not trusted" in said_at_start(config)
+    assert "which is not trusted" in said_at_start()
     shutil.rmtree(publisher.offered)
-    assert "No such file" in said_at_start(config)
-
-
-def said_at_start(config: Path) -> str:
-    """The one error of an agent that does not start."""
-    with Program(["agent", "-c", str(config)]) as program:
-        assert program.wait() == 2
-        (said,) = (line for line in program.lines if line.startswith("error: "))
-    assert f"models.{MODEL}.edge" in said
-    return said
+    assert "No such file" in said_at_start()
 
 
 @pytest.fixture
@@ -188,13 +189,13 @@ def test_with_a_cloud_it_answers_until_the_first_bundle_is_there(
 
 
 def test_the_key_of_what_the_device_came_with_may_be_taken_out(
-    folder: Path, publisher: Publisher, config: Path
+    folder: Path, publisher: Publisher, config: Path, in_process: InProcess
 ) -> None:
     new = Signer(folder, "new")
     config.write_text(config.read_text().replace(str(publisher.signer.public), str(new.public)))
-    with Program(["agent", "-c", str(config)]) as program:  # nothing newer is installed
-        assert program.wait() == 2
-        assert "which is not trusted" in "".join(program.lines)
+    ended = in_process("agent", "-c", config)  # nothing newer is installed
+    assert ended.code == 2
+    assert "which is not trusted" in ended.err
     both = config.read_text().replace(f'"{new.public}"', f'"{publisher.signer.public}", "{new.public}"')
     config.write_text(both)
     publisher.offer(3, signer=new)
@@ -209,9 +210,9 @@ def test_the_key_of_what_the_device_came_with_may_be_taken_out(
 def test_where_the_newest_does_not_load_any_more_the_one_before_does(
     config: Path, publisher: Publisher, folder: Path
 ) -> None:
-    for version in (3, 4):
-        publisher.offer(version)
-        with agent_process(config) as agent:
+    with agent_process(config) as agent:
+        for version in (3, 4):
+            publisher.offer(version)
             until(lambda version=version: serves(agent) == version, APPEARS_S)  # type: ignore[misc]  # a default
     installed = folder / f"state/bundles/{MODEL}"
     shutil.rmtree(installed / "4")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.in_process import InProcess
 from tests.integration.cloud.serving import serve_and_fail, serving
-from upwell.shared.cli import main
 
 BLOCKED = """
 import sys
@@ -47,29 +47,20 @@ def without(absent: list[str], *arguments: str | Path) -> subprocess.CompletedPr
     ],
 )
 def test_wrong_use_is_one_sentence(
-    tmp_path: Path,
-    repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    says: str,
+    tmp_path: Path, repository: Path, in_process: InProcess, arguments: list[str], says: str
 ) -> None:
     places = {"missing": tmp_path / "missing", "here": tmp_path, "models": repository}
-    monkeypatch.setattr(sys, "argv", ["upwell", "serve", *[argument.format(**places) for argument in arguments]])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert re.fullmatch(f"error: .*{says}.*\n", said.err)
+    ended = in_process("serve", *[argument.format(**places) for argument in arguments])
+    assert (ended.code, ended.out) == (2, "")
+    assert re.fullmatch(f"error: .*{says}.*\n", ended.err)
 
 
-def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path: Path, in_process: InProcess) -> None:
     (tmp_path / "cloud.yaml").write_text("version: 1\nserve: {listen: [], modles: m}\ndefaults: {threads: 0}\n")
-    code, said = serve_and_fail("-c", tmp_path / "cloud.yaml")
-    assert code == 2
+    ended = in_process("serve", "-c", tmp_path / "cloud.yaml")
+    assert ended.code == 2
     for wrong in ("serve.listen", "modles", "defaults.threads", "cloud.yaml:2:"):
-        assert wrong in said
+        assert wrong in ended.err
 
 
 @pytest.mark.parametrize("engine", ["onnx", "torch"])

@@ -114,8 +114,17 @@ def test_draining_ends_when_its_time_is_up(tmp_path: Path, repository: Path) -> 
         client.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGTERM, 2),
+        (signal.SIGINT, 1),
+        (signal.SIGHUP, 1),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_an_idle_service_ends_at_once_and_in_good_order(
     tmp_path: Path, repository: Path, number: signal.Signals, workers: int
 ) -> None:

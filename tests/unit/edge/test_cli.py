@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
 
-from upwell.shared import cli
+from tests.in_process import InProcess
 
 UPWELL = Path(sys.executable).with_name("upwell")
-
-
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
 
 
@@ -26,26 +22,12 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
 @pytest.fixture
-def upwell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process, which takes a hundredth of the time that a process of its own does."""
+def upwell(in_process: InProcess, monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    """The command in this process, with that environment."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    before = signal.getsignal(signal.SIGINT)
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["upwell", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        said = capsys.readouterr()
-        assert isinstance(caught.value.code, int)
-        return subprocess.CompletedProcess(arguments, caught.value.code, said.out, said.err)
-
-    yield run
-    signal.signal(signal.SIGINT, before)
+    return in_process
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -53,21 +35,21 @@ def test_the_version_is_that_of_the_package() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"upwell {version('upwell')}\n", "")
 
 
-def test_help_names_every_command(upwell: Run) -> None:
+def test_help_names_every_command(upwell: InProcess) -> None:
     done = upwell("--help")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
     for entry in entry_points(group="upwell.commands"):
-        assert entry.name.partition(".")[0] in done.stdout
+        assert entry.name.partition(".")[0] in done.out
 
 
-def test_help_of_a_group_names_its_commands(upwell: Run) -> None:
+def test_help_of_a_group_names_its_commands(upwell: InProcess) -> None:
     for group, names in {
         "policy": {"calibrate", "check", "collect", "explain", "schema", "simulate"},
         "spool": {"list", "purge"},
     }.items():
         done = upwell(group, "--help")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert all(name in done.stdout for name in names)
+        assert (done.code, done.err) == (0, "")
+        assert all(name in done.out for name in names)
 
 
 WRONG = [
@@ -82,25 +64,27 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "says"), WRONG)
-def test_wrong_use_says_what_is_wrong_and_exits_with_2(upwell: Run, arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_use_says_what_is_wrong_and_exits_with_2(
+    upwell: InProcess, arguments: tuple[str, ...], says: str
+) -> None:
     done = upwell(*arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert done.stdout == ""
+    assert done.code == 2
+    assert says in done.err
+    assert done.out == ""
 
 
-def test_the_process_says_it_too_and_shows_no_traceback(upwell: Run) -> None:
+def test_the_process_says_it_too_and_shows_no_traceback(upwell: InProcess) -> None:
     arguments, _ = WRONG[-1]
     done, expected = process(*arguments), upwell(*arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (expected.returncode, expected.stdout, expected.stderr)
+    assert (done.returncode, done.stdout, done.stderr) == (expected.code, expected.out, expected.err)
 
 
-def test_every_problem_of_a_file_is_a_line_with_its_place(upwell: Run, tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_a_line_with_its_place(upwell: InProcess, tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text("agent: {listen: [nowhere]}\nmodels: {m: {}}\ntypo: 1\n")
     done = upwell("agent", "-c", str(path))
-    assert done.returncode == 2
-    lines = done.stderr.removeprefix("error: ").splitlines()
+    assert done.code == 2
+    lines = done.err.removeprefix("error: ").splitlines()
     assert [line.removeprefix(f"{path}:").split(" ")[0] for line in lines] == ["1:18:", "2:13:", "3:1:"]
 
 

@@ -157,7 +157,7 @@ def wandering(seed: int, median_bps: float, length_s: float) -> Capacity:
 
 @pytest.mark.parametrize("text", [SPLIT, LATENCY], ids=["split", "latency"])
 @pytest.mark.parametrize("mbps", [1.0, 3.0, 6.0, 20.0])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_router_stays_close_to_the_best_way(seed: int, mbps: float, text: str) -> None:
     follower = Follower(wandering(seed, mbps * 1e6, 60.0), CUTS, text)
     follower.run(60.0)

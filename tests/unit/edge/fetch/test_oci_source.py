@@ -153,9 +153,9 @@ def test_a_blob_is_taken_up_where_it_broke_off(archive: Path, tmp_path: Path) ->
     with FileServer(tmp_path / "www") as server:
         server.answers["v2/digits/manifests/1"] = lambda: (200, {}, manifest)
         source = open_source(f"oci://127.0.0.1:{server.port}/digits:1")
+        offer = offer_of(source)  # before it stalls: then it ends each connection, and this one is used again
         server.stall_after = 1000
         server.release.set()
-        offer = offer_of(source)
         with pytest.raises(FetchFailed, match="broke"):
             source.fetch(offer, tmp_path / "in", nobody)
         server.stall_after = None
