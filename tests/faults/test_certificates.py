@@ -47,16 +47,6 @@ def test_the_device_answers_and_says_why_and_nothing_is_sent(folder: Path, autho
         assert cloud.requests == []
 
 
-@each
-def test_a_client_names_the_kind(authority: Authority, how: str) -> None:
-    with showing(authority.sign("cloud", **UNBELIEVABLE[how])) as cloud:
-        client = OipClient(cloud.address, ClientSecurity(tls=TlsFiles(ca=authority.ca)))
-        with pytest.raises(RemoteError) as caught:
-            client.server_live(5.0)
-        client.close()
-        assert caught.value.kind is RemoteErrorKind.CERTIFICATE
-
-
 def test_what_a_server_says_in_its_own_words_is_no_such_failure(cloud: ScriptedCloud) -> None:
     def lie(_: object, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.UNAVAILABLE, "upstream: failed to connect: CERTIFICATE_VERIFY_FAILED")

@@ -94,3 +94,18 @@ def test_what_the_policy_says_of_a_full_cloud_holds_meanwhile_too(folder: Path, 
             with pytest.raises(CloudFailed, match=told):
                 agent.infer("digits", {"image": ONE})
     assert len(full.asked_s) == 1
+
+
+def test_who_gets_no_answer_meanwhile_is_told_when_to_come_back(folder: Path, full: FullCloud, endpoint: str) -> None:
+    full.failure = Refused("the model's queue is full", retry_after_s=20.0)
+    models = {"digits": {"cloud": {"model": CLOUD_MODEL}}}
+    with Agent.from_config(write_agent(folder, UP, endpoint, models)) as agent:
+        hints = []
+        for _ in range(2):
+            with pytest.raises(Refused) as refused:
+                agent.infer("digits", {"image": ONE})
+            hints.append(refused.value.retry_after_s)
+    assert hints[0] == 20.0
+    assert hints[1] is not None
+    assert 10.0 < hints[1] < 20.0
+    assert len(full.asked_s) == 1

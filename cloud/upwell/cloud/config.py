@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from upwell.cloud.engines.base import ModelSettings, Precision
 from upwell.cloud.repository.repository import Versions
-from upwell.shared.addresses import LARGEST_MESSAGE_BYTES, ListenAddress, TcpAddress, check_all_differ
+from upwell.shared.addresses import ListenAddress, TcpAddress, check_all_differ
 from upwell.shared.oip.limits import UNLIMITED, Limits
 from upwell.shared.oip.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.wire import MAX_MESSAGE_BYTES
 from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
 from upwell.shared.units import Bytes, Seconds
 from upwell.shared.yaml import RelativePath
 
-Count = Annotated[int, Field(strict=True, ge=1, le=4096)]
-Buckets = Annotated[tuple[Count, ...], Field(min_length=1, max_length=32)]
+Rows = Annotated[int, Field(strict=True, ge=1, le=4096)]
+Buckets = Annotated[tuple[Rows, ...], Field(min_length=1, max_length=32)]
+Threads = Annotated[int, Field(strict=True, ge=1, le=512)]
+Instances = Annotated[int, Field(strict=True, ge=1, le=256)]
 QueueBound = Annotated[int, Field(strict=True, ge=0, le=4096)]
 Workers = Annotated[int, Field(strict=True, ge=1, le=256)]
 Version = Annotated[int, Field(ge=0)]
@@ -28,8 +31,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Device = Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")]
 Provider = Annotated[str, Field(pattern=r"^[A-Za-z]{1,50}$")]
 
-_LEAST_WATCH_S = 0.05
-_LEAST_AGE_S = 0.1
+_LONGEST_S = 480 * 3600.0  # gRPC counts milliseconds in 32 bits
 _AGE_S = 300.0
 """How long a connection lives where several workers share a port and nothing else is written."""
 
@@ -58,6 +60,17 @@ _MAX_QUEUE = "Requests of one model that may wait; more are refused."
 _VERSIONS = "Which versions are served: `latest` (the highest number)"
 
 
+def _lasting(least_s: float, instead: str = "", *, or_never: bool = False) -> AfterValidator:
+    def check(time_s: float) -> float:
+        if time_s < least_s and (time_s or not or_never):
+            raise ValueError(f"expected at least {1e3 * least_s:.0f}ms, such as {instead}")
+        if time_s > _LONGEST_S:
+            raise ValueError(f"expected at most {_LONGEST_S / 3600:.0f}h")
+        return time_s
+
+    return AfterValidator(check)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,7 +79,7 @@ class _Batches(_Section):
     """`buckets` and `max_batch`, of which one is enough."""
 
     buckets: Buckets | None = Field(None, description=_BUCKETS)
-    max_batch: Count | None = Field(None, description=_MAX_BATCH)
+    max_batch: Rows | None = Field(None, description=_MAX_BATCH)
 
     @model_validator(mode="before")
     @classmethod
@@ -106,16 +119,9 @@ class Repository(_Section):
     control: bool = Field(
         False, description="Let callers load and unload models (RepositoryModelLoad, RepositoryModelUnload)."
     )
-    watch: Seconds | None = Field(
+    watch: Annotated[Seconds, _lasting(0.05, "1s, or no `watch` at all")] | None = Field(
         None, description="Look at the model folders this often, and take over what has changed and settled."
     )
-
-    @field_validator("watch")
-    @classmethod
-    def _not_all_the_time(cls, watch: float | None) -> float | None:
-        if watch is not None and watch < _LEAST_WATCH_S:
-            raise ValueError(f"expected at least {1e3 * _LEAST_WATCH_S:.0f}ms, such as 1s, or no `watch` at all")
-        return watch
 
     @property
     def may_change(self) -> bool:
@@ -137,12 +143,14 @@ class Serve(_Section):
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS and authentication.")
     limits: Limits = Field(UNLIMITED, description="What each client may ask for, where tokens.yaml says nothing else.")
     max_message: Bytes = Field(
-        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=LARGEST_MESSAGE_BYTES, description="Largest message in and out."
+        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message in and out."
     )
     trusted: tuple[Sha256, ...] = Field(
         (), description="SHA-256 (hex) of files that may run code as they are loaded: `model.jax`. No other is opened."
     )
-    drain: Seconds = Field(30.0, description="After SIGTERM, how long accepted requests may take to finish.")
+    drain: Annotated[Seconds, _lasting(0.0)] = Field(
+        30.0, description="After SIGTERM, how long accepted requests may take to finish."
+    )
     metrics: TcpAddress | None = Field(None, description=METRICS)
     traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
     log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
@@ -150,18 +158,11 @@ class Serve(_Section):
     workers: Workers = Field(
         1, description="Processes that share the ports (Linux), each with the models and queues of its own."
     )
-    max_connection_age: Seconds | None = Field(
+    max_connection_age: Annotated[Seconds, _lasting(0.1, "5m, or 0 for never", or_never=True)] | None = Field(
         None,
         description="Have clients connect anew after about so long, so that a long connection does not stay with one "
         "worker. 0: never. Default: 5m with several workers, else never.",
     )
-
-    @field_validator("max_connection_age")
-    @classmethod
-    def _old_enough(cls, age: float | None) -> float | None:
-        if age and age < _LEAST_AGE_S:
-            raise ValueError(f"expected at least {1e3 * _LEAST_AGE_S:.0f}ms, such as 5m, or 0 for never")
-        return age
 
     @model_validator(mode="after")
     def _ports_of_their_own(self) -> Serve:
@@ -187,9 +188,9 @@ class Defaults(_Batches):
 
     engine: Literal["onnx", "torch", "jax"] = Field("onnx", description="What runs the model.")
     device: Device = Field("cpu", description=_DEVICE)
-    instances: Count | None = Field(None, description=_INSTANCES)
-    threads: Count = Field(1, description=_THREADS)
-    max_batch: Count = Field(1, description=_MAX_BATCH)
+    instances: Instances | None = Field(None, description=_INSTANCES)
+    threads: Threads = Field(1, description=_THREADS)
+    max_batch: Rows = Field(1, description=_MAX_BATCH)
     max_queue: QueueBound = Field(64, description=_MAX_QUEUE)
     versions: Literal["latest", "all"] = Field("all", description=f"{_VERSIONS} or `all`.")
     precision: Precision | None = Field(None, description=_PRECISION)
@@ -200,8 +201,8 @@ class Defaults(_Batches):
 
 class _Model(_Batches):
     device: Device | None = Field(None, description=_DEVICE)
-    instances: Count | None = Field(None, description=_INSTANCES)
-    threads: Count | None = Field(None, description=_THREADS)
+    instances: Instances | None = Field(None, description=_INSTANCES)
+    threads: Threads | None = Field(None, description=_THREADS)
     max_queue: QueueBound | None = Field(None, description=_MAX_QUEUE)
     versions: Literal["latest", "all"] | Annotated[tuple[Version, ...], Field(min_length=1)] | None = Field(
         None, description=f"{_VERSIONS}, `all`, or those listed, such as `[1, 3]`."

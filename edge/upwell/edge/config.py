@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from upwell.edge.bundle.base import Trust
 from upwell.edge.model_sections import ModelSection
-from upwell.shared.addresses import LARGEST_MESSAGE_BYTES, Endpoint, ListenAddress, TcpAddress, check_all_differ
+from upwell.shared.addresses import Endpoint, ListenAddress, TcpAddress, check_all_differ
 from upwell.shared.errors import ConfigError
 from upwell.shared.located import Location, located
 from upwell.shared.oip.limits import UNLIMITED, Limits
@@ -21,6 +21,7 @@ from upwell.shared.oip.security import (
     check_exposure,
 )
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.wire import MAX_MESSAGE_BYTES
 from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
 from upwell.shared.units import Bytes, Seconds
 from upwell.shared.yaml import RelativePath
@@ -112,7 +113,7 @@ class AgentSection(_Section):
     insecure: bool = Field(False, description="Allow a `listen` off loopback without authentication.")
     limits: Limits = Field(UNLIMITED, description="What each caller may ask for, where tokens.yaml says nothing else.")
     max_message: Bytes = Field(
-        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=LARGEST_MESSAGE_BYTES, description="Largest message taken or sent."
+        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message taken or sent."
     )
     max_requests: int = Field(
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."

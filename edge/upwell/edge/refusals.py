@@ -23,12 +23,12 @@ _POLICYS_OWN = frozenset({Reason.EGRESS_DENIED, Reason.RULE, Reason.RULE_ERROR, 
 
 
 def refusal(decision: Decision) -> UpwellError:
-    """The error for a decision that leaves no route."""
+    """The error for a decision that leaves no route; when the cloud may be asked again is passed on."""
     if decision.obstacle in _POLICYS_OWN:
         return NoAllowedRoute(decision.refusal)
     if decision.obstacle is Reason.BREAKER_OPEN:
         return Unavailable(decision.refusal)
-    return Refused(decision.refusal)
+    return Refused(decision.refusal, retry_after_s=decision.retry_after_s)
 
 
 def failure(miss: CloudMiss) -> UpwellError:

@@ -30,9 +30,6 @@ ListenAddress: TypeAlias = Annotated[str, _read_by(parse_address)]
 TcpAddress: TypeAlias = Annotated[str, _read_by(parse_address, is_tcp=True)]
 """The same without a unix socket."""
 
-LARGEST_MESSAGE_BYTES = 2**31 - 1
-"""gRPC, like protobuf, counts the bytes of a message in an int."""
-
 
 def check_all_differ(keys: Mapping[str, Sequence[str]]) -> None:
     """Raise `ValueError` where an address is written twice, under one key or two. Port 0 is another one each time.

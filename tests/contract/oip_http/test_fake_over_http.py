@@ -13,7 +13,6 @@ from tests.contract.oip_http.http_client import HttpClient
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.http import client as http_client
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 from upwell.shared.tensors import DTYPES
 
@@ -53,20 +52,3 @@ class TestBinaryOverHttp(OverHttp):
 
 class TestJsonOverHttp(OverHttp):
     binary = False
-
-
-class TestOurClientOverHttp(OverHttp):
-    """The agent's own client; what only a hand-made request can show is for the others."""
-
-    binary = True
-
-    @pytest.fixture
-    def client(self, server: Any) -> Iterator[Any]:
-        client = http_client.HttpClient(f"http://{server.addresses[0]}")
-        yield client
-        client.close()
-
-    def test_an_unreadable_message_is_invalid_and_harms_nobody(
-        self, server: Any, client: Any, subject: Subject
-    ) -> None:
-        assert client.infer(InferRequest(subject.model, subject.inputs), TIMEOUT_S).outputs

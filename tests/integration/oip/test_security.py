@@ -68,21 +68,6 @@ def kind_of(client: OipClient) -> RemoteErrorKind:
     return error.value.kind
 
 
-def test_tls(serve: Serve, connect: Connect, server_tls: TlsFiles, client_tls: TlsFiles) -> None:
-    server = serve(security=ServerSecurity(tls=server_tls))
-    assert connect(server, ClientSecurity(tls=client_tls)).ready(TIMEOUT_S)
-    assert kind_of(connect(server)) is RemoteErrorKind.UNAVAILABLE
-
-
-def test_a_server_of_another_authority_is_not_believed(
-    serve: Serve, connect: Connect, server_tls: TlsFiles, tmp_path: Path
-) -> None:
-    server = serve(security=ServerSecurity(tls=server_tls))
-    stranger = TlsFiles(ca=Authority(tmp_path, "stranger").ca)
-    assert kind_of(connect(server, ClientSecurity(tls=stranger))) is RemoteErrorKind.CERTIFICATE
-    assert kind_of(connect(server, ClientSecurity(tls=TlsFiles()))) is RemoteErrorKind.CERTIFICATE
-
-
 def test_client_certificates_are_asked_for_and_name_the_client(
     serve: Serve,
     connect: Connect,
@@ -117,33 +102,6 @@ def test_a_new_certificate_takes_over_and_a_broken_one_does_not(
     assert "kept the former" in caplog.text
     issue(authority, server_tls, "third")
     assert served_name(address) == "CN=third"
-
-
-def test_a_client_takes_over_its_new_certificate(
-    serve: Serve,
-    connect: Connect,
-    fake: FakeDataplane,
-    authority: Authority,
-    server_tls: TlsFiles,
-    client_tls: TlsFiles,
-    tmp_path: Path,
-) -> None:
-    server = serve(security=ServerSecurity(tls=TlsFiles(server_tls.cert, server_tls.key, client_tls.ca)))
-    device = TlsFiles(cert=tmp_path / "device.pem", key=tmp_path / "device.key", ca=client_tls.ca)
-    issue(authority, device, "before")
-    client = connect(server, ClientSecurity(tls=device))
-    request = InferRequest("echo", EXAMPLE)
-    client.infer(request, TIMEOUT_S)
-    fake.hold()
-    pending = client.infer_async(request, TIMEOUT_S)
-    assert fake.arrived(2, TIMEOUT_S)
-    issue(authority, device, "after")
-    third = client.infer_async(request, TIMEOUT_S)
-    assert fake.arrived(3, TIMEOUT_S)
-    fake.release()
-    assert pending.result(TIMEOUT_S).outputs
-    assert third.result(TIMEOUT_S).outputs
-    assert [call.client for call in fake.calls] == ["before", "before", "after"]
 
 
 def test_broken_files_are_refused_at_the_start(

@@ -8,7 +8,17 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from tests.integration.oip_http.harness import BODY, INFER, TIMEOUT_S, PictureModel, Serve, ask, dial, read_all
+from tests.integration.oip_http.harness import (
+    BODY,
+    INFER,
+    TIMEOUT_S,
+    PictureModel,
+    Serve,
+    ask,
+    dial,
+    read_all,
+    status_of,
+)
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.http.server import start_http_server
@@ -40,6 +50,23 @@ def test_what_lasts_longer_than_the_grace_is_cancelled_and_told_so(serve: Serve,
         assert fake.arrived(1, TIMEOUT_S)
         server.stop(0.05)
         assert waiting.result().status == 499
+
+
+def test_a_request_that_is_whole_only_after_the_grace_is_not_begun(serve: Serve, fake: PictureModel) -> None:
+    server = serve()
+    fake.hold()
+    head = f"POST {INFER} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+    with ThreadPoolExecutor(2) as pool, dial(server) as late:
+        late.sendall(head + BODY[:5])
+        waiting = pool.submit(ask, server, "POST", INFER, BODY)
+        assert fake.arrived(1, TIMEOUT_S)
+        stopping = pool.submit(server.stop, 0.05)
+        assert fake.calls[0].cancelled.wait(TIMEOUT_S)
+        late.sendall(BODY[5:])
+        assert status_of(read_all(late)) == 503
+        assert waiting.result().status == 499
+        stopping.result()
+    assert len(fake.requests) == 1
 
 
 def test_no_thread_is_left(serve: Serve) -> None:

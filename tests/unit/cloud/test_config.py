@@ -216,6 +216,27 @@ def test_buckets_and_max_batch_are_one_setting(
     assert CloudConfig.model_validate(config.as_written()).settings("m") == settings
 
 
+MOST = {"threads": 512, "instances": 256, "max_batch": 4096, "max_queue": 4096}
+
+
+@pytest.mark.parametrize("key", MOST)
+def test_a_digit_too_many_does_not_take_the_machine_down(tmp_path: Path, key: str) -> None:
+    for place, says in (
+        (f"defaults: {{{key}: NUMBER}}\n", "defaults"),
+        (f"models: {{m: {{{key}: NUMBER}}}}\n", "models.m"),
+    ):
+        load(tmp_path, LEAST + place.replace("NUMBER", str(MOST[key])))
+        with pytest.raises(ConfigError, match=rf"{says}\S*\.{key}: .* {MOST[key]}"):
+            load(tmp_path, LEAST + place.replace("NUMBER", str(MOST[key] + 1)))
+
+
+@pytest.mark.parametrize("key", ["drain: 480h", "max_connection_age: 480h", "repository: {watch: 480h}"])
+def test_times_that_nobody_lives_to_see(tmp_path: Path, key: str) -> None:
+    assert load(tmp_path, LEAST.replace("}", f", {key}}}"))
+    with pytest.raises(ConfigError, match=rf"serve\S*\.{key.split(':')[-2].strip(' {')}: expected at most 480h"):
+        load(tmp_path, LEAST.replace("}", f", {key.replace('480', '481')}}}"))
+
+
 @pytest.mark.parametrize(
     ("keys", "told"),
     [

@@ -97,3 +97,10 @@ def test_without_the_device_s_answer_it_is_refused_and_told_so() -> None:
     decision = router(UP).decide(held(), signals(has_edge=False), NOW_S)
     assert decision.obstacle is Reason.CLOUD_EXHAUSTED
     assert "asked to be left alone" in decision.refusal
+
+
+def test_a_model_without_a_device_side_is_told_when_the_cloud_may_be_asked() -> None:
+    asked = signals(at_s=NOW_S + 0.5, has_edge=False)
+    decision = router(UP).decide(held(), asked, NOW_S + 0.5)
+    assert (decision.refusal != "", decision.retry_after_s) == (True, 1.5)
+    assert router(UP).decide(held(), asked, NOW_S + 2.0).retry_after_s is None

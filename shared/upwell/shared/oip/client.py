@@ -19,8 +19,7 @@ from upwell.shared.oip.retrying import told_by_trailers
 from upwell.shared.oip.security import ClientSecurity, check_endpoint
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.tls import watch_pem
-from upwell.shared.oip.tokens import read_token
-from upwell.shared.oip.watched import WatchedFiles
+from upwell.shared.oip.tokens import watch_token
 
 T = TypeVar("T")
 
@@ -108,7 +107,7 @@ class PendingInfer:
             raise RemoteError(RemoteErrorKind.CANCELLED, "the call was cancelled") from None
         except grpc.RpcError as error:
             raise _remote_error(error) from None
-        return _parsed(converters.parse_infer_response, data)
+        return parsed(converters.parse_infer_response, data)
 
     @property
     def received_bytes(self) -> int:
@@ -150,8 +149,7 @@ class OipClient:
         address = check_endpoint(endpoint, security)
         self.endpoint = str(address)
         self._pem = watch_pem(security.tls) if security.tls else None
-        token_file = security.token_file
-        self._token = WatchedFiles([token_file], lambda: read_token(token_file)) if token_file else None
+        self._token = watch_token(security.token_file)
         # gRPC's own calls carry a token over TLS alone, and a server that wants one would take us for a stranger.
         checks_health = self._token is None or self._pem is not None
         self._health_token = self._token if address.name_server is not None else None
@@ -163,7 +161,7 @@ class OipClient:
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Ask for one inference and wait. Raises `InvalidRequest` for tensors the protocol cannot carry."""
         data = self._call("ModelInfer", converters.serialize_infer_request(request), timeout_s)
-        return _parsed(converters.parse_infer_response, data)
+        return parsed(converters.parse_infer_response, data)
 
     def infer_async(self, request: InferRequest | bytes, timeout_s: float, traceparent: str = "") -> PendingInfer:
         """Ask for one inference without waiting. Raises as `infer` does where the call cannot even begin.
@@ -181,28 +179,28 @@ class OipClient:
 
     def server_live(self, timeout_s: float) -> bool:
         """Whether the server runs."""
-        return _parsed(converters.parse_flag, self._call("ServerLive", b"", timeout_s))
+        return parsed(converters.parse_flag, self._call("ServerLive", b"", timeout_s))
 
     def ready(self, timeout_s: float, model: str | None = None, version: str = "") -> bool:
         """Whether the server, or that model, can answer now. An unknown model is not ready."""
         if model is None:
-            return _parsed(converters.parse_flag, self._call("ServerReady", b"", timeout_s))
+            return parsed(converters.parse_flag, self._call("ServerReady", b"", timeout_s))
         try:
             data = self._call("ModelReady", converters.serialize_model_name(model, version), timeout_s)
         except RemoteError as error:
             if error.kind is RemoteErrorKind.NOT_FOUND:
                 return False
             raise
-        return _parsed(converters.parse_flag, data)
+        return parsed(converters.parse_flag, data)
 
     def server_metadata(self, timeout_s: float) -> ServerMetadata:
         """Who serves there, and what it announces."""
-        return _parsed(converters.parse_server_metadata, self._call("ServerMetadata", b"", timeout_s))
+        return parsed(converters.parse_server_metadata, self._call("ServerMetadata", b"", timeout_s))
 
     def metadata(self, model: str, timeout_s: float, version: str = "") -> ModelMetadata:
         """What a model takes and gives."""
         data = self._call("ModelMetadata", converters.serialize_model_name(model, version), timeout_s)
-        return _parsed(converters.parse_model_metadata, data)
+        return parsed(converters.parse_model_metadata, data)
 
     def close(self) -> None:
         """Close the connection; calls under way end with `RemoteError` CANCELLED. Calling it twice is harmless."""
@@ -218,20 +216,20 @@ class OipClient:
         except grpc.RpcError as error:
             raise _remote_error(error) from None
         except ValueError:
-            raise _closed() from None
+            raise closed() from None
         return answer
 
     def _start(self, method: str, data: bytes, timeout_s: float, traceparent: str = "") -> Any:
         try:
             return self._method(method).future(data, **self._arguments(timeout_s, traceparent))
         except ValueError:
-            raise _closed() from None
+            raise closed() from None
 
     def _method(self, name: str) -> Any:
         pem = self._pem.get() if self._pem else None
         with self._lock:
             if self._closed:
-                raise _closed()
+                raise closed()
             if self._link is None or self._link.pem is not pem:
                 # A former channel is not closed but let go: calls under way on it end in peace.
                 self._link = Link.open(self.endpoint, self._options, pem, self._health_token)
@@ -246,7 +244,8 @@ class OipClient:
         return {"timeout": None if math.isinf(timeout_s) else timeout_s, "metadata": metadata}
 
 
-def _parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
+def parsed(parse: Callable[[bytes], T], data: bytes | None) -> T:
+    """What the server sent, read by `parse`. Raises `RemoteError` (GARBAGE) where that raises `InvalidRequest`."""
     if data is None:  # gRPC's answer where the status is OK and no whole message came
         raise RemoteError(RemoteErrorKind.GARBAGE, "the server's answer holds no message")
     try:
@@ -264,5 +263,6 @@ def _remote_error(error: grpc.RpcError) -> RemoteError:
     return RemoteError(kind, f"{code.name}: {details}", told_by_trailers(error.trailing_metadata()))
 
 
-def _closed() -> RemoteError:
+def closed() -> RemoteError:
+    """How every call ends that a closed client is asked for."""
     return RemoteError(RemoteErrorKind.CANCELLED, "the client is closed")

@@ -32,8 +32,13 @@ def trailers(status: Status) -> tuple[tuple[str, str | bytes], ...]:
     """The trailing metadata of an error: empty unless it says when to try again."""
     if status.retry_after_s is None:
         return ()
-    after_ms = math.ceil(1e3 * min(max(status.retry_after_s, 1e-3), _LONGEST_MS / 1e3))
+    after_ms = milliseconds(status.retry_after_s)
     return ((_PUSHBACK, str(after_ms)), (_DETAILS, _details(status, after_ms)))
+
+
+def milliseconds(retry_after_s: float) -> int:
+    """The time as it is told: at least a millisecond, at most a day."""
+    return math.ceil(1e3 * min(max(retry_after_s, 1e-3), _LONGEST_MS / 1e3))
 
 
 def _details(status: Status, after_ms: int) -> bytes:
@@ -58,13 +63,13 @@ def told_by_trailers(trailing: Iterable[Anything] | None) -> float | None:
     return None
 
 
-def told_by_headers(milliseconds: str, seconds: str) -> float | None:
+def told_by_headers(after_ms: str, seconds: str) -> float | None:
     """The same by the headers `Retry-After-Ms` and `Retry-After`, empty where they are not there.
 
     A `Retry-After` that names an instant says nothing: clocks of devices are often wrong.
     """
-    if _MILLISECONDS.fullmatch(milliseconds.strip()):
-        return int(milliseconds) / 1e3
+    if _MILLISECONDS.fullmatch(after_ms.strip()):
+        return int(after_ms) / 1e3
     return float(seconds) if _SECONDS.fullmatch(seconds.strip()) else None
 
 

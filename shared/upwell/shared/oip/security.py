@@ -33,6 +33,11 @@ class TlsFiles:
     key: Path | None = None
     ca: Path | None = None
 
+    @property
+    def paths(self) -> list[Path]:
+        """Those that there are."""
+        return [path for path in (self.cert, self.key, self.ca) if path is not None]
+
 
 @dataclass(frozen=True)
 class ServerSecurity:
@@ -71,10 +76,15 @@ class Address:
         """As gRPC takes it; a URL where it is called over HTTP/1.1."""
         if self.socket_path is not None:
             return f"unix:{self.socket_path}"
-        plain = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        plain = f"{self.bracketed_host}:{self.port}"
         if self.scheme:
             return f"{self.scheme}://{plain}{self.prefix}"
         return plain if self.name_server is None else f"dns://{self.name_server}/{plain}"
+
+    @property
+    def bracketed_host(self) -> str:
+        """The host as it stands before a port: an IPv6 address in brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def is_loopback(self) -> bool:

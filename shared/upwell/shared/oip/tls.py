@@ -35,8 +35,7 @@ class PemFiles:
 
 def watch_pem(files: TlsFiles) -> WatchedFiles[PemFiles]:
     """The files, read and checked again when one changes. Raises `ConfigError` where they are wrong now."""
-    paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
-    return WatchedFiles(paths, lambda: _load(files))
+    return WatchedFiles(files.paths, lambda: _load(files))
 
 
 def _load(files: TlsFiles) -> PemFiles:

@@ -221,6 +221,11 @@ def _refuse(context: grpc.ServicerContext, text: str) -> NoReturn:
     context.abort(STATUSES[Unauthenticated], text)
 
 
+def watch_token(path: Path | None) -> WatchedFiles[str] | None:
+    """The token in that file, read again when it changes; None where there is no file. Raises `ConfigError`."""
+    return WatchedFiles([path], lambda: read_token(path)) if path else None
+
+
 def read_token(path: Path) -> str:
     """The token in a client's token file: one line of visible ASCII. Raises `ConfigError`, which does not show it."""
     data = read_file(path, "the token", max_bytes=4096).strip()

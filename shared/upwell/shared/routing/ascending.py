@@ -59,7 +59,10 @@ UNKNOWN = Prediction()
 
 @dataclass(frozen=True, slots=True)
 class Ascent:
-    """Whether a set of rows may go up, by `way`: the obstacle, or None and what going up takes."""
+    """Whether a set of rows may go up, by `way`: the obstacle, or None and what going up takes.
+
+    `retry_after_s`: the cloud wants to be left alone for so many seconds more; None where it did not say so.
+    """
 
     obstacle: Reason | None = None
     probes: tuple[str, ...] = ()
@@ -68,6 +71,7 @@ class Ascent:
     turn: bool | None = None
     hedge_after_s: float = math.inf
     way: Way | None = None
+    retry_after_s: float | None = None
 
 
 def predict(state: RouterState, model: str, rows: int, size_bytes: int, confidence: float, now_s: float) -> Prediction:
@@ -143,7 +147,7 @@ def _by(case: Case, edge: EdgeTime, rows: tuple[int, ...], way: Way | None, *, m
     size_bytes = case.size_bytes(rows) if way is None else way.row_bytes * len(rows)
     times_key = model if way is None else way.key
     if state.is_held(times_key, case.now_s):
-        return Ascent(Reason.CLOUD_EXHAUSTED)
+        return Ascent(Reason.CLOUD_EXHAUSTED, retry_after_s=state.holds[times_key] - case.now_s)
     probes: tuple[str, ...] = ()
     for key in (LINK, times_key):
         breaker = state.breakers.get(key)

@@ -82,10 +82,6 @@ class Breaker:
         """With the probe's slot free again and nothing learnt, where the caller left before an answer was there."""
         return replace(self, probe_since_s=-math.inf)
 
-    def succeeded(self) -> Breaker:
-        """Closed, with a clean record."""
-        return _CLOSED
-
     def failed(
         self, now_s: float, waited_s: float = math.inf, size_bytes: float = 0.0, *, was_feared: bool = False
     ) -> Breaker:
@@ -116,4 +112,5 @@ class Breaker:
         return replace(self, patience_s=patience_s, probed_s=probed_s, least_bytes=least_bytes)
 
 
-_CLOSED = Breaker()
+CLOSED = Breaker()
+"""With a clean record: what a success makes of any, and what one is of which nothing was heard yet."""

@@ -146,6 +146,7 @@ def _decision(
         turn=found.turn,
         model=case.signals.subject.model,
         way=found.way if up else None,
+        retry_after_s=found.retry_after_s,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from upwell.shared.routing.ascending import predict
 from upwell.shared.routing.backlog import Backlog, Flight
-from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.breaker import CLOSED, Breaker
 from upwell.shared.routing.latency import AnswerTimes, RunTimes
 from upwell.shared.routing.link import LinkEstimate, LinkSample
 from upwell.shared.routing.reasons import CALLERS_FAULTS, LINK_FAILURES, Reason
@@ -26,7 +26,6 @@ from upwell.shared.routing.state import (
 LONGEST_HOLD_S = 30.0
 """A cloud that says that it wants no requests for longer is asked again after so long: it may be wrong."""
 
-_CLOSED = Breaker()
 _REPLY_MEMORY = 0.8
 
 
@@ -44,8 +43,8 @@ def sent(state: RouterState, outcome: CloudSent, now_s: float) -> RouterState:
 def answered(state: RouterState, answer: CloudAnswered, now_s: float) -> RouterState:
     """An answer closes the breakers on its way, and is a sample of cloud and link unless it was the first."""
     breakers: Mapping[str, Breaker] = state.breakers
-    if any(breakers.get(key, _CLOSED) != _CLOSED for key in (LINK, answer.model)):
-        breakers = {**breakers, LINK: _CLOSED, answer.model: _CLOSED}
+    if any(breakers.get(key, CLOSED) != CLOSED for key in (LINK, answer.model)):
+        breakers = {**breakers, LINK: CLOSED, answer.model: CLOSED}
     server_s = min(answer.server_s or 0.0, answer.total_s)  # a server may claim anything
     link = state.link if answer.is_first else _with_answer(state, answer, server_s, now_s)
     known_rtt_s = 0.0 if math.isnan(link.rtt_s) else link.rtt_s
@@ -134,14 +133,14 @@ def _count(breakers: dict[str, Breaker], failure: CloudFailure, flight: Flight |
     if LINK in failure.probes and failure.reason not in LINK_FAILURES:
         is_late = failure.reason is Reason.CLOUD_DEADLINE
         breakers[LINK] = (
-            breakers[LINK].failed(now_s, failure.waited_s, size_bytes) if is_late else _CLOSED  # it answered
+            breakers[LINK].failed(now_s, failure.waited_s, size_bytes) if is_late else CLOSED  # it answered
         )
     if failure.reason in CALLERS_FAULTS:
         return
     if failure.reason in LINK_FAILURES and failure.model in failure.probes:  # it found out nothing about the model
         breakers[failure.model] = breakers[failure.model].failed(now_s, failure.waited_s, size_bytes)
     key = LINK if failure.reason in LINK_FAILURES else failure.model
-    breaker = breakers.get(key, _CLOSED)
+    breaker = breakers.get(key, CLOSED)
     # A straggler, sent before the breaker opened, tells nothing new: only a probe may keep it open.
     if not breaker.is_open or key in failure.probes:
         breakers[key] = breaker.failed(now_s, failure.waited_s, size_bytes, was_feared=was_feared)
@@ -156,7 +155,7 @@ def _without(state: RouterState, outcome: CloudFailure | CloudDropped, flight: F
         return replace(state, backlog=state.backlog.cancelled(outcome.call, now_s, s_per_byte))
     if outcome.reason is not Reason.CLOUD_DEADLINE:
         return replace(state, backlog=_cleared(state, outcome, now_s))
-    is_away = any(state.breakers.get(key, _CLOSED).is_open for key in (LINK, outcome.model))
+    is_away = any(state.breakers.get(key, CLOSED).is_open for key in (LINK, outcome.model))
     # While a breaker is open, a timeout says that the cloud is still away, and nothing of how fast the link is.
     if is_away or not outcome.waited_s < math.inf:
         return replace(state, backlog=state.backlog.cancelled(outcome.call, now_s, s_per_byte))

@@ -121,7 +121,7 @@ class Decision:
     `Router.acquire_hedge` grants it. `draws` are taken from budgets by `Router.acquire`. `predicted_cloud_s` is
     the most likely time from sending to answer, `predicted_sure_s` the one that is met with the policy's confidence.
     `turn` is whether candidates of `model` go up now, where that has changed. `way` is the cut by which `up_rows` go,
-    None for the whole model.
+    None for the whole model. `retry_after_s`: the cloud wants to be left alone for so long, None where it did not say.
     """
 
     plan: Plan
@@ -144,6 +144,7 @@ class Decision:
     turn: bool | None = None
     model: str = ""
     way: Way | None = None
+    retry_after_s: float | None = None
 
     @property
     def needs_acquire(self) -> bool:

@@ -18,7 +18,7 @@ from upwell.shared.oip.http.messages import (
     shape_of,
     text_of,
 )
-from upwell.shared.tensors import TensorSpec, numpy_dtype
+from upwell.shared.tensors import TensorSpec
 
 
 def write_infer_request(request: InferRequest) -> tuple[bytes, list[bytes | memoryview]]:
@@ -33,7 +33,8 @@ def write_infer_request(request: InferRequest) -> tuple[bytes, list[bytes | memo
         shape = list(array.shape)
         inputs.append({"name": name, "datatype": datatype, "shape": shape, "parameters": {BINARY_SIZE: len(raw)}})
         raws.append(raw)
-    message: dict[str, Any] = {"parameters": {**request.parameters, "binary_data_output": True}, "inputs": inputs}
+    parameters = parameters_of("the request", {**request.parameters, "binary_data_output": True})
+    message: dict[str, Any] = {"parameters": parameters, "inputs": inputs}
     if request.id:
         message["id"] = request.id
     if request.outputs:
@@ -69,7 +70,7 @@ def parse_server_metadata(body: bytes) -> ServerMetadata:
 
 
 def parse_model_metadata(body: bytes) -> ModelMetadata:
-    """Read the object of `GET /v2/models/MODEL`. Raises `InvalidRequest`."""
+    """Read the object of `GET /v2/models/MODEL`, its datatypes as the server names them. Raises `InvalidRequest`."""
     message = load_object(memoryview(body))
     return ModelMetadata(
         text_of("`name`", message.get("name")),
@@ -119,6 +120,5 @@ def _specs(message: Mapping[str, Any], key: str) -> tuple[TensorSpec, ...]:
     for one in objects(key, message.get(key)):
         name = text_of(f"the `name` in `{key}`", one.get("name"))
         datatype = text_of(f"the `datatype` of {name!r}", one.get("datatype"))
-        numpy_dtype(datatype)
         specs.append(TensorSpec(name, datatype, shape_of(name, one.get("shape"))))
     return tuple(specs)

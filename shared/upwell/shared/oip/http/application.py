@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import TypeAlias
 from urllib.parse import unquote
 
-from upwell.shared.errors import InvalidRequest, Refused, UpwellError
+from upwell.shared.errors import InvalidRequest, Refused, Unavailable, UpwellError
 from upwell.shared.oip.callers import calling
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
 from upwell.shared.oip.error_answers import note_error_answer
@@ -85,6 +85,7 @@ class Application:
         self._memory = Memory(max(BODIES_IN_MEMORY * max_message_bytes, LEAST_MEMORY_BYTES))
         self._lock = threading.Lock()
         self._calls: set[Signal] = set()
+        self._is_over = False
 
     def answer(self, incoming: Incoming) -> Reply:
         """The reply to one request; to HEAD, that to GET. Raises only what reading its body raises as `OSError`."""
@@ -100,8 +101,9 @@ class Application:
         return reply
 
     def cancel_all(self) -> None:
-        """Tell the calls under way that nobody waits any more."""
+        """Tell the calls under way that nobody waits any more, and take no others."""
         with self._lock:
+            self._is_over = True
             for cancelled in self._calls:
                 cancelled.set()
 
@@ -169,7 +171,10 @@ class Application:
             with self._call(incoming, arrived_s + wait_s, client) as call:
                 note_request(request.id, client, model, call.traceparent)
                 response = self._dataplane.infer(request, call)
-        return _infer_reply(response, read.wanted, with_facts=raw)
+        reply = _infer_reply(response, read.wanted, with_facts=raw)
+        if reply.size_bytes > self._max_bytes:
+            raise _too_large("answer", reply.size_bytes, f"{self._max_bytes} are sent")
+        return reply
 
     def _read_raw(self, incoming: Incoming, body: memoryview, model: str, version: str) -> ReadRequest:
         headers = incoming.headers
@@ -187,6 +192,8 @@ class Application:
         call = Call(deadline_s=deadline_s, client=client, traceparent=incoming.headers.get("traceparent", ""))
         try:
             with self._lock:
+                if self._is_over:  # it was sent before the end, and read after it
+                    raise Unavailable("the server has stopped")
                 self._calls.add(call.cancelled)
             with incoming.watched(call.cancelled):
                 yield call
@@ -199,9 +206,12 @@ class Application:
 def check_size(size_bytes: int, max_bytes: int) -> None:
     """Raise `Rejected` (413) for a body of more than `max_bytes`."""
     if size_bytes > max_bytes:
-        headers = (("Upwell-Status", "RESOURCE_EXHAUSTED"),)
-        text = f"the body takes {size_bytes} bytes; at most {max_bytes} are read"
-        raise Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, headers)
+        raise _too_large("body", size_bytes, f"{max_bytes} are read")
+
+
+def _too_large(what: str, size_bytes: int, most: str) -> Rejected:
+    text = f"the {what} takes {size_bytes} bytes; at most {most}"
+    return Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, ((STATUS_HEADER, "RESOURCE_EXHAUSTED"),))
 
 
 def _path(target: str) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Literal, TypeVar
+from typing import Literal
 from urllib.parse import quote
 
-from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.errors import ConfigError
 from upwell.shared.oip import converters
-from upwell.shared.oip.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind
+from upwell.shared.oip.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.http import answers
 from upwell.shared.oip.http.exchanges import Exchange, Received, converse, failed
@@ -26,10 +26,7 @@ from upwell.shared.oip.http.wires import CLOSED, CONNECT_S, Route, Wire
 from upwell.shared.oip.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.threads import CallThreads
-from upwell.shared.oip.tokens import read_token
-from upwell.shared.oip.watched import WatchedFiles
-
-T = TypeVar("T")
+from upwell.shared.oip.tokens import watch_token
 
 _MOST_CALLS = 1024
 """Each call under way has a thread; the agent has far fewer."""
@@ -52,7 +49,7 @@ class HttpPendingInfer:
         Raises `RemoteError`, or `TimeoutError` where the wait ended first; the call goes on then.
         """
         received = _succeeded(self._exchange.received(timeout_s))
-        return _parsed(lambda body: answers.parse_infer_response(body, received.head_bytes), received.body)
+        return parsed(lambda body: answers.parse_infer_response(body, received.head_bytes), received.body)
 
     @property
     def received_bytes(self) -> int:
@@ -100,8 +97,7 @@ class HttpClient:
         self._address = address
         self._max_bytes = max_message_bytes
         self._context = watch_client_context(security.tls or TlsFiles()) if address.scheme == "https" else None
-        token_file = security.token_file
-        self._token = WatchedFiles([token_file], lambda: read_token(token_file)) if token_file else None
+        self._token = watch_token(security.token_file)
         self._route = Route(address, proxy_for(address), silence_s)
         self._pool = Pool()
         self._threads = CallThreads(_MOST_CALLS, "http-call")
@@ -163,12 +159,12 @@ class HttpClient:
 
     def server_metadata(self, timeout_s: float) -> ServerMetadata:
         """Who serves there, and what it announces."""
-        return _parsed(answers.parse_server_metadata, _succeeded(self._get("/v2", timeout_s)).body)
+        return parsed(answers.parse_server_metadata, _succeeded(self._get("/v2", timeout_s)).body)
 
     def metadata(self, model: str, timeout_s: float, version: str = "") -> ModelMetadata:
         """What a model takes and gives."""
         received = _succeeded(self._get(_model_path(model, version), timeout_s))
-        return _parsed(answers.parse_model_metadata, received.body)
+        return parsed(answers.parse_model_metadata, received.body)
 
     def close(self) -> None:
         """Close the connections; calls under way end with `RemoteError` CANCELLED. Calling it twice is harmless."""
@@ -177,7 +173,7 @@ class HttpClient:
             under_way, self._under_way = self._under_way, set()
         self._pool.close()
         for exchange in under_way:
-            exchange.settle(_closed())
+            exchange.settle(closed())
         if not was_closed:
             self._threads.shutdown(wait=False)
 
@@ -207,14 +203,14 @@ class HttpClient:
         context = self._context.get() if self._context is not None else None
         with self._lock:
             if self._closed:
-                raise _closed()
+                raise closed()
             self._under_way.add(exchange)
             self._threads.submit(self._run, exchange, context)
         return exchange
 
     def _host(self) -> str:
-        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
-        return host if self._address.port == _STANDARD_PORTS[self._address.scheme] else f"{host}:{self._address.port}"
+        host, port = self._address.bracketed_host, self._address.port
+        return host if port == _STANDARD_PORTS[self._address.scheme] else f"{host}:{port}"
 
     def _run(self, exchange: Exchange, context: ssl.SSLContext | None) -> None:
         wire: Wire | None = None
@@ -270,14 +266,3 @@ def _succeeded(received: Received) -> Received:
     if received.status != HTTPStatus.OK:
         raise received.error()
     return received
-
-
-def _parsed(parse: Callable[[bytes], T], body: bytes) -> T:
-    try:
-        return parse(body)
-    except InvalidRequest as error:
-        raise RemoteError(RemoteErrorKind.GARBAGE, f"the server's answer cannot be used: {error}") from None
-
-
-def _closed() -> RemoteError:
-    return RemoteError(RemoteErrorKind.CANCELLED, "the client is closed")

@@ -180,8 +180,10 @@ def converse(wire: Wire, exchange: Exchange, max_bytes: int) -> tuple[Received, 
         raise RemoteError(RemoteErrorKind.GARBAGE, "the answer's Inference-Header-Content-Length is no size within it")
     head_bytes = int(head) if head else len(body)
     headers = response.headers
-    after_s = told_by_headers(headers.get(RETRY_MS_HEADER, ""), headers.get("Retry-After", ""))
-    received = Received(response.status, head_bytes, headers.get(STATUS_HEADER, ""), body, after_s)
+    name = headers.get(STATUS_HEADER, "")
+    # A server of ours always has whole seconds for those who need some, and milliseconds where it knows the time.
+    after_s = told_by_headers(headers.get(RETRY_MS_HEADER, ""), "" if name else headers.get("Retry-After", ""))
+    received = Received(response.status, head_bytes, name, body, after_s)
     return received, is_whole and refusal is None and not response.will_close
 
 

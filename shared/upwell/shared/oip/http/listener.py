@@ -141,7 +141,6 @@ class _Idle(ConnectionManager):
         self._stop_requested = True
         self._wake.wake()
         super().stop()
-        self._wake.close()
 
     def hand_over(self, listening: socket.socket) -> None:
         """Accept who is connected already, and let the threads serve all who have sent something."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import grpc
 
 from upwell.shared.errors import UpwellError
+from upwell.shared.oip.retrying import milliseconds
 from upwell.shared.oip.statuses import status_of
 
 STATUS_HEADER = "Upwell-Status"
@@ -79,17 +80,17 @@ def json_reply(value: object, status: int = HTTPStatus.OK, headers: Sequence[tup
 
 def error_reply(error: Exception) -> Reply:
     """`{"error": ...}` with the status that the catalogue, or HTTP itself, has for the error."""
-    retry_after_s = None
+    after_ms = None
     if isinstance(error, Rejected):
         status, text, headers = error.status, str(error), error.headers
     else:
         found = status_of(error)
         status, text, headers = HTTP_STATUSES[found.code], found.text, ((STATUS_HEADER, found.code.name),)
-        retry_after_s = found.retry_after_s
+        after_ms = None if found.retry_after_s is None else milliseconds(found.retry_after_s)
     if status == HTTPStatus.UNAUTHORIZED:
         headers = (*headers, ("WWW-Authenticate", "Bearer"))
     if status in _TRY_AGAIN:
-        headers = (*headers, ("Retry-After", str(max(_RETRY_AFTER_S, math.ceil(retry_after_s or 0.0)))))
-        if retry_after_s is not None:
-            headers = (*headers, (RETRY_MS_HEADER, str(max(1, math.ceil(1e3 * retry_after_s)))))
+        headers = (*headers, ("Retry-After", str(max(_RETRY_AFTER_S, math.ceil((after_ms or 0) / 1e3)))))
+        if after_ms is not None:
+            headers = (*headers, (RETRY_MS_HEADER, str(after_ms)))
     return json_reply({"error": text}, status, headers)

@@ -16,8 +16,7 @@ class TlsAdapter:
     """cheroot's interface of TLS. Each new connection gets the files as they are then. Raises `ConfigError`."""
 
     def __init__(self, files: TlsFiles) -> None:
-        paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
-        self._contexts = WatchedFiles(paths, lambda: _context(files))
+        self._contexts = WatchedFiles(files.paths, lambda: _context(files))
 
     def makefile(self, *_: Any) -> None:
         """Connections read and write their sockets themselves."""
@@ -30,8 +29,7 @@ class TlsAdapter:
 
 def watch_client_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
     """What a client's connections begin with, made anew when a file changes. Raises `ConfigError`."""
-    paths = [path for path in (files.cert, files.key, files.ca) if path is not None]
-    return WatchedFiles(paths, lambda: _client_context(files))
+    return WatchedFiles(files.paths, lambda: _client_context(files))
 
 
 def _client_context(files: TlsFiles) -> ssl.SSLContext:

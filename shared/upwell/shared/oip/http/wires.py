@@ -223,8 +223,8 @@ def _connect(found: _Found, until_s: float, hold: Hold) -> socket.socket:
 
 def _tunnel(wire: Wire, proxy: Proxy, address: Address) -> None:
     """Have the proxy connect to the server. Raises `OSError`, whose text says nothing that was told in confidence."""
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    lines = [f"CONNECT {host}:{address.port} HTTP/1.1", f"Host: {host}:{address.port}"]
+    where = f"{address.bracketed_host}:{address.port}"
+    lines = [f"CONNECT {where} HTTP/1.1", f"Host: {where}"]
     if proxy.authorization:
         lines.append(f"Proxy-Authorization: {proxy.authorization}")
     wire.send(["\r\n".join([*lines, "", ""]).encode("ascii")])
@@ -232,7 +232,7 @@ def _tunnel(wire: Wire, proxy: Proxy, address: Address) -> None:
     if response.status == _PROXY_AUTHENTICATION:
         raise ConnectionError(f"the proxy {proxy} wants to know who asks: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT")
     if not 200 <= response.status < 300:
-        raise ConnectionError(f"the proxy {proxy} does not connect to {host}:{address.port}: it says {response.status}")
+        raise ConnectionError(f"the proxy {proxy} does not connect to {where}: it says {response.status}")
     if not wire.is_quiet():
         raise ConnectionError(f"the proxy {proxy} closed the connection, or sent what nobody asked for")
 
