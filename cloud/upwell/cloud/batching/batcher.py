@@ -27,7 +27,7 @@ from upwell.shared.tensors import Array
 _HEAD_START_S = 0.002
 """How long the answers of a batch wait at most for the next run to begin."""
 
-_LONG_RUN_S = 0.0005
+_LONG_RUN_S = 0.0002
 """While a run takes longer, the next call may begin; to change threads for a shorter one costs more than it gives."""
 _GROWTH = 1.5
 """A run may take so many times the one before it to count as no longer: one that waits for a lock looks long."""
