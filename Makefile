@@ -32,7 +32,7 @@ test: .venv/.dev  ## the test suite (minutes)
 ifdef ARGS
 	$(BIN)/python -m pytest -m '$(FAST)' $(ARGS)
 else
-	$(BIN)/python -m pytest -m '$(FAST) and alone' tests/faults
+	$(BIN)/python -m pytest -m '$(FAST) and alone' tests/faults tests/integration
 	$(BIN)/python -m pytest -m '$(FAST) and not alone' --numprocesses 3 --dist worksteal \
 	  tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 endif
