@@ -1,14 +1,18 @@
 """What `make bench-triton` makes of h2load's words, and of the figures."""
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.benchmarks.quiet import Quiet
-from tests.benchmarks.triton_bench import h2load, report, rounds
+from tests.benchmarks.triton_bench import h2load, report, rounds, servers
 from tests.benchmarks.triton_bench.h2load import ConnectionBroke, LoadFailed, Sample
 from tests.benchmarks.triton_bench.report import TRITON, Cell, Target
+from tests.benchmarks.triton_bench.work import check, prepare
 
 TOLD = """\
 starting benchmark...
@@ -106,7 +110,7 @@ def test_the_table_goes_between_the_marks_and_nothing_else_changes(tmp_path: Pat
         report.write(page, "table")
 
 
-def test_what_a_broken_connection_spoilt_is_measured_once_more_and_told() -> None:
+def test_what_a_broken_connection_spoilt_is_measured_again_and_told() -> None:
     def take() -> Sample:
         taken.append(None)
         if len(taken) in breaks:
@@ -115,9 +119,22 @@ def test_what_a_broken_connection_spoilt_is_measured_once_more_and_told() -> Non
 
     taken: list[None] = []
     one = rounds.Measurement(Cell("digits", "concurrency 1", "Triton"), take)
-    breaks, broken = {2}, list[str]()
-    assert len(rounds.measure([one], 3, Quiet(0.0), lambda _: None, broken)[one.cell]) == 3
-    assert (broken, len(taken)) == (["Triton"], 4)
-    breaks = {5, 6}
+    breaks, broken = {2, 3}, list[str]()
+    assert len(rounds.measure([one], 3, Quiet(0.0), lambda _: None, broken.append)[one.cell]) == 3
+    assert (broken, len(taken)) == (["Triton", "Triton"], 5)
+    breaks = {6, 7, 8}
     with pytest.raises(LoadFailed, match=r"^Triton, digits, concurrency 1: 46 of"):
-        rounds.measure([one], 1, Quiet(0.0), lambda _: None, broken)
+        rounds.measure([one], 1, Quiet(0.0), lambda _: None, broken.append)
+
+
+def test_a_server_that_has_ended_by_itself_is_started_again(tmp_path: Path) -> None:
+    works = [work for work in prepare(tmp_path / "models") if work.name == "digits"]
+    launch = servers.plain(tmp_path / "plain", works)
+    with servers.Server(launch, works) as server, grpc.insecure_channel(launch.target) as channel:
+        first = server.pid
+        server.revive()
+        assert server.pid == first
+        os.kill(first, signal.SIGKILL)
+        server.revive()
+        assert server.pid != first
+        check(channel, works[0])

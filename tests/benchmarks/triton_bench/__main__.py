@@ -84,12 +84,18 @@ def _run(asked: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         folder = Path(name)
         works = prepare(folder / "models")
         launches = _launches(folder, works, environment)
+        started: dict[str, servers.Server] = {}
         for launch in launches:
             _tell(f"starting {launch.name}")
-            stack.enter_context(servers.running(launch, works))
+            started[launch.name] = stack.enter_context(servers.Server(launch, works))
         plan = _plan(works, launches, folder, asked.seconds)
         broken: list[str] = []
-        samples = rounds.measure(plan, asked.rounds, quiet, _tell, broken)
+
+        def broke(name: str) -> None:
+            broken.append(name)
+            started[name].revive()
+
+        samples = rounds.measure(plan, asked.rounds, quiet, _tell, broke)
         version = servers.triton_version(launches[0])
     _tell("")
     rows = report.rows(samples)

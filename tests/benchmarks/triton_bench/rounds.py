@@ -35,6 +35,7 @@ BULK_TITLE = f"stream, {BULK} messages at a time"
 
 _URL = f"http://{{}}{SERVICE}/{{}}"
 _FIRST_CALLS, _LEAST_CALLS = 24, 40
+_REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -46,28 +47,33 @@ class Measurement:
 
 
 def measure(
-    measurements: Sequence[Measurement], rounds: int, quiet: Quiet, tell: Callable[[str], None], broken: list[str]
+    measurements: Sequence[Measurement],
+    rounds: int,
+    quiet: Quiet,
+    tell: Callable[[str], None],
+    broke: Callable[[str], None],
 ) -> Samples:
     """`rounds` samples of each: the servers of one load follow on each other, in the other order every other round.
 
-    What a broken connection spoilt is measured once more; `broken` gets the names of the servers whose it was.
+    What a broken connection spoilt is measured again, up to twice; `broke` is told before whose connection it was.
     """
     samples: dict[Cell, list[Sample]] = {one.cell: [] for one in measurements}
     for number in range(rounds):
         for group in _by_load(measurements):
             for one in group if number % 2 == 0 else reversed(group):
                 tell(f"round {number + 1} of {rounds}: {one.cell.work}, {one.cell.load}, {one.cell.server}")
-                samples[one.cell].append(quiet.measured(lambda one=one: _taken(one, broken)))  # type: ignore[misc]  # a default
+                samples[one.cell].append(quiet.measured(lambda one=one: _taken(one, broke)))  # type: ignore[misc]  # a default
     return samples
 
 
-def _taken(one: Measurement, broken: list[str]) -> Sample:
+def _taken(one: Measurement, broke: Callable[[str], None]) -> Sample:
     try:
-        try:
-            return one.take()
-        except ConnectionBroke:
-            broken.append(one.cell.server)
-            return one.take()
+        for _ in range(_REPEATS):
+            try:
+                return one.take()
+            except ConnectionBroke:
+                broke(one.cell.server)
+        return one.take()
     except LoadFailed as error:
         raise LoadFailed(f"{one.cell.server}, {one.cell.work}, {one.cell.load}: {error}") from None
 

@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ INSTANCES = 2
 MLSERVER, PLAIN = "MLServer", "20-line server"
 UPWELL, UPWELL_WORKERS = "Upwell, one process", "Upwell, two workers"
 
-_START_S, _STOP_S, _CHILDREN_S = 90.0, 20.0, 5.0
+_START_S, _STOP_S, _CHILDREN_S, _END_S = 90.0, 20.0, 5.0, 2.0
 _LOG_LINES = 40
 
 _FACTS = """
@@ -187,30 +187,49 @@ def triton_version(launch: Launch) -> str:
         return parse_server_metadata(call(b"", timeout=10)).version
 
 
-@contextmanager
-def running(launch: Launch, works: Sequence[Work]) -> Iterator[None]:
-    """Start a server, come back when it answers every work rightly, and stop it with all that it has started.
+class Server:
+    """A server under way, from its first right answers on; with `with`, until it is stopped with all it has started."""
 
-    Raises `CannotStart` with the end of its log where it does not, `WrongAnswer` where it answers otherwise.
-    """
-    log = launch.folder / "log.txt"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            launch.command,
-            cwd=launch.folder,
-            env={**os.environ, **launch.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-        )
+    def __init__(self, launch: Launch, works: Sequence[Work]) -> None:
+        self._launch, self._works = launch, works
+
+    def __enter__(self) -> Server:
+        """Raises `CannotStart` with the end of its log where it does not answer, `WrongAnswer` where wrongly."""
+        with (self._launch.folder / "log.txt").open("ab") as sink:
+            self._process = subprocess.Popen(
+                self._launch.command,
+                cwd=self._launch.folder,
+                env={**os.environ, **self._launch.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
         try:
-            _wait(launch, process, works, log)
-            yield
-        finally:
-            _stop(process)
+            _wait(self._launch, self._process, self._works)
+        except BaseException:
+            _stop(self._process)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _stop(self._process)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        return self._process.pid
+
+    def revive(self) -> None:
+        """Start it again if it has ended by itself, or does so within a moment."""
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return
+        _stop(self._process)
+        self.__enter__()
 
 
-def _wait(launch: Launch, process: subprocess.Popen[bytes], works: Sequence[Work], log: Path) -> None:
+def _wait(launch: Launch, process: subprocess.Popen[bytes], works: Sequence[Work]) -> None:
     limit_s = time.monotonic() + _START_S
     with grpc.insecure_channel(launch.target, [("grpc.max_reconnect_backoff_ms", 200)]) as channel:
         for work in works:
@@ -221,6 +240,7 @@ def _wait(launch: Launch, process: subprocess.Popen[bytes], works: Sequence[Work
                 except (grpc.RpcError, WrongAnswer) as error:
                     if isinstance(error, WrongAnswer) or process.poll() is not None or time.monotonic() > limit_s:
                         said = error.details() if isinstance(error, grpc.Call) else error
+                        log = launch.folder / "log.txt"
                         tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
                         raise CannotStart(f"{launch.name} does not serve {work.name}: {said}\n{tail}") from None
                 time.sleep(0.1)
