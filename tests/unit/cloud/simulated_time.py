@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from upwell.cloud.batching.choosing import Sizes
-from upwell.cloud.batching.device import Device
+from upwell.cloud.batching.device import Batch, Device
 from upwell.cloud.batching.entry import DEFAULT_PRIORITY, Entry
 from upwell.cloud.batching.queue import ModelQueue
 from upwell.shared.errors import UpwellError
@@ -82,50 +82,49 @@ class Simulation:
     def run(self, arrivals: Iterable[Arrival]) -> list[Outcome]:
         """Let them come, and wait until the last has ended."""
         outcomes: dict[Entry, Outcome] = {}
-        took_s: dict[Entry, float] = {}
-        open_: list[Entry] = []
-        events: list[tuple[float, int, Arrival | Entry]] = [
+        waiting: set[Entry] = set()
+        events: list[tuple[float, int, Arrival | Batch]] = [
             (one.at_s, place, one) for place, one in enumerate(sorted(arrivals, key=lambda one: one.at_s))
         ]
         count = len(events)
         while events:
             now_s, _, event = heapq.heappop(events)
+            begun: Sequence[Batch]
             if isinstance(event, Arrival):
                 call = Call(deadline_s=now_s + event.limit_s, client=event.client)
-                entry = Entry({}, call, event.rows, None, now_s, event.client, event.priority)
+                entry = Entry({}, call, event.rows, None, _nobody, now_s, event.client, event.priority)
                 outcomes[entry] = Outcome(event)
                 try:
-                    self.device.enter(self.queues[event.model], entry, now_s)
+                    at_once = self.device.enter(self.queues[event.model], entry, now_s)
                 except UpwellError as error:
                     outcomes[entry].error, outcomes[entry].ended_s = error, now_s
                     continue
-                open_.append(entry)
+                waiting.add(entry)
+                begun = [at_once] if at_once is not None else []
             else:
-                model = outcomes[event].arrival.model
-                batch = [event, *event.mates]
-                rows = self.sizes.of_run(sum(one.rows for one in batch))
-                self.device.observe(self.queues[model], rows, took_s[event], now_s)
-                for one in batch:
+                size = self.sizes.of_run(event.rows)
+                self.device.observe(event.queue, size, now_s - event.started_s, now_s)
+                for one in event.entries:
                     outcomes[one].ended_s = now_s
-                self.device.done(event, now_s)
-            waiting = []
-            for entry in open_:
-                if entry.error is not None:
-                    assert isinstance(entry.error, UpwellError)
-                    outcomes[entry].error, outcomes[entry].ended_s = entry.error, now_s
-                elif entry.leads:
-                    count += 1
-                    batch = [entry, *entry.mates]
-                    model = outcomes[entry].arrival.model
-                    took_s[entry] = run_s = self._pace(model)(self.sizes.of_run(sum(one.rows for one in batch)))
-                    self.batches.append((now_s, model, [outcomes[one].arrival for one in batch]))
-                    self.busy_s[model] = self.busy_s.get(model, 0.0) + run_s
-                    heapq.heappush(events, (now_s + run_s, count, entry))
-                else:
-                    waiting.append(entry)
-            mates = {id(mate) for entry in open_ if entry.leads for mate in entry.mates}
-            open_ = [entry for entry in waiting if id(entry) not in mates]
+                begun = self.device.done(event, now_s)
+            for batch in begun:
+                count += 1
+                model = outcomes[batch.entries[0]].arrival.model
+                run_s = self._pace(model)(self.sizes.of_run(batch.rows))
+                self.batches.append((now_s, model, [outcomes[one].arrival for one in batch.entries]))
+                self.busy_s[model] = self.busy_s.get(model, 0.0) + run_s
+                heapq.heappush(events, (now_s + run_s, count, batch))
+                waiting.difference_update(batch.entries)
+            for entry in [one for one in waiting if one.error is not None]:
+                assert isinstance(entry.error, UpwellError)
+                outcomes[entry].error, outcomes[entry].ended_s = entry.error, now_s
+                waiting.remove(entry)
         return list(outcomes.values())
 
     def _pace(self, model: str) -> Callable[[int], float]:
         return self.paces.get(model, pace_s)
+
+
+def _nobody(batch: Batch) -> Sequence[Batch]:
+    """No thread runs it: time is an argument here."""
+    raise AssertionError(batch)

@@ -187,14 +187,69 @@ def test_a_deadline_that_passes_while_its_batch_runs_does_not_hold_the_caller(po
 
     engine = FakeEngine(answer)
     busy = Busy(pool, engine, max_batch=4)
-    leader, late = busy.queue(x(1), due(0.9)), busy.queue(x(2), due(1.0))
+    early, late, patient = busy.queue(x(1), due(0.9)), busy.queue(x(2), due(1.0)), busy.queue(x(3))
     engine.let_go()
-    with pytest.raises(DeadlineExceeded, match="before the model had an answer"):
-        late.result(LIMIT_S)
-    assert not leader.done()
+    for hasty in (early, late):
+        with pytest.raises(DeadlineExceeded, match="before the model had an answer"):
+            hasty.result(LIMIT_S)
+    assert not patient.done()
     gate.set()
-    assert leader.result(LIMIT_S).outputs["y"].tolist() == [[2, 2]]
-    assert [firsts(batch) for batch in engine.batches] == [[0], [1, 2]]
+    assert patient.result(LIMIT_S).outputs["y"].tolist() == [[6, 6]]
+    assert [firsts(batch) for batch in engine.batches] == [[0], [1, 2, 3]]
+
+
+def test_a_batch_of_which_everybody_has_left_is_counted_and_the_next_one_runs(pool: ThreadPoolExecutor) -> None:
+    gate = threading.Event()
+
+    def answer(batch: Batch) -> dict[str, Array]:
+        assert batch["x"][0, 0] != 1 or gate.wait(LIMIT_S)
+        return {"y": batch["x"] * 2}
+
+    engine = FakeEngine(answer)
+    busy = Busy(pool, engine, max_batch=2)
+    counted: list[int] = []
+    busy.batcher.on_run = lambda entries, rows, started_s, ended_s: counted.append(rows)
+    hasty = [busy.queue(x(1), due(0.5)), busy.queue(x(2), due(0.6))]
+    engine.let_go()
+    for one in hasty:
+        with pytest.raises(DeadlineExceeded):
+            one.result(LIMIT_S)
+    waiting = busy.queue(x(3))
+    gate.set()
+    assert waiting.result(LIMIT_S).outputs["y"].tolist() == [[6, 6]]
+    assert counted == [1, 2, 1]
+
+
+def test_whatever_an_engine_raises_in_a_batch_its_place_goes_to_the_next(pool: ThreadPoolExecutor) -> None:
+    def answer(batch: Batch) -> dict[str, Array]:
+        if batch["x"][0, 0] == 1:
+            raise SystemExit
+        return {"y": batch["x"] * 2}
+
+    engine = FakeEngine(answer)
+    busy = Busy(pool, engine)
+    futures = [busy.queue(x(1)), busy.queue(x(2))]
+    engine.let_go()
+    with pytest.raises(ModelFailed, match="broken off"):
+        futures[0].result(LIMIT_S)
+    assert futures[1].result(LIMIT_S).outputs["y"].tolist() == [[4, 4]]
+
+
+def test_what_waits_is_run_in_one_thread_after_the_other_run(pool: ThreadPoolExecutor) -> None:
+    threads = []
+
+    def answer(batch: Batch) -> dict[str, Array]:
+        threads.append(threading.current_thread().name)
+        return {"y": batch["x"] * 2}
+
+    engine = FakeEngine(answer)
+    busy = Busy(pool, engine)
+    futures = [busy.queue(x(value)) for value in (1, 2, 3)]
+    engine.let_go()
+    for future in futures:
+        future.result(LIMIT_S)
+    assert len(set(threads[1:])) == 1
+    assert threads[0] not in threads[1:]
 
 
 def test_a_caller_that_left_is_dropped_before_it_costs_anything(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:

@@ -71,12 +71,23 @@ def test_for_choosing_an_unknown_size_takes_its_share_of_the_next_larger() -> No
     assert [times.remembered_s(rows, 0.0) for rows in (1, 4, 8, 16)] == [0.0075, 0.03, 0.03, 0.04]
 
 
-def test_the_delay_is_what_three_of_four_keep_within_for_a_second() -> None:
+def test_the_delay_of_answers_is_the_median_of_those_seen_lately() -> None:
     delays = Delays()
     assert delays.estimate_s(0.0) == 0.0
-    for delay_s in (0.001, 0.002, 0.003, 0.5):
+    for delay_s in (0.001, 0.002, 0.003, 0.5, 0.6):
         delays.observe(delay_s, 1.0)
-    for delay_s in (0.001, 0.002, 0.003, 0.001):
-        delays.observe(delay_s, 2.0)
-    assert delays.estimate_s(3.0) == 0.003
-    assert delays.estimate_s(3.001) == 0.0
+    assert delays.estimate_s(1.25) == 0.003
+    assert delays.estimate_s(1.26) == 0.0
+
+
+def test_a_few_delays_are_not_believed_and_those_of_long_ago_are_forgotten() -> None:
+    delays = Delays()
+    for at_s in (1.0, 2.0):
+        delays.observe(0.5, at_s)
+        delays.observe(0.5, at_s)
+        assert delays.estimate_s(at_s) == 0.0
+    delays.observe(0.5, 2.0)
+    assert delays.estimate_s(2.0) == 0.5
+    for _ in range(3):
+        delays.observe(0.001, 2.3)
+    assert delays.estimate_s(2.3) == 0.001

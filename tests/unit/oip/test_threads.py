@@ -209,6 +209,47 @@ def test_after_many_have_waited_no_more_are_at_work_than_before() -> None:
     threads.shutdown()
 
 
+def test_all_threads_end_although_one_gives_way_meanwhile() -> None:
+    threads = CallThreads(8, "ending", at_work=1)
+    begun_, gate, at_once = threading.Event(), threading.Event(), threading.Barrier(4)
+
+    def meet() -> None:
+        give_way()
+        at_once.wait(TIMEOUT_S)
+
+    def last() -> None:
+        begun_.set()
+        gate.wait(TIMEOUT_S)
+        give_way()
+
+    for _ in range(4):
+        threads.submit(meet)
+    threads.submit(last)
+    assert begun_.wait(TIMEOUT_S)
+    for _ in range(3):
+        threads.submit(time.sleep, 0.001)  # they wait for the only permit, so that somebody watches
+    stopping = threading.Thread(target=threads.shutdown)
+    stopping.start()
+    stopping.join(0.05)
+    assert stopping.is_alive()
+    gate.set()
+    stopping.join(TIMEOUT_S)
+    assert not stopping.is_alive()
+    until_s = time.monotonic() + TIMEOUT_S
+    while left := [one.name for one in threading.enumerate() if one.name.startswith("ending")]:
+        assert time.monotonic() < until_s, left
+        time.sleep(0.01)
+
+
+def test_what_comes_after_the_end_runs_nevertheless() -> None:
+    threads = CallThreads(2, "t", at_work=1)
+    threads.submit(int)
+    threads.shutdown()
+    done = threading.Event()
+    threads.submit(done.set)
+    assert done.wait(TIMEOUT_S)
+
+
 def test_it_is_known_how_many_have_not_begun() -> None:
     threads = CallThreads(4, "t", at_work=4)
     gate, arrived, told = threading.Event(), threading.Event(), threading.Event()

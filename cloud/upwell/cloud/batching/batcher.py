@@ -7,15 +7,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from upwell.cloud.batching.choosing import Sizes
-from upwell.cloud.batching.device import Device
-from upwell.cloud.batching.entry import DEFAULT_PRIORITY, Entry, Ran, raise_if, wake
+from upwell.cloud.batching.device import Batch, Device
+from upwell.cloud.batching.entry import DEFAULT_PRIORITY, Entry, Ran, Run, raise_if, wake
 from upwell.cloud.batching.merging import check_rows, merge, split
 from upwell.cloud.batching.queue import ModelQueue
+from upwell.cloud.batching.running import begin
 from upwell.cloud.engines.base import Engine
 from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
@@ -23,9 +23,6 @@ from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.oip.threads import give_way
 from upwell.shared.tensors import Array
-
-_HEAD_START_S = 0.002
-"""How long the answers of a batch wait at most for the next run to begin."""
 
 _LONG_RUN_S = 0.0002
 """While a run takes longer, the next call may begin; to change threads for a shorter one costs more than it gives."""
@@ -35,22 +32,14 @@ _GROWTH = 1.5
 log = logging.getLogger("upwell.cloud")
 
 
-class _Run(NamedTuple):
-    """What came of a run: the outputs for the rows of all its requests in their order, perhaps with more behind."""
-
-    entries: Sequence[Entry]
-    outputs: Mapping[str, Array]
-    started_s: float
-    ended_s: float
-
-
 class Batcher:
     """Runs the requests of one model, at most `instances` runs at a time and `max_queue` requests waiting.
 
-    No thread of its own: a request that finds a place on the device runs in its caller's thread at once, alone,
-    since nothing waits then. Otherwise it waits. Whoever ends a run lets the device choose the next batch from
-    the queues and hands the place to the first caller in it, who runs it for all. So one request at a time costs
-    no change of threads, no place is idle while a request waits, and batches form only while the device is busy.
+    A request that finds a place on the device runs in its caller's thread at once, alone, since nothing waits then.
+    Otherwise it waits. Whoever ends a run lets the device choose the next batch from the queues; what waits is run by
+    a thread of the place (`running`), which goes on as long as something waits there, while the callers tell each
+    other the answers. So one request at a time costs no change of threads, no place is idle while a request waits,
+    batches form only while the device is busy, and between two of them it waits for no other thread.
 
     What runs first, what is refused and what is dropped before it costs a run: see `ModelQueue`; how models share
     a device: see `Device`. With `buckets` every run has exactly one of these numbers of rows: it is filled up with
@@ -102,15 +91,16 @@ class Batcher:
         """
         now_s = self._clock()
         group = None if self._sizes.largest == 1 else self._group(inputs)
-        entry = Entry(inputs, call, self._rows(inputs), group, now_s, client_key(call.client), priority)
-        self._device.enter(self._queue, entry, now_s)
-        if entry.turn is not None:
+        client = client_key(call.client)
+        entry = Entry(inputs, call, self._rows(inputs), group, self._lead, now_s, client, priority)
+        batch = self._device.enter(self._queue, entry, now_s)
+        if batch is not None:
+            self._run_at_once(entry, batch)
+        elif entry.turn is not None:
             self._await_turn(entry, entry.turn)
-        if entry.leads:
-            if entry.mates:
-                self._lead(entry)
-            else:
-                self._run_and_answer(entry)
+            batch, entry.told_of = entry.told_of, None  # else each would refer to the other
+            if batch is not None:
+                self._tell(batch)
         if entry.error is not None:
             raise_if(entry.take_error())
         ran = entry.ran
@@ -137,16 +127,14 @@ class Batcher:
         return [(inputs[name].dtype, inputs[name].shape[1:]) for name in self._names]
 
     def _await_turn(self, entry: Entry, turn: threading.Event) -> None:
-        """Wait until the entry is to lead a batch, is answered, or its deadline has passed."""
+        """Wait until the entry is answered, is to tell its batch, or its deadline has passed."""
         give_way()
         left_s = entry.deadline_s - self._clock()
         if not turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, entry):
             raise DeadlineExceeded("the deadline passed before the model had an answer")
 
-    def _run_and_answer(self, entry: Entry) -> None:
-        """What `_lead` does, for an entry without mates: nobody waits for it."""
-        if entry.begun is not None:
-            entry.begun.set()
+    def _run_at_once(self, entry: Entry, batch: Batch) -> None:
+        """What `_lead` and `_tell` do, for an entry alone in its caller's thread."""
         outputs: Mapping[str, Array] | None = None
         started_s = self._clock()
         try:
@@ -155,54 +143,64 @@ class Batcher:
             entry.error = error
         finally:
             ended_s = self._clock()
-            self._device.done(entry, ended_s)
+            following = self._device.done(batch, ended_s)
+            if following:
+                begin(following)
         if outputs is not None:
             if self.on_run is not None:
                 self.on_run((entry,), entry.rows, started_s, ended_s)
             entry.ran = Ran(outputs, started_s - entry.arrived_s, ended_s - started_s)
 
-    def _lead(self, entry: Entry) -> None:
-        """Run the batch that the entry leads, give its place to the next, and only then each its answer."""
-        batch = (entry, *entry.mates)
+    def _lead(self, batch: Batch) -> Sequence[Batch]:
+        """Run the batch, and give its place to the next, which is given. Its callers tell each other."""
         try:
-            try:
-                runs = self._run_batch(batch)
-            finally:
-                following = self._device.done(entry, self._clock())
-            if following is not None and following.begun is not None:
-                following.begun.wait(_HEAD_START_S)
-            for run in runs:
+            batch.runs = self._run_batch(batch)
+        except BaseException:
+            log.exception("a run was broken off")
+        batch.begins()  # if it has not
+        following = self._device.done(batch, self._clock())
+        if batch.teller is None:
+            self._tell(batch)
+        return following
+
+    def _tell(self, batch: Batch) -> None:
+        """Give each of the batch its answer, in the thread of one of its callers."""
+        try:
+            for run in batch.runs:
                 self._answer(run)
         finally:
-            wake(entry.mates)
+            wake(batch.entries)
 
-    def _run_batch(self, batch: Sequence[Entry]) -> list[_Run]:
+    def _run_batch(self, batch: Batch) -> list[Run]:
         """Run the batch as one or, where that fails, one by one; what fails then has its error."""
+        entries = batch.entries
+        if len(entries) == 1:
+            batch.begins()
+            return self._run_one(entries[0])
         started_s = self._clock()
         try:
-            parts, rows = [entry.inputs for entry in batch], sum(entry.rows for entry in batch)
-            outputs = self._run_rows(parts, rows, batch[0].begun)
+            outputs = self._run_rows([entry.inputs for entry in entries], batch.rows, batch.begins)
         except Exception as error:  # noqa: BLE001 (one member's bad row must not be the others' error)
-            log.warning("a batch of %d requests failed and is run one by one: %s", len(batch), error)
+            log.warning("a batch of %d requests failed and is run one by one: %s", len(entries), error)
         else:
-            return [_Run(batch, outputs, started_s, self._clock())]
+            return [Run(entries, outputs, started_s, self._clock())]
         runs = []
-        for entry in batch:
+        for entry in entries:
             entry.error = self._hopeless(entry, entry.rows)
             if entry.error is None:
                 runs += self._run_one(entry)
         return runs
 
-    def _run_one(self, entry: Entry) -> list[_Run]:
+    def _run_one(self, entry: Entry) -> list[Run]:
         started_s = self._clock()
         try:
             outputs = self._run_alone(entry)
         except Exception as error:  # noqa: BLE001 (it is raised in the thread of the caller it belongs to)
             entry.error = error
             return []
-        return [_Run((entry,), outputs, started_s, self._clock())]
+        return [Run((entry,), outputs, started_s, self._clock())]
 
-    def _answer(self, run: _Run) -> None:
+    def _answer(self, run: Run) -> None:
         entries, compute_s = run.entries, run.ended_s - run.started_s
         if self.on_run is not None:
             self.on_run(entries, sum(entry.rows for entry in entries), run.started_s, run.ended_s)
@@ -233,13 +231,12 @@ class Batcher:
         return split(self._run_rows([inputs], rows), [rows])[0]
 
     def _run_rows(
-        self, parts: Sequence[Mapping[str, Array]], rows: int, begun: threading.Event | None = None
+        self, parts: Sequence[Mapping[str, Array]], rows: int, begins: Callable[[], None] = lambda: None
     ) -> Mapping[str, Array]:
         """The outputs of one run for the `rows` rows of all parts, and for those that fill it up."""
         size = self._sizes.of_run(rows)
         merged = merge(parts, self._names, size)
-        if begun is not None:
-            begun.set()
+        begins()
         outputs = self._timed(merged, size)
         check_rows(outputs, size)
         return outputs

@@ -94,19 +94,21 @@ def _best(mates: list[W], must: int, sizes: Sizes, now_s: float, estimate_s: Est
         run_s = max(estimate_s(size), _SHORTEST_S)
         if min(size, rows) / run_s <= best_rate:  # even if all of them were in time
             continue
-        batch = _take(mates, size, now_s + run_s)
-        rate = sum(one.rows for one in batch) / run_s
+        batch, taken = _take(mates, size, now_s + run_s)
+        rate = taken / run_s
         if rate > best_rate and batch[:must] == mates[:must]:
             best, best_rate = batch, rate
     return best
 
 
-def _take(mates: Sequence[W], size: int, done_s: float) -> list[W]:
-    """The most urgent that are still in time at `done_s`, up to `size` rows together."""
+def _take(mates: Sequence[W], size: int, done_s: float) -> tuple[list[W], int]:
+    """The most urgent that are still in time at `done_s`, up to `size` rows together, and how many rows they are."""
     batch = []
     left = size
     for one in mates:
         if one.rows <= left and one.deadline_s >= done_s:
             batch.append(one)
             left -= one.rows
-    return batch
+            if not left:
+                break
+    return batch, size - left

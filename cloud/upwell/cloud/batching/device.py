@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final
 from weakref import WeakValueDictionary
 
-from upwell.cloud.batching.entry import Entry, raise_if, wake
+from upwell.cloud.batching.entry import Entry, Run, raise_if, wake
 from upwell.cloud.batching.queue import ModelQueue
 from upwell.cloud.batching.shares import Shares
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
 
 
-class _Run(NamedTuple):
-    """What occupies a place: a batch of a model, since when."""
+@dataclass(eq=False, slots=True)
+class Batch:
+    """What occupies a place: requests of one model, since when, and in the end what came of them."""
 
-    queue: ModelQueue
-    batch: Sequence[Entry]
-    rows: int
-    started_s: float
+    queue: Final[ModelQueue]
+    entries: Final[Sequence[Entry]]
+    rows: Final[int]
+    started_s: Final[float]
+    runs: Sequence[Run] = ()
+    teller: Entry | None = None
+    """The one whose caller is to tell the others."""
+    former: Batch | None = None
+    """The batch before it at its place, if that is still to be told."""
+    dropped: Sequence[Entry] = ()
+    """Those who were dropped when it was chosen, if they are still to be woken."""
+
+    def begins(self) -> None:
+        """Its rows are together: others' callers may go on, who would have contended with that."""
+        former, self.former = self.former, None
+        if former is not None:
+            former.ends()
+        dropped, self.dropped = self.dropped, ()
+        wake(dropped)
+
+    def ends(self) -> None:
+        """Let the teller go on."""
+        if self.teller is not None and self.teller.turn is not None:
+            self.teller.turn.set()
 
 
 class Device:
@@ -28,10 +50,9 @@ class Device:
 
     An accelerator is shared by all of its models, the CPU by none: there each model has its instances for itself.
     `places` is the largest number of instances of any of its models, 1 for an accelerator unless more is written,
-    which lets one run's copying overlap with another's computing. The threads are the callers'; only how many run at
-    once is bound.
+    which lets one run's copying overlap with another's computing.
 
-    It has no thread of its own either: whoever ends a run calls `done`, which gives the place to the queue whose turn
+    It has no thread: whoever ends a run calls `done`, which gives the place to the queue whose turn
     it is. That is, among the models that are not ahead of their share of device seconds (`Shares`), the one with the
     earliest deadline in its queue; the batch is chosen only then, from all that waits by then.
 
@@ -41,7 +62,7 @@ class Device:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places = 0
-        self._running: dict[Entry, _Run] = {}
+        self._running: dict[Batch, None] = {}
         self._queues: dict[ModelQueue, None] = {}  # those in which something waits
         self._shares: Shares[ModelQueue] = Shares()
 
@@ -58,17 +79,17 @@ class Device:
             if not self._is_free(queue):
                 queue.make_room(client, priority, now_s, start_s)
 
-    def enter(self, queue: ModelQueue, entry: Entry, now_s: float) -> None:
-        """Let the request's caller run it at once, or wait for its `turn`. Raises why it can do neither."""
+    def enter(self, queue: ModelQueue, entry: Entry, now_s: float) -> Batch | None:
+        """The entry's own batch, which its caller is to run at once; None where it has to wait for its `turn`.
+
+        Raises why it can do neither.
+        """
         with self._lock:
             is_free = len(self._running) < self._places and queue.running < queue.instances  # as in `_is_free`
             start_s = now_s if is_free else self._free_s(now_s)
             raise_if(queue.hopeless(entry.call, entry.rows, now_s, start_s))
             if is_free:
-                entry.leads = True
-                queue.running += 1
-                self._running[entry] = _Run(queue, (entry,), entry.rows, now_s)
-                return
+                return self._begin(queue, (entry,), now_s)
             less_entitled = queue.make_room(entry.client, entry.priority, now_s, start_s)
             if less_entitled is not None:
                 queue.displace(less_entitled, now_s, start_s)
@@ -77,35 +98,41 @@ class Device:
             if queue not in self._queues:
                 self._queues[queue] = None
                 self._shares.join(queue)
+            return None
 
     def leave(self, queue: ModelQueue, entry: Entry) -> bool:
-        """Stop waiting. False where the entry has been told already, and may even have been given a place."""
+        """Stop waiting. False where the entry has been told already, or is the one who is to tell its batch."""
         with self._lock:
-            if entry.turn is None or entry.turn.is_set():
+            if entry.turn is None or entry.turn.is_set() or entry.told_of is not None:
                 return False
-            queue.remove(entry)  # if it is not there, its batch is running, and the answer will be thrown away
+            if not queue.remove(entry):  # its batch is running, and the answer will be thrown away
+                entry.has_left = True
             return True
 
-    def done(self, leader: Entry, now_s: float) -> Entry | None:
-        """The leader's batch has run, or failed: give its place to whoever is next, which is told of it.
+    def done(self, batch: Batch, now_s: float) -> Sequence[Batch]:
+        """The batch has run, or failed: give its place to whoever is next. Gives what begins now, for threads to run.
 
-        The mates are not told of anything. Gives the leader of the next run, with `begun` where there were mates: they
-        all would contend with it for the interpreter's lock, while the device has nothing to do.
+        One of those who wait for the batch is to tell the others, when the place is at work again or nobody is next.
         """
         with self._lock:
-            run = self._running.pop(leader)
-            run.queue.running -= 1
-            run_s = now_s - run.started_s
-            run.queue.charge(run.batch, run_s)
+            del self._running[batch]
+            batch.queue.running -= 1
+            batch.teller = next((one for one in batch.entries if one.turn is not None and not one.has_left), None)
+            if batch.teller is not None:
+                batch.teller.told_of = batch
+            run_s = now_s - batch.started_s
+            batch.queue.charge(batch.entries, run_s)
             if not self._queues:
-                return None
-            self._shares.charge({run.queue: run_s}, [queue for queue in self._queues if len(queue)])
-            following = None
-            while len(self._running) < self._places:
-                begun = threading.Event() if leader.mates else None
-                following = self._begin_next(now_s, begun)
-                if following is None:
-                    break
+                batch.ends()
+                return ()
+            self._shares.charge({batch.queue: run_s}, [queue for queue in self._queues if len(queue)])
+            following = []
+            while len(self._running) < self._places and (begun := self._begin_next(now_s)) is not None:
+                following.append(begun)
+            if following:
+                following[0].former = batch
+            else:
+                batch.ends()
             return following
 
     def hopeless(self, queue: ModelQueue, entry: Entry, rows: int, now_s: float) -> UpwellError | None:
@@ -129,10 +156,10 @@ class Device:
 
     def _free_s(self, now_s: float) -> float:
         """The earliest instant at which a place may be free, as far as is known."""
-        ends = (run.started_s + run.queue.needed_s(run.rows, now_s) for run in self._running.values())
+        ends = (one.started_s + one.queue.needed_s(one.rows, now_s) for one in self._running)
         return max(now_s, min(ends, default=now_s))
 
-    def _begin_next(self, now_s: float, begun: threading.Event | None) -> Entry | None:
+    def _begin_next(self, now_s: float) -> Batch | None:
         """Give a free place to the queue whose turn it is; None where nobody waits for one."""
         self._queues = dict.fromkeys(queue for queue in self._queues if len(queue))
         ready = [queue for queue in self._queues if queue.running < queue.instances]
@@ -140,21 +167,21 @@ class Device:
             ahead = self._shares.ahead(self._queues.keys(), slack_s=0.0)
             ready.sort(key=lambda queue: (queue in ahead, queue.due_s()))
         for queue in ready:
-            batch = queue.take(now_s)
-            if batch:
-                batch[0].begun = begun
-                self._begin(queue, batch, now_s)
-                return batch[0]
+            entries, dropped = queue.take(now_s)
+            if entries:
+                entries[-1].is_last = len(entries) > 1
+                batch = self._begin(queue, entries, now_s)
+                batch.dropped = dropped
+                return batch
+            wake(dropped)
         return None
 
-    def _begin(self, queue: ModelQueue, batch: Sequence[Entry], now_s: float) -> None:
-        leader, *mates = batch
-        leader.leads, leader.mates = True, mates
-        if mates:
-            mates[-1].is_last = True
+    def _begin(self, queue: ModelQueue, entries: Sequence[Entry], now_s: float) -> Batch:
+        rows = entries[0].rows if len(entries) == 1 else sum(entry.rows for entry in entries)
+        batch = Batch(queue, entries, rows, now_s)
         queue.running += 1
-        self._running[leader] = _Run(queue, batch, sum(entry.rows for entry in batch), now_s)
-        wake([leader])
+        self._running[batch] = None
+        return batch
 
 
 _shared: WeakValueDictionary[str, Device] = WeakValueDictionary()

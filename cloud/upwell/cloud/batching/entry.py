@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.tensors import Array
+
+if TYPE_CHECKING:
+    from upwell.cloud.batching.device import Batch
 
 DEFAULT_PRIORITY = 10
 """The level of requests that name none; a lower number goes first."""
@@ -25,8 +28,18 @@ class Ran:
 
 
 @dataclass(eq=False, slots=True)
+class Run:
+    """What came of a run: the outputs for the rows of all its entries in their order, perhaps with more behind."""
+
+    entries: Final[Sequence[Entry]]
+    outputs: Final[Mapping[str, Array]]
+    started_s: Final[float]
+    ended_s: Final[float]
+
+
+@dataclass(eq=False, slots=True)
 class Entry:
-    """One request on its way. `leads` is set in the one caller that is to run a batch, for itself and its `mates`.
+    """One request on its way. `lead` runs the batch that it comes first in, and gives those that begin then.
 
     An entry never refers to itself: a cycle would keep the tensors of every request until the next
     garbage collection.
@@ -36,20 +49,22 @@ class Entry:
     call: Call
     rows: int
     group: object
+    lead: Callable[[Batch], Sequence[Batch]]
     arrived_s: float
     client: str = ""
     priority: int = DEFAULT_PRIORITY
     turn: threading.Event | None = None
-    leads: bool = False
-    mates: Sequence[Entry] = ()
+    """Set when its caller is to go on: it is answered, or is the one who is to tell its batch."""
+    told_of: Batch | None = None
+    """The batch that its caller is to tell of its end."""
+    has_left: bool = False
+    """Whether its caller waits no more."""
     ran: Ran | None = None
     error: Exception | None = None
     rank: tuple[bool, int] = (False, 0)
     """The class that it waits in, as its queue saw it last: whether its client is ahead of others, and how urgent."""
     due_s: float = math.inf
     """When it ought to be done, as its queue sees it."""
-    begun: threading.Event | None = None
-    """Set when the run that it leads begins, where somebody waits for that."""
     is_last: bool = False
     """Whether it is the last of a batch that is told of its end."""
 

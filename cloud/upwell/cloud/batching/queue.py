@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 from upwell.cloud.batching.choosing import Sizes, choose
 from upwell.cloud.batching.entry import Entry, wake
@@ -14,6 +15,9 @@ from upwell.shared.errors import CallerLeft, DeadlineExceeded, Refused, UpwellEr
 from upwell.shared.oip.dataplane import Call
 
 PATIENCE_S = 10.0
+
+
+_URGENCY = attrgetter("rank", "due_s")
 
 
 class ModelQueue:
@@ -44,6 +48,7 @@ class ModelQueue:
         self._waiting: list[Entry] = []  # in the order of arrival
         self._clients: Counter[str] = Counter()
         self._shares: Shares[str] = Shares()
+        self._has_classes = False  # whether any rank is another than its own priority
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -86,7 +91,7 @@ class ModelQueue:
         """The request that has to go for one more of `client`, None where there is room. Raises `Refused`."""
         if len(self._waiting) < self._max_queue:
             return None
-        self.sweep(now_s)
+        wake(self._sweep(now_s))
         if len(self._waiting) < self._max_queue:
             return None
         found = self._less_entitled(client, priority, now_s)
@@ -105,6 +110,7 @@ class ModelQueue:
     def add(self, entry: Entry) -> None:
         """One more that waits."""
         entry.due_s = min(entry.deadline_s, entry.arrived_s + PATIENCE_S)
+        entry.rank = (False, entry.priority)
         client = entry.client
         if not self._clients[client]:
             self._shares.join(client)
@@ -119,11 +125,11 @@ class ModelQueue:
         self._forget([entry])
         return True
 
-    def take(self, now_s: float) -> list[Entry]:
-        """The batch to run now, the one who is to run it first; empty where nobody waits any more."""
-        self.sweep(now_s)
+    def take(self, now_s: float) -> tuple[list[Entry], list[Entry]]:
+        """The batch to run now, empty where nobody waits any more, and those who were dropped, to be woken."""
+        dropped = self._sweep(now_s)
         if not self._waiting:
-            return []
+            return [], dropped
         remembered_s = self._times.remembered_s
         told_s = now_s + self._delays.estimate_s(now_s)
         batch = choose(
@@ -132,7 +138,7 @@ class ModelQueue:
         taken = set(map(id, batch))
         self._waiting = [one for one in self._waiting if id(one) not in taken]
         self._forget(batch)
-        return batch
+        return batch, dropped
 
     def charge(self, batch: Sequence[Entry], run_s: float) -> None:
         """Put the run of a batch on the accounts of those that were in it, by their rows."""
@@ -149,28 +155,32 @@ class ModelQueue:
         """The earliest instant by which something that waits ought to be done; infinity where nothing waits."""
         return min((entry.due_s for entry in self._waiting), default=math.inf)
 
-    def sweep(self, now_s: float) -> None:
-        """Drop whatever nobody waits for any more, or can no longer be in time."""
-        done_s = {rows: now_s + self.needed_s(rows, now_s) for rows in {entry.rows for entry in self._waiting}}
+    def _sweep(self, now_s: float) -> list[Entry]:
+        """Drop whatever nobody waits for any more, or can no longer be in time. Their callers are still to be woken."""
         delay_s = self._delays.estimate_s(now_s)
-        kept: list[Entry] = []
-        dropped: list[Entry] = []
-        for entry in self._waiting:
-            call = entry.call
-            if call.deadline_s < done_s[entry.rows] + delay_s or call.cancelled.is_set():
-                entry.error = self.hopeless(call, entry.rows, now_s, now_s)
-            (kept if entry.error is None else dropped).append(entry)
+        rows_waiting = {entry.rows for entry in self._waiting}
+        least_s = {rows: now_s + self.needed_s(rows, now_s) + delay_s for rows in rows_waiting}
+        suspects = [
+            entry
+            for entry in self._waiting
+            if entry.call.deadline_s < least_s[entry.rows] or entry.call.cancelled.is_set()
+        ]
+        for entry in suspects:
+            entry.error = self.hopeless(entry.call, entry.rows, now_s, now_s)
+        dropped = [entry for entry in suspects if entry.error is not None]
         if dropped:
-            self._waiting = kept
+            self._waiting = [entry for entry in self._waiting if entry.error is None]
             self._forget(dropped)
-            wake(dropped)
+        return dropped
 
     def _ranked(self, now_s: float) -> list[Entry]:
         """What waits, the most urgent first, each with its rank."""
         ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
-        for entry in self._waiting:
-            entry.rank = (entry.client in ahead, _level(entry, now_s))
-        return sorted(self._waiting, key=lambda one: (one.rank, one.due_s))
+        if ahead or self._has_classes or now_s - self._waiting[0].arrived_s >= PATIENCE_S:
+            for entry in self._waiting:
+                entry.rank = (entry.client in ahead, _level(entry, now_s))
+            self._has_classes = bool(ahead)
+        return sorted(self._waiting, key=_URGENCY)
 
     def _less_entitled(self, client: str, priority: int, now_s: float) -> Entry | None:
         """The least urgent request that has less right to its place than one more of `client`."""

@@ -12,6 +12,7 @@ _FRESH_S = 1.0
 _FRESH_RUNS = 4.0
 _REMEMBERED_S = 10.0
 _ENOUGH = 3
+_DELAYS_FRESH_S = 0.25
 
 
 class RunTimes:
@@ -32,7 +33,7 @@ class RunTimes:
 
     def __init__(self, buckets: Sequence[int] = ()) -> None:
         self._buckets = tuple(buckets)
-        self._classes: dict[int, _Class] = {}
+        self._classes: dict[int, _Class] = {}  # the largest size first
 
     def observe(self, rows: int, run_s: float, now_s: float) -> None:
         """Learn from a run of `rows` rows that succeeded; a failure says nothing about time."""
@@ -40,6 +41,7 @@ class RunTimes:
         own = self._classes.get(size)
         if own is None or not own.is_fresh(now_s, _REMEMBERED_S):
             own = self._classes[size] = _Class()
+            self._classes = dict(sorted(self._classes.items(), reverse=True))
         own.observe(run_s, now_s)
 
     def estimate_s(self, rows: int, now_s: float) -> float:
@@ -57,10 +59,10 @@ class RunTimes:
     def _bounds_s(self, rows: int, now_s: float, fresh_s: float) -> tuple[float, float]:
         """The largest known class up to that of `rows`, and the share of the next larger where that is another."""
         top, least_s, share_s = self._class_of(rows), math.inf, 0.0
-        for size in sorted(self._classes, reverse=True):
-            own = self._classes[size]
-            if len(own.runs_s) >= _ENOUGH and own.is_fresh(now_s, fresh_s):
-                least_s = min(least_s, own.quartile_s)
+        for size, own in self._classes.items():
+            if own.is_known and own.is_fresh(now_s, fresh_s):
+                if own.quartile_s < least_s:
+                    least_s = own.quartile_s
                 if size <= top:
                     return least_s, (share_s if size < top else 0.0)
                 share_s = least_s * rows / self._most_rows(size)
@@ -76,38 +78,48 @@ class RunTimes:
 class _Class:
     """The last runs of one size."""
 
-    __slots__ = ("quartile_s", "runs_s", "seen_s")
+    __slots__ = ("is_known", "quartile_s", "runs_s", "seen_s")
 
     def __init__(self) -> None:
         self.runs_s: deque[float] = deque(maxlen=_WINDOW)
         self.quartile_s = self.seen_s = 0.0
+        self.is_known = False
 
     def observe(self, run_s: float, now_s: float) -> None:
         self.runs_s.append(run_s)
         self.quartile_s = sorted(self.runs_s)[(len(self.runs_s) - 1) // 4]
         self.seen_s = now_s
+        self.is_known = len(self.runs_s) >= _ENOUGH
 
     def is_fresh(self, now_s: float, fresh_s: float) -> bool:
-        return now_s - self.seen_s <= max(fresh_s, _FRESH_RUNS * self.quartile_s)
+        age_s = now_s - self.seen_s
+        return age_s <= fresh_s or age_s <= _FRESH_RUNS * self.quartile_s
 
 
 class Delays:
-    """How long after a run's end the last of its requests has its answer in hand: the upper quartile of the last 16.
+    """How long after a run's end the last of its requests has its answer in hand: the median of the last 16 seen.
 
-    Their threads go on one after the other, which counts where a deadline is near. 0 where nothing is known for 1 s.
+    Their threads go on one after the other, which counts where a deadline is near. 0 where less than 3 are known, or
+    nothing new for a quarter of a second; what is seen after that begins anew. A machine that stalls makes some of
+    them longer than anybody waits: on the word of a few all that comes would be refused, and nothing seen any more.
     """
 
     def __init__(self) -> None:
         self._last_s: deque[float] = deque(maxlen=_WINDOW)
-        self._quartile_s = 0.0
+        self._median_s = 0.0
         self._seen_s = -math.inf
 
     def observe(self, delay_s: float, now_s: float) -> None:
         """Learn from one run."""
+        if not self._is_fresh(now_s):
+            self._last_s.clear()
         self._last_s.append(delay_s)
-        self._quartile_s = sorted(self._last_s)[len(self._last_s) * 3 // 4]
+        self._median_s = sorted(self._last_s)[len(self._last_s) // 2] if len(self._last_s) >= _ENOUGH else 0.0
         self._seen_s = now_s
 
     def estimate_s(self, now_s: float) -> float:
         """Seconds that an answer may take to be handed over."""
-        return self._quartile_s if now_s - self._seen_s <= _FRESH_S else 0.0
+        return self._median_s if self._is_fresh(now_s) else 0.0
+
+    def _is_fresh(self, now_s: float) -> bool:
+        return now_s - self._seen_s <= _DELAYS_FRESH_S

@@ -65,7 +65,7 @@ class CallThreads(ThreadPoolExecutor):
         super().__init__(max_workers)  # makes no threads of its own, for `submit` is ours
         self._most = max_workers
         self._name = name
-        self._tasks: deque[_Task | None] = deque()
+        self._tasks: deque[_Task] = deque()
         self._permits: deque[None] = deque([None] * (max_workers if at_work is None else at_work))
         self._parked: deque[_Worker] = (
             deque()
@@ -74,6 +74,7 @@ class CallThreads(ThreadPoolExecutor):
         self._making = threading.Lock()
         self._beginning: dict[Ended, None] = {}
         self._is_watched = False
+        self._is_ending = False
         self._bell: threading.Event | None = None
 
     @property
@@ -108,10 +109,10 @@ class CallThreads(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads when they have run what was submitted, and with `wait` return then. Nothing is dropped."""
         del cancel_futures
-        for _ in self._made:
-            self._tasks.append(None)
-            self._permits.append(None)
-            self.put_to_work()
+        self._is_ending = True
+        self._let_all_go()
+        if self._bell is not None:
+            self._bell.set()
         if wait:
             for worker in self._made:
                 worker.thread.join()
@@ -122,8 +123,9 @@ class CallThreads(ThreadPoolExecutor):
             try:
                 self._permits.pop()
             except IndexError:
-                self._watch()
-                return
+                if not self._is_ending:
+                    self._watch()
+                    return
             if self._wake_or_make():
                 return
             self._permits.append(None)  # every thread has a task, and takes the next one when it is done
@@ -153,10 +155,12 @@ class CallThreads(ThreadPoolExecutor):
             try:
                 return self._tasks.popleft()
             except IndexError:
+                if self._is_ending:
+                    return None
                 self._parked.append(worker)
                 self._permits.append(None)
                 self.put_to_work()  # what came between the two
-                worker.park()
+                self._park(worker)
 
     def retake(self, worker: _Worker) -> None:
         """Get a permit for a thread whose own is gone."""
@@ -165,7 +169,7 @@ class CallThreads(ThreadPoolExecutor):
         except IndexError:
             self._parked.append(worker)
             self.put_to_work()
-            worker.park()
+            self._park(worker)
 
     def has_begun(self, ended: Ended) -> None:
         """Whatever the task had to wait for before it could begin has come."""
@@ -180,6 +184,19 @@ class CallThreads(ThreadPoolExecutor):
         self._permits.append(None)
         self.put_to_work()
 
+    def _park(self, worker: _Worker) -> None:
+        """Have the thread wait until it is given a permit, or the end has come, when none needs one."""
+        if self._is_ending:
+            self._let_all_go()
+        worker.park()
+
+    def _let_all_go(self) -> None:
+        while True:
+            try:
+                self._parked.pop().unpark()
+            except IndexError:
+                return
+
     def _watch(self) -> None:
         """Have somebody look after those at work while others wait for them."""
         if self._is_watched:
@@ -193,7 +210,7 @@ class CallThreads(ThreadPoolExecutor):
         self._bell.set()
 
     def _keep_watch(self, bell: threading.Event) -> None:
-        while True:
+        while not self._is_ending:
             bell.wait()
             bell.clear()
             seen: dict[_Worker, int] = {}
@@ -222,7 +239,7 @@ class _Worker:
         self._parking.acquire()
 
     def park(self) -> None:
-        """Wait for `unpark`, which gives a permit."""
+        """Wait for `unpark`."""
         self._parking.acquire()
 
     def unpark(self) -> None:
