@@ -97,10 +97,17 @@ class CloudService:
         return True
 
     def drain(self, limit_s: float) -> bool:
-        """Take no more requests and wait until those under way have been answered; False if that took too long."""
+        """Take no more requests and wait until those under way have been answered; False if that took too long.
+
+        Runs of which every caller has left count too.
+        """
+        end_s = time.monotonic() + limit_s
         with self._idle:
             self._draining = True
-            return self._idle.wait_for(lambda: not self._in_use, limit_s)
+            if not self._idle.wait_for(lambda: not self._in_use, limit_s):
+                return False
+            served = [model for offer in self._offers.values() for model in offer.served]
+        return all(model.batcher.rest(end_s - time.monotonic()) for model in served)
 
     def hold_refusals(self) -> None:
         """After `drain`: let those that are refused wait for `release_refusals`, a moment at the most.
@@ -140,7 +147,10 @@ class CloudService:
             self._given_up.update(model for model in given_up if model in self._in_use)
             idle = [model for model in given_up if model not in self._in_use]
         for model in idle:
-            model.engine.close()
+            if model.batcher.rest(0.0):
+                model.engine.close()
+            else:
+                _close_at_rest(model)
 
     def _watch(self, offer: Offer) -> None:
         if self._on_run is not None:
@@ -167,8 +177,8 @@ class CloudService:
             self._given_up.discard(model)
             if self._draining:
                 self._idle.notify_all()
-        if last:  # not in this thread, whose caller waits for its answer
-            threading.Thread(target=model.engine.close, name=f"close {model.name}/{model.version}").start()
+        if last:
+            _close_at_rest(model)
 
     def _find(self, name: str, version: str) -> ServedModel:
         offers = self._offers
@@ -181,6 +191,16 @@ class CloudService:
         if isinstance(model, BrokenModel):
             raise Unavailable(f"model {name!r} version {model.version} is not ready: {model.reason}")
         return model
+
+
+def _close_at_rest(model: ServedModel) -> None:
+    """Close its engine when its last run has ended, and not in this thread, whose caller may wait for an answer."""
+
+    def close() -> None:
+        model.batcher.rest()
+        model.engine.close()
+
+    threading.Thread(target=close, name=f"close {model.name}/{model.version}", daemon=True).start()
 
 
 def _answer(model: ServedModel, request: InferRequest, call: Call) -> InferResponse:

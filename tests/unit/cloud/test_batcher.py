@@ -208,7 +208,7 @@ def test_a_batch_of_which_everybody_has_left_is_counted_and_the_next_one_runs(po
     engine = FakeEngine(answer)
     busy = Busy(pool, engine, max_batch=2)
     counted: list[int] = []
-    busy.batcher.on_run = lambda entries, rows, started_s, ended_s: counted.append(rows)
+    busy.batcher.on_run = lambda *run: counted.append(run[1])
     hasty = [busy.queue(x(1), due(0.5)), busy.queue(x(2), due(0.6))]
     engine.let_go()
     for one in hasty:

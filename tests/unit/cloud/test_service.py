@@ -1,6 +1,8 @@
 """The service over real models, without the wire: versions, answers, broken models, draining."""
 
 import threading
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from upwell.cloud.service import CloudService
 from upwell.shared.errors import (
     CallerLeft,
     ConfigError,
+    DeadlineExceeded,
     InvalidRequest,
     ModelFailed,
     ModelNotFound,
@@ -235,8 +238,8 @@ def test_draining_refuses_new_requests_and_waits_for_those_under_way() -> None:
 class ClosingEngine(FakeEngine):
     """Tells when it is closed."""
 
-    def __init__(self, factor: int = 2) -> None:
-        super().__init__(lambda batch: {"y": batch["x"] * factor})
+    def __init__(self, answer: Callable[[Mapping[str, Array]], dict[str, Array]] | None = None) -> None:
+        super().__init__(answer or (lambda batch: {"y": batch["x"] * 2}))
         self.closed = threading.Event()
 
     def close(self) -> None:
@@ -245,7 +248,7 @@ class ClosingEngine(FakeEngine):
 
 
 def test_a_request_ends_on_the_engine_it_began_on_which_is_closed_then() -> None:
-    old, new = ClosingEngine(), ClosingEngine(3)
+    old, new = ClosingEngine(), ClosingEngine(lambda batch: {"y": batch["x"] * 3})
     cloud = CloudService([fake(old)])
     request = InferRequest("fake", {"x": np.ones((1, 2), np.float32)})
     old.hold()
@@ -264,6 +267,50 @@ def test_a_request_ends_on_the_engine_it_began_on_which_is_closed_then() -> None
     with pytest.raises(ModelNotFound, match="there is none"):
         cloud.infer(request, Call())
     assert cloud.drain(0)
+
+
+class Deserted:
+    """A service with a run under way until `gate` is set, of which every caller has left at the deadline."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.engine = ClosingEngine(self._answer)
+        self.model = fake(self.engine)
+        self.cloud = CloudService([self.model])
+        self.engine.hold()
+        with ThreadPoolExecutor(2) as pool:
+            patient = pool.submit(self.cloud.infer, request(1), Call())
+            assert self.engine.started.acquire(timeout=LIMIT_S)
+            hasty = pool.submit(self.cloud.infer, request(0), Call(deadline_s=time.monotonic() + 0.5))
+            while not self.model.batcher.waiting:
+                time.sleep(0.001)
+            self.engine.let_go()
+            patient.result(LIMIT_S)
+            with pytest.raises(DeadlineExceeded, match="before the model had an answer"):
+                hasty.result(LIMIT_S)
+
+    def _answer(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        assert batch["x"][0, 0] == 1 or self.gate.wait(LIMIT_S)
+        return {"y": batch["x"]}
+
+
+def request(value: float) -> InferRequest:
+    return InferRequest("fake", {"x": np.full((1, 2), value, np.float32)})
+
+
+def test_an_engine_is_not_closed_during_a_run_of_which_every_caller_has_left() -> None:
+    scene = Deserted()
+    scene.cloud.put("fake", None)
+    assert not scene.engine.closed.wait(0.02)
+    scene.gate.set()
+    assert scene.engine.closed.wait(LIMIT_S)
+
+
+def test_a_drain_waits_for_a_run_of_which_every_caller_has_left() -> None:
+    scene = Deserted()
+    assert not scene.cloud.drain(0.01)
+    scene.gate.set()
+    assert scene.cloud.drain(LIMIT_S)
 
 
 def test_what_is_loaded_while_draining_is_closed_again() -> None:

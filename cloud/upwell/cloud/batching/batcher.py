@@ -29,6 +29,8 @@ _LONG_RUN_S = 0.0002
 _GROWTH = 1.5
 """A run may take so many times the one before it to count as no longer: one that waits for a lock looks long."""
 
+_LOOK_S = 0.002
+
 log = logging.getLogger("upwell.cloud")
 
 
@@ -77,6 +79,15 @@ class Batcher:
     def waiting(self) -> int:
         """How many requests wait for their turn."""
         return len(self._queue)
+
+    def rest(self, limit_s: float = math.inf) -> bool:
+        """Wait, after the last request, for a run of which every caller has left; False if it took too long."""
+        end_s = time.monotonic() + limit_s
+        while self._queue.running:
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     def check(self, call: Call, priority: int = DEFAULT_PRIORITY) -> None:
         """Raise what `run` would raise now anyway, before anything is spent on preparing the inputs of `call`."""
