@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +99,17 @@ def write_models(root: Path) -> Path:
 
 
 @contextmanager
+def _few_files() -> Iterator[None]:
+    """Programs that begin in the block may have no more files open than some systems allow at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
 def attacked(folder: Path, *, serve: str = "", defaults: str = "instances: 2, max_queue: 16") -> Iterator[Target]:
     """A service of these models; `serve` and `defaults` are further keys of its cloud.yaml."""
     write_models(folder / "models")
@@ -105,7 +117,9 @@ def attacked(folder: Path, *, serve: str = "", defaults: str = "instances: 2, ma
         f"version: 1\nserve: {{listen: ['127.0.0.1:0'], listen_http: ['127.0.0.1:0'], models: models{serve}}}\n"
         f"defaults: {{{defaults}}}\n"
     )
-    with Program(["serve", "-c", str(folder / "cloud.yaml")]) as program:
+    with ExitStack() as stack:
+        with _few_files():
+            program = stack.enter_context(Program(["serve", "-c", str(folder / "cloud.yaml")]))
         address = program.address()
         client = OipClient(address)
         yield Target(program, address, program.find(r"HTTP on (\S+)"), client)

@@ -112,6 +112,14 @@ def test_a_network_that_answers_otherwise_is_not_written(tmp_path: Path) -> None
     assert [one.name for one in tmp_path.iterdir()] == ["weights.safetensors"]
 
 
+def test_a_network_whose_rows_depend_on_each_other_is_not_written(weights: Path, tmp_path: Path) -> None:
+    """It would answer wrongly in a bucket filled up with zeros, and tell one caller of another's rows."""
+    result = run("Leaning", weights, tmp_path / "1")
+    assert isinstance(result.exception, ModelFailed)
+    assert "output 'y' of a row depends on the rows beside it" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_network_that_cannot_be_traced_is_named(weights: Path, tmp_path: Path) -> None:
     result = run("Branching", weights, tmp_path / "1")
     assert isinstance(result.exception, ModelFailed)

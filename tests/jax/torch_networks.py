@@ -51,6 +51,14 @@ class Branching(Several):
         return super().forward(-x if bool(x.sum() > 0) else x, place)
 
 
+class Leaning(Several):
+    """What answers each row by how it compares with the others of its batch."""
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best, y = super().forward(x, place)
+        return best, y - y.mean(0, keepdim=True)
+
+
 class Noisy(torch.nn.Module):
     """What answers in another way each time, so that no program agrees with it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.unit.models_for_tests import (
     slow,
     tensor,
 )
+from upwell.shared.digest import model_digest
 from upwell.shared.onnx_files import MESSAGES, BadOnnxFile, external_locations, external_weights
 
 GRAPH, TENSOR, ENTRY = 7, 5, 13
@@ -223,6 +225,35 @@ def test_ordinary_models_have_none(tmp_path: Path) -> None:
 def test_what_is_no_onnx_file_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(BadOnnxFile, match=r"^(not an ONNX file|the file is empty)"):
         external_locations(put(tmp_path / "model.onnx", content))
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when new files are copied over it. A mapping of it would end the process."""
+    path = linear(tmp_path)
+    state_of = os.fstat
+
+    def and_cut(file: int) -> os.stat_result:
+        state = state_of(file)
+        os.truncate(path, 20)
+        return state
+
+    monkeypatch.setattr(os, "fstat", and_cut)
+    with pytest.raises(BadOnnxFile, match="cut short"):
+        external_locations(path)
+
+
+def test_a_file_longer_than_any_runtime_reads_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A file of holes costs its maker nothing, and whoever hashes it days."""
+    path = linear(tmp_path)
+    size = path.stat().st_size
+    length = 1 << 40
+    with path.open("ab") as file:
+        file.write(b"\x32" + varint(length))  # the model's documentation, which no one needs
+        file.truncate(size + 1 + len(varint(length)) + length)
+    with pytest.raises(BadOnnxFile, match=r"^it has \d+ bytes; at most 2 GiB are read, with weights in files of their"):
+        model_digest(path)
 
 
 @pytest.mark.parametrize("high_bits", [0x10, 0x20, 0x40, 0x70])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,7 +69,7 @@ def serve(
     elif as_json:
         raise ConfigError.at(None, "--json goes with --print-config")
     else:
-        _run(found)
+        _run(found, config)
 
 
 def _from_file(path: Path, flags: dict[str, Any], listen: list[str] | None) -> CloudConfig:
@@ -110,11 +111,17 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _run(config: CloudConfig) -> None:
+def _run(config: CloudConfig, path: Path | None) -> None:
+    """Serve. What is found only then to be wrong with a key is said with the file at `path`, if one holds it."""
     try:
         from upwell.cloud.process import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("upwell"):
             raise
         raise ExtraMissing("upwell serve", error.name, "cloud") from None
-    run(config)
+    try:
+        run(config)
+    except ConfigError as error:
+        if path is None or not all(one.key and one.path is None for one in error.problems):
+            raise
+        raise ConfigError([replace(one, path=path) for one in error.problems]) from None

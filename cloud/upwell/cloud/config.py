@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from upwell.cloud.config_words import ClassName, Device, Provider, Sha256
 from upwell.cloud.engines.base import ModelSettings, Precision
 from upwell.cloud.repository.repository import Versions
 from upwell.shared.addresses import ListenAddress, TcpAddress, check_all_differ
@@ -20,16 +21,14 @@ from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
 from upwell.shared.units import Bytes, Seconds
 from upwell.shared.yaml import RelativePath
 
-Rows = Annotated[int, Field(strict=True, ge=1, le=4096)]
+_MOST_ROWS = 4096
+Rows = Annotated[int, Field(strict=True, ge=1, le=_MOST_ROWS)]
 Buckets = Annotated[tuple[Rows, ...], Field(min_length=1, max_length=32)]
 Threads = Annotated[int, Field(strict=True, ge=1, le=512)]
 Instances = Annotated[int, Field(strict=True, ge=1, le=256)]
 QueueBound = Annotated[int, Field(strict=True, ge=0, le=4096)]
 Workers = Annotated[int, Field(strict=True, ge=1, le=256)]
 Version = Annotated[int, Field(ge=0)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Device = Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")]
-Provider = Annotated[str, Field(pattern=r"^[A-Za-z]{1,50}$")]
 
 _LONGEST_S = 480 * 3600.0  # gRPC counts milliseconds in 32 bits
 _AGE_S = 300.0
@@ -85,8 +84,10 @@ class _Batches(_Section):
     @classmethod
     def _largest(cls, data: Any) -> Any:
         buckets = data.get("buckets") if isinstance(data, dict) else None
-        if isinstance(buckets, (list, tuple)) and buckets and isinstance(buckets[-1], int):
-            return {"max_batch": buckets[-1], **data}
+        largest = buckets[-1] if isinstance(buckets, (list, tuple)) and buckets else None
+        # Of a wrong number the error is that of `buckets`, which is written, and not of `max_batch` too.
+        if type(largest) is int and 1 <= largest <= _MOST_ROWS:
+            return {"max_batch": largest, **data}
         return data
 
     @field_validator("buckets")
@@ -220,10 +221,9 @@ class TorchModel(_Model):
     """A model that torch runs, from `model.safetensors`. What is not written is as in `defaults`."""
 
     engine: Literal["torch"] = Field(description="PyTorch.")
-    torch_class: str = Field(
+    torch_class: ClassName = Field(
         "",
         alias="class",
-        pattern=r"^([A-Za-z_]\w*\.)+[A-Za-z_]\w*$|^$",
         description="Its class, `package.module.Class`. Default: the entry point of the model's name in the "
         "group `upwell.torch_models`.",
     )

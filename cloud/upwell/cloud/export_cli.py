@@ -47,7 +47,8 @@ def export_jax(
     """Export a torch network for engine jax: OUT/model.jax, a program for any batch size, and OUT/model.safetensors.
 
     Needs the extra `jax-export`, in an environment of its own. The program's answers to random inputs are compared with
-    torch's on the CPU; if they differ, nothing is written.
+    torch's on the CPU, and those to a row alone with those to the same row beside another; if they differ, nothing is
+    written.
     """
     keywords = _keywords(arguments)
     if os.path.lexists(out):
@@ -63,6 +64,8 @@ def export_jax(
     program = jax_export.exported(module, platforms, is_exact=not fast_matmul)
     worst = jax_export.largest_error(program, module, _ROWS)
     holds = worst <= at_most  # not so for NaN
+    if holds:
+        jax_export.check_rows(program, at_most)
     if holds:
         _write(out, program)
     _show(_report(out, program, platforms, worst, holds), at_most, as_json)

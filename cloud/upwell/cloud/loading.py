@@ -12,7 +12,7 @@ from upwell.cloud.batching.device import device_for
 from upwell.cloud.batching.fixed import by_rows
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings
-from upwell.cloud.engines.checks import works_by_rows
+from upwell.cloud.engines.checks import printable, tellable, works_by_rows
 from upwell.cloud.engines.loading import engine_type
 from upwell.cloud.repository.repository import Files, ModelFolder, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
@@ -59,16 +59,18 @@ class Attempt:
     result: ServedModel | BrokenModel
 
 
-def find_models(config: CloudConfig) -> list[ModelFolder]:
+def find_models(config: CloudConfig, *, begins: bool = True) -> list[ModelFolder]:
     """All versions that are to be served, by model and number.
 
-    Raises `ConfigError`, also for settings of a model or version that is not there, unless it may still come.
+    Raises `ConfigError`. So do names that no model can have and settings of a model or version that is not there,
+    which are only warned of where models may still come, or where not `begins`: others serve already.
     """
+    is_strict = begins and not config.serve.repository.may_change
     found: dict[str, list[ModelFolder]] = {}
-    for folder in scan(config.serve.models):
+    for folder in scan(config.serve.models, is_strict=is_strict):
         found.setdefault(folder.name, []).append(folder)
     missing = [*_missing_models(config, found), *_missing_versions(config, found)]
-    if missing and not config.serve.repository.may_change:
+    if missing and is_strict:
         raise ConfigError(missing)
     for problem in missing:
         log.warning("%s", problem)
@@ -127,13 +129,14 @@ def load_model(folder: ModelFolder, config: CloudConfig) -> ServedModel | Broken
     try:
         return _load(folder, settings, kind)
     except ConfigError as error:
-        log.error("model %s version %s is not served: its description is wrong\n%s", name, version, error)
+        problems = "\n".join(printable(str(problem)) for problem in error.problems)
+        log.error("model %s version %s is not served: its description is wrong\n%s", name, version, problems)
         return BrokenModel(name, version, "its model.yaml is wrong; the service's log says where")
     except (ModelFailed, InvalidRequest) as error:  # the latter where even zeros of its own shapes do not fit
-        log.error("model %s version %s is not served: %s", name, version, error)
-        return BrokenModel(name, version, str(error))
+        log.error("model %s version %s is not served: %s", name, version, printable(str(error)))
+        return BrokenModel(name, version, tellable(str(error)))
     except OSError as error:
-        log.error("model %s version %s is not served: %s", name, version, error)
+        log.error("model %s version %s is not served: %s", name, version, printable(str(error)))
         return BrokenModel(name, version, f"its files cannot be read: {error.strerror}")
     except Exception:  # whatever a framework raises for a strange file, the other models are served
         log.exception("model %s version %s is not served", name, version)
@@ -148,7 +151,7 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> Ser
     engine = by_rows(kind.load(folder.name, path, settings), settings.buckets)
     buckets = engine.buckets or settings.buckets
     processor = Processor(
-        load_yaml(description, ModelDescription) if description else None,
+        load_yaml(description, ModelDescription, within=folder.root) if description else None,
         engine.inputs,
         engine.outputs,
         settings.engine,

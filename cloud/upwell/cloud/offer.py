@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from upwell.cloud.loading import BrokenModel, ServedModel
 
@@ -25,6 +25,20 @@ class Offer:
     def served(self) -> tuple[ServedModel, ...]:
         """Those that answer."""
         return tuple(model for model in self.versions.values() if isinstance(model, ServedModel))
+
+    def left(self, there: Collection[str]) -> Offer:
+        """What is left of it where only the versions of `there` are still to be had; all of it if none would answer."""
+        versions = {version: model for version, model in self.versions.items() if version in there}
+        answering = [version for version, model in versions.items() if isinstance(model, ServedModel)]
+        if not answering:
+            return self
+        return Offer(versions, self.default if self.default in versions else max(answering, key=int))
+
+    def answering(self) -> Offer:
+        """The same, where the highest version that answers does so for the default if that is broken."""
+        default = max((model.version for model in self.served), key=int, default=self.default)
+        is_broken = isinstance(self.versions[self.default], BrokenModel)
+        return replace(self, default=default) if is_broken else self
 
     def unloaded(self) -> Offer:
         """The same versions, none of which answers."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import HealthServicer
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
+from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.callers import may_use
+from upwell.shared.oip.calls import failure
+from upwell.shared.oip.messages import M, parse
 from upwell.shared.oip.reflection import service_pool
-from upwell.shared.oip.servicer import SERVICE
+from upwell.shared.oip.servicer import SERVICE, abort
 
 MAX_WATCHES = 64
 MAX_REFLECTIONS = 4
@@ -22,6 +26,10 @@ MAX_STREAMS = MAX_WATCHES + MAX_REFLECTIONS
 """Streams that may be open for as long as their client likes, and so must not use up the server's calls."""
 
 _REFLECTION_LIMIT_S = 60.0
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Health(HealthServicer):
@@ -43,7 +51,10 @@ class Health(HealthServicer):
 
     def add_to(self, server: grpc.Server) -> None:
         """Serve it on `server`."""
-        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+        request, write = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse.SerializeToString
+        check: _Handler = grpc.unary_unary_rpc_method_handler(_reading(request, self.Check), response_serializer=write)
+        watch: _Handler = grpc.unary_stream_rpc_method_handler(_reading(request, self.Watch), response_serializer=write)
+        _add(server, _HEALTH, {"Check": check, "Watch": watch})
 
     def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> Any:  # noqa: N802 (the protocol's name)
         """Tell the state now. A model that the caller may not use is unknown to it; without a token, each is."""
@@ -79,14 +90,19 @@ class Reflection(ReflectionServicer):
         pool = service_pool(with_repository=True)
         for module in (health_pb2, reflection_pb2):
             pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-        files = (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
-        names = [service.full_name for file in files for service in file.services_by_name.values()]
-        super().__init__([SERVICE, *names], pool=pool)
+        super().__init__([SERVICE, _HEALTH, _REFLECTION], pool=pool)
         self._streams = threading.Semaphore(MAX_REFLECTIONS)
 
     def add_to(self, server: grpc.Server) -> None:
         """Serve it on `server`."""
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # the stubs leave it so
+
+        def info(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+            read = (_read(reflection_pb2.ServerReflectionRequest, one, context) for one in requests)
+            return self.ServerReflectionInfo(read, context)
+
+        write = reflection_pb2.ServerReflectionResponse.SerializeToString
+        handler: _Handler = grpc.stream_stream_rpc_method_handler(info, response_serializer=write)
+        _add(server, _REFLECTION, {"ServerReflectionInfo": handler})
 
     def ServerReflectionInfo(  # noqa: N802 (the protocol's name)
         self, request_iterator: Iterable[reflection_pb2.ServerReflectionRequest], context: Any
@@ -102,3 +118,26 @@ class Reflection(ReflectionServicer):
         finally:
             limit.cancel()
             self._streams.release()
+
+
+# The generated handlers leave the reading to gRPC, which takes what it cannot read for a fault of the server, logs it
+# whole each time, and in a stream never lets go of the call: a server that has had one cannot be stopped any more.
+def _reading(kind: type[M], method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`, which takes a message of this kind, as one that takes its bytes."""
+
+    @functools.wraps(method)
+    def read(data: bytes, context: grpc.ServicerContext, *more: Any) -> Any:
+        return method(_read(kind, data, context), context, *more)
+
+    return read
+
+
+def _read(kind: type[M], data: bytes, context: grpc.ServicerContext) -> M:
+    try:
+        return parse(kind, data)
+    except InvalidRequest as error:
+        abort(context, failure(error))
+
+
+def _add(server: grpc.Server, service: str, methods: dict[str, _Handler]) -> None:
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))

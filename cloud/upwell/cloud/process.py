@@ -125,6 +125,9 @@ class ServingProcess:
         extensions = [EXTENSION] if config.serve.repository.control else []
         self.telemetry = Telemetry(config.serve, lambda: self.service.offers)
         self.service = CloudService(results, extra_extensions=extensions, on_run=self.telemetry.on_run)
+        if restored.versions is not None:  # beside others, in which a broken version took no place of what answered
+            for name, offer in self.service.offers.items():
+                self.service.put(name, offer.answering())
         self._health = Health({name: self.service.ready(name) for name in self.service.offers})
         self.repository = ModelRepository(config, self.service, attempts, self._health.show, restored.unloaded)
         every_s = config.serve.repository.watch
@@ -179,7 +182,7 @@ class ServingProcess:
         self.service.hold_refusals()
         time.sleep(_SETTLING_S)
         if self._server is not None:
-            self._server.stop(_CLOSING_S, self.service.release_refusals)
+            self._server.stop(_CLOSING_S, self._let_refused_go)
         if self._web is not None:
             self._web.stop(_CLOSING_S)
         self.telemetry.close()
@@ -191,14 +194,20 @@ class ServingProcess:
         gc.freeze()  # or the interpreter, ending, looks through all that a framework holds, which takes seconds
         return True
 
+    def _let_refused_go(self) -> None:
+        # Those who wait for their refusal over a connection that is kept would send the next request into its end.
+        if self._web is not None:
+            self._web.end()
+        self.service.release_refusals()
+
 
 def _to_offer(config: CloudConfig, restored: Restored) -> list[ModelFolder]:
     """The versions that are to be there. Raises `ConfigError`.
 
     A process that begins later than others offers the versions that they do, unless each looks for new ones itself.
     """
-    folders = find_models(config)
     others = restored.versions
+    folders = find_models(config, begins=others is None)
     if others is None or config.serve.repository.watch:
         return folders
     return [one for one in folders if str(one.version) in others.get(one.name, ())]

@@ -7,10 +7,10 @@ without a copy of the weights, and checks every such path. Time grows with the f
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path, PurePath
 from types import MappingProxyType
 
@@ -37,8 +37,11 @@ MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
 )
 """Every way from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
 
+_CUT_SHORT = "not an ONNX file, or cut short"
+_BLOCK_BYTES = 1 << 14
 _MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
 _MAX_TAG_BITS = 32
+_MAX_FILE_BYTES = (1 << 31) - 1  # likewise
 _MAX_LOCATIONS = 10_000
 _MAX_LOCATION_BYTES = 4096
 _MAX_NAME_BYTES = 1000
@@ -77,8 +80,8 @@ def external_locations(path: Path) -> tuple[str, ...]:
     where the file cannot be read.
     """
     found: set[str] = set()
-    with _mapped(path) as data:
-        for kind, begin, stop in _messages(data, 0, len(data), "ModelProto", 0):
+    with _opened(path) as data:
+        for kind, begin, stop in _messages(data, 0, data.size, "ModelProto", 0):
             if kind == _ENTRY:
                 found.update(_location(data, begin, stop))
             if len(found) > _MAX_LOCATIONS:
@@ -95,8 +98,8 @@ def foreign_operators(path: Path) -> tuple[str, ...]:
     """
     called: set[tuple[str, str]] = set()
     own: set[tuple[str, str]] = set()
-    with _mapped(path) as data:
-        for kind, begin, stop in _messages(data, 0, len(data), "ModelProto", 0):
+    with _opened(path) as data:
+        for kind, begin, stop in _messages(data, 0, data.size, "ModelProto", 0):
             if kind == "NodeProto":
                 called.add(_named(data, begin, stop, _NODE_NAME))
             elif kind == "FunctionProto":
@@ -122,16 +125,45 @@ def _confined(location: str, folder: Path) -> Path:
     return weights
 
 
+class _Contents:
+    """The bytes of an open file, of which a block is kept at a time.
+
+    Not a mapping of the file: reading one ends the process where the file has become shorter meanwhile.
+    """
+
+    def __init__(self, file: RawIOBase, size: int) -> None:
+        self.size = size
+        self._file = file
+        self._start = 0
+        self._block = b""
+
+    def at(self, position: int) -> int:
+        """The byte at `position`. Raises `BadOnnxFile` where there is none any more."""
+        offset = position - self._start
+        if not 0 <= offset < len(self._block):
+            self._block, self._start, offset = self.part(position, position + _BLOCK_BYTES), position, 0
+        if not self._block:
+            raise BadOnnxFile(_CUT_SHORT)
+        return self._block[offset]
+
+    def part(self, begin: int, stop: int) -> bytes:
+        """The bytes from `begin` to before `stop`, as far as there are any."""
+        self._file.seek(begin)
+        return self._file.read(stop - begin) or b""
+
+
 @contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
+def _opened(path: Path) -> Iterator[_Contents]:
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size == 0:
             raise BadOnnxFile("the file is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield data
+        if size > _MAX_FILE_BYTES:  # before anything reads it whole: the end of a file made to be long may take days
+            raise BadOnnxFile(f"it has {size} bytes; at most 2 GiB are read, with weights in files of their own")
+        yield _Contents(file, size)
 
 
-def _messages(data: mmap.mmap, start: int, end: int, message: str, depth: int) -> Iterator[tuple[str, int, int]]:
+def _messages(data: _Contents, start: int, end: int, message: str, depth: int) -> Iterator[tuple[str, int, int]]:
     """Kind, start and end of every message of `MESSAGES` in the one at `data[start:end]`, at any depth."""
     if depth > _MAX_DEPTH:
         raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {_MAX_DEPTH}")
@@ -145,18 +177,18 @@ def _messages(data: mmap.mmap, start: int, end: int, message: str, depth: int) -
             yield from _messages(data, begin, stop, kind, depth + 1)
 
 
-def _named(data: mmap.mmap, start: int, end: int, fields: tuple[int, int]) -> tuple[str, str]:
+def _named(data: _Contents, start: int, end: int, fields: tuple[int, int]) -> tuple[str, str]:
     """Domain and name of a node's operator or of a function; of repeated fields the last one counts."""
     found = dict.fromkeys(fields, "")
     for number, begin, stop in _length_delimited(data, start, end):
         if number in found:
             if stop - begin > _MAX_NAME_BYTES:
                 raise BadOnnxFile(f"an operator's name is longer than {_MAX_NAME_BYTES} bytes")
-            found[number] = data[begin:stop].decode(errors="replace")
+            found[number] = data.part(begin, stop).decode(errors="replace")
     return found[fields[0]], found[fields[1]]
 
 
-def _location(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
+def _location(data: _Contents, start: int, end: int) -> Iterator[str]:
     """The value (field 2) of an entry whose key (field 1) is `location`; of repeated fields the last one counts."""
     key = value = (start, start)
     for number, begin, stop in _length_delimited(data, start, end):
@@ -164,17 +196,17 @@ def _location(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
             key = (begin, stop)
         elif number == 2:
             value = (begin, stop)
-    if key[1] - key[0] != len(b"location") or data[slice(*key)] != b"location":
+    if key[1] - key[0] != len(b"location") or data.part(*key) != b"location":
         return
     if value[1] - value[0] > _MAX_LOCATION_BYTES:
         raise BadOnnxFile(f"a path of its external weights is longer than {_MAX_LOCATION_BYTES} bytes")
     try:
-        yield data[slice(*value)].decode()
+        yield data.part(*value).decode()
     except UnicodeDecodeError:
         raise BadOnnxFile("not an ONNX file: a path of its external weights is not UTF-8") from None
 
 
-def _length_delimited(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _length_delimited(data: _Contents, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, start and end of each length-delimited field of the message in `data[start:end]`."""
     position = start
     while position < end:
@@ -186,7 +218,7 @@ def _length_delimited(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[i
         if wire == _LENGTH:
             size, position = _varint(data, position, end)
             if position + size > end:
-                raise BadOnnxFile("not an ONNX file, or cut short")
+                raise BadOnnxFile(_CUT_SHORT)
             yield tag >> 3, position, position + size
             position += size
         elif wire == _VARINT:
@@ -196,15 +228,15 @@ def _length_delimited(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[i
         else:
             raise BadOnnxFile(f"not an ONNX file: it has a field of wire type {wire}")
     if position != end:
-        raise BadOnnxFile("not an ONNX file, or cut short")
+        raise BadOnnxFile(_CUT_SHORT)
 
 
-def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+def _varint(data: _Contents, position: int, end: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if position >= end:
-            raise BadOnnxFile("not an ONNX file, or cut short")
-        byte = data[position]
+            raise BadOnnxFile(_CUT_SHORT)
+        byte = data.at(position)
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:

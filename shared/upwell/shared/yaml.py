@@ -18,15 +18,16 @@ MAX_FILE_BYTES = 1 << 20
 M = TypeVar("M", bound=BaseModel)
 
 
-def load_yaml(path: Path, model: type[M]) -> M:
+def load_yaml(path: Path, model: type[M], within: Path | None = None) -> M:
     """The file at `path` as a `model`. Raises `ConfigError` with every problem found, each with line and column.
 
-    Relative paths in `RelativePath` fields are taken from the file's folder.
+    Relative paths in `RelativePath` fields are taken from the file's folder. Files that are read on the way must lie
+    `within` that folder, if there is one: whoever wrote the file might have no business with others of the machine.
     """
-    return parse_yaml(read_text(path), model, path)
+    return parse_yaml(read_text(path), model, path, within)
 
 
-def parse_yaml(text: str, model: type[M], path: Path | None = None) -> M:
+def parse_yaml(text: str, model: type[M], path: Path | None = None, within: Path | None = None) -> M:
     """`text` as a `model`; `path` is the file it came from (the current folder where None). Raises `ConfigError`."""
     tree = read_tree(text, path)
     if not isinstance(tree.value, dict):
@@ -34,7 +35,9 @@ def parse_yaml(text: str, model: type[M], path: Path | None = None) -> M:
         raise ConfigError.at(path, f"expected keys and values at the top, got {shape}", "", tree.line, tree.column)
     base_dir = path.parent if path is not None else Path()
     try:
-        return model.model_validate(tree.value, context={"base_dir": base_dir, "tree": tree, "path": path})
+        return model.model_validate(
+            tree.value, context={"base_dir": base_dir, "tree": tree, "path": path, "within": within}
+        )
     except ValidationError as error:
         raise ConfigError(problems_of(error, tree, model, path)) from None
 

@@ -1,5 +1,6 @@
 """What is peculiar to ONNX Runtime."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, save
 
-from tests.unit.models_for_tests import OPSET, linear, refer, tensor
+from tests.unit.models_for_tests import OPSET, identity, linear, linear_elsewhere, linear_weights, refer, tensor
 from tests.unit.models_for_tests import save as save_model
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.onnx import OnnxEngine
@@ -204,3 +205,55 @@ def test_weights_that_do_not_lie_in_their_file_are_one_error_before_they_are_rea
     with pytest.raises(ModelFailed, match=r"^ONNX Runtime cannot load model\.onnx: ") as caught:
         OnnxEngine.load("m", path, ModelSettings())
     assert str(tmp_path) not in str(caught.value)
+
+
+def test_what_fails_is_told_once_and_not_on_standard_error_past_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever reads a JSON log has no use for other lines, and a model's names may hold anything."""
+    nodes = [
+        helper.make_node("Squeeze", ["x"], ["z"], name="\x1b[31mforged"),
+        helper.make_node("Reshape", ["z", "shape"], ["y"]),
+    ]
+    shape = {"shape": np.array([7, 3], np.int64)}
+    path = save_model(tmp_path / "model.onnx", nodes, [tensor("x", ["n"])], [tensor("y", [7, 3])], shape)
+    engine = OnnxEngine.load("m", path, ModelSettings())
+    with pytest.raises(ModelFailed, match=r"ONNX Runtime failed: .*Reshape"):
+        engine.run({"x": np.zeros(5, np.float32)})
+    path.write_bytes(path.read_bytes().replace(b"Squeeze", b"Squeezf"))
+    with pytest.raises(ModelFailed, match="ONNX Runtime cannot load"):
+        OnnxEngine.load("m", path, ModelSettings())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_name_that_is_no_text_is_one_error(tmp_path: Path) -> None:
+    path = identity(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"\x0a\x01x", b"\x0a\x01\xff"))
+    assert path.read_bytes() != data
+    with pytest.raises(ModelFailed, match="whose name is not UTF-8"):
+        OnnxEngine.load("m", path, ModelSettings())
+
+
+def test_weights_that_are_overwritten_change_no_answer_of_the_model_in_force(tmp_path: Path) -> None:
+    """Nor does a file that is shorter for a moment end the process, which a mapping of it would."""
+    path = linear_elsewhere(tmp_path, "./parts/w.bin")
+    places = tmp_path / "parts" / "w.bin"
+    places.parent.mkdir()
+    places.write_bytes(linear_weights(0, 8, 3)[0].tobytes())
+    engine = OnnxEngine.load("m", path, ModelSettings())
+    x = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
+    before = engine.run({"x": x})["scores"]
+    with places.open("r+b") as file:
+        file.write(bytes(places.stat().st_size))
+    np.testing.assert_array_equal(engine.run({"x": x})["scores"], before)
+    os.truncate(places, 0)
+    np.testing.assert_array_equal(engine.run({"x": x})["scores"], before)
+
+
+def test_weights_outside_the_folder_are_refused_by_the_engine_alone_too(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    path = linear_elsewhere(tmp_path / "model", "../w.bin")
+    (tmp_path / "w.bin").write_bytes(linear_weights(0, 8, 3)[0].tobytes())
+    with pytest.raises(ModelFailed, match=r"external weights '\.\./w\.bin' are refused"):
+        OnnxEngine.load("m", path, ModelSettings())

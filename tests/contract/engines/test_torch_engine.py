@@ -1,10 +1,12 @@
 """What is peculiar to torch: classes named by the operator, weights from safetensors alone."""
 
+import os
 import pickle
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -62,6 +64,10 @@ class WrongType(Scale):
 class Failing(Scale):
     def forward(self, x):
         raise ValueError("the first line\\nthe second line")
+
+class Reading(Scale):
+    def forward(self, x):
+        open("/srv/secret/words.txt")
 
 class NeedsArgument(Scale):
     def __init__(self, classes):
@@ -292,6 +298,7 @@ def test_what_the_device_cannot_do_fails_the_load(tmp_path: Path, settings: dict
         ("WrongCount", "gave 2 outputs, its class declares 1"),
         ("WrongType", r"output 'y' is float64 \[2, 2\], its class declares FP32 \[-1, 2\]"),
         ("Failing", "the network failed: the first line$"),
+        ("Reading", r"the network failed: \[Errno 2\] No such file or directory: 'words.txt'$"),
         ("Named", "the network gave dict; expected tensors, in the order of its `outputs`"),
         ("Inner", "the network gave Tensor and tuple and NoneType; expected tensors"),
     ],
@@ -300,6 +307,11 @@ def test_a_network_that_does_not_do_as_it_says_fails(tmp_path: Path, name: str, 
     engine = load(tmp_path, name)
     with pytest.raises(ModelFailed, match=says):
         engine.run({"x": X})
+
+
+def test_warming_up_tells_the_operator_the_whole_path(tmp_path: Path) -> None:
+    with pytest.raises(ModelFailed, match=r"'/srv/secret/words\.txt'$"):
+        load(tmp_path, "Reading").warm_up(1)
 
 
 @pytest.mark.parametrize("name", ["Named", "Inner"])
@@ -325,3 +337,23 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str) -> Non
         pytest.skip("this machine has one")
     with pytest.raises(ModelFailed, match=f"device '{device}' is not usable"):
         load(tmp_path, "Scale", device=device)
+
+
+def test_weights_that_others_are_copied_over_while_they_are_read_are_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping of the file, which safetensors reads by, would end the process where it has become shorter."""
+    compare = torch_modules._compare
+
+    def and_cut(path: Path, network: str, expected: Any, found: Any) -> None:
+        compare(path, network, expected, found)
+        os.truncate(path, 0)
+
+    monkeypatch.setattr(torch_modules, "_compare", and_cut)
+    network = LargeNet()
+    weights = {name: one.detach().numpy() for name, one in network.state_dict().items()}
+    engine = load(tmp_path, "upwell.cloud.engines.torch_demo.LargeNet", weights)
+    x = np.random.default_rng(0).random((2, 32, 32, 1), np.float32)
+    with torch.inference_mode():
+        expected = network.eval()(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(engine.run({"x": x})["logits"], expected, rtol=1e-5, atol=1e-6)

@@ -63,6 +63,19 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path: Path, in_proces
         assert wrong in ended.err
 
 
+def test_settings_of_what_is_not_there_are_said_with_the_file_that_holds_them(tmp_path: Path, repository: Path) -> None:
+    path = tmp_path / "cloud.yaml"
+    path.write_text(
+        f"serve: {{listen: ['127.0.0.1:0'], models: {repository}}}\n"
+        "models: {nobody: {max_batch: 2}, linear: {versions: [9]}}\n"
+    )
+    code, said = serve_and_fail("-c", path)
+    assert code == 2
+    first, second = said.splitlines()
+    assert first.startswith(f"error: {path}: models.nobody: not in {repository}; there is ")
+    assert second.startswith(f"{path}: models.linear.versions: version 9 is not there; there is 1, 2")
+
+
 @pytest.mark.parametrize("engine", ["onnx", "torch"])
 def test_without_any_good_model_it_ends_with_all_reasons(tmp_path: Path, engine: str) -> None:
     for name in ("one", "two"):

@@ -1,9 +1,13 @@
 """SIGTERM: what was accepted is answered, what comes later is refused, and then the process ends."""
 
+import http.client
 import json
 import os
 import queue
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +94,42 @@ def test_what_was_accepted_is_answered_and_the_rest_is_told_to_go_elsewhere(tmp_
         assert ended(running) == 0
         assert "draining\n" in running.lines
         client.close()
+
+
+def ask_to_the_end(address: str, until: threading.Event) -> list[str]:
+    """Ask over kept connections for as long as there is somebody; how those requests ended that were sent and lost."""
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [1] * 8}]})
+    lost: list[str] = []
+    with suppress(ConnectionRefusedError), closing(http.client.HTTPConnection(address, timeout=LIMIT_S)) as connection:
+        while not until.is_set():
+            try:
+                connection.request("POST", "/v2/models/linear/infer", body)
+                answer = connection.getresponse()
+                assert answer.status in (200, 503), answer.read()
+                answer.read()
+            except ConnectionRefusedError:
+                raise
+            except (OSError, http.client.HTTPException) as error:
+                lost.append(repr(error))
+                connection.close()
+    return lost
+
+
+def test_no_request_over_a_kept_connection_of_http_is_lost(tmp_path: Path, repository: Path) -> None:
+    path = config(tmp_path, repository, "30s", max_queue=ROOM)
+    path.write_text(path.read_text().replace("models: /", "listen_http: ['127.0.0.1:0'], models: /"))
+    with serving("-c", path) as running, ThreadPoolExecutor(ROOM) as pool:
+        address = running.program.find(r"HTTP on (\S+)", LIMIT_S)
+        until = threading.Event()
+        asking = [pool.submit(ask_to_the_end, address, until) for _ in range(ROOM)]
+        client = OipClient(running.address)
+        for _ in range(50):  # the others are at it by then
+            client.infer(InferRequest("linear", {"x": np.ones((1, 8), np.float32)}), LIMIT_S)
+        client.close()
+        running.terminate()
+        assert ended(running) == 0
+        until.set()
+        assert [one.result(LIMIT_S) for one in asking] == [[]] * ROOM
 
 
 def occupy(client: OipClient) -> PendingInfer:

@@ -25,6 +25,7 @@ from upwell.shared.oip.servicer import SERVICE
 from upwell.shared.tensors import Array
 
 LIMIT_S = 10.0
+JUNK = b"\xff\xff"
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
 ASSETS = Path(__file__).parents[3] / "edge" / "upwell" / "edge" / "demo" / "assets" / "cloud"
 
@@ -185,6 +186,33 @@ def test_streams_that_stay_open_do_not_use_up_the_service(repository: Path) -> N
         client.close()
         for stream in (*watches, *streams):
             stream.cancel()
+
+
+def _refusal(answers: Any) -> tuple[object, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(answers)
+    return caught.value.code(), caught.value.details() or ""
+
+
+def test_what_health_and_reflection_cannot_read_is_the_caller_s_fault_and_does_not_hold_up_the_end(
+    repository: Path,
+) -> None:
+    """gRPC itself would log each one whole, and never let go of the streams."""
+    health, reflection = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    with serving("--models", repository) as running, grpc.insecure_channel(running.address) as channel:
+        before = len(running.lines)
+        check = channel.unary_stream(f"{health}/Check")  # type: ignore[var-annotated]  # bytes on both sides
+        watch = channel.unary_stream(f"{health}/Watch")  # type: ignore[var-annotated]
+        info = channel.stream_stream(reflection)  # type: ignore[var-annotated]
+        for _ in range(10):
+            for answers in (check(JUNK), watch(JUNK), info(iter([JUNK, JUNK]))):
+                code, text = _refusal(answers)
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert "cannot be read as a" in text
+        assert running.lines[before:] == []
+        running.terminate()
+        assert running.exit_code() == 0
+    assert running.lines[before:] == ["draining\n"]
 
 
 def test_torch_and_onnx_give_the_same_answers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -134,6 +135,39 @@ def test_a_worker_that_is_killed_is_restarted_while_the_others_answer(service: S
     others.close()
     service.terminate()
     assert service.exit_code() == 0
+
+
+def test_a_worker_that_comes_later_answers_as_the_others_where_a_newer_version_is_broken(
+    tmp_path: Path, models: Path
+) -> None:
+    with serving("-c", config(tmp_path, models, ", repository: {watch: 50ms}")) as running:
+        (models / "linear" / "2").mkdir()
+        (models / "linear" / "2" / "model.onnx").write_bytes(b"no model")
+        for number in (1, 2):
+            running.program.find(rf"(worker {number}) upwell.cloud: model linear: version 1 answers, since", LIMIT_S)
+        os.kill(children(running.process.pid)[0], signal.SIGKILL)
+        until(lambda: sum("serves" in line for line in running.lines) == 3)
+        for client in one_client_each(running).values():
+            assert client.infer(ONE, LIMIT_S).version == "1"
+            client.close()
+
+
+def test_what_has_come_to_or_gone_from_the_folders_does_not_keep_a_worker_from_coming_back(
+    tmp_path: Path, models: Path
+) -> None:
+    with serving("-c", config(tmp_path, models, more="models: {other: {max_batch: 2}}")) as running:
+        shutil.copytree(models / "linear", models / "linear (copy)")
+        shutil.rmtree(models / "other")
+        os.kill(children(running.process.pid)[0], signal.SIGKILL)
+        until(lambda: sum("serves" in line for line in running.lines) == 3)
+        for client in one_client_each(running).values():
+            client.infer(ONE, LIMIT_S)
+            client.close()
+        assert any("'linear (copy)' is not served: a model's name is" in line for line in running.lines)
+        running.terminate()
+        assert running.exit_code() == 0
+    code, text = serve_and_fail("-c", tmp_path / "cloud.yaml")  # to a service that begins it is still a mistake
+    assert (code, "linear (copy)" in text) == (2, True)
 
 
 def test_a_second_signal_ends_all_at_once(tmp_path: Path, repository: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,26 @@ def test_stopping_cancels_what_takes_longer_than_the_grace(serve: Serve, connect
     with pytest.raises(RemoteError):
         pending.result(TIMEOUT_S)
     assert fake.calls[0].cancelled.wait(TIMEOUT_S)
+
+
+def test_stopping_does_not_wait_for_calls_that_grpc_never_ends(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """As those of a stream are whose message gRPC itself was to read and could not."""
+
+    def add_reading(server: grpc.Server) -> None:
+        def answer(requests: Iterator[Any], _: grpc.ServicerContext) -> Iterator[bytes]:
+            return (b"" for _ in requests)
+
+        handler: Any = grpc.stream_stream_rpc_method_handler(answer, request_deserializer=int)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Reading", {"Read": handler}),))
+
+    server = serve(extra=[add_reading])
+    with grpc.insecure_channel(server.addresses[0]) as channel, caplog.at_level(logging.CRITICAL, "grpc"):
+        call: Any = channel.stream_stream("/test.Reading/Read")
+        for _ in range(20):  # one is not enough each time
+            with pytest.raises(grpc.RpcError):
+                list(call(iter([b"no number"]), timeout=TIMEOUT_S))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.stop, 0.1).result(TIMEOUT_S)
 
 
 def test_the_request_id_of_one_call_is_not_seen_by_another(

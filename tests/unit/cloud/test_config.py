@@ -243,15 +243,35 @@ def test_times_that_nobody_lives_to_see(tmp_path: Path, key: str) -> None:
         ("buckets: [4, 1]", r"expected ascending numbers of rows, such as \[1, 4, 16\], got \[4, 1\]"),
         ("buckets: [4, 4]", "expected ascending"),
         ("buckets: [1, 4], max_batch: 8", r"`max_batch` is 8, the largest of `buckets` 4; write `buckets` alone"),
-        ("buckets: []", "buckets"),
-        ("buckets: [0]", "buckets"),
+        ("buckets: []", r"buckets: expected at least 1"),
+        ("buckets: [0]", r"buckets\[0\]: expected 1 or more, got 0$"),
+        ("buckets: [1, 5000]", r"buckets\[1\]: expected 4096 or less, got 5000$"),
+        ("buckets: [true]", r"buckets\[0\]: expected a whole number, got true$"),
     ],
 )
 def test_buckets_that_cannot_be(tmp_path: Path, keys: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load(tmp_path, f"{LEAST}defaults: {{{keys}}}\n")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=told) as caught:
         load(tmp_path, f"{LEAST}models: {{m: {{{keys}}}}}\n")
+    assert len(caught.value.problems) == 1, "one mistake, of the key that is written"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "serve: {listen: ['127.0.0.1:0'], models: m, trusted: [ABCD]}",
+            r"trusted\[0\]: .*64 hex digits in small letters",
+        ),
+        ("defaults: {device: 'CUDA:0'}", "defaults.device: .*small letters, such as cpu, cuda, cuda:0"),
+        ("models: {m: {providers: ['CUDA EP']}}", r"providers\[0\]: .*such as cuda or CUDAExecutionProvider"),
+        ("models: {m: {engine: torch, class: LargeNet}}", "class: .*such as mypackage.LargeNet, got 'LargeNet'"),
+    ],
+)
+def test_words_that_are_spelled_wrong_say_how_they_are_spelled(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load(tmp_path, text + "\n" if text.startswith("serve") else f"{LEAST}{text}\n")
 
 
 def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -169,6 +170,32 @@ def test_a_broken_new_version_does_not_take_the_place_of_the_old_one(root: Path,
     scene.repository.load("m")
     assert scene.answer() == ("2", 2)
     assert set(scene.service.offers["m"].versions) == ({"1", "2"} if versions == "all" else {"2"})
+
+
+def test_a_version_whose_folder_has_gone_gives_way_to_one_that_answers_although_the_highest_is_broken(
+    root: Path,
+) -> None:
+    scene = Scene(root)
+    spoil(root, "m", 3)
+    put(root, "m", 10, seed=5)
+    for gone, answer in (("", ("10", 5)), ("10", ("1", 1)), ("1", ("1", 1))):  # at last nothing else would answer
+        if gone:
+            shutil.rmtree(root / "m" / gone)
+        with pytest.raises(NotLoaded, match=f"version 3: .*; in force: version .*{answer[0]}"):
+            scene.repository.load("m")
+        assert scene.answer() == answer
+
+
+def test_a_folder_whose_name_no_model_can_have_is_said_once_and_harms_nobody(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(root)
+    shutil.copytree(root / "m", root / "m (copy)")
+    for _ in range(3):
+        scene.watch.look()
+    assert caplog.text.count("'m (copy)' is not served: a model's name is letters") == 1
+    assert scene.answer() == ("1", 1)
+    assert Scene(root).answer() == ("1", 1)
 
 
 def test_an_unloaded_model_says_so_and_can_be_loaded_again(root: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.cloud.engines.checks import reason_of, zero_batch
+from upwell.cloud.engines.checks import reason_of, tellable, zero_batch
 from upwell.cloud.engines.loading import ExtraMissing, engine_type
 from upwell.cloud.engines.onnx import OnnxEngine
 from upwell.cloud.engines.onnx_providers import INSTALL
@@ -53,10 +53,31 @@ def test_what_only_real_data_can_warm_up_is_left_alone(spec: TensorSpec) -> None
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("first\nsecond", "first"), ("", "ValueError"), ("x" * 1000, "x" * 299 + "…"), ("  \n ", "ValueError")],
+    [
+        ("first\nsecond", "first"),
+        ("", "ValueError"),
+        ("x" * 1000, "x" * 299 + "…"),
+        ("  \n ", "ValueError"),
+        ("a\x1b[31mred", r"a\x1b[31mred"),
+    ],
 )
 def test_a_reason_is_one_short_line(text: str, reason: str) -> None:
     assert reason_of(ValueError(text)) == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("No such file or directory: '/srv/secret/words.txt'", "No such file or directory: 'words.txt'"),
+        ("in /srv/secret/, at /a/b/c/d.py:3", "in , at d.py:3"),
+        ("no model.onnx in m/1; there is a/b", "no model.onnx in m/1; there is a/b"),
+        ("see https://example.com/a/b, or 3/4 of it / all", "see https://example.com/a/b, or 3/4 of it / all"),
+        ("two\nlines", r"two\nlines"),
+        ("/" * 100_000 + " /a" * 100_000, "/" * 100_000 + " /a" * 100_000),
+    ],
+)
+def test_callers_are_told_no_folders(text: str, told: str) -> None:
+    assert tellable(text) == told
 
 
 def test_the_table_of_accelerators_has_every_maker_and_every_package() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.unit.models_for_tests import identity
 from upwell.cloud import loading
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.buckets import buckets_for
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.loading import BrokenModel, ServedModel, find_models, load_model
+from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.tensors import Array
 
@@ -108,3 +111,70 @@ def test_whatever_a_framework_raises_the_model_is_broken_and_the_log_says_all(
     (record,) = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[1] is error
+
+
+def test_names_that_strangers_chose_write_no_lines_of_the_log_and_pass_as_a_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Names of files may hold anything, and what is no UTF-8 at all could not be told to a caller over gRPC."""
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    (folder / os.fsdecode(b"\xff\x1b[31m\nERROR forged")).touch()
+    config = CloudConfig.model_validate({"serve": {"listen": ["127.0.0.1:0"], "models": str(tmp_path)}})
+    (found,) = find_models(config)
+    broken = load_model(found, config)
+    assert isinstance(broken, BrokenModel)
+    assert broken.reason == r"no model.onnx in m/1; there is \udcff\x1b[31m\nERROR forged"
+    assert caplog.messages == [f"model m version 1 is not served: {broken.reason}"]
+
+
+def test_keys_of_a_model_yaml_write_no_lines_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    identity(folder).rename(folder / "model.onnx")
+    (folder / "model.yaml").write_text('version: 1\n"a\\e[31m\\nERROR forged": 1\n')
+    config = CloudConfig.model_validate({"serve": {"listen": ["127.0.0.1:0"], "models": str(tmp_path)}})
+    (found,) = find_models(config)
+    assert isinstance(load_model(found, config), BrokenModel)
+    assert r"a\x1b[31m\nERROR forged: unknown key" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert "\nERROR forged" not in caplog.text
+
+
+def test_the_operator_is_told_where_and_callers_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: ModelSettings) -> Engine:
+        raise ModelFailed("class Net cannot be built: No such file or directory: '/srv/secret/words.txt'")
+
+    broken = load(tmp_path, monkeypatch, fail)
+    assert broken == BrokenModel("m", "1", "class Net cannot be built: No such file or directory: 'words.txt'")
+    assert "'/srv/secret/words.txt'" in caplog.text
+
+
+LABELLED = """
+version: 1
+signature:
+  inputs: {x: {kind: tensor, dtype: FP32, shape: [-1, 2]}}
+  outputs: {y: {kind: probabilities, labels: LABELS}}
+"""
+
+
+@pytest.mark.parametrize("how", ["../../../labels.txt", "{outside}", "link.txt"])
+def test_labels_come_from_the_repository_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    """Else a model.yaml from elsewhere could carry any text of the machine into answers."""
+    root, outside = tmp_path / "models", tmp_path / "labels.txt"
+    outside.write_text("root\nsecret\n")
+    folder = root / "m" / "1"
+    folder.mkdir(parents=True)
+    identity(folder).rename(folder / "model.onnx")
+    (folder / "link.txt").symlink_to(outside)
+    description = folder.parent / "model.yaml" if "{" in how else folder / "model.yaml"
+    description.write_text(LABELLED.replace("LABELS", how.format(outside=outside)))
+    config = CloudConfig.model_validate({"serve": {"listen": ["127.0.0.1:0"], "models": str(root)}})
+    (found,) = find_models(config)
+    assert isinstance(load_model(found, config), BrokenModel)
+    assert f"lies outside {root}; copy it to beside the model" in caplog.text
+    (root / "m" / "labels.txt").write_text("no\nyes\n")
+    description.write_text(LABELLED.replace("LABELS", str(root / "m" / "labels.txt")))
+    assert isinstance(load_model(found, config), ServedModel)

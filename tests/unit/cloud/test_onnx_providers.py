@@ -48,6 +48,11 @@ def test_settings_say_what_is_wanted(device: str, providers: tuple[str, ...], wa
     assert wanted_providers(device, providers) == wanted
 
 
+def test_automatic_choice_among_others_is_no_provider_that_is_missing() -> None:
+    with pytest.raises(ModelFailed, match=r"^`providers: \[auto\]` stands alone"):
+        wanted_providers("cpu", ("cpu", "auto"))
+
+
 def test_a_device_that_no_provider_serves_is_named() -> None:
     with pytest.raises(ModelFailed, match="knows no device 'hpu'"):
         wanted_providers("hpu", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,8 @@ from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _LONGEST_REASON = 300
+_FOLDERS = re.compile(r"(?<![\w.:/-])/(?:[^\s/'\":,;()]+/)+")
+"""The folders of an absolute path, from its first slash to its last."""
 
 
 def check_batch(batch: Mapping[str, Array], specs: Sequence[TensorSpec], buckets: Sequence[int] = ()) -> None:
@@ -78,8 +81,21 @@ def zeros(spec: TensorSpec, rows: int) -> Array:
         raise ModelFailed(f"input {spec.name!r} of shape {shape} does not fit into memory") from None
 
 
+def printable(text: str) -> str:
+    """`text` on one line, with escapes for what no terminal should see.
+
+    Names of operators, tensors and files come from whoever made the model, and could write lines of a log otherwise.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def tellable(text: str) -> str:
+    """`text` for callers, who need not know where something lies on this machine: of paths the last name is left."""
+    return printable(_FOLDERS.sub("", text))
+
+
 def reason_of(error: BaseException) -> str:
     """The first line of a framework's error, short enough for one line of a log or a status."""
     text = str(error).strip()
-    first = text.splitlines()[0] if text else type(error).__name__
+    first = printable(text.splitlines()[0]) if text else type(error).__name__
     return first if len(first) <= _LONGEST_REASON else first[: _LONGEST_REASON - 1] + "…"

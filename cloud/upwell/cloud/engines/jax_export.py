@@ -97,6 +97,27 @@ def largest_error(program: Program, module: torch.nn.Module, rows: Sequence[int]
     return float(np.max(errors))  # NaN where any is
 
 
+def check_rows(program: Program, at_most: float) -> None:
+    """Raise `ModelFailed` where a row's answer depends on the rows beside it, by more than `at_most` as above.
+
+    A service fills batches up with zeros and runs rows of several callers together: answers would be wrong, and tell
+    of what others have asked.
+    """
+    random = np.random.default_rng(_SEED)
+    batch = {spec.name: _random(spec, 2, random) for spec in program.inputs}
+    run = jax.jit(export.deserialize(bytearray(program.data)).call)
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        together = run(dict(program.weights), batch)
+        alone = run(dict(program.weights), {name: array[:1] for name, array in batch.items()})
+    for spec in program.outputs:
+        off = _relative(np.asarray(together[spec.name])[:1], np.asarray(alone[spec.name]))
+        if not off <= at_most:
+            raise ModelFailed(
+                f"output {spec.name!r} of a row depends on the rows beside it (relative difference {off:.2g}): batches "
+                "are filled up with zeros and hold rows of several callers, so each row must be answered by itself"
+            )
+
+
 def _is_by_rows(spec: TensorSpec) -> bool:
     return spec.shape[:1] == (-1,) and -1 not in spec.shape[1:]
 

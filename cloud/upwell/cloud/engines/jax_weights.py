@@ -10,6 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from upwell.cloud.engines.checks import reason_of
+from upwell.cloud.engines.steady import steady
 from upwell.cloud.engines.weights_header import check_header
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
@@ -34,7 +35,7 @@ def read_weights(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
         return {}
     try:
         check_header(path)
-        with safe_open(str(path), framework="numpy") as file:
+        with steady(path) as copy, safe_open(str(copy), framework="numpy") as file:
             names = set(file.keys())
             slices = {spec.name: file.get_slice(spec.name) for spec in specs if spec.name in names}
             _compare(path, specs, slices)

@@ -48,7 +48,11 @@ class OnnxEngine:
     def load(cls, name: str, path: Path, settings: ModelSettings) -> OnnxEngine:
         """Load `path`. Raises `ModelFailed` for a file or a device that ONNX Runtime cannot serve here."""
         _check_operators(path)
-        engine = cls(open_session(name, path, settings))
+        session = open_session(name, path, settings)
+        try:
+            engine = cls(session)
+        except UnicodeDecodeError:
+            raise ModelFailed(f"{path.name} has an input or output whose name is not UTF-8") from None
         if not engine.outputs:
             raise ModelFailed(f"{path.name} has no outputs")
         return engine

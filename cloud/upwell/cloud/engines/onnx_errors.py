@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from upwell.cloud.engines.checks import printable
+
 _READ = 4000
 _BEGINNING, _END = 120, 220
 _CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
@@ -22,5 +24,5 @@ def told_by(error: BaseException, path: Path | None = None) -> str:
     text = str(error)[:_READ]
     if path is not None:
         text = text.replace(f"Load model from {path} failed:", "").replace(str(path), path.name)
-    plain = " ".join(_PLACE.sub("", _CODE.sub("", text)).split()) or type(error).__name__
+    plain = printable(" ".join(_PLACE.sub("", _CODE.sub("", text)).split())) or type(error).__name__
     return plain if len(plain) <= _BEGINNING + _END else f"{plain[:_BEGINNING]} … {plain[-_END:]}"

@@ -65,6 +65,8 @@ def wanted_providers(device: str, providers: Sequence[str]) -> Wanted:
         return Wanted(tuple(INSTALL), first=True)
     kind, _, number = device.partition(":")
     if providers:
+        if AUTOMATIC in providers:
+            raise ModelFailed("`providers: [auto]` stands alone: it is the first that works; name all others or none")
         names = tuple(map(full_name, providers))
         if set(names) == {CPU} and kind not in ("cpu", AUTOMATIC):
             raise ModelFailed(f"`providers` name the CPU alone, and `device` is {device!r}; leave one of them out")

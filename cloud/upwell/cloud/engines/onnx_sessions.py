@@ -11,6 +11,7 @@ import importlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,14 @@ from upwell.cloud.engines.onnx_providers import (
     told,
     wanted_providers,
 )
+from upwell.cloud.engines.onnx_weights import copied_weights
 from upwell.shared.errors import ModelFailed
 
 _log = logging.getLogger(__name__)
 
-_LOG_ERRORS = 3
+_LOG_FATAL = 4
+"""What a session has to say comes as an exception. It would write errors to standard error as well, past our log,
+with the texts of the model's maker as they are; what keeps a provider from starting is written there all the same."""
 _RECORD_KEY = "session.record_ep_graph_assignment_info"
 _NO_FALLBACK = {"enable_fallback": 0}
 """Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
@@ -106,16 +110,18 @@ def _create(path: Path, settings: ModelSettings, chain: Sequence[str]) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = _LOG_ERRORS  # what matters comes as an exception; warnings of the optimizer do not
-    if tuple(chain) != (CPU,):
+    options.log_severity_level = _LOG_FATAL
+    is_on_cpu = tuple(chain) == (CPU,)
+    if not is_on_cpu:
         options.add_session_config_entry(_RECORD_KEY, "1")
     if CUDA in chain and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # or it does not find the CUDA libraries that pip has installed
     providers = [(one, _options_of(one, settings.device)) for one in chain]
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=providers, **_NO_FALLBACK)
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {told_by(error, path)}") from error
+    with copied_weights(options, path) if is_on_cpu else nullcontext():  # with others they stay where they are
+        try:
+            return onnxruntime.InferenceSession(str(path), options, providers=providers, **_NO_FALLBACK)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {told_by(error, path)}") from error
 
 
 def _options_of(provider: str, device: str) -> dict[str, str]:

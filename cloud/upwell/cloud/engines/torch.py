@@ -22,7 +22,7 @@ import torch
 
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.buckets import buckets_for, only_rows_vary
-from upwell.cloud.engines.checks import check_batch, reason_of, shape_fits, zero_batch
+from upwell.cloud.engines.checks import check_batch, reason_of, shape_fits, tellable, zero_batch
 from upwell.cloud.engines.torch_devices import open_device, warn_of_slow_precision
 from upwell.cloud.engines.torch_modules import build, declared_specs, find_class
 from upwell.cloud.engines.torch_steps import (
@@ -87,6 +87,12 @@ class TorchEngine:
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Run the module. See `Engine.run`."""
         check_batch(batch, self.inputs, self.buckets)
+        try:
+            return self._run(batch)
+        except ModelFailed as error:  # of the operator's own class, which may name files of its own
+            raise ModelFailed(tellable(str(error))) from error
+
+    def _run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         if torch.get_num_threads() != self._settings.threads:  # of the calling thread, and any thread may call
             torch.set_num_threads(self._settings.threads)
         forward = self._forward
@@ -150,7 +156,8 @@ class TorchEngine:
         """Run zeros once, so that memory is taken and kernels are chosen or compiled. See `Engine.warm_up`."""
         batch = zero_batch(self.inputs, rows)
         if batch is not None:
-            self.run(batch)
+            check_batch(batch, self.inputs, self.buckets)
+            self._run(batch)
 
     def close(self) -> None:
         """Free the module."""

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from upwell.cloud.engines.checks import reason_of
+from upwell.cloud.engines.steady import steady
 from upwell.cloud.engines.weights_header import check_header
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import DTYPES, TensorSpec
@@ -110,10 +111,10 @@ def _read_weights(path: Path, network: str, expected: Mapping[str, tuple[int, ..
     """
     try:
         check_header(path)
-        with safe_open(str(path), framework="pt") as file:
+        with steady(path) as copy, safe_open(str(copy), framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
             _compare(path, network, expected, found)
-            return {name: file.get_tensor(name) for name in found}
+            return {name: file.get_tensor(name) for name in found}  # of the mapping, which lasts as long as they do
     except (SafetensorError, OSError) as error:
         raise ModelFailed(f"{path.name} is not a readable safetensors file: {reason_of(error)}") from error
 

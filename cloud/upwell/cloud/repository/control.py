@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.loading import Attempt, BrokenModel, attempt
 from upwell.cloud.offer import Offer, offered
-from upwell.cloud.repository.repository import NAME, Files, ModelFolder, model_names, select, versions_of
+from upwell.cloud.repository.repository import (
+    NAME,
+    Files,
+    ModelFolder,
+    model_names,
+    select,
+    versions_of,
+    warn_of_name,
+)
 from upwell.cloud.service import CloudService
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.repository import IndexEntry, ModelState
@@ -48,6 +56,7 @@ class ModelRepository:
             self._attempts.setdefault(one.result.name, {})[one.result.version] = one
         self._unloaded = set(unloaded)
         self._loading = ("", "")
+        self._odd: set[str] = set()
         self._changing = threading.Lock()
         # Always the same thread: malloc keeps a pool of memory for each thread that has ever loaded a model.
         self._loader = ThreadPoolExecutor(1, "loading models")
@@ -134,8 +143,12 @@ class ModelRepository:
         Empty for a model that is gone, None for one whose folder cannot be read now. Raises `OSError` where no
         folder at all can be read.
         """
-        names = [name for name in model_names(self._root) if NAME.fullmatch(name)]
-        return {name: self._look_at(name) for name in {*names, *self._attempts, *self._unloaded}}
+        names = set(model_names(self._root))
+        odd = {name for name in names if not NAME.fullmatch(name)}
+        for name in sorted(odd - self._odd):
+            warn_of_name(name)
+        self._odd = odd
+        return {name: self._look_at(name) for name in {*names - odd, *self._attempts, *self._unloaded}}
 
     def is_new(self, model: str, files: Mapping[str, Files]) -> bool:
         """Whether these files of a model are others than those last loaded, or tried."""
@@ -180,7 +193,9 @@ class ModelRepository:
         finally:
             self._loading = ("", "")
         former_offer = self._service.offers.get(model)
-        offer = offered([one.result for one in attempts.values()], former_offer)
+        there = {str(folder.version) for folder in self._folders(model)}
+        left = None if former_offer is None else former_offer.left(there)
+        offer = offered([one.result for one in attempts.values()], left)
         self._attempts[model] = attempts
         self._put(model, offer)
         _tell(model, offer, former_offer)

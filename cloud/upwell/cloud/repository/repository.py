@@ -19,6 +19,7 @@ from upwell.shared.onnx_files import BadOnnxFile
 _log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAMES = "a model's name is letters, digits, '.', '_' and '-', at most 100"
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
 _SHOWN = 5
 
@@ -99,12 +100,12 @@ class ModelFolder:
         return path
 
 
-def scan(root: Path) -> list[ModelFolder]:
+def scan(root: Path, *, is_strict: bool = True) -> list[ModelFolder]:
     """Every version of every model under `root`, by name and version.
 
     A model without a version, or whose folder cannot be read, is left out with a warning; hidden folders and files are
-    left alone. Raises `ConfigError` where `root` is no folder that can be read, holds no version at all, or a name
-    cannot be a model's.
+    left alone. Raises `ConfigError` where `root` is no folder that can be read or holds no version at all. So does a
+    name that cannot be a model's, which is left out with a warning where not `is_strict`.
     """
     if not root.is_dir():
         raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
@@ -113,12 +114,19 @@ def scan(root: Path) -> list[ModelFolder]:
     except OSError as error:
         raise ConfigError.at(root, f"cannot be read: {error.strerror}") from None
     found = [version for name in names for version in _versions_or_warning(root, name)]
-    for one in found:
-        if not NAME.fullmatch(one.name):
-            raise ConfigError.at(one.path.parent, "a model's name is letters, digits, '.', '_' and '-', at most 100")
+    for name in sorted({one.name for one in found if not NAME.fullmatch(one.name)}):
+        if is_strict:
+            raise ConfigError.at(root / name, NAMES)
+        warn_of_name(name)
+    found = [one for one in found if NAME.fullmatch(one.name)]
     if not found:
         raise ConfigError.at(root, "no model here; expected <name>/<version>/model.onnx, such as digits/1/model.onnx")
     return found
+
+
+def warn_of_name(name: str) -> None:
+    """Say in the log that a folder of that name is no model's."""
+    _log.warning("%r is not served: %s", name, NAMES)
 
 
 def model_names(root: Path) -> list[str]:

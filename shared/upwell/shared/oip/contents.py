@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -25,6 +25,9 @@ MAX_BYTES_ELEMENTS = 1 << 18
 
 MAX_ID_CHARACTERS = 1000
 """The id of a request is in its answer, in logs and in traces."""
+
+_UNSUPPORTED = frozenset({"shared_memory_region", "classification"})
+"""Parameters of tensors: asking for these and getting a plain answer would be a wrong answer."""
 
 _LARGEST_BYTES = 2**63 - 1
 SMALL_BYTES = 4096
@@ -73,6 +76,13 @@ def refuse_long_id(request_id: str) -> None:
     """Raise `InvalidRequest` for an id that is too long."""
     if len(request_id) > MAX_ID_CHARACTERS:
         raise InvalidRequest(f"the id has {len(request_id)} characters; at most {MAX_ID_CHARACTERS} are taken")
+
+
+def refuse_unsupported(name: str, parameters: Iterable[str]) -> None:
+    """Raise `InvalidRequest` where a tensor has a parameter of these names that would change its contents."""
+    for key in parameters:
+        if key in _UNSUPPORTED:
+            raise InvalidRequest(f"tensor {name!r}: the parameter {key!r} is not supported here; send plain contents")
 
 
 def refuse_dimensions(name: str, count: int) -> NoReturn:

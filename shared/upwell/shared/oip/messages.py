@@ -9,14 +9,17 @@ from google.protobuf.message import DecodeError, Message
 
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.contents import MAX_DIMENSIONS, decode_raw, decode_typed, encode_raw, refuse_dimensions
+from upwell.shared.oip.contents import (
+    MAX_DIMENSIONS,
+    decode_raw,
+    decode_typed,
+    encode_raw,
+    refuse_dimensions,
+    refuse_unsupported,
+)
 from upwell.shared.oip.dataplane import Parameter
 from upwell.shared.oip.wire import MAX_MESSAGE_BYTES, refuse_larger
 from upwell.shared.tensors import Array
-
-# Asking for these and getting a plain answer would be a wrong answer, so they are refused rather than ignored.
-_UNSUPPORTED_PARAMETERS = frozenset({"shared_memory_region", "classification"})
-
 
 M = TypeVar("M", bound=Message)
 
@@ -66,7 +69,7 @@ def read_tensors(kind: str, tensors: Sequence[TensorMessage], raws: Sequence[byt
         if name in arrays:
             raise InvalidRequest(f"the {kind} {name!r} is given twice")
         if tensor.parameters:
-            _refuse_unsupported(name, tensor.parameters)
+            refuse_unsupported(name, tensor.parameters)
         if len(tensor.shape) > MAX_DIMENSIONS:
             refuse_dimensions(name, len(tensor.shape))
         shape = tuple(tensor.shape)
@@ -88,17 +91,11 @@ def read_wanted(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTenso
     """The names of the outputs that a request asks for."""
     wanted: dict[str, None] = {}
     for output in outputs:
-        _refuse_unsupported(output.name, output.parameters)
+        refuse_unsupported(output.name, output.parameters)
         if output.name in wanted:
             raise InvalidRequest(f"the requested output {output.name!r} is given twice")
         wanted[output.name] = None
     return tuple(wanted)
-
-
-def _refuse_unsupported(name: str, parameters: Mapping[str, pb.InferParameter]) -> None:
-    for key in parameters:
-        if key in _UNSUPPORTED_PARAMETERS:
-            raise InvalidRequest(f"tensor {name!r}: the parameter {key!r} is not supported here; send plain contents")
 
 
 def read_parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:

@@ -148,6 +148,18 @@ def _parse_web(text: str) -> Address:
     return replace(address, scheme=found["scheme"], prefix=found["prefix"])
 
 
+def check_listen(listen: Sequence[str], security: ServerSecurity) -> list[Address]:
+    """The addresses that one server is to listen on: one or more, no two of them equal, none of them unprotected.
+
+    Raises `ConfigError`.
+    """
+    addresses = [parse_address(text) for text in listen]
+    if not addresses or len(set(addresses)) < len(addresses):
+        raise ConfigError.at(None, "expected one or more different addresses to listen on, each HOST:PORT or unix:PATH")
+    check_exposure(listen, security)
+    return addresses
+
+
 def check_exposure(listen: Sequence[str], security: ServerSecurity) -> None:
     """Refuse to serve a network without protection. Raises `ConfigError`; `insecure` allows everything."""
     if security.insecure:

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -16,13 +17,18 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.arrivals import Arrivals, Registrar
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.permits import Permits
-from upwell.shared.oip.security import Address, ServerSecurity, check_exposure, parse_address
+from upwell.shared.oip.security import Address, ServerSecurity, check_listen, parse_address
 from upwell.shared.oip.servicer import add_oip_service
 from upwell.shared.oip.streams import Streams
 from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.tls import server_credentials
 from upwell.shared.oip.tokens import TokenInterceptor, known_tokens
 from upwell.shared.oip.unary_calls import begin_with_the_message
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
 """gRPC's own default of 4 MiB refuses an ordinary batch of pictures."""
@@ -31,6 +37,9 @@ LOOPBACK_ONLY = ServerSecurity()
 """No protection, so no address that another machine can reach."""
 
 _MAX_SOCKET_PATH_BYTES = 107
+_MOST_FILES = 1 << 16
+_AFTER_CANCEL_S = 2.0
+"""gRPC never ends a call of a stream whose message a generated handler could not read."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class RunningServer:
         self._streams.end()
         ended = self._server.stop(grace_s)
         closed()
-        ended.wait()
+        ended.wait(grace_s + _AFTER_CANCEL_S)
         self._executor.shutdown(wait=False)
         self._streams.close()
         for address in self.addresses:
@@ -98,10 +107,8 @@ def start_server(
     Raises `ConfigError` for an address that is unprotected, malformed, in use or not writable, and for broken
     TLS or token files; nothing listens then.
     """
-    addresses = [parse_address(text) for text in listen]
-    if not addresses or len(set(addresses)) < len(addresses):
-        raise ConfigError.at(None, "expected one or more different addresses to listen on, each HOST:PORT or unix:PATH")
-    check_exposure(listen, security)
+    addresses = check_listen(listen, security)
+    _allow_many_files()
     for address in addresses:
         if address.socket_path is not None or not connections.shares_ports:
             check_free(address)
@@ -128,6 +135,19 @@ def start_server(
     bound = tuple(_listen(server, address, own) for address, own in zip(addresses, credentials, strict=True))
     server.start()
     return RunningServer(bound, server, executor, streams)
+
+
+def _allow_many_files() -> None:
+    """Have as many files open as this process may ask for, up to a bound: each connection is one.
+
+    The usual limit of 1,024 is there for programs that call select(), and a few hundred idle clients would use it up.
+    """
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with suppress(OSError, ValueError):  # the system may have a bound of its own
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:

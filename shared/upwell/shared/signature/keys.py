@@ -62,8 +62,11 @@ def _labels(value: object, info: ValidationInfo) -> object:
     """A list as it is; a text names a file with one label per line."""
     if not isinstance(value, str):
         return value
-    path = resolve(value, (info.context or {}).get("base_dir", Path()))
+    context = info.context or {}
+    path, within = resolve(value, context.get("base_dir", Path())), context.get("within")
     try:
+        if within is not None and not path.resolve().is_relative_to(within.resolve()):
+            raise ValueError(f"the labels file {path} lies outside {within}; copy it to beside the model")
         if not path.is_file():
             raise ValueError(f"no labels file {path}; expected a text file with one label per line")
         if path.stat().st_size > MAX_LABELS_BYTES:

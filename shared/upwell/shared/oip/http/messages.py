@@ -14,7 +14,7 @@ from typing import Any
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.calls import TIMEOUT, timeout_s
-from upwell.shared.oip.contents import decode_raw, encode_raw, refuse_long_id
+from upwell.shared.oip.contents import decode_raw, encode_raw, refuse_long_id, refuse_unsupported
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.oip.http.tensors import decode_json, encode_json
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
@@ -29,7 +29,6 @@ _MAX_TENSORS = 256
 BINARY_SIZE = "binary_data_size"
 """The parameter of a tensor whose contents are binary data: how many bytes."""
 _BASE64 = "base64"
-_UNSUPPORTED = frozenset({"shared_memory_region", "classification"})
 
 
 @dataclass(frozen=True)
@@ -176,10 +175,7 @@ def _flag(name: str, value: object) -> bool:
 
 def _tensor_parameters(name: str, tensor: Mapping[str, Any]) -> dict[str, Parameter]:
     parameters = parameters_of(f"tensor {name!r}", tensor.get("parameters"))
-    for key in parameters:
-        if key in _UNSUPPORTED:
-            # A plain answer to it would be a wrong answer.
-            raise InvalidRequest(f"tensor {name!r}: the parameter {key!r} is not supported here; send plain contents")
+    refuse_unsupported(name, parameters)
     return parameters
 
 

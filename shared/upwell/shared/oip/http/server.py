@@ -16,7 +16,7 @@ from upwell.shared.oip.http.departures import Departures
 from upwell.shared.oip.http.tls import TlsAdapter
 from upwell.shared.oip.http.workers import Workers
 from upwell.shared.oip.permits import Permits
-from upwell.shared.oip.security import Address, ServerSecurity, check_exposure, parse_address
+from upwell.shared.oip.security import Address, ServerSecurity, check_listen, parse_address
 from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, UNSHARED, Connections, check_free
 from upwell.shared.oip.tokens import known_tokens
 
@@ -40,10 +40,14 @@ class RunningHttpServer:
     _workers: Workers
     _departures: Departures
 
-    def stop(self, grace_s: float) -> None:
-        """Accept no more, let the requests under way end within `grace_s`, cancel the rest, and return then."""
+    def end(self) -> None:
+        """Accept no more. What has been sent by now is answered, and then its connection closed."""
         for listener in self._listeners:
             listener.end()
+
+    def stop(self, grace_s: float) -> None:
+        """Accept no more, let the requests under way end within `grace_s`, cancel the rest, and return then."""
+        self.end()
         if not self._workers.stop(grace_s):
             self._application.cancel_all()
             self._workers.join(_AFTER_CANCEL_S)
@@ -74,10 +78,7 @@ def start_http_server(
         from upwell.shared.oip.http.listener import Listener
     except ImportError:
         raise ConfigError.at(None, "serving HTTP needs an extra: pip install 'upwell[http]'") from None
-    addresses = [parse_address(text) for text in listen]
-    if not addresses or len(set(addresses)) < len(addresses):
-        raise ConfigError.at(None, "expected one or more different addresses to listen on, each HOST:PORT or unix:PATH")
-    check_exposure(listen, security)
+    addresses = check_listen(listen, security)
     tls = TlsAdapter(security.tls) if security.tls else None
     tokens = known_tokens(security)
     if tokens is not None:
