@@ -25,6 +25,7 @@ from upwell.cloud.repository.watch import RepositoryWatch
 from upwell.cloud.scale.supervisor import supervise
 from upwell.cloud.service import CloudService
 from upwell.cloud.telemetry import Telemetry, serve_metrics
+from upwell.cloud.trimming import Trimming
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 from upwell.shared.oip.quotas import limited
@@ -132,6 +133,7 @@ class ServingProcess:
         self.repository = ModelRepository(config, self.service, attempts, self._health.show, restored.unloaded)
         every_s = config.serve.repository.watch
         self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
+        self._trimming = Trimming(self.service.is_idle)
         self._server: RunningServer | None = None
         self._web: RunningHttpServer | None = None
 
@@ -170,6 +172,7 @@ class ServingProcess:
             listening = Listening(self._server.addresses, self._web.addresses)
         if self._watch is not None:
             self._watch.start()
+        self._trimming.start()
         return listening
 
     def drain(self) -> bool:
@@ -178,6 +181,7 @@ class ServingProcess:
         It says that no more is taken while the port is still open, so that whoever asks learns it, then closes.
         """
         self._health.enter_graceful_shutdown()
+        self._trimming.stop()
         in_time = self.service.drain(self._config.serve.drain)
         self.service.hold_refusals()
         time.sleep(_SETTLING_S)

@@ -96,6 +96,10 @@ class CloudService:
             return False
         return True
 
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._in_use
+
     def drain(self, limit_s: float) -> bool:
         """Take no more requests and wait until those under way have been answered; False if that took too long.
 

@@ -1,0 +1,46 @@
+"""Messages as large as may be: what a service that nobody had attacked before has taken for them is given back."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.faults.attacking import LIMIT_S, Target, attacked
+from tests.faults.raw_http2 import DATA, END_STREAM, RawConnection, frame, grpc_message
+
+PIECE = 16_384
+
+
+@pytest.fixture
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with attacked(tmp_path_factory.mktemp("attacked")) as running:
+        yield running
+
+
+def unpack_at_once(target: Target, count: int, size_bytes: int) -> None:
+    """So many messages of zeros, each packed to a thousandth, which are all unpacked before one is looked at."""
+    message = grpc_message(gzip.compress(bytes(size_bytes), 6), is_compressed=True)
+    with ExitStack() as stack:
+        hostile = [stack.enter_context(RawConnection(target.grpc)) for _ in range(count)]
+        for one in hostile:
+            one.begin_call(1, grpc_encoding="gzip")
+        for start in range(0, len(message), PIECE):
+            for one in hostile:
+                is_last = start + PIECE >= len(message)
+                one.send(frame(DATA, END_STREAM if is_last else 0, 1, message[start : start + PIECE]))
+        for one in hostile:
+            assert one.ends_within(LIMIT_S)
+
+
+def test_the_memory_of_large_messages_is_given_back(target: Target) -> None:
+    before = target.resident_bytes()
+    target.forget_peak()
+    unpack_at_once(target, 5, 60 << 20)
+    assert target.peak_bytes() > 1.5 * before
+    until_s = time.monotonic() + LIMIT_S
+    while (after := target.resident_bytes()) >= 1.1 * before:
+        assert time.monotonic() < until_s, (before, after)
