@@ -12,11 +12,13 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
+from upwell.cloud.batching import running
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.entry import Ran
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.oip.dataplane import Call
+from upwell.shared.oip.threads import CallThreads
 from upwell.shared.tensors import Array, TensorSpec
 
 LIMIT_S = 10.0
@@ -250,6 +252,21 @@ def test_what_waits_is_run_in_one_thread_after_the_other_run(pool: ThreadPoolExe
         future.result(LIMIT_S)
     assert len(set(threads[1:])) == 1
     assert threads[0] not in threads[1:]
+
+
+def test_what_waits_runs_also_where_the_system_gives_no_more_threads(
+    pool: ThreadPoolExecutor, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError(f"can't start {thread.name}")
+
+    monkeypatch.setattr(running, "_threads", CallThreads(8, "fresh"))
+    busy = Busy(pool, engine)
+    futures = [busy.queue(x(1), due(LIMIT_S)), busy.queue(x(2), due(LIMIT_S))]  # so that they end at all
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    engine.let_go()
+    assert [future.result(LIMIT_S).outputs["y"][0, 0] for future in futures] == [2, 4]
+    running._threads.shutdown()
 
 
 def test_a_caller_that_left_is_dropped_before_it_costs_anything(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:

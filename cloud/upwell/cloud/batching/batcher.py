@@ -15,7 +15,7 @@ from upwell.cloud.batching.device import Batch, Device
 from upwell.cloud.batching.entry import DEFAULT_PRIORITY, Entry, Ran, Run, raise_if, wake
 from upwell.cloud.batching.merging import check_rows, merge, split
 from upwell.cloud.batching.queue import ModelQueue
-from upwell.cloud.batching.running import begin
+from upwell.cloud.batching.running import begin, prepare
 from upwell.cloud.engines.base import Engine
 from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
@@ -70,6 +70,7 @@ class Batcher:
         self._queue = ModelQueue(self._sizes, instances=instances, max_queue=max_queue)
         self._device = device or Device()
         self._device.admit(self._queue)
+        prepare()
         self._clock = clock
         self._run_s = 0.0  # of a run, about
         self.on_run: Callable[[Sequence[Entry], int, float, float], None] | None = None

@@ -12,6 +12,11 @@ _threads = CallThreads(_MOST, "batch")
 """As many as places are at work, of all devices of this process. They stay for the next one."""
 
 
+def prepare() -> None:
+    """Have one made now: once requests wait, the system might give no more."""
+    _threads.submit(int)
+
+
 def begin(batches: Sequence[Batch]) -> None:
     """Run these batches, each in a thread that goes on with whatever its place is given to then."""
     for batch in batches:

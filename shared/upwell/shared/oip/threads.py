@@ -1,4 +1,4 @@
-"""The threads that gRPC's server runs its handlers in, at a fraction of the standard pool's cost for each call."""
+"""Threads for gRPC's handlers and for what waits in queues, at a fraction of the standard pool's cost for each task."""
 
 from __future__ import annotations
 
