@@ -69,8 +69,13 @@ def external_weights(path: Path) -> tuple[Path, ...]:
     Each is resolved and was a file in the folder of `path` or below. Raises `BadOnnxFile` where a location is
     absolute, has a `..`, leads out of the folder by a link or names no file, and what `external_locations` raises.
     """
+    return tuple(external_places(path).values())
+
+
+def external_places(path: Path) -> Mapping[str, Path]:
+    """Each of `external_locations` with its file, as in `external_weights`. Raises what that raises."""
     folder = path.parent.resolve()
-    return tuple(_confined(location, folder) for location in external_locations(path))
+    return {location: _confined(location, folder) for location in external_locations(path)}
 
 
 def external_locations(path: Path) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ class Batcher:
         """Run the batch, and give its place to the next, which is given. Its callers tell each other."""
         try:
             batch.runs = self._run_batch(batch)
-        except BaseException:
+        except BaseException:  # SystemExit and the like too: the others that wait need the place, and nobody is above
             log.exception("a run was broken off")
         batch.begins()  # if it has not
         following = self._device.done(batch, self._clock())

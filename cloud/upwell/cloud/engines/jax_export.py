@@ -83,11 +83,11 @@ def largest_error(program: Program, module: torch.nn.Module, rows: Sequence[int]
     """
     random, errors = np.random.default_rng(_SEED), [0.0]
     try:
-        run = jax.jit(export.deserialize(bytearray(program.data)).call)
+        run = _on_the_cpu(program)
         for count in rows:
             batch = {spec.name: _random(spec, count, random) for spec in program.inputs}
-            with torch.inference_mode(), jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-                results = run(dict(program.weights), batch)
+            results = run(batch)
+            with torch.inference_mode():
                 answer = module(*(_to_torch(batch[spec.name]) for spec in program.inputs))
             expected = answer if isinstance(answer, (tuple, list)) else (answer,)
             for spec, one in zip(program.outputs, expected, strict=True):
@@ -105,10 +105,8 @@ def check_rows(program: Program, at_most: float) -> None:
     """
     random = np.random.default_rng(_SEED)
     batch = {spec.name: _random(spec, 2, random) for spec in program.inputs}
-    run = jax.jit(export.deserialize(bytearray(program.data)).call)
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        together = run(dict(program.weights), batch)
-        alone = run(dict(program.weights), {name: array[:1] for name, array in batch.items()})
+    run = _on_the_cpu(program)
+    together, alone = run(batch), run({name: array[:1] for name, array in batch.items()})
     for spec in program.outputs:
         off = _relative(np.asarray(together[spec.name])[:1], np.asarray(alone[spec.name]))
         if not off <= at_most:
@@ -116,6 +114,18 @@ def check_rows(program: Program, at_most: float) -> None:
                 f"output {spec.name!r} of a row depends on the rows beside it (relative difference {off:.2g}): batches "
                 "are filled up with zeros and hold rows of several callers, so each row must be answered by itself"
             )
+
+
+def _on_the_cpu(program: Program) -> Callable[[Mapping[str, Array]], Tree]:
+    """The program as its bytes say it, from inputs to outputs by their names."""
+    run = jax.jit(export.deserialize(bytearray(program.data)).call)
+
+    def call(batch: Mapping[str, Array]) -> Tree:
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            results: Tree = run(dict(program.weights), batch)
+            return results
+
+    return call
 
 
 def _is_by_rows(spec: TensorSpec) -> bool:

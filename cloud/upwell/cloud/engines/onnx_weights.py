@@ -15,7 +15,7 @@ from typing import Any
 
 from upwell.cloud.engines.steady import MAX_COPIED_BYTES
 from upwell.shared.errors import ModelFailed
-from upwell.shared.onnx_files import BadOnnxFile, external_locations, external_weights
+from upwell.shared.onnx_files import BadOnnxFile, external_places
 
 _METHOD = "add_external_initializers_from_files_in_memory"
 _MAX_FILE_BYTES = (1 << 31) - 1
@@ -43,7 +43,7 @@ def copied_weights(options: Any, path: Path) -> Iterator[None]:
 
 def _contents(path: Path, held: ExitStack) -> Iterator[tuple[str, bytes | mmap.mmap]]:
     """Each location that the model names, as written there, with what lies there."""
-    for location, weights in zip(external_locations(path), external_weights(path), strict=True):
+    for location, weights in external_places(path).items():
         with weights.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if 0 < size <= MAX_COPIED_BYTES:

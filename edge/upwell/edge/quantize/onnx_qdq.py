@@ -88,7 +88,7 @@ class OnnxQuantizer:
                 ranges = calibrator.compute_data().items()
             except ConfigError:
                 raise
-            except Exception as error:
+            except Exception as error:  # whatever onnxruntime makes of a strange model
                 raise ConfigError.at(self._path, f"calibration failed: {plain_text(error)}") from error
         finite = {name: seen for name, seen in ranges if np.isfinite([seen.lowest, seen.highest]).all()}
         self._ranges = TensorsData(method, finite)
@@ -117,7 +117,7 @@ class OnnxQuantizer:
                 options,
             )
             quantizer.quantize_model()
-        except Exception as error:
+        except Exception as error:  # whatever onnxruntime makes of a strange model
             reason = self._without_range or plain_text(error)
             raise ConfigError.at(self._path, f"onnxruntime cannot quantize it: {reason}") from error
         made = quantizer.model.model

@@ -59,7 +59,7 @@ class TfliteQuantizer:
             self._ranges = work.get_model_qsvs()
         except ConfigError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever ai-edge-quantizer makes of a strange model
             raise ConfigError.at(self._path, f"calibration failed: {_text(error)}") from error
 
     def quantized(self, keep_float: Sequence[str]) -> bytes:
@@ -78,7 +78,7 @@ class TfliteQuantizer:
                         f"^{scope}$", TFL_OP_CODE_TO_NAME[code], algorithm_key=AlgorithmName.NO_QUANTIZE
                     )
             made = work.quantize(self._ranges, enable_progress_bar=False, enable_progress_report=False)
-        except Exception as error:
+        except Exception as error:  # whatever ai-edge-quantizer makes of a strange model
             raise ConfigError.at(self._path, f"ai-edge-quantizer cannot quantize it: {_text(error)}") from error
         model = bytes(made.quantized_model)
         self._open(model)

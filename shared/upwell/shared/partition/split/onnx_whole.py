@@ -15,7 +15,7 @@ import onnx
 
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
-from upwell.shared.onnx_files import BadOnnxFile, external_locations, external_weights
+from upwell.shared.onnx_files import BadOnnxFile, external_places
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload: what an operator names a function by."""
@@ -41,7 +41,7 @@ class OnnxWhole:
     def read(cls, path: Path) -> OnnxWhole:
         """Raises `ConfigError` where the file or one of its weights' files cannot be used."""
         try:
-            elsewhere = dict(zip(external_locations(path), external_weights(path), strict=True))
+            elsewhere = external_places(path)
             digest = model_digest(path).partition(":")[2]
             model = onnx.load(str(path), load_external_data=False)
         except OSError as error:
