@@ -57,6 +57,21 @@ def test_where_batches_pay_the_one_that_would_be_late_in_a_full_batch_is_passed_
     assert batch == waiting[1:]
 
 
+def test_those_who_would_be_in_time_by_the_least_are_left_out_where_as_many_are_lost_anyway() -> None:
+    run_s = pace_s(32)
+    last_chance = [One(deadline_s=run_s * (1 + number / 40)) for number in range(40)]
+    later = [One(deadline_s=9 * run_s) for _ in range(8)]
+    assert choose([*last_chance, *later], Sizes(32), 0.0, pace_s) == last_chance[8:]
+    assert choose([*last_chance[:30], *later], Sizes(32), 0.0, pace_s) == [*last_chance[:30], *later[:2]]
+
+
+def test_nobody_is_left_out_for_one_of_a_lower_rank() -> None:
+    run_s = pace_s(32)
+    urgent = [One(deadline_s=run_s * (1 + number / 40), rank=(False, 1)) for number in range(20)]
+    others = [One(deadline_s=run_s * (1 + number / 40), rank=(False, 2)) for number in range(40)]
+    assert choose([*urgent, *others], Sizes(32), 0.0, pace_s) == [*urgent, *others[:12]]
+
+
 def test_where_batches_do_not_pay_they_stay_small_enough_to_be_in_time() -> None:
     waiting = [One(deadline_s=0.1) for _ in range(32)]
     batch = choose(waiting, Sizes(32), 0.0, lambda rows: 0.01 * rows)
@@ -118,6 +133,23 @@ def test_no_choice_of_single_rows_answers_more_in_time_per_second(
     counts = range(1, min(len(waiting), sizes.largest) + 1)
     best = max(rate(subset) for count in counts for subset in combinations(waiting, count))
     assert rate(batch) >= best - 1e-9
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=9), st.integers(1, 4))
+@settings(deadline=None, max_examples=examples(200))
+def test_with_what_comes_after_no_choice_of_single_rows_answers_more_in_time(halves: list[int], size: int) -> None:
+    """Two runs of a second, against every subset of the first there is; and nobody is taken in place of a safer one."""
+    waiting = [One(deadline_s=1.0 + half / 10) for half in sorted(halves)]
+
+    def answered(batch: Sequence[One]) -> int:
+        after = [one for one in waiting if one not in batch and one.deadline_s >= 2.0]
+        return len(batch) + min(len(after), size)
+
+    batch = choose(waiting, Sizes(size, (size,)), 0.0, lambda rows: 1.0)
+    assert answered(batch) == max(answered(one) for one in combinations(waiting, min(size, len(waiting))))
+    lost = [one.deadline_s for one in waiting if one not in batch and one.deadline_s < 2.0]
+    taken = [one.deadline_s for one in batch if one.deadline_s < 2.0]
+    assert not lost or max(lost) <= min(taken)
 
 
 @given(st.lists(REQUESTS, min_size=1), BUCKETS, st.booleans(), st.floats(0.0, 0.1))

@@ -1,6 +1,7 @@
 """The estimate of a run's time."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from upwell.cloud.batching.run_times import Delays, RunTimes
 
@@ -29,6 +30,16 @@ def test_disturbed_runs_do_not_move_the_estimate_even_where_most_are() -> None:
 def test_sizes_of_a_class_share_their_runs_and_the_next_class_does_not() -> None:
     assert estimates(seen(RunTimes(), 3, 0.02), (2, 3, 4)) == [0.0, 0.02, 0.02]
     assert estimates(seen(RunTimes((4, 16)), 16, 0.02), (4, 5, 16)) == [0.0, 0.02, 0.02]
+
+
+def test_without_buckets_a_class_ends_at_each_quarter_of_a_doubling() -> None:
+    ends = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128]
+    for before, end in pairwise(ends):
+        times = seen(RunTimes(), end, 0.02)
+        sizes = (1, before, before + 1, end, end + 1)
+        assert estimates(times, sizes) == [0.0, 0.0, 0.02, 0.02, 0.02]
+        shares = [times.remembered_s(rows, 0.0) for rows in sizes]
+        assert shares == [0.02 / end, 0.02 * before / end, 0.02, 0.02, 0.02]
 
 
 def test_more_rows_never_take_less_so_larger_runs_correct_smaller_ones() -> None:

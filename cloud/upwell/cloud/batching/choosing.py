@@ -69,12 +69,20 @@ def choose(waiting: Sequence[W], sizes: Sizes, now_s: float, estimate_s: Estimat
     much as its parts it stays small enough to be in time; and a bucket that would be filled up with much that nobody
     asked for loses to a smaller one that is full. Nobody waits for a batch to fill.
 
+    Where more rows than fit would be late in the run after this one, some of them are lost whichever are taken. It
+    leaves out those that would be in time by the least: as many are answered, and a run that takes longer than was
+    thought makes fewer late.
+
     Those of the first one's rank are served first: the best batch of them alone, and then others with them only as
     far as none of them becomes late for it and more is answered per second.
     """
     first = waiting[0]
-    if sizes.largest == 1 or first.rows >= sizes.largest:
-        return [first]
+    if first.rows >= sizes.largest:
+        if sizes.is_bound and first.rows > sizes.largest:  # in pieces
+            return [first]
+        run_s = estimate_s(first.rows)
+        alike = [one for one in waiting if (one.rank, one.rows, one.group) == (first.rank, first.rows, first.group)]
+        return _take(alike, first.rows, now_s + run_s, run_s)[0] or [first]
     mates = [one for one in waiting if one.group == first.group]
     equals = [one for one in mates if one.rank == first.rank]
     batch = _best(equals, 0, sizes, now_s, estimate_s) or [first]
@@ -94,19 +102,26 @@ def _best(mates: list[W], must: int, sizes: Sizes, now_s: float, estimate_s: Est
         run_s = max(estimate_s(size), _SHORTEST_S)
         if min(size, rows) / run_s <= best_rate:  # even if all of them were in time
             continue
-        batch, taken = _take(mates, size, now_s + run_s)
+        batch, taken = _take(mates, size, now_s + run_s, 0.0 if must else run_s)
         rate = taken / run_s
         if rate > best_rate and batch[:must] == mates[:must]:
             best, best_rate = batch, rate
     return best
 
 
-def _take(mates: Sequence[W], size: int, done_s: float) -> tuple[list[W], int]:
-    """The most urgent that are still in time at `done_s`, up to `size` rows together, and how many rows they are."""
+def _take(mates: Sequence[W], size: int, done_s: float, next_s: float) -> tuple[list[W], int]:
+    """The most urgent that are still in time at `done_s`, up to `size` rows together, and how many rows they are.
+
+    Of those that would be late `next_s` later as many are left out, the most urgent first, as do not fit anyway.
+    """
+    in_time = [one for one in mates if one.deadline_s >= done_s]
+    lost = sum([one.rows for one in in_time if one.deadline_s < done_s + next_s]) - size
     batch = []
     left = size
-    for one in mates:
-        if one.rows <= left and one.deadline_s >= done_s:
+    for one in in_time:
+        if one.rows <= lost and one.deadline_s < done_s + next_s:
+            lost -= one.rows
+        elif one.rows <= left:
             batch.append(one)
             left -= one.rows
             if not left:

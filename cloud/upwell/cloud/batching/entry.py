@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from upwell.shared.oip.dataplane import Call
@@ -67,11 +67,11 @@ class Entry:
     """When it ought to be done, as its queue sees it."""
     is_last: bool = False
     """Whether it is the last of a batch that is told of its end."""
+    deadline_s: float = field(init=False)
+    """The caller's."""
 
-    @property
-    def deadline_s(self) -> float:
-        """The caller's deadline."""
-        return self.call.deadline_s
+    def __post_init__(self) -> None:
+        self.deadline_s = self.call.deadline_s
 
     def take_error(self) -> Exception | None:
         """The error, of which the entry then knows no more."""
