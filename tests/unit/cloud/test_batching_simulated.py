@@ -74,7 +74,9 @@ def test_runs_that_take_a_little_longer_than_was_thought_make_few_late(seed: int
     load = 1.2 * largest / pace_s(largest)
     outcomes = simulation.run(poisson(load, 3000 / load, seed=seed, limits_s=[0.05]))
     late = [one for one in outcomes if one.error is None and not one.in_time]
-    assert len(late) < 0.01 * len(outcomes)  # 1 to 2 % where the earliest deadlines are taken as long as they can be met
+    assert len(late) < 0.01 * len(
+        outcomes
+    )  # 1 to 2 % where the earliest deadlines are taken as long as they can be met
     possible = largest / (pace_s(largest) + longest_s / 2) / load
     assert share_in_time(outcomes) > 0.98 * possible
 

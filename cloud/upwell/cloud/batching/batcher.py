@@ -73,6 +73,7 @@ class Batcher:
         prepare()
         self._clock = clock
         self._run_s = 0.0  # of a run, about
+        self._last_group: object = None
         self.on_run: Callable[[Sequence[Entry], int, float, float], None] | None = None
         """Told of each turn on the device that succeeded: its requests, their rows, when it began and ended."""
 
@@ -135,8 +136,13 @@ class Batcher:
         return next(iter(rows.values()))
 
     def _group(self, inputs: Mapping[str, Array]) -> object:
-        """What those have in common that may share a run."""
-        return [(inputs[name].dtype, inputs[name].shape[1:]) for name in self._names]
+        """What those have in common that may share a run; the same object for as long as it does not change."""
+        group = [(inputs[name].dtype, inputs[name].shape[1:]) for name in self._names]
+        last = self._last_group
+        if group == last:
+            return last
+        self._last_group = group
+        return group
 
     def _await_turn(self, entry: Entry, turn: threading.Event) -> None:
         """Wait until the entry is answered, is to tell its batch, or its deadline has passed."""

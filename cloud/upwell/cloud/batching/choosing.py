@@ -81,10 +81,10 @@ def choose(waiting: Sequence[W], sizes: Sizes, now_s: float, estimate_s: Estimat
         if sizes.is_bound and first.rows > sizes.largest:  # in pieces
             return [first]
         run_s = estimate_s(first.rows)
-        alike = [one for one in waiting if (one.rank, one.rows, one.group) == (first.rank, first.rows, first.group)]
+        alike = [one for one in _mates(waiting) if one.rank == first.rank and one.rows == first.rows]
         return _take(alike, first.rows, now_s + run_s, run_s)[0] or [first]
-    mates = [one for one in waiting if one.group == first.group]
-    equals = [one for one in mates if one.rank == first.rank]
+    mates, rank = _mates(waiting), first.rank
+    equals = mates if mates[-1].rank == rank else [one for one in mates if one.rank == rank]
     batch = _best(equals, 0, sizes, now_s, estimate_s) or [first]
     if len(equals) == len(mates):
         return batch
@@ -93,11 +93,17 @@ def choose(waiting: Sequence[W], sizes: Sizes, now_s: float, estimate_s: Estimat
     return _best([*batch, *others], len(batch), sizes, now_s, estimate_s) or batch
 
 
+def _mates(waiting: Sequence[W]) -> list[W]:
+    """Those that may share a run with the first."""
+    group = waiting[0].group
+    return [one for one in waiting if one.group is group or one.group == group]  # to compare them takes longer
+
+
 def _best(mates: list[W], must: int, sizes: Sizes, now_s: float, estimate_s: Estimate) -> list[W]:
     """The batch with the most rows in time per second that holds the first `must`; empty where there is none."""
     best: list[W] = []
     best_rate = 0.0
-    rows = sum(one.rows for one in mates)
+    rows = sum([one.rows for one in mates])
     for size in reversed(sizes.worth_trying(rows)):
         run_s = max(estimate_s(size), _SHORTEST_S)
         if min(size, rows) / run_s <= best_rate:  # even if all of them were in time

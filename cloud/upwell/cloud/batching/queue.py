@@ -161,9 +161,7 @@ class ModelQueue:
         rows_waiting = {entry.rows for entry in self._waiting}
         least_s = {rows: now_s + self.needed_s(rows, now_s) + delay_s for rows in rows_waiting}
         suspects = [
-            entry
-            for entry in self._waiting
-            if entry.call.deadline_s < least_s[entry.rows] or entry.call.cancelled.is_set()
+            entry for entry in self._waiting if entry.deadline_s < least_s[entry.rows] or entry.call.cancelled.is_set()
         ]
         for entry in suspects:
             entry.error = self.hopeless(entry.call, entry.rows, now_s, now_s)
