@@ -145,7 +145,7 @@ def test_with_what_comes_after_no_choice_of_single_rows_answers_more_in_time(hal
         after = [one for one in waiting if one not in batch and one.deadline_s >= 2.0]
         return len(batch) + min(len(after), size)
 
-    batch = choose(waiting, Sizes(size, (size,)), 0.0, lambda rows: 1.0)
+    batch = choose(waiting, Sizes(size, (size,)), 0.0, lambda _: 1.0)
     assert answered(batch) == max(answered(one) for one in combinations(waiting, min(size, len(waiting))))
     lost = [one.deadline_s for one in waiting if one not in batch and one.deadline_s < 2.0]
     taken = [one.deadline_s for one in batch if one.deadline_s < 2.0]

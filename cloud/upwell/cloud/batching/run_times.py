@@ -18,11 +18,13 @@ _DELAYS_FRESH_S = 0.25
 class RunTimes:
     """Estimate of a run's time in seconds by its number of rows; pure, time is an argument.
 
-    Batch sizes fall into classes: up to each of `buckets`, or without them 1 to 8, 10, 12, 14, 16, 20, ..., four to each
-    doubling. With one class to each, simulated with deadlines of 20 to 200 ms at capacity, 2.5 % of the answers are late
-    for which there seemed to be time; with four 0.8 %. A class is known once it has been seen 3 times, and its time m is
-    the lower quartile of its last 16 runs: what a run takes where nothing else disturbs it. With the median, or on the
-    word of one run, a few that were disturbed could make a size look useless, which then is not tried again.
+    Batch sizes fall into classes: up to each of `buckets`, or without them 1 to 8, 10, 12, 14, 16, 20, ..., four to
+    each doubling. With one class to each, simulated with deadlines of 20 to 200 ms at capacity, 2.5 % of the answers
+    come late for which there seemed to be time; with four 0.8 %. A class is known once it has been seen 3 times, and
+    its time m is the lower quartile of its last 16 runs: what a run takes where nothing else disturbs it. With the
+    median, or on the word of one run, a few that were disturbed could make a size look useless, which then is not
+    tried again.
+
     Since more rows never take less, the estimate for n rows is min(m_c for each class c from b on), b being the
     largest known class up to that of n. Where none is known it is 0, so that nothing is refused on a guess.
 
