@@ -19,6 +19,7 @@ from upwell.shared.oip.calls import failure
 from upwell.shared.oip.messages import M, parse
 from upwell.shared.oip.reflection import service_pool
 from upwell.shared.oip.servicer import SERVICE, abort
+from upwell.shared.oip.worker import give_way
 
 MAX_WATCHES = 64
 MAX_REFLECTIONS = 4
@@ -97,6 +98,7 @@ class Reflection(ReflectionServicer):
         """Serve it on `server`."""
 
         def info(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+            give_way()
             read = (_read(reflection_pb2.ServerReflectionRequest, one, context) for one in requests)
             return self.ServerReflectionInfo(read, context)
 

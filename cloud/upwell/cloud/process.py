@@ -39,7 +39,7 @@ from upwell.shared.telemetry.logs import set_up_logs
 _QUICK_CALLS = 16
 """Calls beside inference: health, metadata, loading, and requests that are refused at once."""
 AT_WORK = 1
-"""Calls that use the interpreter at once: beside gRPC's own thread a second one only contends for its lock."""
+"""Calls that use the interpreter at once: a second one only contends for its lock."""
 _EXPERIMENTS = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's threads that wait for its events then read the sockets themselves, rather than be woken by another one: a
 quarter of a small request's time. gRPC reads it when the first server is made; what the environment has goes before."""

@@ -16,7 +16,7 @@ from upwell.cloud.offer import Offer, offered
 from upwell.shared.capabilities import extensions
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
-from upwell.shared.oip.threads import give_way
+from upwell.shared.oip.worker import give_way
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array
 

@@ -13,20 +13,23 @@ import pytest
 from tests.faults.scene import until
 from tests.integration.oip.harness import TIMEOUT_S
 from upwell.shared.oip import grpc_inside
+from upwell.shared.oip.polling import poll_in_their_threads
 from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.unary_calls import begin_with_the_message
 
 ECHO = "/tests.Echo/Say"
 
 
-@pytest.fixture(params=["ours", "gRPC's"])
+@pytest.fixture(params=["ours", "ours that poll", "gRPC's"])
 def threads(request: pytest.FixtureRequest) -> ThreadPoolExecutor:
-    return CallThreads(16, "test") if request.param == "ours" else ThreadPoolExecutor(16)
+    at_work = 1 if request.param == "ours that poll" else None
+    return ThreadPoolExecutor(16) if request.param == "gRPC's" else CallThreads(16, "test", at_work)
 
 
 @pytest.fixture
 def channel(threads: ThreadPoolExecutor) -> Iterator[grpc.Channel]:
     begin_with_the_message()
+    poll_in_their_threads()
     server = grpc.server(threads, maximum_concurrent_rpcs=16)
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Say": grpc.unary_unary_rpc_method_handler(_say),
@@ -56,16 +59,19 @@ def test_the_tested_grpc_is_one_of_those_known() -> None:
 
 @pytest.mark.parametrize("name", [*grpc_inside.FUNCTIONS, *grpc_inside.NAMES])
 def test_with_another_grpc_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(grpc_inside.server, "_handle_unary_unary", grpc_inside.handle_unary_unary)
-    if name == "_handle_unary_unary":
-        monkeypatch.setattr(grpc_inside, "handle_unary_unary", len)
+    own = {"_handle_unary_unary": "handle_unary_unary", "_serve": "serve"}
+    for replaced, kept in own.items():
+        monkeypatch.setattr(grpc_inside.server, replaced, getattr(grpc_inside, kept))
+    if name in own:
+        monkeypatch.setattr(grpc_inside, own[name], len)
     elif name in grpc_inside.FUNCTIONS:
         monkeypatch.setattr(grpc_inside.server, name, len)
     else:
         monkeypatch.delattr(grpc_inside.server, name)
-    before = grpc_inside.server._handle_unary_unary
+    before = [getattr(grpc_inside.server, replaced) for replaced in own]
     begin_with_the_message()
-    assert grpc_inside.server._handle_unary_unary is before
+    poll_in_their_threads()
+    assert [getattr(grpc_inside.server, replaced) for replaced in own] == before
 
 
 def test_answers_aborts_and_failures(channel: grpc.Channel) -> None:

@@ -9,7 +9,9 @@ import time
 import pytest
 
 from upwell.shared.oip.dataplane import Flag
-from upwell.shared.oip.threads import CallThreads, Ended, begun, give_way
+from upwell.shared.oip.ended import Ended
+from upwell.shared.oip.threads import CallThreads
+from upwell.shared.oip.worker import begun, give_way
 
 TIMEOUT_S = 10.0
 

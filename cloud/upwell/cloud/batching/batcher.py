@@ -21,14 +21,11 @@ from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.dataplane import Call
-from upwell.shared.oip.threads import give_way
+from upwell.shared.oip.worker import give_way
 from upwell.shared.tensors import Array
 
-_LONG_RUN_S = 0.0002
+_LONG_RUN_S = 0.0004
 """While a run takes longer, the next call may begin; to change threads for a shorter one costs more than it gives."""
-_GROWTH = 1.5
-"""A run may take so many times the one before it to count as no longer: one that waits for a lock looks long."""
-
 _LOOK_S = 0.002
 
 log = logging.getLogger("upwell.cloud")
@@ -72,7 +69,6 @@ class Batcher:
         self._device.admit(self._queue)
         prepare()
         self._clock = clock
-        self._run_s = 0.0  # of a run, about
         self._last_group: object = None
         self.on_run: Callable[[Sequence[Entry], int, float, float], None] | None = None
         """Told of each turn on the device that succeeded: its requests, their rows, when it began and ended."""
@@ -260,11 +256,10 @@ class Batcher:
         return outputs
 
     def _timed(self, batch: Mapping[str, Array], rows: int) -> dict[str, Array]:
-        if self._run_s > _LONG_RUN_S:
-            give_way()
         started_s = self._clock()
+        if not 0.0 < self._device.needed_s(self._queue, rows, started_s) <= _LONG_RUN_S:
+            give_way()
         outputs = self._engine.run(batch)
         ended_s = self._clock()
-        self._run_s = min(ended_s - started_s, _GROWTH * self._run_s or math.inf)
         self._device.observe(self._queue, rows, ended_s - started_s, ended_s)
         return outputs

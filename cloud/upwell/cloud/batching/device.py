@@ -140,6 +140,11 @@ class Device:
         with self._lock:
             return queue.hopeless(entry.call, rows, now_s, now_s)
 
+    def needed_s(self, queue: ModelQueue, rows: int, now_s: float) -> float:
+        """Seconds that a run of a model takes, 0 where not known."""
+        with self._lock:
+            return queue.needed_s(rows, now_s)
+
     def observe(self, queue: ModelQueue, rows: int, run_s: float, now_s: float) -> None:
         """Learn how long a run of a model took."""
         with self._lock:

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from upwell.shared.oip.callers import client_key
-from upwell.shared.oip.threads import CallThreads, begun
+from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.waiting import Waiting
+from upwell.shared.oip.worker import begun, give_way
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -91,14 +92,17 @@ class _Waiting(grpc.GenericRpcHandler):
 
 
 def _awaited(handler: _Handler) -> _Handler:
-    """A method that takes one message, and tells its thread when it has come."""
+    """A method that takes one message, and tells its thread when it has come, and that it waits if it is a stream."""
     if handler.request_streaming:
         return handler
-    behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    streams = handler.response_streaming
+    behaviour: Any = handler.unary_stream if streams else handler.unary_unary
 
     @functools.wraps(behaviour)
     def begin(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
         begun()
+        if streams:
+            give_way()
         return behaviour(request, context, *more)
 
     make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
@@ -115,6 +119,7 @@ def _waiting(arrivals: Arrivals, handler: _Handler) -> _Handler:
     @functools.wraps(behaviour)
     def wait(requests: Iterator[Any], context: grpc.ServicerContext, *more: Any) -> Any:
         begun()
+        give_way()
         return behaviour(arrivals.first(requests, context), context, *more)
 
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler

@@ -19,33 +19,38 @@ cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
 FUNCTIONS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "_abort": ("state", "call", "code", "details"),
+        "_begin_shutdown_once": ("state",),
         "_get_initial_metadata_operation": ("state", "metadata"),
         "_get_send_message_op_flags_from_state": ("state",),
         "_handle_unary_unary": ("rpc_event", "state", "method_handler", "default_thread_pool"),
         "_is_rpc_state_active": ("state",),
         "_possibly_finish_call": ("state", "token"),
+        "_process_event_and_continue": ("state", "event"),
         "_receive_message": ("state", "call", "request_deserializer"),
         "_reset_per_message_state": ("state",),
         "_send_message": ("state", "token"),
+        "_serve": ("state",),
         "_unary_response_in_pool": (
             "rpc_event", "state", "behavior", "argument_thunk", "request_deserializer", "response_serializer",
         ),
     }
 )  # fmt: skip
 NAMES = (
-    "_CANCELLED", "_CLOSED", "_EMPTY_FLAGS", "_OPEN", "_RECEIVE_MESSAGE_TOKEN",
+    "_CANCELLED", "_CLOSED", "_DEALLOCATED_SERVER_CHECK_PERIOD_S", "_EMPTY_FLAGS", "_OPEN", "_RECEIVE_MESSAGE_TOKEN",
     "_SEND_INITIAL_METADATA_AND_SEND_MESSAGE_TOKEN", "_SEND_MESSAGE_TOKEN", "_common",
 )  # fmt: skip
-OPERATIONS = ("ReceiveMessageOperation", "SendMessageOperation")
+OF_CYTHON = ("CompletionType", "ReceiveMessageOperation", "SendMessageOperation")
 
 handle_unary_unary: Any = getattr(server, "_handle_unary_unary", None)
+"""gRPC's own."""
+serve: Any = getattr(server, "_serve", None)
 """gRPC's own."""
 
 
 def is_known() -> bool:
     """Whether this gRPC's server is inside as it is described here."""
     own: dict[str, Any] = {name: getattr(server, name, None) for name in FUNCTIONS}
-    own["_handle_unary_unary"] = handle_unary_unary
+    own |= {"_handle_unary_unary": handle_unary_unary, "_serve": serve}
     try:
         has_functions = all(tuple(inspect.signature(own[name]).parameters) == FUNCTIONS[name] for name in FUNCTIONS)
     except (TypeError, ValueError):
@@ -53,5 +58,5 @@ def is_known() -> bool:
     return (
         has_functions
         and all(hasattr(server, name) for name in NAMES)
-        and all(hasattr(cygrpc, name) for name in OPERATIONS)
+        and all(hasattr(cygrpc, name) for name in OF_CYTHON)
     )

@@ -16,6 +16,7 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.callers import check_may_control, may_use, naming_no_others
 from upwell.shared.oip.calls import client_name
 from upwell.shared.oip.servicer import add_methods
+from upwell.shared.oip.worker import give_way
 
 METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 EXTENSION = "model_repository"
@@ -92,6 +93,7 @@ class _Servicer:
         _refuse_parameters(request.parameters, frozenset())
         check_may_control(request.model_name)
         _log.info("%s asks to load the model %r", client_name(context), request.model_name)
+        give_way()
         with naming_no_others(request.model_name):
             self._repository.load(request.model_name)
         return pb.RepositoryModelLoadResponse().SerializeToString()
@@ -102,6 +104,7 @@ class _Servicer:
         _refuse_parameters(request.parameters, _UNLOAD_PARAMETERS)
         check_may_control(request.model_name)
         _log.info("%s asks to unload the model %r", client_name(context), request.model_name)
+        give_way()
         with naming_no_others(request.model_name):
             self._repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse().SerializeToString()

@@ -17,6 +17,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.arrivals import Arrivals, Registrar
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.permits import Permits
+from upwell.shared.oip.polling import poll_in_their_threads
 from upwell.shared.oip.security import Address, ServerSecurity, check_listen, parse_address
 from upwell.shared.oip.servicer import add_oip_service
 from upwell.shared.oip.streams import Streams
@@ -117,6 +118,7 @@ def start_server(
     tokens = known_tokens(security)
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
     begin_with_the_message()
+    poll_in_their_threads()
     executor = CallThreads(max_workers, "oip", at_work)
     server = grpc.server(
         executor,

@@ -7,47 +7,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-_TICK_S = 0.002
-"""A task that has been at work for so long, and at most twice that, is no longer counted."""
+from upwell.shared.oip.ended import Ended
+from upwell.shared.oip.worker import Task, Worker, here
 
-_CALM_TICKS = 100
+_TICK_S = 0.01
+"""A task that has been at work for so long, and at most twice that, is no longer counted. On a busy machine tasks are
+kept from the processor for some milliseconds, and to count one more then costs a tenth of the throughput."""
+
+_CALM_TICKS = 20
+_QUIET_S = 1.0
 
 _log = logging.getLogger(__name__)
-_Task: TypeAlias = "tuple[Ended, Callable[..., object], tuple[Any, ...]]"
-
-
-class Ended(Future[None]):
-    """What gRPC needs of a submitted call's future: to be told when it has ended. It has no result and no waiting.
-
-    A `Future` makes a condition and several locks, which costs more than a small request's parsing.
-    """
-
-    def __init__(self) -> None:
-        self._has_ended = False
-        self._told: list[Callable[[Future[None]], object]] = []
-
-    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
-        """Call `fn` when the call has ended, or now if it has."""
-        self._told.append(fn)
-        if self._has_ended:
-            self._tell()
-
-    def end(self) -> None:
-        """The call has ended."""
-        self._has_ended = True
-        self._tell()
-
-    def _tell(self) -> None:
-        # Both sides may come here at once; `pop` gives each callback to one of them.
-        while self._told:
-            try:
-                told = self._told.pop()
-            except IndexError:
-                return
-            told(self)
 
 
 class CallThreads(ThreadPoolExecutor):
@@ -55,7 +28,10 @@ class CallThreads(ThreadPoolExecutor):
 
     Only `at_work` of the tasks are at work at once (None: all), for threads that contend for the interpreter's lock
     spend more time on that than on a small request. One that waits is not at work: it says so (`give_way`), or is found
-    out within a few milliseconds, and the next one begins. So nothing queues here behind what only waits.
+    out within some milliseconds, and the next one begins. So nothing queues here behind what only waits.
+
+    With `poll` one of the threads waits for the events that tasks begin with, and runs such a task itself: for a small
+    one a change of threads costs more than all the rest. Another one waits for events as soon as the task waits.
 
     What a task raises is logged and not kept, for gRPC's tasks handle errors themselves. The threads do not outlive
     the program, however long their tasks take. Single operations on deques and dictionaries need no lock.
@@ -65,14 +41,18 @@ class CallThreads(ThreadPoolExecutor):
         super().__init__(max_workers)  # makes no threads of its own, for `submit` is ours
         self._most = max_workers
         self._name = name
-        self._tasks: deque[_Task] = deque()
+        self.at_work = at_work
+        self._tasks: deque[Task] = deque()
         self._permits: deque[None] = deque([None] * (max_workers if at_work is None else at_work))
-        self._parked: deque[_Worker] = (
+        self._parked: deque[Worker] = (
             deque()
         )  # the last one in is the first one out, whose memory is still in the caches
-        self._made: list[_Worker] = []
+        self._made: list[Worker] = []
         self._making = threading.Lock()
         self._beginning: dict[Ended, None] = {}
+        self._unpolled: deque[None] = deque()  # has an element while a thread is to wait for events, and none does
+        self.next_event: Callable[[], bool] = bool
+        self._quiet_until_s = 0.0
         self._is_watched = False
         self._is_ending = False
         self._bell: threading.Event | None = None
@@ -96,8 +76,12 @@ class CallThreads(ThreadPoolExecutor):
         return ended
 
     def begin(self, ended: Ended, fn: Callable[..., object], /, *args: Any) -> None:
-        """The task that was expected has come: run it as `submit` does."""
+        """The task that was expected has come: run it as `submit` does, or here after the event that it came with."""
         self.has_begun(ended)
+        worker = here.worker
+        if worker is not None and worker.polls and worker.pool is self and worker.ready is None:
+            worker.ready = (ended, fn, args)
+            return
         self._tasks.append((ended, fn, args))
         self.put_to_work()
 
@@ -105,6 +89,31 @@ class CallThreads(ThreadPoolExecutor):
         """The task that was expected will not come."""
         self.has_begun(ended)
         ended.end()
+
+    def poll(self, next_event: Callable[[], bool]) -> bool:
+        """Have one thread more, and one of all call `next_event` again and again until it is False, once for a pool.
+
+        It waits for an event and sees to it, and tasks `begin` in it. False where the system gives no thread for that.
+        """
+        self._most += 1
+        self.next_event = next_event
+        self._unpolled.append(None)
+        self._have_polled()
+        try:
+            self._unpolled.pop()
+        except IndexError:
+            return True
+        self.next_event = bool
+        return False
+
+    def end_polling(self, last: Task | None) -> None:
+        """There are no more events; a task may have come with the last."""
+        self.next_event = bool  # which kept what it was made of
+        if last is not None:
+            self._tasks.append(last)
+            self.put_to_work()
+        if self._bell is not None:
+            self._bell.set()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads when they have run what was submitted, and with `wait` return then. Nothing is dropped."""
@@ -124,7 +133,7 @@ class CallThreads(ThreadPoolExecutor):
                 self._permits.pop()
             except IndexError:
                 if not self._is_ending:
-                    self._watch()
+                    self.watch()
                     return
             if self._wake_or_make():
                 return
@@ -132,60 +141,103 @@ class CallThreads(ThreadPoolExecutor):
             if not self._parked:  # not even now
                 return
 
-    def _wake_or_make(self) -> bool:
+    def _have_polled(self) -> None:
+        """Have a thread wait for events, if none does."""
+        while self._unpolled:
+            try:
+                self._unpolled.pop()
+            except IndexError:
+                return
+            if self._wake_or_make(polls=True):
+                return
+            self._unpolled.append(None)  # every thread has a task, and waits for events when it is done
+            if not self._parked:  # not even now
+                return
+
+    def _wake_or_make(self, *, polls: bool = False) -> bool:
+        """Let a thread go on, with a permit unless it `polls`. False where there is none."""
         try:
-            self._parked.pop().unpark()
+            worker = self._parked.pop()
+            worker.polls = polls
+            worker.unpark()
             return True
         except IndexError:
             with self._making:
+                if len(self._made) == self._most and self._is_ending:
+                    self._made = [one for one in self._made if one.thread.is_alive()]
                 if len(self._made) == self._most:
                     return False
-                worker = _Worker(self, f"{self._name}-{len(self._made)}")
+                worker = Worker(self, f"{self._name}-{len(self._made)}", polls)
                 try:
                     worker.thread.start()
                 except RuntimeError as error:  # the system gives no more: those that there are take the task
-                    _log.error("no thread beyond %d: %s", len(self._made), error)
+                    if time.monotonic() >= self._quiet_until_s:
+                        self._quiet_until_s = time.monotonic() + _QUIET_S
+                        _log.error("no thread beyond %d: %s", len(self._made), error)
+                    self.watch()  # it will be tried again
                     return False
                 self._made.append(worker)
             return True
 
-    def take(self, worker: _Worker) -> _Task | None:
-        """The next task for a thread with a permit, which it may have to wait for; None where there will be no more."""
-        while True:
+    def take(self, worker: Worker) -> Task | None:
+        """The next task for a thread with a permit, which it may have to wait for.
+
+        None where it has to wait for events instead, or there will be no more.
+        """
+        while not worker.polls:
             try:
                 return self._tasks.popleft()
             except IndexError:
-                if self._is_ending:
+                if self._is_ending and not self._unpolled:
+                    self._permits.append(None)
                     return None
                 self._parked.append(worker)
                 self._permits.append(None)
-                self.put_to_work()  # what came between the two
                 self._park(worker)
+        return None
 
-    def retake(self, worker: _Worker) -> None:
-        """Get a permit for a thread whose own is gone."""
+    def retake(self, worker: Worker) -> None:
+        """Get a permit for a thread whose own is gone, unless it is to wait for events."""
         try:
             self._permits.pop()
         except IndexError:
             self._parked.append(worker)
-            self.put_to_work()
             self._park(worker)
+
+    def run_now(self, worker: Worker, task: Task) -> bool:
+        """Run a task in the thread that waits for events. Whether that still is this one afterwards."""
+        try:
+            self._permits.pop()
+        except IndexError:  # whoever is at work takes it
+            self._tasks.append(task)
+            self.put_to_work()
+            return True
+        if not worker.run(task):
+            return False
+        self._permits.append(None)
+        self.put_to_work()  # what came meanwhile
+        return True
 
     def has_begun(self, ended: Ended) -> None:
         """Whatever the task had to wait for before it could begin has come."""
         self._beginning.pop(ended, None)
 
-    def release(self, worker: _Worker) -> None:
-        """Take a thread's permit away and let another go on."""
+    def release(self, worker: Worker) -> None:
+        """Take a thread's permit away and let another go on, and another wait for events if it did."""
         try:
-            worker.permit.pop()
+            polled = worker.permit.pop()
         except IndexError:
             return
         self._permits.append(None)
+        if polled:
+            self._unpolled.append(None)
+            self._have_polled()
         self.put_to_work()
 
-    def _park(self, worker: _Worker) -> None:
-        """Have the thread wait until it is given a permit, or the end has come, when none needs one."""
+    def _park(self, worker: Worker) -> None:
+        """Have a parked thread wait until it gets a permit or polls, or the end has come, when none needs a permit."""
+        self.put_to_work()  # what came before it was parked
+        self._have_polled()
         if self._is_ending:
             self._let_all_go()
         worker.park()
@@ -197,93 +249,42 @@ class CallThreads(ThreadPoolExecutor):
             except IndexError:
                 return
 
-    def _watch(self) -> None:
-        """Have somebody look after those at work while others wait for them."""
+    def watch(self) -> None:
+        """Have somebody look after those at work while others, or events, wait for them."""
         if self._is_watched:
             return
         self._is_watched = True
         if self._bell is None:
             self._bell = threading.Event()
-            threading.Thread(
-                target=self._keep_watch, args=(self._bell,), name=f"{self._name}-watch", daemon=True
-            ).start()
+            name = f"{self._name}-watch"
+            watching = threading.Thread(target=self._keep_watch, args=(self._bell,), name=name, daemon=True)
+            try:
+                watching.start()
+            except RuntimeError as error:
+                _log.error("no thread to watch the others: %s", error)
+                self._bell, self._is_watched = None, False
+                return
         self._bell.set()
 
     def _keep_watch(self, bell: threading.Event) -> None:
-        while not self._is_ending:
+        while not self._is_ending or self.next_event is not bool:
             bell.wait()
             bell.clear()
-            seen: dict[_Worker, int] = {}
+            seen: dict[Worker, int] = {}
             calm = 0
             while calm < _CALM_TICKS:
                 time.sleep(_TICK_S)
-                calm = 0 if self._tasks else calm + 1
+                calm = 0 if self._tasks or self._unpolled or seen else calm + 1
                 for worker, turn in seen.items():
-                    if worker.turn == turn and self._tasks:
+                    if worker.turn == turn and (self._tasks or worker.polls):
                         self.release(worker)
-                seen = {worker: worker.turn for worker in self._made if worker.permit}
+                self._have_polled()  # where the system gave no thread
+                self.put_to_work()
+                seen = self._those_at_work()
             self._is_watched = False
             self.put_to_work()  # what came before that was seen
+            if self._those_at_work():
+                self.watch()
 
-
-class _Worker:
-    """One of the threads. `permit` has an element while it counts among those at work; `turn` grows with each task."""
-
-    def __init__(self, pool: CallThreads, name: str) -> None:
-        self.pool = pool
-        self.permit: deque[None] = deque()
-        self.turn = 0
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.task: Ended | None = None
-        self._parking = threading.Lock()
-        self._parking.acquire()
-
-    def park(self) -> None:
-        """Wait for `unpark`."""
-        self._parking.acquire()
-
-    def unpark(self) -> None:
-        """Let the thread go on."""
-        self._parking.release()
-
-    def _run(self) -> None:
-        _here.worker = self
-        pool, permit = self.pool, self.permit
-        while (task := pool.take(self)) is not None:
-            self.turn += 1
-            permit.append(None)
-            ended, fn, args = task
-            self.task = ended
-            try:
-                fn(*args)
-            except BaseException:  # noqa: BLE001 (whatever a handler raises that gRPC lets through: the thread is still needed)
-                _log.exception("a call ended with an error that nobody handled")
-            pool.has_begun(ended)
-            ended.end()
-            self.task = None
-            del task, ended, fn, args  # not kept until the next one
-            try:
-                permit.pop()
-            except IndexError:
-                pool.retake(self)
-
-
-class _Here(threading.local):
-    worker: _Worker | None = None
-
-
-_here = _Here()
-
-
-def give_way() -> None:
-    """The task of this thread is about to wait for something: until it ends it does not count as at work."""
-    worker = _here.worker
-    if worker is not None:
-        worker.pool.release(worker)
-
-
-def begun() -> None:
-    """The task of this thread has what it had to wait for before it could begin."""
-    worker = _here.worker
-    if worker is not None and worker.task is not None:
-        worker.pool.has_begun(worker.task)
+    def _those_at_work(self) -> dict[Worker, int]:
+        return {worker: worker.turn for worker in self._made if worker.permit}

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from upwell.shared.oip import grpc_inside
+from upwell.shared.oip.ended import Ended
 from upwell.shared.oip.grpc_inside import cygrpc, server
-from upwell.shared.oip.threads import CallThreads, Ended
+from upwell.shared.oip.threads import CallThreads
 
 _NO_MESSAGE = b"the call ended without a message; this method takes exactly one"
 _UNREADABLE = b"Exception deserializing request!"
