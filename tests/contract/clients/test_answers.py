@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.clients.harness import REQUEST, TIMEOUT_S, Connect, Serve, Transport, error_of
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.client import RemoteErrorKind
+from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.clients import Pending
 from upwell.shared.oip.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
@@ -226,13 +226,20 @@ def test_many_that_give_up_and_many_that_do_not_get_each_their_own_answer(
     client = connect(serve(), silence_s=4.0)
 
     def ask(number: int) -> bool:
+        """Whether it was given up in time: the answer may have come before that."""
         sent = np.full((1, 10_000 if number % 3 else 4), number, np.float32)
         pending = client.infer_async(InferRequest("echo", {"fp32": sent}, id=str(number)), TIMEOUT_S)
         if number % 2:
             pending.cancel()
-            return error_of(pending.result).kind is RemoteErrorKind.CANCELLED
-        answer = pending.result()
-        return answer.id == str(number) and bool((answer.outputs["fp32"] == sent).all())
+        try:
+            answer = pending.result()
+        except RemoteError as error:
+            if number % 2 == 0 or error.kind is not RemoteErrorKind.CANCELLED:
+                raise
+            return True
+        assert answer.id == str(number)
+        assert (answer.outputs["fp32"] == sent).all()
+        return False
 
     with ThreadPoolExecutor(8) as callers:
-        assert all(callers.map(ask, range(200)))
+        assert sum(callers.map(ask, range(200))) > 50
