@@ -30,13 +30,13 @@ class Source:
         self._events: SimpleQueue[Callable[[], bool]] = SimpleQueue()
         self.threads.poll(self._next)
 
-    def come(self, task: Callable[[], object], goes_on: bool = True) -> threading.Event:
+    def come(self, task: Callable[[], object], goes_on: bool = True, is_short: bool = True) -> threading.Event:
         """An event with a task, the last one or not. Gives what is set when the task has ended."""
         ended, expected = threading.Event(), self.threads.expect()
         expected.add_done_callback(lambda _: ended.set())
 
         def event() -> bool:
-            self.threads.begin(expected, task)
+            self.threads.begin(expected, task, is_short=is_short)
             return goes_on
 
         self._events.put(event)
@@ -75,6 +75,15 @@ def test_short_tasks_run_where_their_events_came(source: Source) -> None:
         assert source.come(lambda: ran.append(threading.get_ident())).wait(TIMEOUT_S)
     assert set(ran) <= source.pollers
     assert len(source.pollers) < 10  # one, unless other programs keep a task from the processor
+    source.end()
+
+
+def test_what_is_not_short_runs_in_another_thread_while_events_are_waited_for(source: Source) -> None:
+    ran: list[int] = []
+    for _ in range(20):
+        assert source.come(lambda: ran.append(threading.get_ident()), is_short=False).wait(TIMEOUT_S)
+    assert len(source.pollers) == 1
+    assert not source.pollers & set(ran)
     source.end()
 
 

@@ -75,11 +75,11 @@ class CallThreads(ThreadPoolExecutor):
         self._beginning[ended] = None
         return ended
 
-    def begin(self, ended: Ended, fn: Callable[..., object], /, *args: Any) -> None:
-        """The task that was expected has come: run it as `submit` does, or here after the event that it came with."""
+    def begin(self, ended: Ended, fn: Callable[..., object], /, *args: Any, is_short: bool = True) -> None:
+        """The task that was expected has come: run it as `submit` does, or if short here after its event."""
         self.has_begun(ended)
         worker = here.worker
-        if worker is not None and worker.polls and worker.pool is self and worker.ready is None:
+        if is_short and worker is not None and worker.polls and worker.pool is self and worker.ready is None:
             worker.ready = (ended, fn, args)
             return
         self._tasks.append((ended, fn, args))
