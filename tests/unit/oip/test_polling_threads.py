@@ -12,10 +12,10 @@ from queue import SimpleQueue
 
 import pytest
 
+from tests.unit.oip.gates import TIMEOUT_S, Gate, assert_ends_after
+from upwell.shared.oip.ended import Ended
 from upwell.shared.oip.threads import CallThreads
-from upwell.shared.oip.worker import give_way
-
-TIMEOUT_S = 10.0
+from upwell.shared.oip.worker import give_way, goes_on
 
 
 class Source:
@@ -97,20 +97,14 @@ def _say_nothing() -> None:
 
 @pytest.mark.parametrize("say", [_say_so, _say_nothing])
 def test_while_tasks_wait_others_begin(source: Source, say: Callable[[], None]) -> None:
-    gate, waiting = threading.Event(), threading.Semaphore(0)
-
-    def wait() -> None:
-        say()
-        waiting.release()
-        gate.wait(TIMEOUT_S)
-
+    gate = Gate(say)
     ended = []
     for count in range(1, 10):  # one more than there may be tasks, which gRPC never has
-        ended.append(source.come(wait))
-        assert waiting.acquire(timeout=TIMEOUT_S), count
+        ended.append(source.come(gate.wait))
+        assert gate.reached(), count
     last = source.come(int)  # it waits for a thread, and is not lost
     assert not last.wait(0.05)
-    gate.set()
+    gate.open()
     assert all(one.wait(TIMEOUT_S) for one in [*ended, last])
     assert source.together == 1
     source.end()
@@ -121,18 +115,13 @@ def test_what_is_submitted_meanwhile_is_not_kept_waiting(source: Source) -> None
         ran = threading.Event()
         source.threads.submit(ran.set)  # while the poller waits for an event that does not come
         assert ran.wait(TIMEOUT_S)
-    gate, waits = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        waits.set()
-        gate.wait(TIMEOUT_S)
-
-    ended = source.come(wait)
-    assert waits.wait(TIMEOUT_S)
+    gate = Gate(_say_nothing)
+    ended = source.come(gate.wait)
+    assert gate.reached()
     ran = threading.Event()
     source.threads.submit(ran.set)
     assert ran.wait(TIMEOUT_S)
-    gate.set()
+    gate.open()
     assert ended.wait(TIMEOUT_S)
     source.end()
 
@@ -147,16 +136,50 @@ def test_an_event_that_is_not_understood_is_logged_and_the_next_one_waited_for(
     source.end()
 
 
+def test_a_task_that_came_with_an_event_that_is_not_understood_runs(source: Source) -> None:
+    ran = threading.Event()
+
+    def event() -> bool:
+        source.threads.begin(Ended(), ran.set)
+        raise ValueError
+
+    source._events.put(event)
+    assert ran.wait(TIMEOUT_S)
+    source.end()
+
+
+@pytest.mark.parametrize("say", [give_way, int], ids=["that waits", "that says nothing"])
+def test_a_task_that_a_task_begins_is_not_kept_for_the_next_event(source: Source, say: Callable[[], object]) -> None:
+    ran = threading.Event()
+
+    def begin() -> None:
+        say()
+        source.threads.begin(Ended(), ran.set)
+
+    assert source.come(begin).wait(TIMEOUT_S)
+    assert ran.wait(TIMEOUT_S)  # though no event comes
+    source.end()
+
+
+def test_a_task_goes_on_while_it_counts_as_at_work(source: Source) -> None:
+    went: list[bool] = []
+
+    def go_on() -> None:
+        went.append(goes_on())
+        give_way()
+        went.append(goes_on())
+
+    assert source.come(go_on).wait(TIMEOUT_S)
+    assert went == [True, False]
+    assert not goes_on()  # in a thread of nobody's
+    source.end()
+
+
 def test_where_the_system_gives_no_more_threads_events_wait_for_the_task(
     source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert source.come(int).wait(TIMEOUT_S)
-    gate, waiting = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        give_way()
-        waiting.set()
-        gate.wait(TIMEOUT_S)
+    gate = Gate()
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -167,11 +190,11 @@ def test_where_the_system_gives_no_more_threads_events_wait_for_the_task(
         assert source.come(int).wait(TIMEOUT_S)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        first = source.come(wait)
-        assert waiting.wait(TIMEOUT_S)
+        first = source.come(gate.wait)
+        assert gate.reached()
         second = source.come(int)
         assert not second.wait(0.05)
-        gate.set()
+        gate.open()
         assert first.wait(TIMEOUT_S)
         assert second.wait(TIMEOUT_S)
     assert "can't start new thread" in caplog.text
@@ -179,39 +202,21 @@ def test_where_the_system_gives_no_more_threads_events_wait_for_the_task(
 
 
 def test_the_end_of_events_while_a_task_waits(source: Source) -> None:
-    gate, waiting = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        give_way()
-        waiting.set()
-        gate.wait(TIMEOUT_S)
-
-    ended = source.come(wait)
-    assert waiting.wait(TIMEOUT_S)
-    stopping = threading.Thread(target=source.end)
-    stopping.start()
-    stopping.join(0.05)
-    assert stopping.is_alive()
-    gate.set()
-    stopping.join(TIMEOUT_S)
-    assert not stopping.is_alive()
+    gate = Gate()
+    ended = source.come(gate.wait)
+    assert gate.reached()
+    assert_ends_after(source.end, gate.open)
     assert ended.is_set()
 
 
 def test_events_go_on_when_the_threads_are_to_end_before_they_do(source: Source) -> None:
     source.threads.shutdown(wait=False)
-    gate, waiting = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        give_way()
-        waiting.set()
-        gate.wait(TIMEOUT_S)
-
-    first = source.come(wait)
-    assert waiting.wait(TIMEOUT_S)
+    gate = Gate()
+    first = source.come(gate.wait)
+    assert gate.reached()
     second = source.come(int)
     assert second.wait(TIMEOUT_S)
-    gate.set()
+    gate.open()
     assert first.wait(TIMEOUT_S)
     source.end()
 
@@ -269,19 +274,13 @@ class Refusal:
 
 def test_a_thread_that_could_not_be_had_is_tried_for_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.come(int).wait(TIMEOUT_S)
-    gate, waiting = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        give_way()
-        waiting.set()
-        gate.wait(TIMEOUT_S)
-
+    gate = Gate()
     refusal = Refusal(monkeypatch, "t-")
-    first = source.come(wait)
-    assert waiting.wait(TIMEOUT_S)
+    first = source.come(gate.wait)
+    assert gate.reached()
     refusal.is_on = False
     assert source.come(int).wait(TIMEOUT_S / 2)
-    gate.set()
+    gate.open()
     assert first.wait(TIMEOUT_S)
     source.end()
 

@@ -8,12 +8,11 @@ import time
 
 import pytest
 
+from tests.unit.oip.gates import TIMEOUT_S, Gate, assert_ends_after
 from upwell.shared.oip.dataplane import Flag
 from upwell.shared.oip.ended import Ended
 from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.worker import begun, give_way
-
-TIMEOUT_S = 10.0
 
 
 def test_tasks_run_and_tell_their_end() -> None:
@@ -157,37 +156,26 @@ def test_only_some_are_at_work_at_once_and_all_get_their_turn() -> None:
 
 def test_those_that_wait_and_say_so_do_not_hold_others_up() -> None:
     threads = CallThreads(64, "t", at_work=2)
-    gate, waiting = threading.Event(), threading.Semaphore(0)
-
-    def wait() -> None:
-        give_way()
-        waiting.release()
-        gate.wait(TIMEOUT_S)
-
+    gate = Gate()
     for _ in range(40):
-        threads.submit(wait)
+        threads.submit(gate.wait)
     for _ in range(40):
-        assert waiting.acquire(timeout=TIMEOUT_S)
-    gate.set()
+        assert gate.reached()
+    gate.open()
     threads.shutdown()
 
 
 def test_those_that_wait_and_do_not_say_so_are_found_out() -> None:
     threads = CallThreads(64, "t", at_work=2)
-    gate, waiting = threading.Event(), threading.Semaphore(0)
-
-    def wait() -> None:
-        waiting.release()
-        gate.wait(TIMEOUT_S)
-
+    gate = Gate(say=int)
     for _ in range(40):
-        threads.submit(wait)
+        threads.submit(gate.wait)
     for _ in range(40):
-        assert waiting.acquire(timeout=TIMEOUT_S)
+        assert gate.reached()
     ran = threading.Event()
     threads.submit(ran.set)
     assert ran.wait(TIMEOUT_S)
-    gate.set()
+    gate.open()
     threads.shutdown()
 
 
@@ -230,13 +218,7 @@ def test_all_threads_end_although_one_gives_way_meanwhile() -> None:
     assert begun_.wait(TIMEOUT_S)
     for _ in range(3):
         threads.submit(time.sleep, 0.001)  # they wait for the only permit, so that somebody watches
-    stopping = threading.Thread(target=threads.shutdown)
-    stopping.start()
-    stopping.join(0.05)
-    assert stopping.is_alive()
-    gate.set()
-    stopping.join(TIMEOUT_S)
-    assert not stopping.is_alive()
+    assert_ends_after(threads.shutdown, gate.set)
     until_s = time.monotonic() + TIMEOUT_S
     while left := [one.name for one in threading.enumerate() if one.name.startswith("ending")]:
         assert time.monotonic() < until_s, left

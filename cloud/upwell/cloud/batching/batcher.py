@@ -26,6 +26,7 @@ from upwell.shared.tensors import Array
 
 _LONG_RUN_S = 0.0004
 """While a run takes longer, the next call may begin; to change threads for a shorter one costs more than it gives."""
+
 _LOOK_S = 0.002
 
 log = logging.getLogger("upwell.cloud")

@@ -14,7 +14,7 @@ Client: TypeAlias = OipClient | HttpClient
 """A client of one server, over either transport. Both do the same; `OipClient` says what."""
 
 Pending: TypeAlias = PendingInfer | HttpPendingInfer
-"""An inference under way, over either."""
+"""An inference under way, over either. An answer that came before `cancel` stays."""
 
 
 def open_client(

@@ -79,7 +79,7 @@ class CallThreads(ThreadPoolExecutor):
         """The task that was expected has come: run it as `submit` does, or if short here after its event."""
         self.has_begun(ended)
         worker = here.worker
-        if is_short and worker is not None and worker.polls and worker.pool is self and worker.ready is None:
+        if is_short and worker is not None and worker.sees_to_an_event and worker.pool is self:
             worker.ready = (ended, fn, args)
             return
         self._tasks.append((ended, fn, args))

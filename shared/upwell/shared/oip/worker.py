@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from upwell.shared.oip.threads import CallThreads
 
 _log = logging.getLogger(__name__)
+_AFTER_ERROR_S = 0.01
+"""So that one that comes again and again neither takes the processor nor fills the log."""
+
 Task: TypeAlias = "tuple[Ended, Callable[..., object], tuple[Any, ...]]"
 
 
@@ -44,6 +48,11 @@ class Worker:
         """Let the thread go on."""
         self._parking.release()
 
+    @property
+    def sees_to_an_event(self) -> bool:
+        """Whether it does, and is free to run the task that comes with it."""
+        return self.polls and self.task is None and self.ready is None
+
     def _work(self) -> None:
         here.worker = self
         pool = self.pool
@@ -66,7 +75,8 @@ class Worker:
                 goes_on = pool.next_event()
             except Exception:  # noqa: BLE001 (nobody else would wait for the next one)
                 _log.exception("an event was not understood")
-                continue
+                goes_on = True  # with the task that may have come with it
+                time.sleep(_AFTER_ERROR_S)
             task, self.ready = self.ready, None
             if not goes_on:
                 self.polls = False
@@ -120,3 +130,12 @@ def begun() -> None:
     worker = here.worker
     if worker is not None and worker.task is not None:
         worker.pool.has_begun(worker.task)
+
+
+def goes_on() -> bool:
+    """Whether the task of this thread may go on with another piece of work, which counts as a task that begins now."""
+    worker = here.worker
+    if worker is None or not worker.permit:
+        return False
+    worker.turn += 1
+    return True
