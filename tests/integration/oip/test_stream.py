@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -19,7 +20,7 @@ from tests.integration.oip.harness import TIMEOUT_S, Serve
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import ModelFailed, Unavailable
-from upwell.shared.oip import stream_flow
+from upwell.shared.oip import polling, stream_flow
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.permits import Permits
@@ -29,6 +30,9 @@ from upwell.shared.oip.stream import StreamLimits
 from upwell.shared.oip.streams import METHOD, Streams
 from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.tokens import KnownTokens, TokenInterceptor
+from upwell.shared.oip.worker import give_way
+
+Limited: TypeAlias = Callable[..., AbstractContextManager[tuple[grpc.Channel, str, Streams]]]
 
 LARGE = 3 << 20
 
@@ -74,10 +78,13 @@ class Open:
         return str(self.call.details())
 
 
-@pytest.fixture(params=[True, False], ids=["ahead", "as gRPC does"], autouse=True)
-def _flow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["told", "told in threads that poll", "waited for"], autouse=True)
+def at_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """How streams learn what comes and goes; how many threads of a server are at work at once."""
     assert stream_flow._IS_KNOWN
-    monkeypatch.setattr(stream_flow, "_IS_KNOWN", request.param)
+    monkeypatch.setattr(stream_flow, "_IS_KNOWN", request.param != "waited for")
+    polling.poll_in_their_threads()
+    return 1 if "poll" in request.param else None
 
 
 @pytest.fixture
@@ -88,13 +95,27 @@ def stream(serve: Serve) -> Iterator[Open]:
         opened.put(None)
 
 
+@pytest.fixture
+def serve(serve: Serve, at_work: int | None) -> Serve:
+    return functools.partial(serve, at_work=at_work)
+
+
+@pytest.fixture
+def limited(at_work: int | None) -> Limited:
+    """See `_limited`."""
+    return functools.partial(_limited, at_work)
+
+
 @contextmanager
-def limited(
-    dataplane: Dataplane, limits: StreamLimits, interceptors: list[grpc.ServerInterceptor] | None = None
+def _limited(
+    at_work: int | None,
+    dataplane: Dataplane,
+    limits: StreamLimits,
+    interceptors: list[grpc.ServerInterceptor] | None = None,
 ) -> Iterator[tuple[grpc.Channel, str, Streams]]:
     """A channel to a server that has nothing but streams, with these limits; its address, and the streams."""
-    streams = Streams(dataplane, limits)
-    threads = CallThreads(4, "test")
+    threads = CallThreads(4 + limits.threads, "test", at_work)
+    streams = Streams(dataplane, threads, limits)
     server = grpc.server(threads, interceptors=interceptors)
     streams.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -105,7 +126,6 @@ def limited(
     finally:
         streams.end()
         server.stop(0).wait()
-        streams.close()
         threads.shutdown()
 
 
@@ -215,7 +235,7 @@ class Backwards(FakeDataplane):
             self._turns[request.id].set()
 
 
-def test_slow_answers_are_made_at_the_same_time_and_sent_in_order() -> None:
+def test_slow_answers_are_made_at_the_same_time_and_sent_in_order(limited: Limited) -> None:
     with limited(Backwards(5), StreamLimits(quick_s=-1.0)) as (channel, *_):
         stream = Open(channel)
         stream.put(message("first, which is slow"))
@@ -226,7 +246,36 @@ def test_slow_answers_are_made_at_the_same_time_and_sent_in_order() -> None:
         stream.put(None)
 
 
-def test_it_reads_no_further_ahead_than_it_may(fake: FakeDataplane) -> None:
+class Mixed(FakeDataplane):
+    """Waits at some requests, and says so at some of these."""
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        number = int(request.id)
+        if number % 3 == 0:
+            give_way()
+        if number % 5 == 0:
+            time.sleep(0.002)
+        return super().infer(request, call)
+
+
+@pytest.mark.parametrize("quick_s", [-1.0, 0.001, 10.0], ids=["never quick", "as it is", "always quick"])
+def test_none_of_many_at_once_is_forgotten(limited: Limited, quick_s: float) -> None:
+    with (
+        limited(Mixed(), StreamLimits(quick_s=quick_s)) as (channel, address, _),
+        grpc.insecure_channel(address) as second,
+    ):
+        streams = [Open(channel), Open(channel), Open(second)]
+        for start in range(0, 200, 10):
+            for number in range(start, start + 10):
+                for stream in streams:
+                    stream.put(message(str(number)))
+            for stream in streams:
+                assert [stream.good() for _ in range(10)] == [str(number) for number in range(start, start + 10)]
+        for stream in streams:
+            stream.put(None)
+
+
+def test_it_reads_no_further_ahead_than_it_may(limited: Limited, fake: FakeDataplane) -> None:
     with limited(fake, StreamLimits(quick_s=-1.0, ahead=3)) as (channel, *_):
         stream = Open(channel)
         stream.put(message("slow"))
@@ -241,7 +290,7 @@ def test_it_reads_no_further_ahead_than_it_may(fake: FakeDataplane) -> None:
         stream.put(None)
 
 
-def test_a_client_that_does_not_read_holds_up_its_own_stream_alone(fake: FakeDataplane) -> None:
+def test_a_client_that_does_not_read_holds_up_its_own_stream_alone(limited: Limited, fake: FakeDataplane) -> None:
     limits = StreamLimits(quick_s=-1.0, ahead=4)
     with limited(fake, limits) as (channel, address, _):
         slow = Open(channel)
@@ -259,7 +308,7 @@ def test_a_client_that_does_not_read_holds_up_its_own_stream_alone(fake: FakeDat
         slow.put(None)
 
 
-def test_a_client_that_never_reads_is_broken_off(fake: FakeDataplane) -> None:
+def test_a_client_that_never_reads_is_broken_off(limited: Limited, fake: FakeDataplane) -> None:
     with limited(fake, StreamLimits(quick_s=-1.0, ahead=2, stall_s=0.1)) as (channel, *_):
         slow = Open(channel)
         for number in range(12):
@@ -268,7 +317,7 @@ def test_a_client_that_never_reads_is_broken_off(fake: FakeDataplane) -> None:
         assert fake.calls[0].cancelled.wait(TIMEOUT_S)
 
 
-def test_an_idle_stream_is_ended_and_one_at_work_is_not(fake: FakeDataplane) -> None:
+def test_an_idle_stream_is_ended_and_one_at_work_is_not(limited: Limited, fake: FakeDataplane) -> None:
     with limited(fake, StreamLimits(idle_s=0.1)) as (channel, *_):
         busy, idle = Open(channel), Open(channel)
         fake.hold()
@@ -280,7 +329,7 @@ def test_an_idle_stream_is_ended_and_one_at_work_is_not(fake: FakeDataplane) -> 
         busy.ends_with(grpc.StatusCode.UNAVAILABLE)
 
 
-def test_an_old_stream_is_ended_however_busy(fake: FakeDataplane) -> None:
+def test_an_old_stream_is_ended_however_busy(limited: Limited, fake: FakeDataplane) -> None:
     with limited(fake, StreamLimits(age_s=0.2)) as (channel, *_):
         stream = Open(channel)
         with suppress(grpc.RpcError):
@@ -291,7 +340,7 @@ def test_an_old_stream_is_ended_however_busy(fake: FakeDataplane) -> None:
         assert "is 0.2 s old" in stream.call.details()
 
 
-def test_more_streams_than_may_be_are_refused_and_room_comes_back(fake: FakeDataplane) -> None:
+def test_more_streams_than_may_be_are_refused_and_room_comes_back(limited: Limited, fake: FakeDataplane) -> None:
     with limited(fake, StreamLimits(streams=2)) as (channel, *_):
         first, second = Open(channel), Open(channel)
         for one in (first, second):
@@ -320,8 +369,8 @@ def _opens(channel: grpc.Channel) -> bool:
     return False
 
 
-def test_stopping_answers_what_was_read_and_says_so(fake: FakeDataplane) -> None:
-    server = start_server(fake, ["127.0.0.1:0"], max_workers=4)
+def test_stopping_answers_what_was_read_and_says_so(fake: FakeDataplane, at_work: int | None) -> None:
+    server = start_server(fake, ["127.0.0.1:0"], max_workers=4, at_work=at_work)
     fake.hold()
     with grpc.insecure_channel(server.addresses[0]) as channel:
         busy, idle = Open(channel), Open(channel)
@@ -338,7 +387,7 @@ def test_stopping_answers_what_was_read_and_says_so(fake: FakeDataplane) -> None
         assert not stopping.is_alive()
 
 
-def test_what_comes_after_the_end_is_not_taken(fake: FakeDataplane) -> None:
+def test_what_comes_after_the_end_is_not_taken(limited: Limited, fake: FakeDataplane) -> None:
     with limited(fake, StreamLimits(quick_s=-1.0)) as (channel, _, streams):
         stream = Open(channel)
         stream.put(message("slow"))
@@ -372,7 +421,7 @@ def test_a_model_that_is_not_ready_does_not_end_it(stream: Open, fake: FakeDatap
     assert stream.good() == "2"
 
 
-def test_every_thread_of_a_stream_knows_who_calls(tmp_path: Path) -> None:
+def test_every_thread_of_a_stream_knows_who_calls(limited: Limited, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     hashes = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("all", "none")}
     tokens.write_text(
@@ -434,5 +483,5 @@ def test_clients_that_vanish_leave_nothing_behind(serve: Serve, fake: FakeDatapl
         last.put(message("still here"))
         assert last.good() == "still here"
         last.put(None)
-    # Each of the streams had a thread, which the next one took over once it was free.
+    # Threads are made when they are needed, and taken over by the next request.
     assert threading.active_count() <= before + 24

@@ -26,9 +26,7 @@ FUNCTIONS: Mapping[str, Sequence[str]] = MappingProxyType(
         "_is_rpc_state_active": ("state",),
         "_possibly_finish_call": ("state", "token"),
         "_process_event_and_continue": ("state", "event"),
-        "_receive_message": ("state", "call", "request_deserializer"),
         "_reset_per_message_state": ("state",),
-        "_send_message": ("state", "token"),
         "_serve": ("state",),
         "_unary_response_in_pool": (
             "rpc_event", "state", "behavior", "argument_thunk", "request_deserializer", "response_serializer",
@@ -37,7 +35,7 @@ FUNCTIONS: Mapping[str, Sequence[str]] = MappingProxyType(
 )  # fmt: skip
 NAMES = (
     "_CANCELLED", "_CLOSED", "_DEALLOCATED_SERVER_CHECK_PERIOD_S", "_EMPTY_FLAGS", "_OPEN", "_RECEIVE_MESSAGE_TOKEN",
-    "_SEND_INITIAL_METADATA_AND_SEND_MESSAGE_TOKEN", "_SEND_MESSAGE_TOKEN", "_common",
+    "_SEND_MESSAGE_TOKEN", "_common",
 )  # fmt: skip
 OF_CYTHON = ("CompletionType", "ReceiveMessageOperation", "SendMessageOperation")
 

@@ -16,6 +16,9 @@ from upwell.shared.oip import grpc_inside
 from upwell.shared.oip.grpc_inside import cygrpc, server
 from upwell.shared.oip.threads import CallThreads
 
+SHORT_BYTES = 1 << 16
+"""What is larger takes longer than a change of threads, and its sender is better read from without a pause."""
+
 
 def poll_in_their_threads() -> None:
     """From now on such servers, when they start, have their events awaited so, if gRPC is known inside."""

@@ -20,7 +20,7 @@ from upwell.shared.oip.permits import Permits
 from upwell.shared.oip.polling import poll_in_their_threads
 from upwell.shared.oip.security import Address, ServerSecurity, check_listen, parse_address
 from upwell.shared.oip.servicer import add_oip_service
-from upwell.shared.oip.streams import Streams
+from upwell.shared.oip.streams import DEFAULT_LIMITS, Streams
 from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.tls import server_credentials
 from upwell.shared.oip.tokens import TokenInterceptor, known_tokens
@@ -80,7 +80,6 @@ class RunningServer:
         closed()
         ended.wait(grace_s + _AFTER_CANCEL_S)
         self._executor.shutdown(wait=False)
-        self._streams.close()
         for address in self.addresses:
             path = parse_address(address).socket_path
             if path is not None:
@@ -119,7 +118,7 @@ def start_server(
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
     begin_with_the_message()
     poll_in_their_threads()
-    executor = CallThreads(max_workers, "oip", at_work)
+    executor = CallThreads(max_workers + DEFAULT_LIMITS.threads, "oip", at_work)
     server = grpc.server(
         executor,
         interceptors=interceptors,
@@ -129,7 +128,7 @@ def start_server(
     # It takes services as the server itself does, which has more methods.
     registrar = cast(grpc.Server, Registrar(server, Arrivals(executor, max_workers)))
     permitted = Permits(dataplane) if tokens else dataplane
-    streams = Streams(permitted)
+    streams = Streams(permitted, executor)
     add_oip_service(registrar, permitted)
     streams.add_to(registrar)
     for add_service in extra:

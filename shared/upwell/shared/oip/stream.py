@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import grpc
@@ -15,8 +18,12 @@ from upwell.shared.oip import converters
 from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.calls import call_of, failure, infer, read_request
 from upwell.shared.oip.dataplane import Dataplane, InferRequest
+from upwell.shared.oip.ended import Ended
+from upwell.shared.oip.polling import SHORT_BYTES
 from upwell.shared.oip.statuses import Status
-from upwell.shared.oip.stream_flow import Send, ahead
+from upwell.shared.oip.stream_flow import Send, flow_of
+from upwell.shared.oip.threads import CallThreads
+from upwell.shared.oip.worker import goes_on
 
 _GROWTH = 1.5
 """An answer may take so many times the one before it to count as no slower."""
@@ -24,14 +31,16 @@ _GROWTH = 1.5
 _OK = Status(grpc.StatusCode.OK, "")
 _LEFT = Status(grpc.StatusCode.CANCELLED, "the caller has left")
 
+_log = logging.getLogger("upwell.shared.oip.streams")
+
 
 @dataclass(frozen=True)
 class StreamLimits:
     """What streams may take of a server. A stream that ends for one of the times may be opened again at once.
 
-    Of the `streams` each has a thread, and reads the next request when the last one has been answered. Where answers
-    take longer than `quick_s`, it reads on meanwhile, up to `ahead` requests, each in a thread of its own, of which
-    all streams together have `helpers`. What is not answered yet counts, until the client has taken the answer: one
+    Of the `streams` each has one request answered at a time, and the next one is read meanwhile. Where answers take
+    longer than `quick_s`, up to `ahead` are under way, each in a thread of its own, of which all streams together have
+    `helpers` beside the first of each. What is not answered yet counts, until the client has taken the answer: one
     that reads slowly cannot pile answers up. `idle_s`: without a request. `stall_s`: an answer that the client does
     not take. `age_s`: for what a caller may do is found out when its stream opens. `spare_s`: silent for so long, it
     may have to make room for another one.
@@ -46,14 +55,18 @@ class StreamLimits:
     age_s: float = 3600.0
     spare_s: float = 1.0
 
+    @property
+    def threads(self) -> int:
+        """How many there may have to be: one that waits for a request of each stream, and one for each under way."""
+        return 2 * self.streams + self.helpers
+
 
 class Stream:
-    """Reads the requests of one call and answers each. Its threads are alike; each reads, answers and writes in turn.
+    """Answers the requests of one call. It has no thread: what comes is told, and one of `threads` answers it.
 
-    One thread reads at a time, one writes at a time, and the rest of the state belongs to whoever holds `_lock`. A
-    thread leaves (`work` returns) where there is nothing for it to do that another would not do anyway: another reads,
-    or so much is under way that nobody may, and whoever finishes some of it reads on. So while the stream is open
-    some thread is always in `work`.
+    One request is asked for at a time, one answer is written at a time, and the state belongs to whoever holds `_lock`.
+    Whoever leaves has another see to what is left: a request that waits is taken by who is at work, an answer that
+    waits for its turn is written when the one before it has been taken.
     """
 
     def __init__(
@@ -63,31 +76,60 @@ class Stream:
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
         send: Send,
-        bring_in: Callable[[Stream], bool],
+        threads: CallThreads,
+        helpers: threading.Semaphore,
+        over: Callable[[Stream], None],
     ) -> None:
         self._dataplane = dataplane
         self._limits = limits
-        self._requests, self._send = ahead(requests, context, send)
+        self._flow = flow_of(requests, context, send, self, threads)
         self._context = context
-        self._bring_in = bring_in
+        self._threads = threads
+        self._helpers = helpers
+        self._over = over
         self._call = call_of(context)
+        self._variables = copy_context()  # by which it is known who calls
         self._lock = threading.Lock()
-        self._threads = 1
         self._is_reading = self._is_writing = self._has_ended = False
         self._read = self._written = 0  # requests, and answers
+        self._at_work = 0  # threads
+        self._waiting: deque[tuple[int, bytes]] = deque()  # requests that have come while others are at work
         self._answers: dict[int, bytes | None] = {}  # not yet written, by number; None: there is none
         self._took_s = 0.0
         self._end: Status | None = None
         self._opened_s = self._quiet_s = self._writing_s = time.monotonic()
 
-    def work(self) -> bool:
-        """Read, answer and write until others can go on alone. True if none is left: the stream is over."""
-        while (taken := self._take()) is not None:
-            number, data = taken
-            if self._took_s > self._limits.quick_s:
-                self._share()
-            self._put(number, self._answer(data))
-        return self._threads == 0
+    def read_on(self) -> None:
+        """Ask for the next request, if it may be read."""
+        with self._lock:
+            has_room = not self._waiting and self._read - self._written < self._limits.ahead
+            if self._is_reading or self._end is not None or not has_room:
+                return
+            self._is_reading = True
+        self._flow.ask()
+
+    def came(self, data: bytes) -> None:
+        """See `Told`."""
+        with self._lock:
+            self._is_reading = False
+            if self._end is not None:
+                return
+            number = self._read
+            self._read += 1
+            if not self._may_begin():
+                self._waiting.append((number, data))
+                return
+            self._at_work += 1
+        self._begin(number, data)
+
+    def no_more_come(self, has_left: bool) -> None:
+        """See `Told`."""
+        self.end(_LEFT if has_left else _OK)
+
+    def was_taken(self) -> None:
+        """See `Told`."""
+        self._went_on()
+        self._write()
 
     def end(self, status: Status) -> None:
         """Read no more, and end the stream with `status` when what has been read is answered."""
@@ -97,14 +139,6 @@ class Stream:
             is_done = self._is_done()
         if is_done:
             self._finish()
-
-    def break_off(self) -> bool:
-        """After `work` has raised: end the call at once. As `work`, True if no thread is left."""
-        self._context.cancel()
-        with self._lock:
-            self._end = self._end or _LEFT
-            self._threads -= 1
-            return self._threads == 0
 
     @property
     def client(self) -> str:
@@ -137,43 +171,36 @@ class Stream:
         elif now_s - self._opened_s > limits.age_s:
             self.end(_over(f"the stream is {limits.age_s:g} s old"))
 
-    def _take(self) -> tuple[int, bytes] | None:
-        """The next request and its number; None where this thread is to leave, which it has then been counted as."""
-        while True:
-            with self._lock:
-                if not self._may_read():
-                    self._threads -= 1
-                    return None
-                self._is_reading = True
-            data = self._receive()
-            with self._lock:
-                self._is_reading = False
-                if data is not None and self._end is None:
-                    self._read += 1
-                    return self._read - 1, data
+    def _may_begin(self) -> bool:
+        """Whether a request that has come gets a thread now. The lock is held."""
+        if self._at_work == 0:
+            return True
+        return self._took_s > self._limits.quick_s and self._helpers.acquire(blocking=False)
 
-    def _receive(self) -> bytes | None:
-        """Wait for a request. None where no more will come, which is noted then."""
+    def _begin(self, number: int, data: bytes) -> None:
+        # A context can be entered by one thread at a time.
+        work = self._variables.copy().run
+        self._threads.begin(Ended(), work, self._work, number, data, is_short=len(data) <= SHORT_BYTES)
+
+    def _work(self, number: int, data: bytes) -> None:
+        """Answer a request, and those that have come meanwhile."""
         try:
-            return next(self._requests)
-        except StopIteration:
-            self.end(_OK)
-        except Exception:  # noqa: BLE001 (gRPC raises an `RpcError` without any members)
-            self.end(_LEFT)
-        return None
-
-    def _may_read(self) -> bool:
-        return not self._is_reading and self._end is None and self._read - self._written < self._limits.ahead
-
-    def _share(self) -> None:
-        """Let another thread read on meanwhile, if it may and there is one."""
-        with self._lock:
-            if not self._may_read():
-                return
-            self._threads += 1
-        if not self._bring_in(self):
-            with self._lock:
-                self._threads -= 1
+            while True:
+                self.read_on()
+                self._put(number, self._answer(data))
+                with self._lock:
+                    if not self._waiting:
+                        self._at_work -= 1
+                        if self._at_work > 0:
+                            self._helpers.release()
+                        return
+                    number, data = self._waiting.popleft()
+                if not goes_on():
+                    self._begin(number, data)
+                    return
+        except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
+            _log.exception("a stream is broken off")
+            self._break_off()
 
     def _answer(self, data: bytes) -> bytes | None:
         """The message that answers a request; None where the server takes no more, and the stream is to end."""
@@ -198,16 +225,18 @@ class Stream:
         return answer
 
     def _put(self, number: int, answer: bytes | None) -> None:
-        """Write what can be written now that this answer is there, unless another thread is at it."""
+        """Write what can be written now that this answer is there, unless one is on its way."""
         with self._lock:
             self._answers[number] = answer
             if self._is_writing:
                 return
             self._is_writing = True
-        sent = 0
+        self._write()
+
+    def _write(self) -> None:
+        """Send the next answer if it is there. Of whoever has set `_is_writing`, or is told that it was taken."""
         while True:
             with self._lock:
-                self._written += sent
                 if self._written not in self._answers:
                     self._is_writing = False
                     self._quiet_s = time.monotonic()
@@ -215,11 +244,17 @@ class Stream:
                     break
                 answer = self._answers.pop(self._written)
                 self._writing_s = time.monotonic()
-            if answer is not None:
-                self._send(answer)
-            sent = 1
+            if answer is not None and self._flow.send(answer):
+                return
+            self._went_on()
         if is_done:
             self._finish()
+
+    def _went_on(self) -> None:
+        """An answer is written, so that there may be room for a request."""
+        with self._lock:
+            self._written += 1
+        self.read_on()
 
     def _is_done(self) -> bool:
         """Whether the end has come, which is so once only. Whoever learns it finishes the call."""
@@ -232,7 +267,17 @@ class Stream:
         if self._end is not None and self._end is not _OK:
             self._context.set_code(self._end.code)
             self._context.set_details(self._end.text)
-        self._send(None)
+        self._flow.end()
+        self._over(self)
+
+    def _break_off(self) -> None:
+        """End the call at once."""
+        self._context.cancel()
+        with self._lock:
+            self._end = self._end or _LEFT
+            has_ended, self._has_ended = self._has_ended, True
+        if not has_ended:
+            self._over(self)
 
 
 def _over(why: str) -> Status:

@@ -1,103 +1,151 @@
-"""The two directions of a stream, each one message ahead of whoever reads and writes.
+"""The two directions of a stream, in which nobody waits: a message that has come, or has been taken, is told.
 
-gRPC's server asks the connection for a message when it is wanted, and comes back from sending one when the connection
-has taken it: four changes of threads for each request and its answer. Here the next request is on its way while the
-last one is answered, and an answer while the next one is made. So a stream holds one more message in each direction.
+gRPC's server has a thread wait for each message of a stream, and for the connection to take each answer: four changes
+of threads for each request and its answer. Here no thread belongs to a stream, and whoever sees to gRPC's events tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
 from upwell.shared.oip import grpc_inside
 from upwell.shared.oip.grpc_inside import cygrpc, server
+from upwell.shared.oip.threads import CallThreads
+from upwell.shared.oip.worker import give_way
 
-Send = Callable[[bytes | None], None]
-"""Sends a message, and returns when the connection has taken the one before; None ends the stream with the context's
-status."""
-
+Send: TypeAlias = Callable[[bytes | None], None]
+"""gRPC's own way to send a message, which may wait; None ends the stream with the context's status."""
 
 _IS_KNOWN = grpc_inside.is_known()
 
 
-def ahead(requests: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> tuple[Iterator[bytes], Send]:
-    """What to read from and to write with instead of gRPC's own, if it is a gRPC known here. Bytes on both sides."""
-    if not _IS_KNOWN:
-        return requests, send
-    inside: Any = context
-    return _Requests(inside._state, inside._rpc_event.call), _Answers(inside._state, inside._rpc_event.call, send).send
+class Told(Protocol):
+    """Who is told, in a thread that must not wait."""
+
+    def came(self, data: bytes) -> None:
+        """The message that was asked for."""
+
+    def no_more_come(self, has_left: bool) -> None:
+        """Instead of a message: the caller has said that it was the last, or has left."""
+
+    def was_taken(self) -> None:
+        """The message that was sent is on its way, and the next one may follow."""
 
 
-class _Requests:
-    """Used by one thread at a time."""
+class Flow(Protocol):
+    """One message at a time in each direction."""
 
-    def __init__(self, state: Any, call: Any) -> None:
-        self._state = state
-        self._call = call
-        self._is_asked = False
+    def ask(self) -> None:
+        """Have the next message told, or that none comes, which may happen before this returns."""
 
-    def __iter__(self) -> Iterator[bytes]:
-        return self
+    def send(self, answer: bytes) -> bool:
+        """Send it. True: that it was taken will be told. False: it was already, or there is nobody to take it."""
 
-    def __next__(self) -> bytes:
-        """The next request. Raises `grpc.RpcError` where the caller has left."""
-        state = self._state
+    def end(self) -> None:
+        """End the stream with the context's status."""
+
+
+def flow_of(
+    requests: Iterator[bytes], context: grpc.ServicerContext, send: Send, told: Told, threads: CallThreads
+) -> Flow:
+    """What to read from and to write with instead of gRPC's own. Bytes on both sides. What has to wait, does in
+    `threads`.
+    """
+    return _Events(context, send, told) if _IS_KNOWN else _Waits(requests, send, told, threads)
+
+
+class _Events:
+    """Of a gRPC that is known inside."""
+
+    def __init__(self, context: Any, send: Send, told: Told) -> None:
+        self._state = context._state
+        self._call = context._rpc_event.call
+        self._end = send
+        self._told = told
+
+    def ask(self) -> None:
+        """See `Flow`."""
+        state, token = self._state, server._RECEIVE_MESSAGE_TOKEN
         with state.condition:
-            if not self._is_asked:
-                self._ask()
-            while state.request is None and state.client is not server._CANCELLED:
-                if server._RECEIVE_MESSAGE_TOKEN not in state.due:
-                    raise StopIteration
-                state.condition.wait()
-            if state.client is server._CANCELLED:
-                error = grpc.RpcError()
-                state.rpc_errors.append(error)  # so that gRPC does not take it for ours
-                raise error
-            request: bytes = state.request
-            state.request = None
-            self._ask()
-            return request
+            if is_active := server._is_rpc_state_active(state):
+                operations = (cygrpc.ReceiveMessageOperation(server._EMPTY_FLAGS),)
+                self._call.start_server_batch(operations, self._received)
+                state.due.add(token)
+        if not is_active:
+            self._told.no_more_come(has_left=True)
 
-    def _ask(self) -> None:
-        state = self._state
-        self._is_asked = True
-        if server._is_rpc_state_active(state):
-            operations = (cygrpc.ReceiveMessageOperation(server._EMPTY_FLAGS),)
-            self._call.start_server_batch(operations, server._receive_message(state, self._call, None))
-            state.due.add(server._RECEIVE_MESSAGE_TOKEN)
-
-
-class _Answers:
-    """Used by one thread at a time."""
-
-    def __init__(self, state: Any, call: Any, end: Send) -> None:
-        self._state = state
-        self._call = call
-        self._end = end
-        self._sending: str | None = None
-
-    def send(self, answer: bytes | None) -> None:
-        """See `Send`."""
-        state = self._state
-        with state.condition:
-            while self._sending in state.due:
-                state.condition.wait()
-            if answer is not None and server._is_rpc_state_active(state):
-                self._start(answer)
-        if answer is None:
-            self._end(None)
-
-    def _start(self, answer: bytes) -> None:
+    def send(self, answer: bytes) -> bool:
+        """See `Flow`."""
         state, token = self._state, server._SEND_MESSAGE_TOKEN
-        operations = [cygrpc.SendMessageOperation(answer, server._get_send_message_op_flags_from_state(state))]
-        if state.initial_metadata_allowed:
-            operations.insert(0, server._get_initial_metadata_operation(state, None))
-            state.initial_metadata_allowed = False
-            token = server._SEND_INITIAL_METADATA_AND_SEND_MESSAGE_TOKEN
-        self._call.start_server_batch(operations, server._send_message(state, token))
-        state.due.add(token)
-        self._sending = token
-        server._reset_per_message_state(state)
+        with state.condition:
+            if not server._is_rpc_state_active(state):
+                return False
+            operations = [cygrpc.SendMessageOperation(answer, server._get_send_message_op_flags_from_state(state))]
+            if state.initial_metadata_allowed:
+                operations.insert(0, server._get_initial_metadata_operation(state, None))
+                state.initial_metadata_allowed = False
+            self._call.start_server_batch(operations, self._sent)
+            state.due.add(token)
+            server._reset_per_message_state(state)
+        return True
+
+    def end(self) -> None:
+        """See `Flow`."""
+        self._end(None)
+
+    def _received(self, event: Any) -> Any:
+        state = self._state
+        data: bytes | None = event.batch_operations[0].message()
+        with state.condition:
+            finished = server._possibly_finish_call(state, server._RECEIVE_MESSAGE_TOKEN)
+            has_left = state.client is server._CANCELLED
+        if data is None:
+            self._told.no_more_come(has_left)
+        else:
+            self._told.came(data)
+        return finished
+
+    def _sent(self, _: Any) -> Any:
+        state = self._state
+        with state.condition:
+            finished = server._possibly_finish_call(state, server._SEND_MESSAGE_TOKEN)
+        self._told.was_taken()
+        return finished
+
+
+class _Waits:
+    """Of any gRPC: a thread waits for each message, and who sends one waits until it has been taken."""
+
+    def __init__(self, requests: Iterator[bytes], send: Send, told: Told, threads: CallThreads) -> None:
+        self._requests = requests
+        self._send = send
+        self._told = told
+        self._threads = threads
+
+    def ask(self) -> None:
+        """See `Flow`."""
+        self._threads.submit(self._read)
+
+    def send(self, answer: bytes) -> bool:
+        """See `Flow`."""
+        give_way()
+        self._send(answer)
+        return False
+
+    def end(self) -> None:
+        """See `Flow`."""
+        self._send(None)
+
+    def _read(self) -> None:
+        give_way()
+        try:
+            data = next(self._requests)
+        except StopIteration:
+            self._told.no_more_come(has_left=False)
+        except Exception:  # noqa: BLE001 (gRPC raises an `RpcError` without any members)
+            self._told.no_more_come(has_left=True)
+        else:
+            self._told.came(data)

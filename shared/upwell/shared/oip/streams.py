@@ -7,12 +7,10 @@ in the order of their requests, as Triton gives those of models that answer each
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextvars import copy_context
 
 import grpc
 
@@ -30,16 +28,17 @@ DEFAULT_LIMITS = StreamLimits()
 _LEAST_TICK_S = 0.01
 _CLOSING = Status(grpc.StatusCode.UNAVAILABLE, "the server is closing and takes no more requests")
 
-_log = logging.getLogger(__name__)
-
 
 class Streams:
-    """The streams of one server: opens them, watches them, ends them. Safe to use from any thread."""
+    """The streams of one server: opens them, watches them, ends them. Safe to use from any thread.
 
-    def __init__(self, dataplane: Dataplane, limits: StreamLimits = DEFAULT_LIMITS) -> None:
+    Their requests are answered in `threads`, which has `limits.threads` for them.
+    """
+
+    def __init__(self, dataplane: Dataplane, threads: CallThreads, limits: StreamLimits = DEFAULT_LIMITS) -> None:
         self._dataplane = dataplane
+        self._threads = threads
         self._limits = limits
-        self._pool = CallThreads(limits.streams + limits.helpers, "oip-stream")
         self._helpers = threading.Semaphore(limits.helpers)
         self._lock = threading.Lock()
         self._open: set[Stream] = set()
@@ -48,8 +47,10 @@ class Streams:
         self._end: Status | None = None
 
     def open(self, requests: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
-        """Begin to serve one stream, in a thread of its own."""
-        stream = Stream(self._dataplane, self._limits, requests, context, send, self._bring_in)
+        """Begin to serve one stream."""
+        stream = Stream(
+            self._dataplane, self._limits, requests, context, send, self._threads, self._helpers, self._forget
+        )
         with self._lock:
             refusal, spared = self._end, None
             if refusal is None and len(self._open) >= self._limits.streams:
@@ -66,7 +67,7 @@ class Streams:
             abort(context, refusal)
         if spared is not None:
             spared.make_room()
-        self._start(stream)
+        stream.read_on()
 
     def add_to(self, server: grpc.Server) -> None:
         """Serve the method on `server`, before it is started."""
@@ -88,10 +89,6 @@ class Streams:
             stream.end(_CLOSING)
         self._wake.set()
 
-    def close(self) -> None:
-        """Let the threads go, when the server has stopped."""
-        self._pool.shutdown(wait=False)
-
     def _spare(self) -> Stream | None:
         """Take out the one that has been silent for the longest, of the client that has the most open; None where none
         has been for `spare_s`. The lock is held.
@@ -106,29 +103,9 @@ class Streams:
         self._open.discard(spared)
         return spared
 
-    def _bring_in(self, stream: Stream) -> bool:
-        """Put one more thread to work for a stream; False where all are at work."""
-        if not self._helpers.acquire(blocking=False):
-            return False
-        self._start(stream, self._helpers)
-        return True
-
-    def _start(self, stream: Stream, permit: threading.Semaphore | None = None) -> None:
-        # Who calls is known by the context, which one thread at a time can be in.
-        self._pool.submit(copy_context().run, self._work, stream, permit)
-
-    def _work(self, stream: Stream, permit: threading.Semaphore | None) -> None:
-        try:
-            is_over = stream.work()
-        except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
-            _log.exception("a stream is broken off")
-            is_over = stream.break_off()
-        finally:
-            if permit is not None:
-                permit.release()
-        if is_over:
-            with self._lock:
-                self._open.discard(stream)
+    def _forget(self, stream: Stream) -> None:
+        with self._lock:
+            self._open.discard(stream)
 
     def _keep_watch(self) -> None:
         limits = self._limits

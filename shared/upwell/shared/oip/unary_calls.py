@@ -12,11 +12,10 @@ from typing import Any
 from upwell.shared.oip import grpc_inside
 from upwell.shared.oip.ended import Ended
 from upwell.shared.oip.grpc_inside import cygrpc, server
+from upwell.shared.oip.polling import SHORT_BYTES
 from upwell.shared.oip.threads import CallThreads
 
 _NO_MESSAGE = b"the call ended without a message; this method takes exactly one"
-_SHORT_BYTES = 1 << 16
-"""What is larger takes longer than a change of threads, and its sender is better read from without a pause."""
 _UNREADABLE = b"Exception deserializing request!"
 
 
@@ -57,7 +56,7 @@ def _begin(threads: CallThreads, task: Ended, rpc_event: Any, state: Any, method
     threads.begin(
         task, state.context.run, server._unary_response_in_pool, rpc_event, state, method_handler.unary_unary,
         argument, method_handler.request_deserializer, method_handler.response_serializer,
-        is_short=len(message) <= _SHORT_BYTES,
+        is_short=len(message) <= SHORT_BYTES,
     )  # fmt: skip
 
 
