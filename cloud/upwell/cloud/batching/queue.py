@@ -128,8 +128,10 @@ class ModelQueue:
     def take(self, now_s: float) -> tuple[list[Entry], list[Entry]]:
         """The batch to run now, empty where nobody waits any more, and those who were dropped, to be woken."""
         dropped = self._sweep(now_s)
-        if not self._waiting:
-            return [], dropped
+        if len(self._waiting) < 2:  # nothing to choose, as a rule under light load
+            batch, self._waiting = self._waiting, []
+            self._forget(batch)
+            return batch, dropped
         remembered_s = self._times.remembered_s
         told_s = now_s + self._delays.estimate_s(now_s)
         batch = choose(
@@ -173,7 +175,9 @@ class ModelQueue:
 
     def _ranked(self, now_s: float) -> list[Entry]:
         """What waits, the most urgent first, each with its rank."""
-        ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
+        ahead: frozenset[str] = frozenset()
+        if len(self._clients) > 1:
+            ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
         if ahead or self._has_classes or now_s - self._waiting[0].arrived_s >= PATIENCE_S:
             for entry in self._waiting:
                 entry.rank = (entry.client in ahead, _level(entry, now_s))

@@ -61,15 +61,22 @@ class RunTimes:
 
     def _bounds_s(self, rows: int, now_s: float, fresh_s: float) -> tuple[float, float]:
         """The largest known class up to that of `rows`, and the share of the next larger where that is another."""
-        top, least_s, share_s = self._class_of(rows), math.inf, 0.0
+        top, least_s = self._class_of(rows), math.inf
+        larger: tuple[float, int] | None = None
         for size, own in self._classes.items():
             if own.is_known and own.is_fresh(now_s, fresh_s):
                 if own.quartile_s < least_s:
                     least_s = own.quartile_s
-                if size <= top:
-                    return least_s, (share_s if size < top else 0.0)
-                share_s = least_s * rows / self._most_rows(size)
-        return 0.0, share_s
+                if size == top:
+                    return least_s, 0.0
+                if size < top:
+                    return least_s, self._share_s(rows, larger)
+                larger = least_s, size
+        return 0.0, self._share_s(rows, larger)
+
+    def _share_s(self, rows: int, larger: tuple[float, int] | None) -> float:
+        """That of `rows` rows in the seconds of a larger class, 0 where there is none."""
+        return larger[0] * rows / self._most_rows(larger[1]) if larger else 0.0
 
     def _class_of(self, rows: int) -> int:
         if self._buckets:

@@ -53,6 +53,8 @@ class Shares(Generic[C]):
         if not waiting:
             self.forget()
             return
+        if self._accounts_s.keys() == spent_s.keys() and len(spent_s) == 1:
+            return  # nobody else has an account, and this one would move on with the clock
         for claimant, own_s in spent_s.items():
             self._accounts_s[claimant] = self._account_s(claimant) + own_s
         self._clock_s += sum(spent_s.values()) / len({*waiting, *spent_s})
