@@ -175,6 +175,25 @@ def test_a_task_goes_on_while_it_counts_as_at_work(source: Source) -> None:
     source.end()
 
 
+def test_a_task_does_not_go_on_while_another_waits(source: Source) -> None:
+    went: list[bool] = []
+    gate = Gate(_say_nothing)
+    other = threading.Event()
+
+    def go_on() -> None:
+        gate.wait()
+        went.append(goes_on())
+
+    ended = source.come(go_on)
+    assert gate.reached()
+    source.threads._tasks.append((Ended(), other.set, ()))  # as `submit`, and no watch lets it begin meanwhile
+    gate.open()
+    assert ended.wait(TIMEOUT_S)
+    assert other.wait(TIMEOUT_S)
+    assert went == [False]
+    source.end()
+
+
 def test_where_the_system_gives_no_more_threads_events_wait_for_the_task(
     source: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,7 +51,7 @@ def status_of(error: Exception) -> Status:
     """The status of an error: as `STATUSES` has it, with the error's own sentence, or `INTERNAL`."""
     for kind in type(error).__mro__:
         if kind in STATUSES:
-            text = str(error)
+            text = str(error).encode(errors="backslashreplace").decode()  # a file's name may be no text
             text = text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
             return Status(STATUSES[kind], text, error.retry_after_s if isinstance(error, errors.Refused) else None)
     return INTERNAL

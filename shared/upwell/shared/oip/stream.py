@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
-from dataclasses import dataclass
 
 import grpc
 
@@ -22,6 +21,7 @@ from upwell.shared.oip.ended import Ended
 from upwell.shared.oip.polling import SHORT_BYTES
 from upwell.shared.oip.statuses import Status
 from upwell.shared.oip.stream_flow import Send, flow_of
+from upwell.shared.oip.stream_limits import StreamLimits
 from upwell.shared.oip.threads import CallThreads
 from upwell.shared.oip.worker import goes_on
 
@@ -32,33 +32,6 @@ _OK = Status(grpc.StatusCode.OK, "")
 _LEFT = Status(grpc.StatusCode.CANCELLED, "the caller has left")
 
 _log = logging.getLogger("upwell.shared.oip.streams")
-
-
-@dataclass(frozen=True)
-class StreamLimits:
-    """What streams may take of a server. A stream that ends for one of the times may be opened again at once.
-
-    Of the `streams` each has one request answered at a time, and the next one is read meanwhile. Where answers take
-    longer than `quick_s`, up to `ahead` are under way, each in a thread of its own, of which all streams together have
-    `helpers` beside the first of each. What is not answered yet counts, until the client has taken the answer: one
-    that reads slowly cannot pile answers up. `idle_s`: without a request. `stall_s`: an answer that the client does
-    not take. `age_s`: for what a caller may do is found out when its stream opens. `spare_s`: silent for so long, it
-    may have to make room for another one.
-    """
-
-    streams: int = 64
-    ahead: int = 16
-    helpers: int = 64
-    quick_s: float = 0.001
-    idle_s: float = 300.0
-    stall_s: float = 60.0
-    age_s: float = 3600.0
-    spare_s: float = 1.0
-
-    @property
-    def threads(self) -> int:
-        """How many there may have to be: one that waits for a request of each stream, and one for each under way."""
-        return 2 * self.streams + self.helpers
 
 
 class Stream:
@@ -140,6 +113,16 @@ class Stream:
         if is_done:
             self._finish()
 
+    def break_off(self) -> None:
+        """End the call at once, whatever is under way."""
+        self._context.cancel()
+        with self._lock:
+            self._end = self._end or _LEFT
+            self._waiting.clear()
+            has_ended, self._has_ended = self._has_ended, True
+        if not has_ended:
+            self._over(self)
+
     @property
     def client(self) -> str:
         """Whose it is: a token's or certificate's name, or an address without its port."""
@@ -188,19 +171,32 @@ class Stream:
             while True:
                 self.read_on()
                 self._put(number, self._answer(data))
-                with self._lock:
-                    if not self._waiting:
-                        self._at_work -= 1
-                        if self._at_work > 0:
-                            self._helpers.release()
-                        return
-                    number, data = self._waiting.popleft()
+                following = self._next()
+                if following is None:
+                    return
+                number, data = following
                 if not goes_on():
                     self._begin(number, data)
                     return
-        except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
+        except BaseException:  # noqa: BLE001 (a bug, or a dataplane that wants to exit: nobody else would end the stream)
             _log.exception("a stream is broken off")
-            self._break_off()
+            self.break_off()
+            with self._lock:
+                self._leave()
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """The next request for the thread that has answered one; None where it leaves."""
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._leave()
+            return None
+
+    def _leave(self) -> None:
+        """A thread is at work no more. The lock is held."""
+        self._at_work -= 1
+        if self._at_work > 0:
+            self._helpers.release()
 
     def _answer(self, data: bytes) -> bytes | None:
         """The message that answers a request; None where the server takes no more, and the stream is to end."""
@@ -239,7 +235,6 @@ class Stream:
             with self._lock:
                 if self._written not in self._answers:
                     self._is_writing = False
-                    self._quiet_s = time.monotonic()
                     is_done = self._is_done()
                     break
                 answer = self._answers.pop(self._written)
@@ -254,6 +249,7 @@ class Stream:
         """An answer is written, so that there may be room for a request."""
         with self._lock:
             self._written += 1
+            self._quiet_s = time.monotonic()
         self.read_on()
 
     def _is_done(self) -> bool:
@@ -264,20 +260,15 @@ class Stream:
         return True
 
     def _finish(self) -> None:
-        if self._end is not None and self._end is not _OK:
-            self._context.set_code(self._end.code)
-            self._context.set_details(self._end.text)
-        self._flow.end()
+        try:
+            if self._end is not None and self._end is not _OK:
+                self._context.set_code(self._end.code)
+                self._context.set_details(self._end.text)
+            self._flow.end()
+        except Exception:  # noqa: BLE001 (whoever watches over the others, or sees to gRPC's events, has to go on)
+            _log.exception("a stream is broken off")
+            self._context.cancel()
         self._over(self)
-
-    def _break_off(self) -> None:
-        """End the call at once."""
-        self._context.cancel()
-        with self._lock:
-            self._end = self._end or _LEFT
-            has_ended, self._has_ended = self._has_ended, True
-        if not has_ended:
-            self._over(self)
 
 
 def _over(why: str) -> Status:

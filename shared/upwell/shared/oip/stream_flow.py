@@ -6,6 +6,7 @@ of threads for each request and its answer. Here no thread belongs to a stream, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
@@ -14,11 +15,12 @@ import grpc
 from upwell.shared.oip import grpc_inside
 from upwell.shared.oip.grpc_inside import cygrpc, server
 from upwell.shared.oip.threads import CallThreads
-from upwell.shared.oip.worker import give_way
+from upwell.shared.oip.worker import begun, give_way
 
 Send: TypeAlias = Callable[[bytes | None], None]
 """gRPC's own way to send a message, which may wait; None ends the stream with the context's status."""
 
+_log = logging.getLogger("upwell.shared.oip.streams")
 _IS_KNOWN = grpc_inside.is_known()
 
 
@@ -33,6 +35,9 @@ class Told(Protocol):
 
     def was_taken(self) -> None:
         """The message that was sent is on its way, and the next one may follow."""
+
+    def break_off(self) -> None:
+        """Being told has failed: end the stream at once."""
 
 
 class Flow(Protocol):
@@ -102,17 +107,14 @@ class _Events:
         with state.condition:
             finished = server._possibly_finish_call(state, server._RECEIVE_MESSAGE_TOKEN)
             has_left = state.client is server._CANCELLED
-        if data is None:
-            self._told.no_more_come(has_left)
-        else:
-            self._told.came(data)
+        _tell_of(self._told, data, has_left)
         return finished
 
     def _sent(self, _: Any) -> Any:
         state = self._state
         with state.condition:
             finished = server._possibly_finish_call(state, server._SEND_MESSAGE_TOKEN)
-        self._told.was_taken()
+        _tell(self._told, self._told.was_taken)
         return finished
 
 
@@ -140,12 +142,25 @@ class _Waits:
         self._send(None)
 
     def _read(self) -> None:
+        begun()
         give_way()
+        data, has_left = None, False
         try:
-            data = next(self._requests)
-        except StopIteration:
-            self._told.no_more_come(has_left=False)
+            data = next(self._requests, None)
         except Exception:  # noqa: BLE001 (gRPC raises an `RpcError` without any members)
-            self._told.no_more_come(has_left=True)
-        else:
-            self._told.came(data)
+            has_left = True
+        _tell_of(self._told, data, has_left)
+
+
+def _tell_of(told: Told, data: bytes | None, has_left: bool) -> None:
+    """Of a message, or that none comes."""
+    _tell(told, (lambda: told.no_more_come(has_left)) if data is None else lambda: told.came(data))
+
+
+def _tell(told: Told, how: Callable[[], None]) -> None:
+    """gRPC's thread of events has to go on, and to know what has finished."""
+    try:
+        how()
+    except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
+        _log.exception("a stream is broken off")
+        told.break_off()

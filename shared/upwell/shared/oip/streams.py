@@ -7,6 +7,7 @@ in the order of their requests, as Triton gives those of models that answer each
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -17,8 +18,9 @@ import grpc
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.servicer import SERVICE, abort
 from upwell.shared.oip.statuses import Status
-from upwell.shared.oip.stream import Stream, StreamLimits
+from upwell.shared.oip.stream import Stream
 from upwell.shared.oip.stream_flow import Send
+from upwell.shared.oip.stream_limits import StreamLimits
 from upwell.shared.oip.threads import CallThreads
 
 METHOD = "ModelStreamInfer"
@@ -27,6 +29,8 @@ DEFAULT_LIMITS = StreamLimits()
 
 _LEAST_TICK_S = 0.01
 _CLOSING = Status(grpc.StatusCode.UNAVAILABLE, "the server is closing and takes no more requests")
+
+_log = logging.getLogger(__name__)
 
 
 class Streams:
@@ -42,6 +46,7 @@ class Streams:
         self._helpers = threading.Semaphore(limits.helpers)
         self._lock = threading.Lock()
         self._open: set[Stream] = set()
+        self._leaving: set[Stream] = set()  # make room for another one
         self._watch: threading.Thread | None = None
         self._wake = threading.Event()
         self._end: Status | None = None
@@ -61,8 +66,7 @@ class Streams:
             if refusal is None:
                 self._open.add(stream)
                 if self._watch is None:
-                    self._watch = threading.Thread(target=self._keep_watch, name="oip-streams", daemon=True)
-                    self._watch.start()
+                    self._watch = self._begin_to_watch()
         if refusal is not None:
             abort(context, refusal)
         if spared is not None:
@@ -101,11 +105,23 @@ class Streams:
             return None
         spared = max(candidates)[-1]
         self._open.discard(spared)
+        self._leaving.add(spared)
         return spared
 
     def _forget(self, stream: Stream) -> None:
         with self._lock:
             self._open.discard(stream)
+            self._leaving.discard(stream)
+
+    def _begin_to_watch(self) -> threading.Thread | None:
+        """Keep watch in a thread of its own. None where the system gives none: the next that opens tries again."""
+        watch = threading.Thread(target=self._keep_watch, name="oip-streams", daemon=True)
+        try:
+            watch.start()
+        except RuntimeError as error:
+            _log.error("no thread to watch over streams: %s", error)
+            return None
+        return watch
 
     def _keep_watch(self) -> None:
         limits = self._limits
@@ -113,7 +129,7 @@ class Streams:
         while True:
             self._wake.wait(tick_s)
             with self._lock:
-                streams = list(self._open)
+                streams = [*self._open, *self._leaving]
                 if not streams or self._end is not None:
                     self._watch = None
                     return

@@ -62,6 +62,11 @@ class CallThreads(ThreadPoolExecutor):
         """How many tasks have been submitted and have not called `begun` yet, nor ended."""
         return len(self._beginning)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a task waits for a thread."""
+        return bool(self._tasks)
+
     def submit(self, fn: Callable[..., object], /, *args: Any) -> Ended:  # type: ignore[override]  # no keywords, no result
         """Run `fn` in one of the threads, or as soon as one is free."""
         ended = self.expect()

@@ -133,9 +133,11 @@ def begun() -> None:
 
 
 def goes_on() -> bool:
-    """Whether the task of this thread may go on with another piece of work, which counts as a task that begins now."""
+    """Whether the task of this thread may go on with another piece of work, which counts as a task that begins now:
+    it counts as at work, and no other task waits.
+    """
     worker = here.worker
-    if worker is None or not worker.permit:
+    if worker is None or not worker.permit or worker.pool.is_waited_for:
         return False
     worker.turn += 1
     return True
