@@ -31,7 +31,7 @@ _GROWTH = 1.5
 _OK = Status(grpc.StatusCode.OK, "")
 _LEFT = Status(grpc.StatusCode.CANCELLED, "the caller has left")
 
-_log = logging.getLogger("upwell.shared.oip.streams")
+_log = logging.getLogger(__name__)
 
 
 class Stream:
@@ -51,7 +51,7 @@ class Stream:
         send: Send,
         threads: CallThreads,
         helpers: threading.Semaphore,
-        over: Callable[[Stream], None],
+        forget: Callable[[Stream], None],
     ) -> None:
         self._dataplane = dataplane
         self._limits = limits
@@ -59,7 +59,7 @@ class Stream:
         self._context = context
         self._threads = threads
         self._helpers = helpers
-        self._over = over
+        self._forget = forget
         self._call = call_of(context)
         self._variables = copy_context()  # by which it is known who calls
         self._lock = threading.Lock()
@@ -114,14 +114,15 @@ class Stream:
             self._finish()
 
     def break_off(self) -> None:
-        """End the call at once, whatever is under way."""
+        """See `Told`."""
+        _log.exception("a stream is broken off")
         self._context.cancel()
         with self._lock:
             self._end = self._end or _LEFT
             self._waiting.clear()
             has_ended, self._has_ended = self._has_ended, True
         if not has_ended:
-            self._over(self)
+            self._forget(self)
 
     @property
     def client(self) -> str:
@@ -179,7 +180,6 @@ class Stream:
                     self._begin(number, data)
                     return
         except BaseException:  # noqa: BLE001 (a bug, or a dataplane that wants to exit: nobody else would end the stream)
-            _log.exception("a stream is broken off")
             self.break_off()
             with self._lock:
                 self._leave()
@@ -266,9 +266,8 @@ class Stream:
                 self._context.set_details(self._end.text)
             self._flow.end()
         except Exception:  # noqa: BLE001 (whoever watches over the others, or sees to gRPC's events, has to go on)
-            _log.exception("a stream is broken off")
-            self._context.cancel()
-        self._over(self)
+            self.break_off()
+        self._forget(self)
 
 
 def _over(why: str) -> Status:

@@ -6,7 +6,6 @@ of threads for each request and its answer. Here no thread belongs to a stream, 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
@@ -20,7 +19,6 @@ from upwell.shared.oip.worker import begun, give_way
 Send: TypeAlias = Callable[[bytes | None], None]
 """gRPC's own way to send a message, which may wait; None ends the stream with the context's status."""
 
-_log = logging.getLogger("upwell.shared.oip.streams")
 _IS_KNOWN = grpc_inside.is_known()
 
 
@@ -37,7 +35,7 @@ class Told(Protocol):
         """The message that was sent is on its way, and the next one may follow."""
 
     def break_off(self) -> None:
-        """Being told has failed: end the stream at once."""
+        """An exception that nobody else handles is under way: log it, and end the stream at once."""
 
 
 class Flow(Protocol):
@@ -162,5 +160,4 @@ def _tell(told: Told, how: Callable[[], None]) -> None:
     try:
         how()
     except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
-        _log.exception("a stream is broken off")
         told.break_off()
