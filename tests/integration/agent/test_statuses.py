@@ -202,6 +202,7 @@ def test_a_deadline_that_nobody_can_meet(client: OipClient) -> None:
     assert caught.value.kind in (RemoteErrorKind.RESOURCE_EXHAUSTED, RemoteErrorKind.DEADLINE)
 
 
+@pytest.mark.alone  # 4 MB have to be there and refused within 20 ms
 def test_a_deadline_that_the_device_would_miss_is_refused_at_once_and_says_why(client: OipClient) -> None:
     request = one_input("x", np.ones((2000, 512), np.float32), "slow")
     client.infer(request, LIMIT_S)
