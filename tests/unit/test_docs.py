@@ -23,6 +23,7 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.report import LoadReport, ModelHealth
 from upwell.edge.runtimes.base import Placement
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.errors import Refused
 from upwell.shared.oip.tokens import TokensConfig
 from upwell.shared.routing import reasons
@@ -243,6 +244,9 @@ def test_metrics_are_listed_with_their_labels() -> None:
     metrics.failed("digits", Refused("no"))
     metrics.sent("digits", 1)
     metrics.rule_failed("odd")
+    thread = BackgroundThread("test", lambda: None)
+    thread.start()
+    thread.join()
     labels = {
         metric.name + ("_total" if metric.type == "counter" else ""): {
             label for sample in metric.samples for label in sample.labels if label != "le"

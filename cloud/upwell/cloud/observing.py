@@ -136,19 +136,21 @@ class Observed:
             model = "" if offer is None else request.model
             observer.tally.failed(model, version, status.code.name, observer.name_of(call.client), in_bytes)
         took_s = time.monotonic() - started_s
-        self._tell(request, call, _Ended(version, status.code.name, took_s, in_bytes), status.text)
+        self._tell(request, call, _Ended(version, status.code.name, took_s, in_bytes), is_known=offer is not None)
 
-    def _tell(self, request: InferRequest, call: Call, ended: _Ended, error: str = "") -> None:
+    def _tell(self, request: InferRequest, call: Call, ended: _Ended, *, is_known: bool = True) -> None:
+        """What leaves for a collector says how the request ended by the status' name alone: an error's text may hold
+        what was in the tensors, and a model that is not there is a text of the caller's."""
         tracer = self._observer.tracer
         if call.trace is not None and tracer is not None:
             facts = {
                 "upwell.request_id": request.id,
-                "upwell.model": request.model,
+                "upwell.model": request.model if is_known else "",
                 "upwell.version": ended.version,
                 "upwell.client": call.client,
                 "upwell.status": ended.status,
             }
-            tracer.end(call.trace, "upwell.cloud.infer", facts, error)
+            tracer.end(call.trace, "upwell.cloud.infer", facts, "" if ended.status == "OK" else ended.status)
         if self._observer.logs_access:
             _log_access(request, call, ended)
 

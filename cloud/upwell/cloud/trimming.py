@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.memory import heap_trimmer, resident_bytes
 
 _LOOK_S = 1.0
@@ -30,7 +32,7 @@ class Trimming:
         """Begin to look."""
         trim = heap_trimmer()
         if trim is not None:
-            self._thread = threading.Thread(target=self._run, args=(trim,), name="memory trimming", daemon=True)
+            self._thread = BackgroundThread("memory-trim", partial(self._run, trim), self._ending.is_set)
             self._thread.start()
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ from upwell.edge.handled import Handled
 from upwell.edge.handling import Handling
 from upwell.edge.health import health_of
 from upwell.edge.ids import Ids
-from upwell.edge.inputs import as_arrays
+from upwell.edge.inputs import as_arrays, as_tags
 from upwell.edge.keeping import Keeping
 from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.report import ModelHealth
@@ -40,11 +40,11 @@ from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.state import EdgeRan
+from upwell.shared.routing.tags import NO_TAGS
 from upwell.shared.telemetry.tracer import Tracer
 from upwell.shared.tensors import Array
 
 _log = logging.getLogger(__name__)
-_NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 class Agent:
@@ -148,7 +148,7 @@ class Agent:
         inputs: Mapping[str, Array | bytes],
         *,
         deadline_s: float = math.inf,
-        tags: Mapping[str, str] = _NO_TAGS,
+        tags: Mapping[str, str] = NO_TAGS,
         id: str = "",
         traceparent: str = "",
     ) -> Answer:
@@ -161,7 +161,7 @@ class Agent:
         """
         arrived_s = time.monotonic()
         served = self._models.get(model) or self.model(model)
-        tags = dict(tags) if tags else _NO_TAGS  # flights keep them, and the caller's own may change
+        tags = as_tags(tags)
         return self._handle(served, as_arrays(inputs, served), arrived_s + deadline_s, tags, id, arrived_s, traceparent)
 
     def handle(
@@ -175,7 +175,7 @@ class Agent:
         traceparent: str = "",
     ) -> Answer:
         """Answer one request whose `deadline_s` and `arrived_s` are instants of the monotonic clock."""
-        return self._handle(self.model(model), inputs, deadline_s, tags, id, arrived_s, traceparent)
+        return self._handle(self.model(model), inputs, deadline_s, as_tags(tags), id, arrived_s, traceparent)
 
     def _handle(
         self,
@@ -190,7 +190,7 @@ class Agent:
         if self._closed:
             raise Unavailable("the agent is closed")
         handling: Handling | None = None
-        desk, id = self._desk, id or self._ids.new()
+        desk, told_id, id = self._desk, id, id or self._ids.new()
         if traceparent or desk.tracer is not None:
             desk = desk.placed(traceparent, arrived_s)
         try:
@@ -201,13 +201,13 @@ class Agent:
         except UpwellError as error:
             self.metrics.failed(served.name, error)
             failed = None if handling is None else handling.done()
-            end_request(desk, served.name, id, deadline_s, failed, error)
+            end_request(desk, served.name, told_id, deadline_s, failed, error)
             if failed is not None:
                 self.flights.note(Flight.of(failed, error, self.router.recent, time.monotonic(), self.router.digest))
             raise
-        return self._kept(done, answer, desk)
+        return self._kept(done, answer, desk, told_id)
 
-    def _kept(self, done: Handled, answer: Answer, desk: Desk) -> Answer:
+    def _kept(self, done: Handled, answer: Answer, desk: Desk, told_id: str) -> Answer:
         """The answer, once what is to be kept of the request is on its way to the disk."""
         if self._keeping is not None:
             answer = self._keeping.keep(done, answer)
@@ -225,7 +225,7 @@ class Agent:
             self.metrics.degraded(model, answer.reason)
             _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
         if desk.trace is not None:
-            end_request(desk, model, answer.id, done.first.deadline_s, done, answer)
+            end_request(desk, model, told_id, done.first.deadline_s, done, answer)
         return answer
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:

@@ -192,7 +192,7 @@ class Ascent:
         except NotFinite as error:
             # A request may deserve it (what is not a number goes in and comes out), so it speaks against nobody.
             self._under_way.remove(attempt)
-            self._tell_dropped(attempt, str(error))
+            self._tell_dropped(attempt, str(Reason.CLOUD_GARBAGE))
             self._settle(attempt, attempt.call.reject(str(error)))
             return
         except ModelFailed as error:
@@ -248,7 +248,7 @@ class Ascent:
             self._tell_dropped(attempt)
 
     def _tell_failed(self, attempt: _Attempt, miss: CloudMiss) -> None:
-        self._trace(attempt, f"{miss.reason}: {miss.detail}")
+        self._trace(attempt, str(miss.reason))
         _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, miss.reason, miss.detail)
         waited_s = attempt.call.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
         self._desk.router.observe(
@@ -257,7 +257,7 @@ class Ascent:
         if miss.retry_after_s is not None:
             self._desk.router.observe(CloudHeld(self._model.name, miss.retry_after_s))
 
-    def _tell_dropped(self, attempt: _Attempt, why: str = "cancelled: it was not needed any more") -> None:
+    def _tell_dropped(self, attempt: _Attempt, why: str = "cancelled") -> None:
         self._trace(attempt, why)
         self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, attempt.name))
 

@@ -212,7 +212,7 @@ class Handling:
 
     def _send_otherwise(self, decision: Decision, error: UpwellError) -> Decision:
         """No head runs: the whole goes up, or stays here, as if the model were not split."""
-        _log.warning("id=%s model=%s: the head of %s failed: %s", self._id, self.model, decision.way, error)
+        _log.warning("model=%s: the head of %s failed: %s", self.model, decision.way, type(error).__name__)
         whole = self._desk.router.decide(replace(self._asked, ways=()))
         if whole.refusal or (self._edge is None and not whole.up_rows):
             raise self._turned_away(error)

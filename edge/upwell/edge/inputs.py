@@ -8,6 +8,7 @@ import numpy as np
 
 from upwell.edge.models.served import ServedModel
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.routing.tags import checked_tags
 from upwell.shared.tensors import Array
 
 _CHANNELS = (1, 3)
@@ -43,3 +44,11 @@ def _with_rows(pixels: Array) -> Array:
     if pixels.ndim == 3:
         return pixels[None] if pixels.shape[2] in _CHANNELS else pixels[..., None]
     return pixels
+
+
+def as_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
+    """The tags as rules see them, in a copy: `checked_tags`. Raises `InvalidRequest`."""
+    try:
+        return checked_tags(tags)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None

@@ -15,6 +15,7 @@ from upwell.edge.health import Health, HealthCollector, UpdatesHealth, health_pa
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.edge.tally import AnswerTally
+from upwell.shared.background_thread import RestartCollector
 from upwell.shared.routing.link import LinkEstimate
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.state import RouterState
@@ -47,6 +48,7 @@ class AgentMetrics:
             ("rule",),
             registry=self.registry,
         )
+        self.registry.register(RestartCollector("upwell_thread_restarts"))
         self.registry.register(_StateCollector(state))
         self.registry.register(HealthCollector(health))
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Runtime
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.routing.log import LogLine
 
 QUEUE_LINES = 512
@@ -42,7 +43,7 @@ class RequestLog:
         """Lines that found the queue full, or the log closed."""
         self.failed = 0
         """Lines that the disk did not take, or that are too long for it."""
-        self._thread = threading.Thread(target=self._write_all, name="request-log", daemon=True)
+        self._thread = BackgroundThread("request-log", self._write_all, lambda: self._closed)
         self._thread.start()
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -39,13 +41,22 @@ def add_run(trace: Trace, name: str, rows: int, duration_s: float) -> None:
 
 
 def end_request(
-    desk: Desk, model: str, request_id: str, deadline_s: float, done: Handled | None, outcome: Answer | Exception
+    desk: Desk, model: str, told_id: str, deadline_s: float, done: Handled | None, outcome: Answer | Exception
 ) -> None:
-    """The request has been answered, or not; nothing happens where it is not recorded."""
+    """The request has been answered, or not; nothing happens where it is not recorded.
+
+    Spans leave the device, so they hold codes alone: no text of an error, in which a model may repeat what it was
+    given, and no tag. `told_id` is the request's id as its caller wrote it, empty where it is ours.
+    """
     tracer, trace = desk.tracer, desk.trace
     if tracer is None or trace is None:
         return
-    facts: dict[str, bool | int | float | str] = {"upwell.model": model, "upwell.request_id": request_id}
+    facts: dict[str, bool | int | float | str] = {"upwell.model": model}
+    if told_id:
+        may_leave = done is not None and not done.first.verdict.egress_rule
+        facts["upwell.request_id"] = told_id if may_leave else hashed(told_id)
+    elif isinstance(outcome, Answer):
+        facts["upwell.request_id"] = outcome.id
     latest_s = deadline_s if done is None else min(deadline_s, done.first.deadline_s)
     if math.isfinite(latest_s):
         facts["upwell.deadline_ms"] = 1e3 * (latest_s - trace.started_s)
@@ -54,7 +65,17 @@ def end_request(
     if isinstance(outcome, Answer):
         tracer.end(trace, REQUEST, {**facts, **_of_answer(outcome)})
     else:
-        tracer.end(trace, REQUEST, facts, f"{type(outcome).__name__}: {outcome}")
+        tracer.end(trace, REQUEST, facts, type(outcome).__name__)
+
+
+def hashed(told_id: str) -> str:
+    """The caller's id of a request that stays on the device, as it may be told outside: alike for the same id while
+    this process lives. With a key that nobody knows, since ids can be few enough to be tried."""
+    digest = hashlib.blake2b(told_id.encode("utf-8", "surrogatepass"), digest_size=16, key=_ID_KEY)
+    return f"hash:{digest.hexdigest()}"
+
+
+_ID_KEY = os.urandom(32)
 
 
 def _of_answer(answer: Answer) -> Attributes:

@@ -43,6 +43,9 @@ def shared_server() -> Iterator[RunningHttpServer]:
     ("data", "status"),
     [
         (b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"Upwell-Tag-Privacy: device\r\nUpwell-Tag-Privacy: device\r\nContent-Length: 0\r\n\r\n", 400),
+        (b"upwell-tag-privacy: device\r\nUPWELL-TAG-PRIVACY: x\r\nContent-Length: 0\r\n\r\n", 400),
+        (b"Authorization: a\r\nauthorization: b\r\nContent-Length: 0\r\n\r\n", 400),
         (b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
         (b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nabcde", 400),
         (b"Content-Length: -1\r\n\r\n", 400),

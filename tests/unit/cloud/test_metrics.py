@@ -16,7 +16,7 @@ from upwell.cloud.metrics.families import FAMILIES, SECONDS, CloudCollector, His
 from upwell.cloud.metrics.tally import MAX_CLIENTS, OTHERS, ModelState, Tally
 from upwell.cloud.metrics.together import Reporter, Workers, from_wire, to_wire
 
-UNITS = {"answers", "seconds", "bytes", "rows", "requests", "ready", "workers", "traces"}
+UNITS = {"answers", "seconds", "bytes", "rows", "requests", "ready", "workers", "traces", "restarts"}
 
 
 def tally() -> Tally:

@@ -45,7 +45,7 @@ TAGS: list[tuple[dict[str, Parameter], str]] = [
     ({"upwell.tag.privacy": "device"}, "egress_denied"),
     ({"upwell.tag.privacy": "none"}, "hard"),
     ({"privacy": "device"}, "hard"),
-    ({"upwell.tag.Privacy": "device"}, "hard"),
+    ({"upwell.tag.Privacy": "device"}, "egress_denied"),
     ({}, "hard"),
 ]
 

@@ -52,6 +52,7 @@ NAMES = {
     "upwell_model_memory_bytes": "gauge",
     "upwell_breaker_open": "gauge",
     "upwell_rule_errors": "counter",
+    "upwell_thread_restarts": "counter",
     "upwell_audit_disagreement": "gauge",
     "upwell_audit_disagreement_low": "gauge",
     "upwell_audit_disagreement_high": "gauge",

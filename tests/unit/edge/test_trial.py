@@ -53,7 +53,7 @@ def test_a_version_that_fails_too_often_is_condemned_once_and_still_stood_in_for
     new = Version("new", ModelFailed("bad kernel"))
     answers = [trial.run(new, NOTHING) for _ in range(trials.MIN_FAILURES + 5)]
     assert answers == ["former"] * len(answers)
-    assert condemned == ["3 of its first 3 runs failed, the last with: bad kernel"]
+    assert condemned == ["3 of its first 3 runs failed, the last with ModelFailed"]
     assert not trial.is_proven
 
 
@@ -84,7 +84,7 @@ def test_what_the_former_version_can_answer_was_no_bad_request() -> None:
     trial = Trial(Version("former"), condemned.append, nobody)
     for failure in (InvalidRequest("index out of bounds"), ModelFailed("bad kernel"), IndexError("in a step of ours")):
         assert trial.run(Version("new", failure), NOTHING) == "former"
-    assert condemned == ["3 of its first 3 runs failed, the last with: in a step of ours"]
+    assert condemned == ["3 of its first 3 runs failed, the last with IndexError"]
 
 
 def test_what_neither_version_can_answer_counts_for_nothing() -> None:

@@ -12,7 +12,8 @@ from tests.examples import examples
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.oip.http import messages
-from upwell.shared.oip.http.messages import ReadRequest, Wanted, parse_infer_request, write_infer_response
+from upwell.shared.oip.http.incoming import with_tags
+from upwell.shared.oip.http.messages import ReadRequest, Wanted, load_object, parse_infer_request, write_infer_response
 from upwell.shared.tensors import Array
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2.5]}
@@ -158,3 +159,25 @@ def test_whatever_is_sent_is_read_or_refused(message: dict[str, Any], binary: by
         pass
     else:
         assert set(read.request.inputs) == {tensor["name"] for tensor in message["inputs"]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"inputs": [], "parameters": {"upwell.tag.privacy": "device", "upwell.tag.privacy": "x"}}',
+        b'{"parameters": {"upwell.tag.privacy": "device"}, "inputs": [], "parameters": {}}',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="twice"):
+        load_object(memoryview(body))
+
+
+@pytest.mark.parametrize("value", ["cloud", True, ""])
+def test_a_tag_that_header_and_body_give_differently_is_refused(value: str | bool) -> None:
+    with pytest.raises(InvalidRequest, match="two values"):
+        with_tags({"upwell.tag.privacy": value}, {"upwell-tag-privacy": "device"})
+    assert with_tags({"upwell.tag.privacy": "device", "n": 1}, {"upwell-tag-privacy": "device"}) == {
+        "upwell.tag.privacy": "device",
+        "n": 1,
+    }

@@ -160,7 +160,8 @@ def test_what_is_hardly_meant_is_doubted_where_it_stands(
 
 
 def test_a_good_policy_raises_no_doubt() -> None:
-    assert warnings(policy(POLICY)) == {}
+    denies_by_default = POLICY.replace("tags: {privacy: device}", "unless_tags: {privacy: public}")
+    assert warnings(policy(denies_by_default)) == {}
 
 
 def test_a_rule_for_some_models_need_not_suit_the_measures_of_others() -> None:

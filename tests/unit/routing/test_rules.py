@@ -39,7 +39,7 @@ TAGS = [
     ("{tags: {a: x, b: y}}", {"a": "x", "b": "y"}, True),
     ("{tags: {a: x, b: y}}", {"a": "x", "b": "z"}, False),
     ("{tags: {a: x, b: ''}}", {"a": "x"}, True),
-    ("{tags: {A: x}}", {"a": "x"}, False),
+    ("{tags: {A: x}}", {"a": "x"}, True),
 ]
 
 

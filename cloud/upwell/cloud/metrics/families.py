@@ -48,6 +48,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "upwell_cloud_error_answers": Family(
             "counter", "Errors given as answers to calls of any method, by gRPC status or HTTP's own.", ("status",)
         ),
+        "upwell_cloud_thread_restarts": Family(
+            "counter", "Background threads begun again after a failure.", ("thread",)
+        ),
         "upwell_cloud_request_seconds": Family(
             "histogram", "Time from a read request to its answer, of those answered OK.", _MODEL, SECONDS
         ),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from upwell.cloud.metrics.families import ROWS, SECONDS, Histogram, Snapshot
+from upwell.shared.background_thread import restarts
 from upwell.shared.memory import resident_bytes
 from upwell.shared.oip.error_answers import error_answers
 
@@ -101,6 +102,7 @@ class Tally:
                     **{key: [count] for key, count in self._failed.items()},
                 },
                 "upwell_cloud_error_answers": {(status,): [count] for status, count in error_answers().items()},
+                "upwell_cloud_thread_restarts": {(thread,): [count] for thread, count in restarts().items()},
                 "upwell_cloud_request_seconds": {key: one.request_s.values[:] for key, one in self._served.items()},
                 "upwell_cloud_queue_seconds": {key: one.queue_s.values[:] for key, one in self._served.items()},
                 "upwell_cloud_compute_seconds": {key: one.compute_s.values[:] for key, one in self._served.items()},

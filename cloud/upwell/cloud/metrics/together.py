@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from upwell.cloud.metrics.families import FAMILIES, Labels, Snapshot, counted, merged
+from upwell.shared.background_thread import BackgroundThread
 
 EVERY_S = 1.0
 """So old may be what a worker has told; one that is killed takes what it has counted since with it."""
@@ -27,7 +28,7 @@ class Reporter:
         self._tell = tell
         self._every_s = every_s
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._tell_all, name="metrics", daemon=True)
+        self._thread = BackgroundThread("metrics-reporter", self._tell_all, self._end.is_set)
         self._thread.start()
 
     def close(self) -> None:

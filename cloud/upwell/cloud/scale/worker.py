@@ -8,12 +8,14 @@ import queue
 import socket
 import sys
 import threading
+from functools import partial
 from typing import NoReturn
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.process import BROKEN_OFF, Restored, ServingProcess
 from upwell.cloud.scale.messages import Answer, Change, Channel, Counted, Drain, Failed, Listen, Loaded, Serving, Start
 from upwell.cloud.scale.repository import SharedRepository
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.telemetry.logs import set_up_logs
 
@@ -28,7 +30,7 @@ def main() -> None:
     try:
         process = ServingProcess(config, restored=Restored(frozenset(start.unloaded), start.versions))
         repository = orders.repository = SharedRepository(process.repository, channel.send)
-        threading.Thread(target=repository.make_changes, args=(orders.changes,), daemon=True).start()
+        BackgroundThread("repository-changes", partial(repository.make_changes, orders.changes)).start()
         channel.send(Loaded(tuple(process.models)))
         orders.listen.wait()
         process.start(repository, shares_ports=True)
@@ -55,7 +57,7 @@ class _Orders:
         self.drain = threading.Event()
         self.repository: SharedRepository | None = None
         self._channel = channel
-        threading.Thread(target=self._run, name="orders", daemon=True).start()
+        BackgroundThread("orders", self._run).start()
 
     def _run(self) -> None:
         while (messages := self._channel.receive()) is not None:

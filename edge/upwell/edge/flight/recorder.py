@@ -15,6 +15,7 @@ from typing import Any
 
 from upwell.edge.flight.flight import LONGEST_ID, USUAL_BYTES, Flight, is_usual, to_line
 from upwell.edge.flight.segments import Segments, newest_lines
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.errors import UpwellError
 
 FOLDER_NAME = "flights"
@@ -68,7 +69,7 @@ class FlightRecorder:
         self._is_woken = self._is_closed = False
         self._lock = threading.Lock()  # of what was written, against `find` and `last`
         self._counting = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="flight-recorder", daemon=True)
+        self._thread = BackgroundThread("flight-recorder", self._run, self._stop.is_set)
         self._thread.start()
 
     def note(self, flight: Flight) -> None:

@@ -74,7 +74,9 @@ class Trial(Generic[T]):
             is_good = lasted and not is_bad
             self.is_condemned, self.is_proven = is_bad, is_good
         if is_bad:
-            self._condemn(f"{self._failures} of its first {self._runs} runs failed, the last with: {failure}")
+            self._condemn(
+                f"{self._failures} of its first {self._runs} runs failed, the last with {type(failure).__name__}"
+            )
         elif is_good:
             _log.info("a new version has proven itself: %d of %d runs failed", self._failures, self._runs)
             self._prove()

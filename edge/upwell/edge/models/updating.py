@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.models.following import Follower, UpdateStatus
+from upwell.shared.background_thread import BackgroundThread
 
 FIRST_WITHIN_S = 300.0
 """The first look is within so long after the start, so that a fleet that starts at once does not ask at once. A model
@@ -47,7 +48,7 @@ class Updater:
             model: now_s + draw() * (min(FIRST_WITHIN_S, follower.updates.every_s) if follower.has_bundle else 0.0)
             for model, follower in self._followers.items()
         }
-        self._thread = threading.Thread(target=self._run, name="updates", daemon=True)
+        self._thread = BackgroundThread("updates", self._run, self._closing.is_set)
         self._thread.start()
 
     def status(self) -> Mapping[str, UpdateStatus]:

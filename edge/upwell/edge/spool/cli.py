@@ -84,7 +84,7 @@ def _tags(texts: Sequence[str]) -> dict[str, str]:
     wrong = [text for text in texts if not text.partition("=")[1] or text.startswith("=")]
     if wrong:
         raise ConfigError.at(None, f"expected KEY=VALUE, got {', '.join(map(repr, wrong))}", "--tag")
-    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+    return {name.lower(): value for name, _, value in (text.partition("=") for text in texts)}
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from upwell.edge.spool.database import is_damage, open_database, set_aside
 from upwell.edge.spool.item import SpoolClock, SpoolLimits, SpoolUnavailable, Tally
 from upwell.edge.spool.store import Store
+from upwell.shared.background_thread import BackgroundThread
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class Keeper:
         self._reopen_s = 0.0
         self._expire_s = 0.0
         self._is_well = True
-        self._thread = threading.Thread(target=self._run, name="spool-keeper", daemon=True)
+        self._thread = BackgroundThread("spool-keeper", self._run, lambda: self._closing)
         self._thread.start()
 
     def submit(self, work: Callable[[Store], T], size_bytes: int = 0) -> Future[T]:
@@ -102,9 +103,11 @@ class Keeper:
                 group = [self._jobs.popleft() for _ in range(min(_GROUP, len(self._jobs)))]
                 if not group and self._closing:
                     break
-            self._serve(group or [_Job(lambda _: None, Future(), 0)])  # the old must go though nobody asks
-            with self._news:
-                self._waiting_bytes -= sum(job.size_bytes for job in group)
+            try:
+                self._serve(group or [_Job(lambda _: None, Future(), 0)])  # the old must go though nobody asks
+            finally:
+                with self._news:
+                    self._waiting_bytes -= sum(job.size_bytes for job in group)
         if self._store is not None:
             self._store.close()
 

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import ClassVar, Protocol
 
+from upwell.shared.background_thread import BackgroundThread
+
 
 class Probed(Protocol):
     """What the prober needs of the uplink."""
@@ -48,7 +50,7 @@ class Prober:
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._stopped:
-                    self._thread = threading.Thread(target=self._run, name="uplink-prober", daemon=True)
+                    self._thread = BackgroundThread("uplink-prober", self._run, lambda: self._stopped)
                     self._thread.start()
         self._wake()
 

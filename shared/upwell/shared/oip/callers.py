@@ -115,13 +115,21 @@ def naming_no_others(model: str, version: str = "") -> Iterator[None]:
         raise ModelNotFound(f"no {what} here") from None
 
 
+def usable_name(common_name: str) -> str:
+    """A certificate's common name as the name of a caller; empty, which is none, where it holds control characters.
+
+    Such a name would forge lines of a log, and escaped it could be another one's.
+    """
+    return common_name if common_name.isprintable() else ""
+
+
 def certificate_name(context: grpc.ServicerContext) -> str:
     """The common name of the client's certificate; empty where it showed none."""
     if context.peer_identities() is None:
         return ""
     facts: Mapping[str, Any] = context.auth_context()
     names: Sequence[bytes] = facts.get("x509_common_name", ())
-    return names[0].decode(errors="replace") if names else ""
+    return usable_name(names[0].decode(errors="replace")) if names else ""
 
 
 @lru_cache(_KEYS_KEPT)

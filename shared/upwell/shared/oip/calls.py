@@ -15,7 +15,7 @@ from upwell.shared.oip.callers import certificate_name, current_caller
 from upwell.shared.oip.converters import parse_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, Flag, InferRequest, InferResponse
 from upwell.shared.oip.error_answers import note_error_answer
-from upwell.shared.oip.statuses import Status, status_of
+from upwell.shared.oip.statuses import INTERNAL, Status, status_of
 from upwell.shared.telemetry.current import note_request, request_id
 
 TIMEOUT = "timeout"
@@ -75,9 +75,13 @@ def timeout_s(value: object) -> float | None:
 
 
 def failure(error: Exception) -> Status:
-    """The status of a request that raised `error`. What failed inside the server is logged whole."""
+    """The status of a request that raised `error`. A defect is logged whole; a model's failure by its kind, since its
+    text may repeat what the request held, and the caller is told it."""
     status = status_of(error)
     note_error_answer(status.code.name)
-    if status.code is grpc.StatusCode.INTERNAL:
+    if status is INTERNAL:
         _log.error("request %r failed: %s", request_id(), status.text, exc_info=error)
+    elif status.code is grpc.StatusCode.INTERNAL:
+        _log.error("request %r failed: %s", request_id(), type(error).__name__)
+        _log.debug("request %r: %s", request_id(), error)
     return status

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.servicer import SERVICE, abort
 from upwell.shared.oip.statuses import Status
@@ -115,7 +116,7 @@ class Streams:
 
     def _begin_to_watch(self) -> threading.Thread | None:
         """Keep watch in a thread of its own. None where the system gives none: the next that opens tries again."""
-        watch = threading.Thread(target=self._keep_watch, name="oip-streams", daemon=True)
+        watch = BackgroundThread("oip-streams", self._keep_watch, lambda: self._end is not None)
         try:
             watch.start()
         except RuntimeError as error:

@@ -8,8 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.oip.ended import Ended
 from upwell.shared.oip.worker import Task, Worker, here
 
@@ -262,7 +264,7 @@ class CallThreads(ThreadPoolExecutor):
         if self._bell is None:
             self._bell = threading.Event()
             name = f"{self._name}-watch"
-            watching = threading.Thread(target=self._keep_watch, args=(self._bell,), name=name, daemon=True)
+            watching = BackgroundThread(name, partial(self._keep_watch, self._bell))
             try:
                 watching.start()
             except RuntimeError as error:
@@ -272,6 +274,7 @@ class CallThreads(ThreadPoolExecutor):
         self._bell.set()
 
     def _keep_watch(self, bell: threading.Event) -> None:
+        bell.set()  # after a failure nobody else would ring it
         while not self._is_ending or self.next_event is not bool:
             bell.wait()
             bell.clear()

@@ -114,7 +114,7 @@ def _variables(tags: Iterable[str], subject: Subject, local: datetime, facts: Fa
     return {
         "request": {
             "model": subject.model,
-            "tags": {name: subject.tags.get(name, "") for name in tags},
+            "tags": {name: subject.tags.get(name.lower(), "") for name in tags},
             "size_bytes": subject.size_bytes,
             "hour": local.hour,
             "minute": local.minute,

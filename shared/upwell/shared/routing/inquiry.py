@@ -15,6 +15,7 @@ from upwell.shared.routing.router import Router
 from upwell.shared.routing.settings import Identity
 from upwell.shared.routing.state import CloudAnswered, CloudFailure, EdgeRan, RouterState, Signals
 from upwell.shared.routing.subject import Subject
+from upwell.shared.routing.tags import Tags
 from upwell.shared.units import parse_bits_per_second
 
 NOW_S = 1_000_000.0
@@ -55,7 +56,7 @@ class Inquiry(_Keys):
     model: str = Field(min_length=1)
     size_bytes: _Bytes | None = None
     row_sizes_bytes: Annotated[list[_Bytes], Field(min_length=1, max_length=1000)] | None = None
-    tags: dict[str, str] = {}
+    tags: Tags = {}
     time: Annotated[str, AfterValidator(_time)] | None = None
     deadline_s: Annotated[float, Field(strict=True, gt=0, le=86400)] | None = None
     hardness: float | dict[Measure, float] | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from upwell.shared.routing.tags import lowered
 
 Count = Annotated[int, Field(ge=0)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -45,4 +47,4 @@ class LogLine(BaseModel):
     edge_correct: bool | None = None
     cloud_correct: bool | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
-    tags: Annotated[Mapping[str, str], BeforeValidator(_known)] = {}
+    tags: Annotated[Mapping[str, str], BeforeValidator(_known), AfterValidator(lowered)] = {}

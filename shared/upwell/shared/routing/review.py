@@ -31,6 +31,13 @@ def _rules(policy: Policy) -> Iterator[tuple[Location, str]]:
                 ("rules", index, "route"),
                 f"route: {rule.route} means nothing beside egress: deny; nothing leaves the device",
             )
+        if rule.egress is not None and rule.match.tags and not any(one.match.unless_tags for one in policy.rules):
+            name = next(iter(rule.match.tags))
+            yield (
+                ("rules", index, "match", "tags"),
+                f"a request whose tag {name!r} is missing or misspelt may leave the device; "
+                f"`unless_tags: {{{name}: [...]}}` with the values that may leave keeps all others",
+            )
         if decides and covering is None and rule.condition is None and not rule.match.model_dump(exclude_defaults=True):
             covering = rule
         if rule.condition is not None:

@@ -152,9 +152,8 @@ class _CompiledRule:
         self.forbids = rule.egress is not None
         self.condition = rule.condition
         match = rule.match
-        self._tags = {
-            name: frozenset([values] if isinstance(values, str) else values) for name, values in match.tags.items()
-        }
+        self._tags = _sets(match.tags)
+        self._unless = _sets(match.unless_tags)
         models = [match.model] if isinstance(match.model, str) else match.model
         self._models = None if models is None else frozenset(models)
         self._hours = None if match.hours is None else hours_minutes(match.hours)
@@ -168,10 +167,10 @@ class _CompiledRule:
             return False
         if self._hours is not None and not _within(minute, *self._hours):
             return False
-        for name, values in self._tags.items():  # noqa: SIM110  a generator costs more than the comparison
+        for name, values in self._tags.items():
             if subject.tags.get(name, "") not in values:
                 return False
-        return True
+        return not self._unless or self._unless_holds(subject)
 
     def missed(self, subject: Subject, minute: int) -> str:
         """The first key of the match that does not hold; empty where it matches."""
@@ -183,7 +182,18 @@ class _CompiledRule:
             return "size"
         if self._hours is not None and not _within(minute, *self._hours):
             return "hours"
-        return next(f"tags.{name}" for name, values in self._tags.items() if subject.tags.get(name, "") not in values)
+        for name, values in self._tags.items():
+            if subject.tags.get(name, "") not in values:
+                return f"tags.{name}"
+        return f"unless_tags.{next(iter(self._unless))}"
+
+    def _unless_holds(self, subject: Subject) -> bool:
+        """Whether one of the tags is missing, or has a value that the rule does not except."""
+        return any(name not in subject.tags or subject.tags[name] not in known for name, known in self._unless.items())
+
+
+def _sets(tags: Mapping[str, str | list[str]]) -> Mapping[str, frozenset[str]]:
+    return {name: frozenset([values] if isinstance(values, str) else values) for name, values in tags.items()}
 
 
 def _within(minute: int, start: int, end: int) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
@@ -215,7 +215,7 @@ PERIOD_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "min": 60.0, "h": 36
 class SourceSection(Section):
     """A stream of requests, such as the frames of one camera."""
 
-    tag: Annotated[Text | None, Written] = Field(
+    tag: Annotated[Annotated[Text, AfterValidator(str.lower)] | None, Written] = Field(
         None, description="The tag whose value names the stream; requests without it belong to none."
     )
     keep: Literal["latest", "all"] = Field(

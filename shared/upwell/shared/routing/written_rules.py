@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from upwell.shared.routing.sections import Section, SettingsPatch, Size, Written
+from upwell.shared.routing.tags import lowered
 
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
@@ -25,12 +26,18 @@ def hours_minutes(span: str) -> tuple[int, int]:
 
 
 OneOrMore = str | Annotated[list[str], Field(min_length=1)]
+_TagValues = Annotated[dict[str, OneOrMore], AfterValidator(lowered)]
 
 
 class Match(Section):
     """What a rule applies to; every key that is written must hold, and `{}` matches every request."""
 
-    tags: dict[str, OneOrMore] = Field({}, description="Tag name to the value, or the values, that it may have.")
+    tags: _TagValues = Field({}, description="Tag name to the value, or the values, that it may have.")
+    unless_tags: _TagValues = Field(
+        {},
+        description="Tag name to the value, or the values, for which the rule does not apply: it matches where one of "
+        "these tags is missing or has any other value.",
+    )
     model: Annotated[OneOrMore | None, Written] = Field(None, description="The model, or one of these models.")
     hours: Annotated[
         Annotated[str, AfterValidator(_hours_span), Field(json_schema_extra={"pattern": f"^{_HOURS.pattern}$"})] | None,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.errors import ConfigError
 from upwell.shared.telemetry.sections import Traces
 from upwell.shared.telemetry.trace import Attributes, Place, Span, Trace
@@ -69,7 +70,7 @@ class Tracer:
         self._became: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._deliver, name=THREAD, daemon=True)
+        self._thread = BackgroundThread(THREAD, self._deliver, self._closing.is_set)
         self._thread.start()
 
     @classmethod

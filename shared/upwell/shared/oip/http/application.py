@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import TypeAlias
 from urllib.parse import unquote
 
-from upwell.shared.errors import InvalidRequest, Refused, Unavailable, UpwellError
+from upwell.shared.errors import InvalidRequest, ModelFailed, Refused, Unavailable, UpwellError
 from upwell.shared.oip.callers import calling
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
 from upwell.shared.oip.error_answers import note_error_answer
@@ -30,8 +30,8 @@ from upwell.shared.oip.http.incoming import (
     content_type,
     head_bytes,
     is_raw,
-    tags,
     timeout_s,
+    with_tags,
 )
 from upwell.shared.oip.http.memory import Memory
 from upwell.shared.oip.http.messages import (
@@ -97,7 +97,13 @@ class Application:
             reply = error_reply(error)
             note_error_answer(dict(reply.headers).get(STATUS_HEADER, f"HTTP {int(reply.status)}"))
             if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                _log.error("request %r over HTTP failed", request_id(), exc_info=error)
+                is_defect = not isinstance(error, ModelFailed)  # whose text may repeat what the request held
+                _log.error(
+                    "request %r over HTTP failed: %s",
+                    request_id(),
+                    type(error).__name__,
+                    exc_info=error if is_defect else None,
+                )
         return reply
 
     def cancel_all(self) -> None:
@@ -165,7 +171,7 @@ class Application:
             request = dataclasses.replace(
                 read.request,
                 id=read.request.id or uuid.uuid4().hex,
-                parameters={**tags(incoming.headers), **read.request.parameters},
+                parameters=with_tags(read.request.parameters, incoming.headers),
             )
             wait_s = min(wait_s, math.inf if read.timeout_s is None else read.timeout_s)
             with self._call(incoming, arrived_s + wait_s, client) as call:

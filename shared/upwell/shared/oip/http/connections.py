@@ -22,6 +22,7 @@ from cheroot.server import HTTPConnection, HTTPRequest
 from upwell.shared.oip.callers import client_key
 from upwell.shared.oip.dataplane import Signal
 from upwell.shared.oip.http.application import check_size
+from upwell.shared.oip.http.incoming import TAG_HEADER
 from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.reader import IDLE_S, Reader
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
@@ -44,6 +45,8 @@ _LINGER_BYTES = 16 << 20
 _SMALL_BYTES = 16 << 10
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_TAG = TAG_HEADER.title().encode()
+"""Joined to one value, two tags would be a third one that no rule knows."""
 _SINGLE = frozenset({b"Content-Length", b"Transfer-Encoding", b"Host", b"Authorization", b"Expect", b"Content-Type"})
 
 
@@ -64,7 +67,7 @@ def read_headers(lines: Any, headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
             raise ValueError("a header line is malformed")
         name = name.title()
         if name in headers:
-            if name in _SINGLE:
+            if name in _SINGLE or name.startswith(_TAG):
                 raise ValueError(f"the header {name.decode()} is given twice")
             value = headers[name] + b", " + value
         if name == b"Content-Length" and not (value.isdigit() and len(value) <= 19):

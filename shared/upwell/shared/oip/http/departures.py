@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.oip.dataplane import Signal
 
 
@@ -26,7 +27,7 @@ class Departures:
         if sys.platform == "linux":
             self._epoll = select.epoll()
             self._epoll.register(self._end.fileno(), select.EPOLLIN)
-            self._thread = threading.Thread(target=self._run, name="http-departures", daemon=True)
+            self._thread = BackgroundThread("http-departures", self._run)
             self._thread.start()
 
     @contextmanager
@@ -56,12 +57,12 @@ class Departures:
     def _run(self) -> None:
         if sys.platform != "linux":
             return
-        with self._epoll:
-            while True:
-                for descriptor, _ in self._epoll.poll():
-                    if descriptor == self._end.fileno():
-                        return
-                    with self._lock:
-                        left = self._events.get(descriptor)
-                    if left is not None:
-                        left.set()
+        while True:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor == self._end.fileno():
+                    self._epoll.close()
+                    return
+                with self._lock:
+                    left = self._events.get(descriptor)
+                if left is not None:
+                    left.set()

@@ -109,14 +109,19 @@ def timeout_s(headers: Mapping[str, str]) -> float:
     return milliseconds / 1000
 
 
-def tags(headers: Mapping[str, str]) -> dict[str, Parameter]:
-    """The request parameters that are given as headers. Raises `InvalidRequest`."""
-    found: dict[str, Parameter] = {}
+def with_tags(parameters: Mapping[str, Parameter], headers: Mapping[str, str]) -> Mapping[str, Parameter]:
+    """The request's parameters with the tags that stand in its headers.
+
+    Raises `InvalidRequest` for a tag that is no UTF-8 text, or that body and headers say differently.
+    """
+    found = dict(parameters)
     for name, value in headers.items():
         if name.startswith(TAG_HEADER):
             try:
                 # Headers are read as Latin-1; whoever means more than ASCII sends UTF-8.
-                found[f"upwell.tag.{name.removeprefix(TAG_HEADER)}"] = value.encode("latin-1").decode()
+                text = value.encode("latin-1").decode()
             except UnicodeError:
                 raise InvalidRequest(f"the header {name} is no UTF-8 text") from None
+            if found.setdefault(f"upwell.tag.{name.removeprefix(TAG_HEADER)}", text) != text:
+                raise InvalidRequest(f"the header {name} and the body's parameters give the tag two values")
     return found

@@ -71,7 +71,7 @@ class Listener(HTTPServer):
         while self.ready:
             try:
                 self._connections.run(self.expiration_interval)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 (whatever it is: nobody could connect any more)
                 if self.ready:
                     _log.error("cannot accept connections: %s", error)
                     time.sleep(_EXPIRY_EVERY_S)  # too few descriptors, as a rule: do not spin

@@ -79,7 +79,7 @@ def load_object(head: memoryview) -> dict[str, Any]:
             f"the JSON takes {len(head)} bytes, at most {MAX_JSON_BYTES} are read: send large tensors as binary data"
         )
     try:
-        message = json.loads(bytes(head).decode())
+        message = json.loads(bytes(head).decode(), object_pairs_hook=_without_doubles)
     except UnicodeDecodeError:
         raise InvalidRequest("the JSON is no UTF-8 text") from None
     except RecursionError:
@@ -90,6 +90,15 @@ def load_object(head: memoryview) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequest("the body is not a JSON object")
     return message
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object, each of whose keys stands in it once: of two tags with one name, which one would a rule see?"""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise InvalidRequest(f"the JSON has the key {next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
 
 
 def read_tensors(what: str, tensors: object, binary: memoryview) -> dict[str, Array]:

@@ -7,6 +7,7 @@ import ssl
 from typing import Any
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.oip.callers import usable_name
 from upwell.shared.oip.security import TlsFiles
 from upwell.shared.oip.tls import watch_pem
 from upwell.shared.oip.watched import WatchedFiles
@@ -69,4 +70,4 @@ def certificate_name(connection: ssl.SSLSocket) -> str:
     """The common name of the client's certificate; empty where it showed none."""
     subject: Any = (connection.getpeercert() or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
-    return names[0] if names else ""
+    return usable_name(names[0]) if names else ""

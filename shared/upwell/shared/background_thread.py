@@ -1,0 +1,85 @@
+"""Threads that work beside the requests for as long as the process lives, and are begun again where one fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+"""Before a loop that failed is begun again; doubled each time, from the first one on after a calm minute."""
+
+_CALM_S = 60.0
+
+_log = logging.getLogger(__name__)
+_restarts: Counter[str] = Counter()
+_lock = threading.Lock()
+
+
+def _never() -> bool:
+    return False
+
+
+class BackgroundThread(threading.Thread):
+    """A daemon thread that runs `loop` until that returns, or until `is_over` says so once it has failed.
+
+    An exception is a defect, but what the loop does must not end with it: spooling, recording, taking over tokens. It
+    is logged with its place, not with its text, which may hold a part of a request; and it is counted, by `name`.
+    """
+
+    def __init__(self, name: str, loop: Callable[[], None], is_over: Callable[[], bool] = _never) -> None:
+        super().__init__(name=name, daemon=True)
+        self._loop = loop
+        self._is_over = is_over
+
+    def run(self) -> None:
+        """Run the loop, again after each failure."""
+        pause_s = FIRST_PAUSE_S
+        with _lock:
+            _restarts[self.name] += 0  # so that the metric has it from its first scrape on
+        while True:
+            began_s = time.monotonic()
+            try:
+                self._loop()
+                return
+            except Exception as error:  # noqa: BLE001 (the boundary of a thread that must live on)
+                with _lock:
+                    _restarts[self.name] += 1
+                place = "".join(traceback.format_tb(error.__traceback__))
+                kind = type(error).__name__
+                _log.error("thread %s failed with %s and is begun again; it was at\n%s", self.name, kind, place)
+            if time.monotonic() - began_s > _CALM_S:
+                pause_s = FIRST_PAUSE_S
+            until_s = time.monotonic() + pause_s
+            while time.monotonic() < until_s:
+                if self._is_over():
+                    return
+                time.sleep(FIRST_PAUSE_S / 2)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def restarts() -> Mapping[str, int]:
+    """How often each background thread of this process had to be begun again, by its name."""
+    with _lock:
+        return MappingProxyType(dict(_restarts))
+
+
+class RestartCollector(Collector):
+    """The restarts of this process as a metric of this name, read when scraped."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """A counter by thread; 0 while a thread has not failed."""
+        metric = CounterMetricFamily(self._name, "Background threads begun again after a failure.", labels=["thread"])
+        for thread, count in restarts().items():
+            metric.add_metric([thread], count)
+        yield metric

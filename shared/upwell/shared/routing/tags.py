@@ -1,0 +1,49 @@
+"""Tags of a request: what rules go by, and so a thing that fails closed.
+
+A tag's name has no case: HTTP headers have none, so `Privacy` in a rule, `privacy` in a header and `PRIVACY` in a call
+must be one tag, or a rule that keeps requests on the device would miss. Values are compared as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import AfterValidator
+
+_Value = TypeVar("_Value")
+
+NO_TAGS: Mapping[str, str] = {}
+
+
+def lowered(tags: Mapping[str, _Value]) -> dict[str, _Value]:
+    """The same with names in lower case. Raises `ValueError` where two names differ in case alone."""
+    found: dict[str, _Value] = {}
+    for name, value in tags.items():
+        key = name.lower()
+        if key in found:
+            raise ValueError(f"tag {key!r} is there twice; the case of a tag's name does not count")
+        found[key] = value
+    return found
+
+
+def checked_tags(tags: Mapping[Any, Any]) -> Mapping[str, str]:
+    """The tags of a request as rules see them: a copy, with names in lower case. Raises `ValueError`.
+
+    Names and values are plain strings, no subclass and nothing that would have to be converted: `true` as a bool, a
+    number or a text of another type would not be the same to a rule.
+    """
+    if not tags:
+        return NO_TAGS
+    if not isinstance(tags, Mapping):
+        raise ValueError(f"tags: expected a mapping of strings, got {type(tags).__name__}")
+    for name, value in tags.items():
+        if type(name) is not str:
+            raise ValueError(f"tags: a name is a string, got {type(name).__name__}")
+        if type(value) is not str:
+            raise ValueError(f"tag {name!r}: expected a string, got {type(value).__name__}")
+    return lowered(tags)
+
+
+Tags: TypeAlias = Annotated[dict[str, str], AfterValidator(lowered)]
+"""Tags in a file that a person wrote."""

@@ -1,0 +1,97 @@
+"""What leaves the device by telemetry: codes, never a text that a request, a tag, an id or a model's error is in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from prometheus_client import generate_latest
+
+from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, UNSURE, edge_model, policy, rows_of
+from upwell.edge import Agent, Answer
+from upwell.edge.models.served import ServedModel
+from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.errors import ModelFailed, UpwellError
+from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.oip.server import start_server
+from upwell.shared.telemetry.tracer import Recorded, Tracer
+
+TENSOR, TAG, ID, ERROR = "424242424242", "TAGSECRET", "IDSECRET", "ERRORSECRET"
+MARKS = (TENSOR, TAG, ID, ERROR)
+DENY = "rules: [{name: private, match: {tags: {privacy: device}}, egress: deny}]"
+
+
+class Exporter:
+    """Keeps what a collector would be sent."""
+
+    def __init__(self) -> None:
+        self.batches: list[Recorded] = []
+
+    def send(self, batch: Sequence[Recorded]) -> bool:
+        self.batches += batch
+        return True
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def cloud() -> Iterator[tuple[FakeDataplane, str]]:
+    dataplane = FakeDataplane()
+    server = start_server(dataplane, ["127.0.0.1:0"], max_workers=4)
+    yield dataplane, server.addresses[0]
+    dataplane.release()
+    server.stop(0.0)
+
+
+def told(cloud: tuple[FakeDataplane, str], failure: str, rules: str, tags: dict[str, str]) -> tuple[str, object]:
+    """All that one request left in spans and metrics, and its outcome."""
+    exporter = Exporter()
+    tracer = Tracer(1.0, exporter)
+    uplink = Uplink(cloud[1], ClientSecurity(), MAX_MESSAGE_BYTES)
+    edge = edge_model(failure=failure)
+    inputs = rows_of(UNSURE)
+    inputs["fp64"] = np.array([[float(TENSOR)]])
+    outcome: object
+    with Agent([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy(rules), tracer=tracer) as agent:
+        try:
+            outcome = agent.infer(MODEL, inputs, tags=tags, id=ID, deadline_s=5.0)
+        except UpwellError as error:
+            outcome = error
+        page = generate_latest(agent.metrics.registry).decode()
+        tracer.close()
+    assert exporter.batches, "nothing was recorded"
+    return repr(exporter.batches) + page, outcome
+
+
+@pytest.mark.parametrize("failure", ["", f"idx={TENSOR} {ERROR}"])
+def test_no_mark_of_a_denied_request_is_in_spans_or_metrics(cloud: tuple[FakeDataplane, str], failure: str) -> None:
+    text, outcome = told(cloud, failure, DENY, {"privacy": "device", "patient": TAG})
+    assert isinstance(outcome, ModelFailed if failure else Answer)
+    assert not [mark for mark in MARKS if mark in text]
+    assert cloud[0].requests == []
+
+
+def test_a_request_that_may_leave_keeps_its_id_but_no_text_of_an_error(cloud: tuple[FakeDataplane, str]) -> None:
+    cloud[0].failure = ModelFailed(f"source patient='{TAG}' {ERROR}")
+    text, outcome = told(cloud, "", "defaults: {hard: {below: 1.0}}", {"patient": TAG})
+    assert isinstance(outcome, Answer)
+    assert outcome.degraded
+    assert ID in text
+    assert not [mark for mark in (TENSOR, TAG, ERROR) if mark in text]
+    assert "cloud_error" in text
+
+
+def test_ids_of_denied_requests_are_alike_where_the_ids_are(cloud: tuple[FakeDataplane, str]) -> None:
+    from upwell.edge.tracing import hashed
+
+    assert hashed(ID) == hashed(ID) != hashed(ID + "x")
+    assert ID not in hashed(ID)
+
+
+def test_threads_of_the_tracer_end(cloud: tuple[FakeDataplane, str]) -> None:
+    told(cloud, "", DENY, {"privacy": "device"})
+    assert not [one for one in threading.enumerate() if one.name == "upwell-traces"]
