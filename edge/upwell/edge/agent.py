@@ -38,6 +38,7 @@ from upwell.edge.tracing import end_request
 from upwell.edge.upkeep import BUDGETS_NAME, BudgetFile, Upkeep
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
+from upwell.shared.routing.egress import dropped_denies
 from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.state import EdgeRan
 from upwell.shared.routing.tags import NO_TAGS
@@ -80,7 +81,7 @@ class Agent:
             for head in model.heads:
                 for duration_s in head.edge.durations_s:
                     self.router.observe(EdgeRan(head.way.key, 1, duration_s))
-        self.metrics = AgentMetrics(lambda: self.router.state, self.health)
+        self.metrics = AgentMetrics(lambda: self.router.state, self.health, lambda: self.policy_problem)
         self._desk = Desk(self.router, uplink, self.metrics, Admission(), tracer)
         self._state_dir = state_dir
         folder = None if state_dir is None else state_dir.path
@@ -107,6 +108,7 @@ class Agent:
                 self._keeping.spool = self.spool
                 self.metrics.watch_spool(self.spool)
         self._upkeep: Upkeep | None = None
+        self._policy_file: PolicyFile | None = None
         self._ids = Ids()
         self._on_close = ExitStack()
         self._closed = False
@@ -125,22 +127,37 @@ class Agent:
         """From now on take changes of this policy file over, and keep what is spent of budgets over a restart."""
         jobs: list[Callable[[], None]] = []
         if policy is not None:
-            file = PolicyFile(policy, self._take_policy)
+            file = self._policy_file = PolicyFile(policy, self._take_policy)
             if file.policy != self.router.policy:  # it was written while the models were loaded
-                self._take_policy(file.policy)
+                file.problem = self._take_policy(file.policy)
             jobs.append(file.poll)
         if self._budgets is not None:
             jobs.append(self._budgets.save)
         self._upkeep = Upkeep(*jobs)
 
-    def _take_policy(self, policy: Policy) -> None:
+    def _take_policy(self, policy: Policy) -> str:
+        """Decide by this policy from now on, or say why not."""
+        former = self.router.policy
+        dropped = dropped_denies(former, policy)
+        if dropped and policy.replaces != former.digest:
+            return (
+                f"it would let leave the device what is kept by {', '.join(map(repr, dropped))} with egress: deny; if "
+                f"that is meant, write `replaces: {former.digest}` into it"
+            )
         try:
             check_policy(policy, self.models.values(), None, has_state_dir=self._state_dir is not None)
         except ConfigError as error:
-            _log.error("kept the former policy: %s", error)
-            return
+            return str(error)
         self.router.replace_policy(policy)
+        for name in dropped:
+            _log.warning("the policy no longer has the egress rule %r, as it says by `replaces`", name)
         _log.info("the policy has changed: %s", self.router.digest)
+        return ""
+
+    @property
+    def policy_problem(self) -> str:
+        """Why what is in the policy file is not in force; empty where it is."""
+        return "" if self._policy_file is None else self._policy_file.problem
 
     def infer(
         self,

@@ -65,18 +65,22 @@ def summary(health: ModelHealth) -> str:
     return f"{name}: {health.runtime} on {where}, {checked}{reason}"
 
 
-def document(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY) -> dict[str, Any]:
-    """The whole as JSON can hold it. `status` is `ok`, or `degraded` where a model is not where it should be."""
+def document(
+    models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY, policy_problem: str = ""
+) -> dict[str, Any]:
+    """The whole as JSON can hold it. `status` is `ok`, or `degraded` where a model is not where it should be, or the
+    policy file holds what is not in force (`policy_problem`)."""
     return {
-        "status": "ok" if all(one.state == "ready" for one in models) else "degraded",
+        "status": "ok" if not policy_problem and all(one.state == "ready" for one in models) else "degraded",
+        "policy": {"refused": policy_problem},
         "models": {one.model: _described(one) for one in models},
         "updates": {model: asdict(status) for model, status in updates.items()},
     }
 
 
-def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus]) -> bytes:
+def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus], policy_problem: str = "") -> bytes:
     """The same as it is served at `/health`."""
-    return json.dumps(document(models, updates)).encode()
+    return json.dumps(document(models, updates, policy_problem)).encode()
 
 
 def _described(health: ModelHealth) -> dict[str, Any]:

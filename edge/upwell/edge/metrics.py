@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,9 +25,12 @@ from upwell.shared.telemetry.exposition import serve_pages
 class AgentMetrics:
     """The agent's counters in a registry of their own, so that two agents may live in one process."""
 
-    def __init__(self, state: Callable[[], RouterState], health: Health = tuple) -> None:
+    def __init__(
+        self, state: Callable[[], RouterState], health: Health = tuple, policy_problem: Callable[[], str] = str
+    ) -> None:
         self.registry = CollectorRegistry()
         self._health = health
+        self._policy_problem = policy_problem
         self._updates: UpdatesHealth = dict
         self.answers = AnswerTally()
         """Each answer is to be added."""
@@ -48,6 +51,10 @@ class AgentMetrics:
             ("rule",),
             registry=self.registry,
         )
+        refused = Gauge(
+            "upwell_policy_refused", "1 while what is in the policy file is not in force.", registry=self.registry
+        )
+        refused.set_function(lambda: float(bool(policy_problem())))
         self.registry.register(RestartCollector("upwell_thread_restarts"))
         self.registry.register(_StateCollector(state))
         self.registry.register(HealthCollector(health))
@@ -92,7 +99,7 @@ class AgentMetrics:
 
         Raises `ConfigError` where it cannot listen.
         """
-        pages = {"/health": lambda: health_page(self._health(), self._updates())}
+        pages = {"/health": lambda: health_page(self._health(), self._updates(), self._policy_problem())}
         return serve_pages(host, port, self.registry, "agent.metrics", pages)
 
 

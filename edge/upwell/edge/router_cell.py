@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import threading
@@ -67,8 +66,7 @@ class RouterCell:
         # Those of the policy stand last: between two that fit equally the later one holds.
         whole = policy.model_copy(update={"calibrations": [*carried, *policy.calibrations]}) if carried else policy
         router = Router(whole, self._identities)
-        digest = hashlib.sha256(policy.model_dump_json().encode()).hexdigest()
-        self._policy, self._router, self.digest = policy, router, f"sha256:{digest}"
+        self._policy, self._router, self.digest = policy, router, policy.digest
         self.hards: Callable[[str], Collection[HardSettings]] = router.hards
         """Every way in which the policy may ask whether a row of a model is hard."""
 
@@ -210,7 +208,7 @@ class RouterCell:
         return self._router.verdict(self.recent, Signals(subject, row_sizes_bytes, now_s), now_s)
 
     def charge(self, model: str, size_bytes: int) -> bool:
-        """Take one message of this size from the model's budgets; False where they do not have it."""
+        """Take one message that nobody waits for from the model's budgets; False where they have none to spare."""
         with self._lock:
             self.recent, paid = self._router.charge(self.recent, model, size_bytes, time.time())
         return paid

@@ -82,11 +82,11 @@ class BudgetFile:
 
     def _load(self) -> Ledger:
         try:
-            found: Mapping[str, Any] = json.loads(self._path.read_text())
+            found: Mapping[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
             ledger = Ledger.from_json(found)
         except FileNotFoundError:
             return self._router.state.budgets
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             _log.warning("%s: what was spent of the budgets cannot be read, they begin anew: %s", self._path, error)
             return self._router.state.budgets
         self._router.restore(ledger)

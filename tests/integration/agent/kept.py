@@ -37,6 +37,13 @@ MARK = b"only-for-the-device"
 """Appended to a private picture, where every PNG reader ignores it."""
 
 
+def put(path: Path, text: str) -> None:
+    """Move a file of this text into place, as who changes a policy should."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.write_text(text)
+    draft.replace(path)
+
+
 @dataclass
 class Kept:
     """A running agent, the proxy to its cloud, and what `on_result` was called with."""
@@ -65,7 +72,7 @@ class Kept:
 
     def write_policy(self, defaults: Mapping[str, Any], **more: Any) -> None:
         """Change the policy's file."""
-        (self.folder / "policy.yaml").write_text(json.dumps({"version": 1, "defaults": defaults, **more}))
+        put(self.folder / "policy.yaml", json.dumps({"version": 1, "defaults": defaults, **more}))
 
     def holds(self, mark: bytes) -> bool:
         """Whether any file in the agent's folder has these bytes."""

@@ -19,7 +19,7 @@ from tests.faults.oracles import CLOUD_MODEL
 from tests.faults.programs import Program
 from tests.faults.scene import HARD_ALWAYS, until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, scraped
-from tests.integration.agent.kept import EASY, SPOOLED, STATE, keeping, kept_ids
+from tests.integration.agent.kept import EASY, SPOOLED, STATE, keeping, kept_ids, put
 from tests.unit.models_for_tests import linear
 from upwell.edge import Agent, assembly, upkeep
 from upwell.edge.spool.item import SPOOL_ID
@@ -97,14 +97,14 @@ def test_a_changed_policy_takes_over_and_a_wrong_one_does_not(
             "version: 1\n\t- x",
         ):
             before = caplog.text.count("kept the former policy")
-            (folder / "policy.yaml").write_text(wrong)
+            put(folder / "policy.yaml", wrong)
             until(partial(refused_again, caplog, before))
             assert it.ask(0).reason is Reason.HARD
-        (folder / "policy.yaml").unlink()
-        until(lambda: "no such file" in caplog.text)
-        assert it.ask(0).reason is Reason.HARD
         it.write_policy(EASY)
         until(lambda: it.ask(0).reason is Reason.EASY)
+        (folder / "policy.yaml").unlink()
+        until(lambda: "no such file" in caplog.text)
+        assert it.ask(0).reason is Reason.EASY
     assert "upkeep failed" not in caplog.text
 
 
@@ -130,7 +130,7 @@ def test_a_policy_written_while_the_models_were_loaded_is_not_missed(
     load = assembly.load_models
 
     def load_and_write(*how: Any) -> Any:
-        (folder / "policy.yaml").write_text(json.dumps({"version": 1, "defaults": {"deadline": "3s"}}))
+        put(folder / "policy.yaml", json.dumps({"version": 1, "defaults": {"deadline": "3s"}}))
         return load(*how)
 
     monkeypatch.setattr(assembly, "load_models", load_and_write)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tests.faults.clouds import ScriptedCloud, good, status, tampered, true_answer
 from tests.faults.oracles import edge_scores, margins, pictures
 from tests.faults.scene import until
-from tests.integration.agent.kept import EASY, Kept, keeping, kept_ids
+from tests.integration.agent.kept import EASY, Kept, keeping, kept_ids, put
 from tests.unit.edge.test_metrics import read
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
@@ -175,7 +175,7 @@ def test_a_log_of_the_agent_s_own_can_be_simulated_and_calibrated(tmp_path: Path
     folder = tmp_path / "next"
     folder.mkdir()
     with keeping(folder, EASY, cloud) as it:
-        (it.folder / "policy.yaml").write_text(out.read_text().replace("explore: 0.2", "explore: 0"))
+        put(it.folder / "policy.yaml", out.read_text().replace("explore: 0.2", "explore: 0"))
         until(lambda: it.agent.router.settings("digits").hard is not None)
         until(lambda: it.ask(0).reason in (Reason.EASY, Reason.HARD) and _is_calibrated(it))
 

@@ -51,6 +51,7 @@ NAMES = {
     "upwell_model_warm_up_seconds": "gauge",
     "upwell_model_memory_bytes": "gauge",
     "upwell_breaker_open": "gauge",
+    "upwell_policy_refused": "gauge",
     "upwell_rule_errors": "counter",
     "upwell_thread_restarts": "counter",
     "upwell_audit_disagreement": "gauge",

@@ -22,7 +22,12 @@ class Watched:
         self.path = folder / "policy.yaml"
         self.write("50ms")
         self.taken: list[Policy] = []
-        self.file = PolicyFile(self.path, self.taken.append)
+        self.now_s = 0.0
+        self.file = PolicyFile(self.path, self.take, lambda: self.now_s)
+
+    def take(self, policy: Policy) -> str:
+        self.taken.append(policy)
+        return ""
 
     def write(self, deadline: str) -> None:
         self.put(f"defaults: {{deadline: {deadline}}}\n")
@@ -32,8 +37,9 @@ class Watched:
         self.path.write_text(text)
 
     def settle(self) -> None:
-        """Look until the file has been the same twice."""
+        """Look until the file has rested, written in place or not."""
         self.file.poll()
+        self.now_s += policy_file.REST_IN_PLACE_S
         self.file.poll()
 
     def deadlines_s(self) -> list[float]:
@@ -50,7 +56,9 @@ def test_a_change_is_taken_once_it_has_settled(watched: Watched) -> None:
     assert watched.taken == []
     watched.write("200ms")
     watched.file.poll()
+    watched.file.poll()
     assert watched.taken == []
+    watched.now_s += policy_file.REST_IN_PLACE_S
     watched.file.poll()
     assert watched.deadlines_s() == [0.2]
     watched.settle()
@@ -89,6 +97,7 @@ def test_what_changes_while_it_is_read_is_not_taken(watched: Watched, monkeypatc
 
     watched.write("2h")
     watched.file.poll()
+    watched.now_s += policy_file.REST_IN_PLACE_S
     monkeypatch.setattr(policy_file, "load_yaml", slowly)
     watched.file.poll()
     assert watched.taken == []
@@ -102,9 +111,9 @@ def test_a_wrong_file_keeps_the_former_policy_and_says_every_problem_once(
     watched.put("defaults: {deadline: 5}\nrule: []\n")
     with caplog.at_level(logging.INFO):
         for _ in range(4):
-            watched.file.poll()
+            watched.settle()
     assert watched.taken == []
-    (record,) = caplog.records
+    _, record = caplog.records  # the first says that it is written in place
     assert "defaults.deadline" in record.getMessage()
     assert "2:1: rule: unknown key" in record.getMessage()
     watched.write("80ms")
@@ -115,7 +124,7 @@ def test_a_wrong_file_keeps_the_former_policy_and_says_every_problem_once(
 def test_a_file_that_is_gone_keeps_the_former_policy(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watched.path.unlink()
     for _ in range(3):
-        watched.file.poll()
+        watched.settle()
     assert watched.taken == []
     assert len(caplog.records) == 1
     watched.write("90ms")
@@ -132,4 +141,4 @@ def test_the_same_policy_written_anew_changes_nothing(watched: Watched) -> None:
 def test_a_wrong_file_at_the_start_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("defaults: 5\n")
     with pytest.raises(ConfigError):
-        PolicyFile(tmp_path / "policy.yaml", lambda _: None)
+        PolicyFile(tmp_path / "policy.yaml", lambda _: "")

@@ -11,7 +11,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from upwell.shared.routing.budget import Draw, Ledger, period_bounds
+from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.router import Router
 from upwell.shared.routing.settings import Limit, Period
+from upwell.shared.routing.state import RouterState
+from upwell.shared.yaml import parse_yaml
 
 UTC: tzinfo = timezone.utc
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo"]
@@ -195,3 +199,25 @@ BAD: list[object] = [
 def test_a_file_that_is_no_ledger_is_an_error(value: object) -> None:
     with pytest.raises(ValueError, match="expected"):
         Ledger.from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds", "spared"),
+    [
+        ("100/min", 0.0, 0),
+        ("100/min", 30.0, 50),
+        ("100/min", 59.9, 100),
+        ("1/day", 40_000.0, 0),
+        ("1/day", 50_000.0, 1),
+    ],
+)
+def test_what_nobody_waits_for_gets_no_more_of_a_period_than_is_over(written: str, seconds: float, spared: int) -> None:
+    """So at the beginning of a period live requests find the whole budget, whatever waits in the spool."""
+    of = Router(parse_yaml(f"defaults: {{budget: {{cloud_requests: {written}}}}}", Policy))
+    state, taken = RouterState(), 0
+    while taken <= 200:
+        state, paid = of.charge(state, "m", 1000, seconds)
+        if not paid:
+            break
+        taken += 1
+    assert taken == spared

@@ -19,7 +19,7 @@ SOURCES = sorted(FOLDER.rglob("*.py"))
 
 STANDARD = {
     "__future__", "array", "bisect", "calendar", "collections", "dataclasses", "datetime", "difflib", "enum",
-    "functools", "heapq", "itertools", "math", "re", "statistics", "types", "typing", "zoneinfo",
+    "functools", "hashlib", "heapq", "itertools", "math", "re", "statistics", "types", "typing", "zoneinfo",
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
 OWN = (

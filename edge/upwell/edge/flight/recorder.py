@@ -214,7 +214,7 @@ def _flights(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             flight = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if (
             isinstance(flight, dict)

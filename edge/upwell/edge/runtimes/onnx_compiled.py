@@ -186,7 +186,10 @@ def _sealed_placement(folder: Path) -> Placement:
     seal = folder / _SEAL
     if seal.stat().st_size > _MAX_SEAL_BYTES:
         raise ValueError(seal)
-    facts = json.loads(seal.read_text(encoding="utf-8"))
+    try:
+        facts = json.loads(seal.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(seal) from None
     if {path.relative_to(folder).as_posix() for path in _files(folder)} != {*facts["files"], _SEAL}:
         raise ValueError(folder)
     for name, digest in facts["files"].items():

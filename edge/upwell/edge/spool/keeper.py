@@ -124,6 +124,7 @@ class Keeper:
 
     def _do(self, group: Sequence[_Job]) -> None:
         store = self._opened()
+        changes = store.changes
         with store.transaction():
             if (now_s := self.now_s()) >= self._expire_s:
                 store.expire(now_s)
@@ -131,7 +132,8 @@ class Keeper:
         self._tally.add(store.counted)
         if now_s >= self._expire_s:
             self._expire_s = now_s + EXPIRE_S
-        self._say(None)
+        if store.changes > changes:  # a full disk can still be read
+            self._say(None)
         for job, result in zip(group, results, strict=True):
             job.done.set_result(result)
 

@@ -79,7 +79,7 @@ class JsonlSink:
             return 0
         try:
             return int(json.loads(line)["sequence"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return 0
 
     def take(self, results: Sequence[SpoolResult]) -> None:

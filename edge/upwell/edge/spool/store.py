@@ -36,6 +36,11 @@ class Store:
         """Close the connection, with all of the log moved into the database."""
         self._connection.close()
 
+    @property
+    def changes(self) -> int:
+        """Rows written or deleted since it was opened."""
+        return self._connection.total_changes
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, and on disk when it ends. Raises `sqlite3.Error`; `SpoolUnavailable` if it cannot begin."""

@@ -25,20 +25,23 @@ def check(
     text = read_text(policy)
     problems: Sequence[Problem] = ()
     doubts: Sequence[Problem] = ()
+    digest = ""
     try:
-        doubts = _warnings(parse_yaml(text, Policy, policy), text, policy)
+        parsed = parse_yaml(text, Policy, policy)
+        digest = parsed.digest
+        doubts = _warnings(parsed, text, policy)
     except ConfigError as error:
         problems = error.problems
     if as_json:
         found = {"problems": [_document(one) for one in problems], "warnings": [_document(one) for one in doubts]}
-        typer.echo(json.dumps({"file": str(policy), "ok": not problems, **found}))
+        typer.echo(json.dumps({"file": str(policy), "ok": not problems, "digest": digest, **found}))
     else:
         for problem in problems:
             typer.echo(_printable(f"error: {problem}"))
         for doubt in doubts:
             typer.echo(_printable(f"warning: {doubt}"))
         if not problems:
-            typer.echo(_printable(f"{policy}: a valid policy"))
+            typer.echo(_printable(f"{policy}: a valid policy, {digest}"))
     if problems:
         raise typer.Exit(EXIT_FAILED)
 

@@ -64,6 +64,21 @@ class Ledger:
             windows[name] = (window._replace(spent=spent), *others[: self.WINDOWS - 1])
         return Ledger(windows)
 
+    def has_spare(self, draws: Sequence[Draw], zone: tzinfo) -> bool:
+        """Whether this may be taken for what nobody waits for: the budgets have it, and are not ahead of the time.
+
+        Of a period that is a share `f` over, at most `f` of the budget may be spent after it, rounded to a whole draw:
+        `spent + amount / 2 <= f * limit`. So kept cases get what live requests leave, and never a new period's all.
+        """
+        if not self.has_all(draws, zone):
+            return False
+        for draw in draws:
+            window = self._window(draw, zone)
+            over = (_possible(draw.wall_time_s) - window.start_s) / (window.end_s - window.start_s)
+            if window.spent + draw.amount / 2 > over * draw.limit.amount:
+                return False
+        return True
+
     def left(self, limit: Limit, wall_time_s: float, zone: tzinfo) -> float:
         """What is left of a budget now."""
         return max(0.0, limit.amount - self._window(Draw(limit, 0.0, wall_time_s), zone).spent)

@@ -6,6 +6,7 @@ file as written; `Settings` is the outcome, frozen and complete, computed once w
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -35,6 +36,11 @@ class Policy(Section):
     """A routing policy as written in `policy.yaml`."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
+    replaces: str | None = Field(
+        None,
+        description="The digest of the policy in force, which this one may take the place of although it lets leave "
+        "the device what that one keeps; without it a running agent refuses to drop an egress rule.",
+    )
     timezone: Annotated[str, AfterValidator(_known_zone)] = Field(
         "UTC", description="For `hours` and for the days of budgets, an IANA name."
     )
@@ -55,6 +61,12 @@ class Policy(Section):
         if problems:
             raise located(problems)
         return policy
+
+    @property
+    def digest(self) -> str:
+        """What tells this policy from another; `replaces` is no part of it."""
+        text = self.model_dump_json(exclude={"replaces"})
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
     @property
     def parts(self) -> Parts:

@@ -1,0 +1,47 @@
+"""What lies in the state folder and is no longer what the agent wrote: said, and never the end of the agent."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.unit.edge.agents import policy
+from upwell.edge.flight.recorder import UnknownFlight, find
+from upwell.edge.router_cell import RouterCell
+from upwell.edge.spool.sinks import JsonlSink
+from upwell.edge.upkeep import BudgetFile
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+BROKEN = [
+    DEEP,
+    b'{"a":' * 200_000,
+    b"\xff\xfe",
+    b"null",
+    b"[]",
+    b'{"x": 1}',
+    b'{"x": [[1, 0, 5]]}',
+    b'{"x": [[0, 1e400, 5]]}',
+]
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
+def test_budgets_that_cannot_be_read_begin_anew(tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "budgets.json").write_bytes(data)
+    cell = RouterCell(policy("defaults: {budget: {cloud_requests: 1/day}}"))
+    with caplog.at_level(logging.WARNING):
+        BudgetFile(tmp_path / "budgets.json", cell)
+    assert cell.state.budgets.windows == {}
+    assert "begin anew" in caplog.text
+
+
+def test_results_that_cannot_be_read_are_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(DEEP + b"\n")
+    assert JsonlSink(path).start() == 0
+
+
+def test_a_record_that_cannot_be_read_is_passed_over() -> None:
+    with pytest.raises(UnknownFlight):
+        find([DEEP, b"{"], "x")
