@@ -17,10 +17,9 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite_package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
-from upwell.shared.signature.description import Golden, ModelDescription
+from upwell.shared.signature.description import Golden, load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
-from upwell.shared.yaml import load_yaml
 
 MODEL_NAMES = ("model.onnx", "model.tflite")
 _REMEDY = (
@@ -74,7 +73,7 @@ def opened_models(folder: Path, package: str | None, step: Callable[[str], None]
     opened: list[Variant] = []
     try:
         path = folder / DESCRIPTION_NAME
-        description = load_yaml(path, ModelDescription) if path.exists() else None
+        description = load_description(path) if path.exists() else None
         for file, options in _ways(folder, package):
             step(f"loading {file}")
             runtime = load_runtime(folder / file, options)
