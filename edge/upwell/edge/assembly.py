@@ -46,6 +46,8 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
         if config.agent.state_dir is not None:
             state_dir = StateDir(config.agent.state_dir)
             on_failure.callback(state_dir.close)
+            if state_dir.problem:
+                _log.error("%s", state_dir.explained)
             clear_unpacked(state_dir.path)
         if config.cloud is not None:
             cloud = config.cloud
@@ -72,6 +74,8 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
             spool=SpoolLimits(max_bytes=spool.limit, max_age_s=spool.max_age), sinks=sinks, tracer=tracer,
         )  # fmt: skip
         on_failure.callback(agent.close)
+        if state_dir is not None and state_dir.problem:
+            agent.metrics.problems.append(state_dir.explained)
         if tracer is not None:
             agent.close_with(tracer.close)
             agent.metrics.watch_traces(lambda: tracer.became)

@@ -65,18 +65,24 @@ def summary(health: ModelHealth) -> str:
     return f"{name}: {health.runtime} on {where}, {checked}{reason}"
 
 
-def document(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY) -> dict[str, Any]:
-    """The whole as JSON can hold it. `status` is `ok`, or `degraded` where a model is not where it should be."""
+def document(
+    models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY, problems: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The whole as JSON can hold it.
+
+    `status` is `ok`, or `degraded` where a model is not where it should be or the agent itself has `problems`.
+    """
     return {
-        "status": "ok" if all(one.state == "ready" for one in models) else "degraded",
+        "status": "ok" if all(one.state == "ready" for one in models) and not problems else "degraded",
+        "problems": list(problems),
         "models": {one.model: _described(one) for one in models},
         "updates": {model: asdict(status) for model, status in updates.items()},
     }
 
 
-def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus]) -> bytes:
+def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus], problems: Sequence[str]) -> bytes:
     """The same as it is served at `/health`."""
-    return json.dumps(document(models, updates)).encode()
+    return json.dumps(document(models, updates, problems)).encode()
 
 
 def _described(health: ModelHealth) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class AgentMetrics:
         self.registry = CollectorRegistry()
         self._health = health
         self._updates: UpdatesHealth = dict
+        self.problems: list[str] = []
+        """What is wrong with the agent itself, for `/health`."""
         self.answers = AnswerTally()
         """Each answer is to be added."""
         self.registry.register(self.answers)
@@ -90,7 +92,7 @@ class AgentMetrics:
 
         Raises `ConfigError` where it cannot listen.
         """
-        pages = {"/health": lambda: health_page(self._health(), self._updates())}
+        pages = {"/health": lambda: health_page(self._health(), self._updates(), self.problems)}
         return serve_pages(host, port, self.registry, "agent.metrics", pages)
 
 
