@@ -61,8 +61,8 @@ class StateDir:
     @property
     def explained(self) -> str:
         """The problem and what it means, for log and health."""
-        lost = "no budget, case, log, decision or new version is kept over a restart"
-        return f"{self.path} cannot be written: {self.problem}; the agent answers, and {lost}"
+        lost = "budgets, cases, logs and new versions are lost with a restart"
+        return f"{self.path} cannot be written: {self.problem}; {lost}, and the agent answers all the same"
 
     def close(self) -> None:
         """Let another agent have it."""

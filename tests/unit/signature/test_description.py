@@ -160,7 +160,7 @@ def test_mistakes_in_steps(rest: str, expected: str | None) -> None:
         ),
         (
             "signature: {inputs: {x: {kind: image, dtype: FP32}}}",
-            "1:39: signature.inputs.x.dtype: unknown key; known here: kind, uplink",
+            "1:39: signature.inputs.x.dtype: unknown key; known here: channels, kind, uplink",
         ),
         (
             "signature: {inputs: {x: {kind: image, uplink: {encode: gif, quality: 0}}}}",

@@ -25,9 +25,10 @@ class Uplink(FilePart):
 
 
 class ImageInput(FilePart):
-    """One picture per row: encoded (JPEG, PNG, WebP), or pixels."""
+    """One picture per row: encoded (JPEG, PNG, WebP), or pixels, whose channels callers give in this order."""
 
     kind: Literal["image"]
+    channels: Literal["rgb", "bgr"] = "rgb"
     uplink: Uplink | None = None
 
 
