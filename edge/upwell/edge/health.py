@@ -62,6 +62,7 @@ def summary(health: ModelHealth) -> str:
     name = f"{health.model} {health.version}" if health.version else health.model
     checked = "tested by " + health.report.checked_by if health.report.checked_by != "nothing" else "not tested"
     reason = "" if health.state == "ready" else f"; {health.state}" + (f": {health.reason}" if health.reason else "")
+    reason += "".join(f"; {remark}" for remark in health.report.remarks)
     return f"{name}: {health.runtime} on {where}, {checked}{reason}"
 
 

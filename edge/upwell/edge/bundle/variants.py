@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME
 from upwell.edge.bundle.inputs import random_requests
 from upwell.edge.models.agreement import Limits, Verdict
 from upwell.edge.models.golden import answering, check_golden, read_golden, record_golden
+from upwell.edge.models.plausible import implausible
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
@@ -26,6 +28,7 @@ _REMEDY = (
     "record them anew with --golden FILE.npz if they are of another model, or leave out with --package NAME a TFLite "
     "package that no device uses"
 )
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ def record(models: Models, requests: Mapping[str, Array] | None) -> None:
 def check_all(models: Models, step: Callable[[str], None]) -> Sequence[Check]:
     """Ask every variant for the golden vectors. Raises `Disagreement` naming each that fails."""
     golden = read_golden(models.golden)
+    for remark in implausible(models.variants[0].processor.signature.outputs, golden.outputs):
+        _log.warning("in the golden vectors %s", remark)
     checks = []
     for one in models.variants:
         step(f"asking {one.label}")
