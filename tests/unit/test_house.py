@@ -368,3 +368,21 @@ def test_what_has_the_machine_for_itself_is_where_the_makefile_runs_it() -> None
     under = {folder: [place for place in places.split() if folder.is_relative_to(place)] for folder in folders}
     assert all(under.values()), under  # pytest goes into the folders of a place
     assert {place for those in under.values() for place in those} == set(places.split())
+
+
+def test_what_a_bundle_names_is_opened_in_one_place() -> None:
+    """A plain `open` follows any link and waits at a pipe; `open_plain` and `load_description` do neither."""
+    readers = ("edge/bundle", "edge/models", "edge/runtimes", "cloud/engines", "cloud/repository")
+    own = {  # what the device keeps itself, and the libraries and keys that its operator names
+        "upwell.edge.models.candidates", "upwell.edge.runtimes.onnx_compiled", "upwell.edge.runtimes.probe",
+        "upwell.edge.bundle.archive", "upwell.edge.bundle.keys",
+    }  # fmt: skip
+    for module in MODULES:
+        calls = [node for node in ast.walk(tree(module)) if isinstance(node, ast.Call)]
+        text = (ROOT / module).read_text()
+        if dotted(module) != "upwell.shared.signature.description":
+            assert not re.search(r"(load|parse)_yaml\([^()]*path[^()]*, ModelDescription", text), module
+        if any(f"upwell/{part}/" in module.as_posix() for part in readers) and dotted(module) not in own:
+            opens = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr == "open"]
+            modes = [arg.value for one in opens for arg in one.args if isinstance(arg, ast.Constant)]
+            assert "rb" not in modes, module

@@ -16,9 +16,8 @@ from upwell.cloud.engines.checks import printable, tellable, works_by_rows
 from upwell.cloud.engines.loading import engine_type
 from upwell.cloud.repository.repository import Files, ModelFolder, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.description import load_description
 from upwell.shared.signature.processor import Processor
-from upwell.shared.yaml import load_yaml
 
 log = logging.getLogger("upwell.cloud")
 
@@ -151,7 +150,7 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> Ser
     engine = by_rows(kind.load(folder.name, path, settings), settings.buckets)
     buckets = engine.buckets or settings.buckets
     processor = Processor(
-        load_yaml(description, ModelDescription, within=folder.root) if description else None,
+        load_description(description, within=folder.root) if description else None,
         engine.inputs,
         engine.outputs,
         settings.engine,

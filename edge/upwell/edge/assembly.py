@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ import numpy as np
 from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.model_sections import ModelSection
-from upwell.edge.models.served import EdgeModel
+from upwell.edge.models.plausible import implausible
+from upwell.edge.models.served import EdgeModel, EdgeRun
 from upwell.edge.models.starting import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.models.switching import Switching
 from upwell.edge.models.updating import Updater
@@ -46,6 +48,8 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
         if config.agent.state_dir is not None:
             state_dir = StateDir(config.agent.state_dir)
             on_failure.callback(state_dir.close)
+            if state_dir.problem:
+                _log.error("%s", state_dir.explained)
             clear_unpacked(state_dir.path)
         if config.cloud is not None:
             cloud = config.cloud
@@ -72,6 +76,8 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
             spool=SpoolLimits(max_bytes=spool.limit, max_age_s=spool.max_age), sinks=sinks, tracer=tracer,
         )  # fmt: skip
         on_failure.callback(agent.close)
+        if state_dir is not None and state_dir.problem:
+            agent.metrics.problems.append(state_dir.explained)
         if tracer is not None:
             agent.close_with(tracer.close)
             agent.metrics.watch_traces(lambda: tracer.became)
@@ -149,16 +155,22 @@ def warm_up(name: str, edge: EdgeModel) -> None:
     }
     try:
         edge.runtime.run(zeros)  # pays for lazy initialization, and is no sample
-        edge.durations_s = [_timed_run(edge, empty, zeros) for _ in range(WARM_UP_RUNS)]
+        runs = [_timed_run(edge, empty, zeros) for _ in range(WARM_UP_RUNS)]
     except UpwellError as error:
         raise ConfigError.at(None, f"the model fails on a run with zeros: {error}", f"models.{name}.edge") from None
+    edge.durations_s = [run.duration_s for run in runs]
+    remarks = implausible(edge.signature.outputs, runs[-1].outputs) if runs[-1].outputs else ()
+    if remarks != edge.report.remarks:
+        edge.report = replace(edge.report, remarks=remarks)
+        for remark in remarks:
+            _log.warning("model %s: on a run with zeros %s", name, remark)
 
 
-def _timed_run(edge: EdgeModel, empty: Mapping[str, Array], zeros: Mapping[str, Array]) -> float:
-    """Seconds for a whole request, or for the bare model where what `model.yaml` describes takes no blank request."""
+def _timed_run(edge: EdgeModel, empty: Mapping[str, Array], zeros: Mapping[str, Array]) -> EdgeRun:
+    """A whole request, or the bare model, without outputs, where what `model.yaml` describes takes no blank request."""
     try:
-        return edge.run_now(empty).duration_s
+        return edge.run_now(empty)
     except (InvalidRequest, ModelFailed):
         started_s = time.monotonic()
         edge.runtime.run(zeros)
-        return time.monotonic() - started_s
+        return EdgeRun({}, time.monotonic() - started_s, edge.digest)

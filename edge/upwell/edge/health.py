@@ -62,25 +62,28 @@ def summary(health: ModelHealth) -> str:
     name = f"{health.model} {health.version}" if health.version else health.model
     checked = "tested by " + health.report.checked_by if health.report.checked_by != "nothing" else "not tested"
     reason = "" if health.state == "ready" else f"; {health.state}" + (f": {health.reason}" if health.reason else "")
+    reason += "".join(f"; {remark}" for remark in health.report.remarks)
     return f"{name}: {health.runtime} on {where}, {checked}{reason}"
 
 
 def document(
-    models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY, policy_problem: str = ""
+    models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY, problems: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The whole as JSON can hold it. `status` is `ok`, or `degraded` where a model is not where it should be, or the
-    policy file holds what is not in force (`policy_problem`)."""
+    """The whole as JSON can hold it.
+
+    `status` is `ok`, or `degraded` where a model is not where it should be or the agent itself has `problems`.
+    """
     return {
-        "status": "ok" if not policy_problem and all(one.state == "ready" for one in models) else "degraded",
-        "policy": {"refused": policy_problem},
+        "status": "ok" if all(one.state == "ready" for one in models) and not problems else "degraded",
+        "problems": list(problems),
         "models": {one.model: _described(one) for one in models},
         "updates": {model: asdict(status) for model, status in updates.items()},
     }
 
 
-def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus], policy_problem: str = "") -> bytes:
+def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus], problems: Sequence[str]) -> bytes:
     """The same as it is served at `/health`."""
-    return json.dumps(document(models, updates, policy_problem)).encode()
+    return json.dumps(document(models, updates, problems)).encode()
 
 
 def _described(health: ModelHealth) -> dict[str, Any]:

@@ -32,6 +32,8 @@ class AgentMetrics:
         self._health = health
         self._policy_problem = policy_problem
         self._updates: UpdatesHealth = dict
+        self.problems: list[str] = []
+        """What is wrong with the agent itself, for `/health`."""
         self.answers = AnswerTally()
         """Each answer is to be added."""
         self.registry.register(self.answers)
@@ -94,12 +96,17 @@ class AgentMetrics:
         """Count bytes that went up, whatever became of them."""
         self._up.labels(model).inc(size_bytes)
 
+    def all_problems(self) -> list[str]:
+        """What is wrong with the agent itself, a policy file that is not in force among it."""
+        policy = self._policy_problem()
+        return [*self.problems, *([f"the policy file is not in force: {policy}"] if policy else [])]
+
     def serve(self, host: str, port: int) -> WSGIServer:
         """Answer `GET /metrics` and `GET /health` on a thread; port 0 takes a free one.
 
         Raises `ConfigError` where it cannot listen.
         """
-        pages = {"/health": lambda: health_page(self._health(), self._updates(), self._policy_problem())}
+        pages = {"/health": lambda: health_page(self._health(), self._updates(), self.all_problems())}
         return serve_pages(host, port, self.registry, "agent.metrics", pages)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import IO
 
@@ -13,29 +15,56 @@ except ImportError:  # Windows has no such lock; there the folder is only made
     fcntl = None  # type: ignore[assignment]
 
 LOCK_NAME = "agent.lock"
+_BEARABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
+"""What a running agent bears of its disk, too: nothing can be written any more, and the device answers all the same."""
 
 
 class StateDir:
-    """A folder with mode 0700, locked until `close`; the lock ends with the process, however that ends."""
+    """A folder with mode 0700, locked until `close`; the lock ends with the process, however that ends.
+
+    `problem` says why nothing can be written there; empty where it can.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises `ConfigError` where the folder cannot be made or another agent holds it."""
+        """Raises `ConfigError` where the folder cannot be made or read, or another agent holds it."""
         self.path = path
+        self.problem = ""
+        self._lock: IO[bytes] | None = None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock: IO[bytes] = (path / LOCK_NAME).open("ab")
+            self._lock = self._opened(path / LOCK_NAME)
         except OSError as error:
             raise ConfigError.at(path, f"cannot be used: {error.strerror}", "agent.state_dir") from None
         try:
-            if fcntl is not None:
+            if fcntl is not None and self._lock is not None:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._lock.close()
+            self.close()
             raise ConfigError.at(
                 path, "another agent uses it; expected a folder of this agent's own",
                 "agent.state_dir",
             ) from None  # fmt: skip
 
+    def _opened(self, path: Path) -> IO[bytes] | None:
+        """The file of the lock; where it is missing and cannot be made, nobody writes here, and none is needed."""
+        try:
+            file = path.open("ab")
+        except OSError as error:
+            if error.errno not in _BEARABLE or not os.access(self.path, os.R_OK | os.X_OK):
+                raise
+            self.problem = error.strerror or str(error)
+            return path.open("rb") if path.is_file() else None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            self.problem = os.strerror(errno.EACCES)
+        return file
+
+    @property
+    def explained(self) -> str:
+        """The problem and what it means, for log and health."""
+        lost = "budgets, cases, logs and new versions are lost with a restart"
+        return f"{self.path} cannot be written: {self.problem}; {lost}, and the agent answers all the same"
+
     def close(self) -> None:
         """Let another agent have it."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()

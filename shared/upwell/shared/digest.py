@@ -6,6 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from upwell.shared.confinement import open_plain
 from upwell.shared.onnx_files import external_weights
 
 _CHUNK_BYTES = 1 << 20
@@ -40,7 +41,7 @@ def _weights(path: Path) -> tuple[Path, ...]:
 
 def _sha256(path: Path) -> bytes:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.digest()

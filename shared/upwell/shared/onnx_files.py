@@ -7,14 +7,16 @@ without a copy of the weights, and checks every such path. Time grows with the f
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from io import RawIOBase
 from pathlib import Path, PurePath
 from types import MappingProxyType
 
+from upwell.shared.confinement import LeadsOut, Unconfined, plain_file
+from upwell.shared.onnx_bytes import BadOnnxFile, Bytes, fields, length_delimited, opened
+
 _ENTRY = "StringStringEntryProto"
+LOCATION = "location"
+"""The key of the entry that names the file of a tensor's external data."""
 
 MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
     {
@@ -37,11 +39,7 @@ MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
 )
 """Every way from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
 
-_CUT_SHORT = "not an ONNX file, or cut short"
-_BLOCK_BYTES = 1 << 14
 _MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
-_MAX_TAG_BITS = 32
-_MAX_FILE_BYTES = (1 << 31) - 1  # likewise
 _MAX_LOCATIONS = 10_000
 _MAX_LOCATION_BYTES = 4096
 _MAX_NAME_BYTES = 1000
@@ -53,14 +51,13 @@ _KNOWN_DOMAINS = (
     "com.microsoft.experimental", "com.microsoft.nchwc", "com.ms.internal.nhwc",
 )  # fmt: skip
 _COMPILED = "EPContext"
+_PROGRAM_KEYS = (b"ep_cache_context", b"embed_mode")
+"""Attributes of such a node: the program, or the file that has it, and 1 where it is the former (or not said)."""
+_ATTRIBUTE = 5
+_NAME, _INTEGER, _TEXT = 1, 3, 4
+"""Fields of NodeProto and AttributeProto."""
 _SHOWN_CHARACTERS = 200
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _MEMORY_MARK = "*/"  # ONNX Runtime's `*/_ORT_MEM_ADDR_/*` and its kin are addresses in its memory, not files
-
-
-class BadOnnxFile(Exception):
-    """The file is no ONNX file, or its weights are not where they must be; the text says what, without the file."""
 
 
 def external_weights(path: Path) -> tuple[Path, ...]:
@@ -74,21 +71,23 @@ def external_weights(path: Path) -> tuple[Path, ...]:
 
 def external_places(path: Path) -> Mapping[str, Path]:
     """Each of `external_locations` with its file, as in `external_weights`. Raises what that raises."""
-    folder = path.parent.resolve()
-    return {location: _confined(location, folder) for location in external_locations(path)}
+    return {location: external_file(path, location) for location in external_locations(path)}
 
 
 def external_locations(path: Path) -> tuple[str, ...]:
-    """Every location of external data in the ONNX file at `path`, as written there, sorted and each once.
+    """Every file that the ONNX file at `path` names for weights or compiled programs, as written, sorted and each once.
 
     Raises `BadOnnxFile` for what is no ONNX file, nests too deeply or names paths beyond all measure, and `OSError`
     where the file cannot be read.
     """
     found: set[str] = set()
-    with _opened(path) as data:
+    with opened(path) as data:
         for kind, begin, stop in _messages(data, 0, data.size, "ModelProto", 0):
             if kind == _ENTRY:
-                found.update(_location(data, begin, stop))
+                key, value = external_entry(data, begin, stop)
+                found.update([value] if key == LOCATION else [])
+            elif kind == "NodeProto":
+                found.update(_program_file(data, begin, stop))
             if len(found) > _MAX_LOCATIONS:
                 raise BadOnnxFile(f"it names more than {_MAX_LOCATIONS} files of external weights")
     return tuple(sorted(found))
@@ -103,7 +102,7 @@ def foreign_operators(path: Path) -> tuple[str, ...]:
     """
     called: set[tuple[str, str]] = set()
     own: set[tuple[str, str]] = set()
-    with _opened(path) as data:
+    with opened(path) as data:
         for kind, begin, stop in _messages(data, 0, data.size, "ModelProto", 0):
             if kind == "NodeProto":
                 called.add(_named(data, begin, stop, _NODE_NAME))
@@ -113,67 +112,27 @@ def foreign_operators(path: Path) -> tuple[str, ...]:
     return tuple(sorted(f"{domain}:{name}" for domain, name in foreign))
 
 
-def _confined(location: str, folder: Path) -> Path:
+def external_file(path: Path, location: str) -> Path:
+    """The file that the ONNX file at `path` means by a location. Raises `BadOnnxFile` as `external_weights` does."""
     shown = repr(location if len(location) <= _SHOWN_CHARACTERS else location[:_SHOWN_CHARACTERS] + "…")
     written = PurePath(location)
     if written.anchor or ".." in written.parts or location.startswith(_MEMORY_MARK):
         raise BadOnnxFile(f"external weights {shown} are refused; expected a relative path without '..'")
     try:
-        weights = (folder / location).resolve()
-        if not weights.is_relative_to(folder):
-            raise BadOnnxFile(f"external weights {shown} are a link that leads out of the model's folder")
-        exists = weights.is_file()
-    except (ValueError, OSError, RuntimeError):  # a zero byte, a name too long, links in a circle
-        exists = False
-    if not exists:
-        raise BadOnnxFile(f"external weights {shown} are missing; expected a file in the model's folder or below")
-    return weights
+        return plain_file(path.parent, location)
+    except LeadsOut:
+        raise BadOnnxFile(f"external weights {shown} are a link that leads out of the model's folder") from None
+    except Unconfined:
+        expected = "expected a file in the model's folder or below"
+        raise BadOnnxFile(f"external weights {shown} are missing; {expected}") from None
 
 
-class _Contents:
-    """The bytes of an open file, of which a block is kept at a time.
-
-    Not a mapping of the file: reading one ends the process where the file has become shorter meanwhile.
-    """
-
-    def __init__(self, file: RawIOBase, size: int) -> None:
-        self.size = size
-        self._file = file
-        self._start = 0
-        self._block = b""
-
-    def at(self, position: int) -> int:
-        """The byte at `position`. Raises `BadOnnxFile` where there is none any more."""
-        offset = position - self._start
-        if not 0 <= offset < len(self._block):
-            self._block, self._start, offset = self.part(position, position + _BLOCK_BYTES), position, 0
-        if not self._block:
-            raise BadOnnxFile(_CUT_SHORT)
-        return self._block[offset]
-
-    def part(self, begin: int, stop: int) -> bytes:
-        """The bytes from `begin` to before `stop`, as far as there are any."""
-        self._file.seek(begin)
-        return self._file.read(stop - begin) or b""
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[_Contents]:
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size == 0:
-            raise BadOnnxFile("the file is empty")
-        if size > _MAX_FILE_BYTES:  # before anything reads it whole: the end of a file made to be long may take days
-            raise BadOnnxFile(f"it has {size} bytes; at most 2 GiB are read, with weights in files of their own")
-        yield _Contents(file, size)
-
-
-def _messages(data: _Contents, start: int, end: int, message: str, depth: int) -> Iterator[tuple[str, int, int]]:
+def _messages(data: Bytes, start: int, end: int, message: str, depth: int) -> Iterator[tuple[str, int, int]]:
     """Kind, start and end of every message of `MESSAGES` in the one at `data[start:end]`, at any depth."""
     if depth > _MAX_DEPTH:
         raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {_MAX_DEPTH}")
     inner = MESSAGES[message]
-    for number, begin, stop in _length_delimited(data, start, end):
+    for number, begin, stop in length_delimited(data, start, end):
         kind = inner.get(number)
         if kind is None:
             continue
@@ -182,68 +141,50 @@ def _messages(data: _Contents, start: int, end: int, message: str, depth: int) -
             yield from _messages(data, begin, stop, kind, depth + 1)
 
 
-def _named(data: _Contents, start: int, end: int, fields: tuple[int, int]) -> tuple[str, str]:
+def _named(data: Bytes, start: int, end: int, numbers: tuple[int, int]) -> tuple[str, str]:
     """Domain and name of a node's operator or of a function; of repeated fields the last one counts."""
-    found = dict.fromkeys(fields, "")
-    for number, begin, stop in _length_delimited(data, start, end):
+    found = dict.fromkeys(numbers, "")
+    for number, begin, stop in length_delimited(data, start, end):
         if number in found:
             if stop - begin > _MAX_NAME_BYTES:
                 raise BadOnnxFile(f"an operator's name is longer than {_MAX_NAME_BYTES} bytes")
-            found[number] = data.part(begin, stop).decode(errors="replace")
-    return found[fields[0]], found[fields[1]]
+            found[number] = data[begin:stop].decode(errors="replace")
+    return found[numbers[0]], found[numbers[1]]
 
 
-def _location(data: _Contents, start: int, end: int) -> Iterator[str]:
-    """The value (field 2) of an entry whose key (field 1) is `location`; of repeated fields the last one counts."""
-    key = value = (start, start)
-    for number, begin, stop in _length_delimited(data, start, end):
-        if number == 1:
-            key = (begin, stop)
-        elif number == 2:
-            value = (begin, stop)
-    if key[1] - key[0] != len(b"location") or data.part(*key) != b"location":
-        return
-    if value[1] - value[0] > _MAX_LOCATION_BYTES:
+def _program_file(data: Bytes, start: int, end: int) -> list[str]:
+    """The file that a node of a compiled program names, unless it holds the program itself."""
+    if _named(data, start, end, _NODE_NAME)[1] != _COMPILED:
+        return []
+    where, is_embedded = "", True
+    for number, begin, stop in length_delimited(data, start, end):
+        if number == _ATTRIBUTE:
+            values = {at: value for at, value, _ in fields(data, begin, stop)}
+            name, text, flag = (values.get(at) for at in (_NAME, _TEXT, _INTEGER))
+            is_program, is_flag = (isinstance(name, tuple) and data[slice(*name)] == key for key in _PROGRAM_KEYS)
+            if is_flag:
+                is_embedded = flag == 1
+            elif is_program and isinstance(text, tuple):
+                where = "" if text[1] - text[0] > _MAX_LOCATION_BYTES else data[slice(*text)].decode(errors="replace")
+    return [where] if where and not is_embedded else []
+
+
+def external_entry(data: Bytes, start: int, end: int) -> tuple[str, str]:
+    """Key and value of an entry of a tensor's `external_data`, as protobuf reads it: of repeated fields the last one.
+
+    Of several entries of one key the last one counts, too, but the check is of every location. A key or value that is
+    longer than any path is empty. Raises `BadOnnxFile` for a location that is, or is not UTF-8.
+    """
+    spans = {1: (start, start), 2: (start, start)}
+    for number, begin, stop in length_delimited(data, start, end):
+        if number in spans:
+            spans[number] = (begin, stop)
+    key, value = (data[begin:stop] if stop - begin <= _MAX_LOCATION_BYTES else None for begin, stop in spans.values())
+    if key == LOCATION.encode() and value is None:
         raise BadOnnxFile(f"a path of its external weights is longer than {_MAX_LOCATION_BYTES} bytes")
     try:
-        yield data.part(*value).decode()
+        return (key or b"").decode(errors="replace"), (value or b"").decode()
     except UnicodeDecodeError:
-        raise BadOnnxFile("not an ONNX file: a path of its external weights is not UTF-8") from None
-
-
-def _length_delimited(data: _Contents, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each length-delimited field of the message in `data[start:end]`."""
-    position = start
-    while position < end:
-        tag, position = _varint(data, position, end)
-        # C++ drops what is above 32 bits: a longer tag is an unknown field here and a weight's path over there.
-        if tag >> _MAX_TAG_BITS or not tag >> 3:
-            raise BadOnnxFile("not an ONNX file: it has a field of an impossible number")
-        wire = tag & 7
-        if wire == _LENGTH:
-            size, position = _varint(data, position, end)
-            if position + size > end:
-                raise BadOnnxFile(_CUT_SHORT)
-            yield tag >> 3, position, position + size
-            position += size
-        elif wire == _VARINT:
-            _, position = _varint(data, position, end)
-        elif wire in _FIXED_BYTES:
-            position += _FIXED_BYTES[wire]
-        else:
-            raise BadOnnxFile(f"not an ONNX file: it has a field of wire type {wire}")
-    if position != end:
-        raise BadOnnxFile(_CUT_SHORT)
-
-
-def _varint(data: _Contents, position: int, end: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= end:
-            raise BadOnnxFile(_CUT_SHORT)
-        byte = data.at(position)
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise BadOnnxFile("not an ONNX file: it has a number of more than ten bytes")
+        if key == LOCATION.encode():
+            raise BadOnnxFile("not an ONNX file: a path of its external weights is not UTF-8") from None
+        return (key or b"").decode(errors="replace"), ""

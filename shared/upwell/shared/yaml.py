@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
 
+from upwell.shared.confinement import LeadsOut, Unconfined, confined, open_plain, plain_file
 from upwell.shared.errors import ConfigError
 from upwell.shared.yaml_problems import problems_of
 from upwell.shared.yaml_tree import read_tree
@@ -21,10 +22,10 @@ M = TypeVar("M", bound=BaseModel)
 def load_yaml(path: Path, model: type[M], within: Path | None = None) -> M:
     """The file at `path` as a `model`. Raises `ConfigError` with every problem found, each with line and column.
 
-    Relative paths in `RelativePath` fields are taken from the file's folder. Files that are read on the way must lie
-    `within` that folder, if there is one: whoever wrote the file might have no business with others of the machine.
+    Relative paths in `RelativePath` fields are taken from the file's folder. `within` is the folder of a file that may
+    come from a stranger: it must be a plain file in there, and what it names, too (see `ConfinedPath`).
     """
-    return parse_yaml(read_text(path), model, path, within)
+    return parse_yaml(read_text(path, within), model, path, within)
 
 
 def parse_yaml(text: str, model: type[M], path: Path | None = None, within: Path | None = None) -> M:
@@ -67,13 +68,36 @@ RelativePath: TypeAlias = Annotated[Path, BeforeValidator(_resolve_field)]
 """A pydantic field for a path, relative to the file that names it and absolute once loaded; it need not exist."""
 
 
-def read_text(path: Path) -> str:
-    """The text of a small file. Raises `ConfigError`: no such file, not readable, too large, not UTF-8."""
+def confined_path(value: object, info: ValidationInfo) -> Path:
+    """What a file names, resolved: in the folder that the file was loaded `within`, else in the file's own or below.
+
+    It need not exist. Raises `ValueError`.
+    """
+    context = info.context or {}
+    within = context.get("within") or context.get("base_dir", Path())
+    path = _resolve_field(value, info)
     try:
-        with path.open("rb") as file:
+        return confined(within, path)
+    except LeadsOut:
+        raise ValueError(f"the file {path} lies outside {within}; copy it to beside the model") from None
+
+
+ConfinedPath: TypeAlias = Annotated[Path, BeforeValidator(confined_path)]
+"""A pydantic field for a file that a model's description names; see `confined_path`."""
+
+
+def read_text(path: Path, within: Path | None = None) -> str:
+    """The text of a small file, which with `within` is a plain one in that folder.
+
+    Raises `ConfigError`: no such file, not readable, too large, not UTF-8, not in there.
+    """
+    try:
+        with path.open("rb") if within is None else open_plain(plain_file(within, path)) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             # A pipe or device says 0, so what is read is bounded as well.
             data = file.read(MAX_FILE_BYTES + 1) if size_bytes <= MAX_FILE_BYTES else None
+    except Unconfined as error:
+        raise ConfigError.at(path, f"is not read: {error}") from None
     except FileNotFoundError:
         raise ConfigError.at(path, "no such file") from None
     except IsADirectoryError:

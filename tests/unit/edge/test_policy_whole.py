@@ -116,9 +116,9 @@ def test_an_empty_policy_moved_into_place_is_refused_and_says_what_to_do(
     if text:
         assert f"replaces: {running.at.agent.router.digest}" in caplog.text
         assert "'private', 'site'" in caplog.text
-    page = json.loads(health_page((), {}, running.at.agent.policy_problem))
+    page = json.loads(health_page((), {}, running.at.agent.metrics.all_problems()))
     assert page["status"] == "degraded"
-    assert page["policy"]["refused"] == running.file.problem
+    assert page["problems"] == [f"the policy file is not in force: {running.file.problem}"]
     assert running.at.agent.metrics.registry.get_sample_value("upwell_policy_refused") == 1.0
 
 

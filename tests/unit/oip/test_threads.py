@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.unit.oip.gates import TIMEOUT_S, Gate, assert_ends_after
+from upwell.shared.oip import worker
 from upwell.shared.oip.dataplane import Flag
 from upwell.shared.oip.ended import Ended
 from upwell.shared.oip.threads import CallThreads
@@ -332,3 +333,44 @@ def test_no_wait_for_a_flag_misses_it() -> None:
         flag.set()
         other.join(TIMEOUT_S)
         assert found == [True]
+
+
+def test_the_threads_of_a_flood_end_and_those_that_are_needed_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "IDLE_S", 0.2)
+    threads = CallThreads(100, "flood")
+    for _ in range(3):
+        gate, begun = threading.Event(), threading.Semaphore(0)
+        for _ in range(100):
+            threads.submit(_occupy, begun, gate)
+        for _ in range(100):
+            assert begun.acquire(timeout=TIMEOUT_S)
+        gate.set()
+        until_s = time.monotonic() + TIMEOUT_S
+        while (left := _named("flood")) > 3 and time.monotonic() < until_s:  # what is needed goes on beside it
+            done = threading.Event()
+            threads.submit(done.set)
+            assert done.wait(TIMEOUT_S)
+        assert left <= 3
+    threads.shutdown()
+    assert _named("flood") == 0
+
+
+def test_no_task_is_lost_while_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comes at about the time at which the last thread, parked for long enough, is about to end."""
+    monkeypatch.setattr(worker, "IDLE_S", 0.002)
+    threads = CallThreads(2, "ending", at_work=1)
+    for turn in range(400):
+        done = threading.Event()
+        threads.submit(done.set)
+        assert done.wait(TIMEOUT_S)
+        time.sleep(0.0015 + 0.000005 * (turn % 200))
+    threads.shutdown()
+
+
+def _occupy(begun: threading.Semaphore, gate: threading.Event) -> None:
+    begun.release()
+    gate.wait(TIMEOUT_S)
+
+
+def _named(name: str) -> int:
+    return sum(one.name.startswith(f"{name}-") and not one.name.endswith("-watch") for one in threading.enumerate())

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
+import pytest
+
+from upwell.shared.oip.http import workers as module
 from upwell.shared.oip.http.workers import Workers
 
 TIMEOUT_S = 10.0
@@ -89,3 +93,59 @@ def test_a_job_that_does_not_end_is_told_of() -> None:
     assert not workers.stop(0.0)
     job.may_end.set()
     assert workers.join(TIMEOUT_S)
+
+
+def test_the_threads_of_a_flood_end_though_all_are_used_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.1)
+    pool = Workers(60, max_waiting=100)
+    for _ in range(2):
+        jobs = [Job() for _ in range(60)]
+        for job in jobs:
+            pool.put(job)
+        assert all(job.begun.wait(TIMEOUT_S) for job in jobs)
+        for job in jobs:
+            job.may_end.set()
+        until_s = time.monotonic() + TIMEOUT_S
+        while (left := len(pool._threads)) > 4 and time.monotonic() < until_s:
+            one = Job()
+            one.may_end.set()
+            pool.put(one)
+            assert one.begun.wait(TIMEOUT_S)
+        assert left <= 4
+        assert sum(one.name.startswith("http-") for one in threading.enumerate()) <= 10  # some are on their way out
+    assert pool.stop(TIMEOUT_S)
+
+
+def test_a_connection_that_waited_leaves_no_thread_counted_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.05)
+    pool = Workers(2, max_waiting=10)
+    for _ in range(5):
+        jobs = [Job() for _ in range(6)]
+        for job in jobs:
+            pool.put(job)
+            job.may_end.set()
+        assert all(job.begun.wait(TIMEOUT_S) for job in jobs)
+    until_s = time.monotonic() + TIMEOUT_S
+    while pool._threads and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert pool._threads == []
+    both = [Job(), Job()]
+    for job in both:
+        pool.put(job)
+    assert all(job.begun.wait(TIMEOUT_S) for job in both)  # each has a thread
+    for job in both:
+        job.may_end.set()
+    assert pool.stop(TIMEOUT_S)
+
+
+def test_no_connection_is_lost_while_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.002)
+    pool = Workers(3, max_waiting=10)
+    for turn in range(300):
+        jobs = [Job(), Job()]
+        for job in jobs:
+            job.may_end.set()
+            pool.put(job)
+        assert all(job.begun.wait(TIMEOUT_S) for job in jobs)
+        time.sleep(0.001 + 0.00001 * (turn % 200))
+    assert pool.stop(TIMEOUT_S)

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.description import ModelDescription, load_description
 from upwell.shared.signature.keys import MAX_LABELS_BYTES, Datatype
 from upwell.shared.tensors import DTYPES
 from upwell.shared.yaml import load_yaml, parse_yaml
@@ -58,9 +58,12 @@ def test_a_list_of_labels_or_a_file_of_them(tmp_path: Path) -> None:
 def test_labels_files_that_are_none(tmp_path: Path, content: bytes | None, words: str) -> None:
     if content is not None:
         (tmp_path / "names.txt").write_bytes(content)
-    (problem,) = problems(HEAD.replace("kind: logits", f"kind: logits, labels: {tmp_path}/names.txt"))
-    assert problem.startswith("2:86: signature.outputs.scores.labels: ")
-    assert words in problem
+    (tmp_path / "model.yaml").write_text(HEAD.replace("kind: logits", "kind: logits, labels: names.txt"))
+    with pytest.raises(ConfigError) as caught:
+        load_description(tmp_path / "model.yaml")
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column, problem.key) == (2, 86, "signature.outputs.scores.labels")
+    assert words in problem.message
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ def test_mistakes_in_steps(rest: str, expected: str | None) -> None:
         ),
         (
             "signature: {inputs: {x: {kind: image, dtype: FP32}}}",
-            "1:39: signature.inputs.x.dtype: unknown key; known here: kind, uplink",
+            "1:39: signature.inputs.x.dtype: unknown key; known here: channels, kind, uplink",
         ),
         (
             "signature: {inputs: {x: {kind: image, uplink: {encode: gif, quality: 0}}}}",

@@ -14,7 +14,8 @@ from upwell.cloud.engines.checks import check_batch, zero_batch
 from upwell.cloud.engines.onnx_errors import told_by
 from upwell.cloud.engines.onnx_sessions import open_session
 from upwell.shared.errors import InvalidRequest, ModelFailed
-from upwell.shared.onnx_files import BadOnnxFile, foreign_operators
+from upwell.shared.onnx_bytes import BadOnnxFile
+from upwell.shared.onnx_files import foreign_operators
 from upwell.shared.onnx_tensors import DATATYPES, bytes_of, spec_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 

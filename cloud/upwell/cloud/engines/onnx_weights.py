@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from upwell.cloud.engines.steady import MAX_COPIED_BYTES
+from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ModelFailed
-from upwell.shared.onnx_files import BadOnnxFile, external_places
+from upwell.shared.onnx_bytes import BadOnnxFile
+from upwell.shared.onnx_files import external_places
 
 _METHOD = "add_external_initializers_from_files_in_memory"
 _MAX_FILE_BYTES = (1 << 31) - 1
@@ -44,7 +46,7 @@ def copied_weights(options: Any, path: Path) -> Iterator[None]:
 def _contents(path: Path, held: ExitStack) -> Iterator[tuple[str, bytes | mmap.mmap]]:
     """Each location that the model names, as written there, with what lies there."""
     for location, weights in external_places(path).items():
-        with weights.open("rb") as file:
+        with open_plain(weights) as file:
             size = os.fstat(file.fileno()).st_size
             if 0 < size <= MAX_COPIED_BYTES:
                 yield location, file.read(MAX_COPIED_BYTES)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from upwell.shared.confinement import open_plain
+
 MAX_COPIED_BYTES = 256 << 20
 """Larger files are not copied before they are read, which would take as much memory again."""
 
@@ -23,7 +25,7 @@ def steady(path: Path) -> Iterator[Path]:
     if sys.platform != "linux" or path.stat().st_size > MAX_COPIED_BYTES:
         yield path
         return
-    with path.open("rb") as file, os.fdopen(os.memfd_create("weights"), "wb") as copy:
+    with open_plain(path) as file, os.fdopen(os.memfd_create("weights"), "wb") as copy:
         shutil.copyfileobj(file, copy)
         copy.flush()
         yield Path(f"/proc/self/fd/{copy.fileno()}")

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
+from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ModelFailed
 
 MAX_FILE_BYTES = 2 << 30
@@ -23,7 +24,7 @@ def read_trusted(path: Path, trusted: Collection[str], max_bytes: int = MAX_FILE
     The file is read once and its digest is that of the very bytes returned, so replacing it meanwhile changes nothing.
     Raises `ModelFailed`, naming the digest that would have to be listed, and `OSError`.
     """
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ModelFailed(f"{path.name} is larger than {max_bytes} bytes, the most such a file may have")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from upwell.cloud.repository.formats import why_not_this
+from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ModelFailed
 
 _LENGTH_BYTES = 8
@@ -14,7 +15,7 @@ _MOST_HEADER_BYTES = 16 << 20
 
 def check_header(path: Path) -> None:
     """Raise `ModelFailed` where the file is too short for the header that it announces, or that is too large."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         announced = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     size = path.stat().st_size
     if size < _LENGTH_BYTES or announced > size - _LENGTH_BYTES:

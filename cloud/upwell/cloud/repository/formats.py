@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from upwell.shared.confinement import open_plain
+
 _WEIGHTS = "save its weights alone as model.safetensors (safetensors.torch.save_file) and name the class"
 _EXPORT = f"export it as model.onnx (torch.onnx.export), or {_WEIGHTS}"
 
@@ -30,10 +32,8 @@ def why_not_this(file: Path) -> str:
 
     For files that are of no use anyway: a safetensors file may begin as a pickle does.
     """
-    if not file.is_file():  # a pipe would have to be waited for
-        return ""
     try:
-        with file.open("rb") as opened:
+        with open_plain(file) as opened:
             begins = opened.read(len(_ZIP))
     except OSError:
         return ""

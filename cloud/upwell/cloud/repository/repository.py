@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from upwell.cloud.repository.formats import why_never, why_not_this
+from upwell.shared.confinement import LeadsOut, NoPlainFile, plain_file
 from upwell.shared.digest import jax_weights, model_digest
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.onnx_files import BadOnnxFile
+from upwell.shared.onnx_bytes import BadOnnxFile
 
 _log = logging.getLogger(__name__)
 
@@ -90,13 +91,11 @@ class ModelFolder:
         """`path`, if it may be read: a pipe in its place would keep whoever reads it waiting for ever."""
         what = f"{self.name}/{self.version}/{path.name}"
         try:
-            is_inside = path.resolve().is_relative_to(self.root.resolve())
-        except (OSError, RuntimeError):  # a link to itself
-            raise ModelFailed(f"{what} is a link that leads nowhere") from None
-        if not is_inside:
-            raise ModelFailed(f"{what} is a link that leads out of the repository")
-        if not path.is_file():
-            raise ModelFailed(f"{what} is a link that leads nowhere, or no plain file")
+            plain_file(self.root, path)
+        except LeadsOut:
+            raise ModelFailed(f"{what} is a link that leads out of the repository") from None
+        except NoPlainFile:
+            raise ModelFailed(f"{what} is a link that leads nowhere, or no plain file") from None
         return path
 
 

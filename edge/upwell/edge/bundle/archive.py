@@ -19,6 +19,7 @@ from typing import IO
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.bundle.files import CHUNK_BYTES, Progress, nobody, sizes_in
 from upwell.edge.bundle.paths import first_clash, why_unfit
+from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import replacing
 
@@ -71,7 +72,7 @@ def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, progress:
     header.size = size_bytes
     file.write(header.tobuf(tarfile.USTAR_FORMAT, "ascii"))
     left = size_bytes
-    with source.open("rb") as opened:
+    with open_plain(source) as opened:
         while left and (chunk := opened.read(min(CHUNK_BYTES, left))):
             file.write(chunk)
             left -= len(chunk)
@@ -89,7 +90,7 @@ def unpacked(path: Path, beside: Path, limits: Limits = DEFAULT_LIMITS, progress
     a link, a device, two entries of one name) and `TOO_LARGE`; and `ConfigError` where the files cannot be written.
     """
     try:
-        archive = path.open("rb")
+        archive = open_plain(path)
     except OSError as error:
         raise BundleRefused(Refusal.MISSING, path, f"cannot be read: {error.strerror}") from None
     with archive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,9 +29,9 @@ class CalibrationsFile(Section):
 def load_calibrations(folder: Path) -> tuple[Calibration, ...]:
     """The calibrations of the bundle in `folder`; none where it has no such file. Raises `ConfigError`."""
     path = folder / CALIBRATIONS_NAME
-    if not path.exists():
+    if not os.path.lexists(path):
         return ()
-    found = load_yaml(path, CalibrationsFile).calibrations
+    found = load_yaml(path, CalibrationsFile, within=folder).calibrations
     if len({one.key() for one in found}) < len(found):
         raise ConfigError.at(path, "two calibrations are for the same models, measure and target", "calibrations")
     return tuple(found)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from upwell.edge.bundle.base import BundleRefused, FileEntry, Refusal
 from upwell.edge.bundle.paths import first_clash, why_unfit
+from upwell.shared.confinement import open_plain
 
 CHUNK_BYTES = 1 << 20
 Progress = Callable[[int], None]
@@ -59,7 +60,7 @@ def entry_of(source: Path, progress: Progress = nobody) -> FileEntry:
     """Digest and size of a file, read once in chunks. Raises `BundleRefused` (`MISSING`) where it cannot be read."""
     digest, size_bytes = hashlib.sha256(), 0
     try:
-        with source.open("rb") as file:
+        with open_plain(source) as file:
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
                 size_bytes += len(chunk)
@@ -72,7 +73,7 @@ def entry_of(source: Path, progress: Progress = nobody) -> FileEntry:
 def read_small(path: Path, most_bytes: int, refusal: Refusal) -> bytes:
     """A small file whole. Raises `BundleRefused` with `refusal` where it is larger or cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             data = file.read(most_bytes + 1)
     except OSError as error:
         raise BundleRefused(refusal, path, f"cannot be read: {error.strerror}") from None

@@ -110,8 +110,8 @@ def default_name(folder: Path) -> str:
 def _checked(stage: Path, order: Order, step: Callable[[str], None]) -> tuple[Sequence[Check], str, Sequence[str]]:
     made = []
     golden = "as they were in the folder"
+    check_confined(stage, sizes_in(stage))
     with opened_models(stage, order.package, step) as models:
-        check_confined(stage)
         if order.policy is not None:
             digests = {model_digest(stage / one.file) for one in models.variants}
             text = calibrations_text(order.policy, digests, order.name)

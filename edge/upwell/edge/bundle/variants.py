@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,21 +13,22 @@ from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME
 from upwell.edge.bundle.inputs import random_requests
 from upwell.edge.models.agreement import Limits, Verdict
 from upwell.edge.models.golden import answering, check_golden, read_golden, record_golden
+from upwell.edge.models.plausible import implausible
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite_package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
-from upwell.shared.signature.description import Golden, ModelDescription
+from upwell.shared.signature.description import Golden, load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
-from upwell.shared.yaml import load_yaml
 
 MODEL_NAMES = ("model.onnx", "model.tflite")
 _REMEDY = (
     "record them anew with --golden FILE.npz if they are of another model, or leave out with --package NAME a TFLite "
     "package that no device uses"
 )
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def opened_models(folder: Path, package: str | None, step: Callable[[str], None]
     opened: list[Variant] = []
     try:
         path = folder / DESCRIPTION_NAME
-        description = load_yaml(path, ModelDescription) if path.exists() else None
+        description = load_description(path) if path.exists() else None
         for file, options in _ways(folder, package):
             step(f"loading {file}")
             runtime = load_runtime(folder / file, options)
@@ -127,6 +129,8 @@ def record(models: Models, requests: Mapping[str, Array] | None) -> None:
 def check_all(models: Models, step: Callable[[str], None]) -> Sequence[Check]:
     """Ask every variant for the golden vectors. Raises `Disagreement` naming each that fails."""
     golden = read_golden(models.golden)
+    for remark in implausible(models.variants[0].processor.signature.outputs, golden.outputs):
+        _log.warning("in the golden vectors %s", remark)
     checks = []
     for one in models.variants:
         step(f"asking {one.label}")

@@ -42,7 +42,7 @@ def open_bundle(
             raise BundleRefused(Refusal.TAMPERED, folder / path, f"differs from what {MANIFEST_NAME} says")
     if signed is not None:
         _check_signed(folder, signed, digests)
-    check_confined(folder)
+    check_confined(folder, sizes)
     return Bundle(folder, manifest, "" if signed is None else signed.by)
 
 

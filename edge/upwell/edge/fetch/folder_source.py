@@ -17,7 +17,7 @@ from upwell.edge.bundle.archive import DEFAULT_LIMITS
 from upwell.edge.bundle.base import MANIFEST_NAME, BundleRefused, Refusal
 from upwell.edge.bundle.manifest import MAX_MANIFEST_BYTES, MAX_VERSION
 from upwell.edge.fetch.base import FetchFailed, Offer, Progress
-from upwell.edge.fetch.partial import Partial
+from upwell.edge.fetch.partial import Partial, check_room
 
 SUFFIX = ".bundle.tar"
 FOLDER_NAME = "folder"
@@ -134,10 +134,14 @@ class FolderSource:
                 if copied_bytes > self._max_bytes or count >= DEFAULT_LIMITS.max_entries:
                     shutil.rmtree(into, ignore_errors=True)
                     raise BundleRefused(Refusal.TOO_LARGE, found.path, f"has more than {self._max_bytes} bytes")
+                check_room(into, path.lstat().st_size, "to copy it")
                 to = target / path.relative_to(found.path)
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, to, follow_symlinks=False)
                 progress(copied_bytes, 0)
+        except FetchFailed:
+            shutil.rmtree(into, ignore_errors=True)
+            raise
         except OSError as error:
             shutil.rmtree(into, ignore_errors=True)
             raise FetchFailed(f"{found.path}: cannot be copied: {error.strerror}") from None

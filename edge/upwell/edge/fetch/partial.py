@@ -27,6 +27,14 @@ _BLOCK_BYTES = 1 << 20
 _ANEW_S = 600.0
 
 
+def check_room(folder: Path, needed_bytes: int, purpose: str) -> None:
+    """Raise `FetchFailed` where the disk of `folder` has not so many bytes free, and some to spare."""
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes + SPARE_BYTES > free_bytes:
+        expected = f"expected {needed_bytes + SPARE_BYTES} {purpose}"
+        raise FetchFailed(f"{folder}: {free_bytes} bytes are free on the disk; {expected}", _ANEW_S)
+
+
 class _Record(BaseModel):
     """`download.json`: whose bytes they are, and how many of them are known to be on disk."""
 
@@ -74,14 +82,8 @@ class Partial:
             raise BundleRefused(
                 Refusal.TOO_LARGE, None, f"has {self._expected_bytes} bytes; expected at most {self._max_bytes}"
             )
-        missing_bytes = self._expected_bytes - self._size_bytes
-        free_bytes = shutil.disk_usage(self.path.parent).free
-        # Unpacking takes as much again.
-        if self._expected_bytes and missing_bytes + self._expected_bytes + SPARE_BYTES > free_bytes:
-            raise FetchFailed(
-                f"{self.path.parent}: {free_bytes} bytes are free on the disk; "
-                f"expected {missing_bytes + self._expected_bytes + SPARE_BYTES} to fetch and unpack it"
-            )
+        if self._expected_bytes:
+            self._check_room()
 
     def append(self, data: bytes) -> None:
         """Add what came next. Raises `BundleRefused` beyond the limit and `FetchFailed` where the disk is full."""
@@ -97,11 +99,21 @@ class Partial:
             self._size_bytes += len(data)
             if self._size_bytes - self._synced_bytes >= CHECKPOINT_BYTES:
                 self._checkpoint()
+                self._check_room()
+        except FetchFailed:
+            self.drop()
+            raise
         except OSError as error:
             # A disk that stays full would hurt more than this download.
             self.drop()
             raise self._disk_failure(error) from None
         self._progress(self._size_bytes, self._expected_bytes)
+
+    def _check_room(self) -> None:
+        """Raise `FetchFailed` where the disk lacks room for what is still to come, as far as that is known."""
+        whole_bytes = max(self._expected_bytes, self._size_bytes)
+        # Unpacking takes as much again.
+        check_room(self.path.parent, whole_bytes - self._size_bytes + whole_bytes, "to fetch and unpack it")
 
     def restart(self) -> None:
         """Begin anew: what is there does not belong to what comes."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME, Bundle
+from upwell.edge.bundle.base import DESCRIPTION_NAME, Bundle
 from upwell.edge.model_sections import EdgeSide
 from upwell.edge.runtimes.inputs import check_file
 from upwell.edge.runtimes.load import LITERT_NPU, needs_onnxruntime, runtime_of
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite_interpreter import XNNPACK
 from upwell.edge.runtimes.tflite_package import PREFERRED, find_package
+from upwell.shared.confinement import Unconfined, plain_file
 from upwell.shared.errors import ConfigError
 
 _FILE_NAMES = ("model.onnx", "model.tflite")
@@ -24,11 +26,10 @@ _ENTRY_POINTS = {"tflite": b"tflite_plugin_create_delegate", "onnx": b"CreateEpF
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What there is of a model: its files, best first, and where its description and golden vectors would be."""
+    """What there is of a model: its files, best first, and where its description would be."""
 
     models: Sequence[Path]
     description: Path
-    golden: Path | None
     bundle: Bundle | None
 
 
@@ -67,7 +68,7 @@ def files_of(side: EdgeSide, bundle: Bundle | None) -> ModelFiles:
     if side.file is not None:
         runtime_of(side.file, side)
         check_file(side.file)
-        return ModelFiles([side.file], side.file.with_suffix(".yaml"), None, None)
+        return ModelFiles([side.file], side.file.with_suffix(".yaml"), None)
     if bundle is None:
         assert side.bundle is not None  # noqa: S101  the caller has fetched one where the configuration names none
         bundle = Bundle(side.bundle)
@@ -75,14 +76,25 @@ def files_of(side: EdgeSide, bundle: Bundle | None) -> ModelFiles:
     runtime = side.runtime or ("tflite" if side.package else None)
     names = [f"model.{runtime}"] if runtime else _FILE_NAMES
     try:
-        found = [folder / name for name in names if (folder / name).is_file()]
+        found = [folder / name for name in names if is_there(folder, name)]
         problem = f"no {' or '.join(names)} in it" if folder.is_dir() else "no such folder"
     except OSError as error:
         found, problem = [], f"cannot be read: {error.strerror}"
     if not found:
         expected = f"expected a folder with {' or '.join(names)}"
         raise ConfigError.at(folder, f"{problem}; {expected}", "bundle")
-    return ModelFiles(found, folder / DESCRIPTION_NAME, folder / GOLDEN_NAME, bundle)
+    return ModelFiles(found, folder / DESCRIPTION_NAME, bundle)
+
+
+def is_there(folder: Path, name: str) -> bool:
+    """Whether a bundle has a file of that name. Raises `ConfigError` where something else is in its place."""
+    if not os.path.lexists(folder / name):
+        return False
+    try:
+        plain_file(folder, name)
+    except Unconfined as error:
+        raise ConfigError.at(folder / name, f"is not read: {error}") from None
+    return True
 
 
 def accelerated(side: EdgeSide, models: Sequence[Path]) -> Iterator[Candidate]:

@@ -67,9 +67,16 @@ def start_loading(
     return Loading(edge or _without(loader, attempts))
 
 
-def load_edge(name: str, side: EdgeSide, *, bundle: Bundle | None = None, state_dir: Path | None = None) -> EdgeModel:
+def load_edge(
+    name: str,
+    side: EdgeSide,
+    *,
+    bundle: Bundle | None = None,
+    within: Path | None = None,
+    state_dir: Path | None = None,
+) -> EdgeModel:
     """`start_loading` for who would rather wait."""
-    loader = Loader(name, side, bundle=bundle, state_dir=state_dir)
+    loader = Loader(name, side, bundle=bundle, within=within, state_dir=state_dir)
     if not side.wanted_accelerators:
         return loader.on_cpu("ready", [])
     edge, attempts = loader.on_accelerator()

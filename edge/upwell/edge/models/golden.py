@@ -22,6 +22,7 @@ import numpy as np
 
 from upwell.edge.models.agreement import Limits, Verdict, compare
 from upwell.edge.runtimes.base import Runtime
+from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.npy import read_npz
 from upwell.shared.signature.processor import Processor
@@ -101,7 +102,8 @@ def read_golden(path: Path) -> GoldenVectors:
     are no golden vectors. Sizes are checked before memory is taken, and nothing is unpickled.
     """
     try:
-        read = read_npz(path, MAX_BYTES, _MAX_ARRAYS)
+        with open_plain(path) as file:
+            read = read_npz(file, MAX_BYTES, _MAX_ARRAYS)
         arrays = {key: _named_dtype(array) for key, array in read.items()}
         inputs, outputs = (_unpacked(side, arrays) for side in ("in", "out"))
         if not inputs or not outputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from upwell.edge.model_sections import EdgeSide, ModelSection, SplitSection
 from upwell.edge.models.compiling import load_edge
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.timetable import Claim
+from upwell.shared.confinement import Unconfined, plain_file
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, SplitFacts
 from upwell.shared.routing.state import Way
@@ -103,10 +105,13 @@ def load_heads(
     cannot be loaded is left, with a line in the log. Raises `ConfigError` for a folder that is named and is none, or is
     wrong.
     """
-    place = _place(section, whole.bundle.folder if whole is not None and whole.bundle is not None else None)
+    bundle = whole.bundle.folder if whole is not None and whole.bundle is not None else None
+    place = _place(section, bundle)
     if place is None:
         return ()
-    facts = load_yaml(place, SplitFacts)
+    # What a bundle names lies in the bundle; a plan that the configuration names has a folder of its own.
+    within = bundle if bundle is not None and section.split == "auto" else place.parent
+    facts = load_yaml(place, SplitFacts, within=within)
     limit_bytes = section.split.memory if isinstance(section.split, SplitSection) else SplitSection(plan=place).memory
     known = _known(whole, facts)
     heads: list[Head] = []
@@ -117,7 +122,8 @@ def load_heads(
             _log.warning("model %s: cut %s is left, it does not fit %d bytes for heads", name, cut.name, limit_bytes)
             continue
         try:
-            edge = load_edge(f"{name}/{cut.name}", _side(section, path, facts.format), state_dir=state_dir)
+            side = _side(section, path, facts.format)
+            edge = load_edge(f"{name}/{cut.name}", side, within=within, state_dir=state_dir)
         except ConfigError as error:
             _log.error("model %s: cut %s is left: %s", name, cut.name, error)
             continue
@@ -148,7 +154,7 @@ def _place(section: ModelSection, bundle: Path | None) -> Path | None:
     file = section.edge.file if section.edge else None
     folder = bundle if bundle is not None else file.parent if file is not None else None
     place = None if folder is None else folder / AUTO_FOLDER / FILE_NAME
-    if place is None or not place.is_file():
+    if place is None or not os.path.lexists(place):
         _log.warning("`split: auto` finds no %s/%s in %s", AUTO_FOLDER, FILE_NAME, folder or "a model without a bundle")
         return None
     return place
@@ -156,13 +162,12 @@ def _place(section: ModelSection, bundle: Path | None) -> Path | None:
 
 def _files(place: Path, facts: SplitFacts) -> Iterator[tuple[CutFacts, Path]]:
     """Every cut with its head's file. Raises `ConfigError` for one that is outside the folder, or missing."""
-    folder = place.parent.resolve()
     for index, cut in enumerate(facts.cuts):
-        path = (folder / cut.head).resolve()
-        if not path.is_relative_to(folder) or not path.is_file():
-            problem = f"expected a file in {folder}, got {cut.head!r}"
-            raise ConfigError.at(place, problem, f"cuts[{index}].head")
-        yield cut, path
+        try:
+            yield cut, plain_file(place.parent, cut.head)
+        except Unconfined:
+            problem = f"expected a file in {place.parent}, got {cut.head!r}"
+            raise ConfigError.at(place, problem, f"cuts[{index}].head") from None
 
 
 def _side(section: ModelSection, path: Path, file_format: str) -> EdgeSide:

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from upwell.edge.bundle.base import Bundle
+from upwell.edge.bundle.base import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.agreement import Limits
-from upwell.edge.models.candidates import Candidate, accelerated, files_of, on_cpu
+from upwell.edge.models.candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
 from upwell.edge.models.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.models.made_up import check_with_cpu
 from upwell.edge.models.report import Attempt, CheckedBy, LoadReport, State
@@ -32,10 +32,9 @@ from upwell.edge.runtimes.probe import Subject, enter, survived
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.memory import resident_bytes
-from upwell.shared.onnx_files import BadOnnxFile
-from upwell.shared.signature.description import Golden, ModelDescription
+from upwell.shared.onnx_bytes import BadOnnxFile
+from upwell.shared.signature.description import Golden, load_description
 from upwell.shared.signature.processor import Processor
-from upwell.shared.yaml import load_yaml
 
 COMPILED_NAME = "compiled"
 """The folder in `state_dir` where runtimes keep what accelerators compiled."""
@@ -51,12 +50,19 @@ class Loader:
     """Loads one model of the configuration, on its accelerators or on the CPU.
 
     `name` is the model's in the configuration. `bundle` was verified; without one the side's own folder or file is
-    loaded as it lies there. Without `state_dir` nothing is remembered between starts. Raises `ConfigError` where there
-    is no model file, and for a description or golden vectors that cannot be read.
+    loaded as it lies there. What the model names must lie in its bundle; that of a file, by default in its own folder,
+    else `within`. Without `state_dir` nothing is remembered between starts. Raises `ConfigError` where there is no
+    model file, and for a description or golden vectors that cannot be read.
     """
 
     def __init__(
-        self, name: str, side: EdgeSide, *, bundle: Bundle | None = None, state_dir: Path | None = None
+        self,
+        name: str,
+        side: EdgeSide,
+        *,
+        bundle: Bundle | None = None,
+        within: Path | None = None,
+        state_dir: Path | None = None,
     ) -> None:
         self.name = name
         self.side = side
@@ -66,10 +72,10 @@ class Loader:
         self._state_dir = state_dir
         described_by = self._files.description
         # Whatever lies there is meant as the description, also where it turns out to be a folder or a broken link.
-        self._description = load_yaml(described_by, ModelDescription) if os.path.lexists(described_by) else None
+        self._description = load_description(described_by, within) if os.path.lexists(described_by) else None
         wanted = self._description.golden if self._description else Golden()
         self._limits = Limits(wanted.tolerance, wanted.agree)
-        self._golden = _golden_vectors(wanted, self._files.golden)
+        self._golden = _golden_vectors(wanted, self._files)
         bundle = self._files.bundle
         self._calibrations = load_calibrations(bundle.folder) if bundle else ()
         self._errors: dict[Attempt, ConfigError] = {}
@@ -201,9 +207,9 @@ class Loader:
         return "; ".join(filter(None, (wrong, wrong and saturates)))
 
 
-def _golden_vectors(wanted: Golden, beside: Path | None) -> GoldenVectors | None:
-    """Those that the description names, or that lie in the bundle."""
-    path = wanted.file or beside
-    if path is None or (wanted.file is None and not os.path.lexists(path)):
-        return None
-    return read_golden(path)
+def _golden_vectors(wanted: Golden, files: ModelFiles) -> GoldenVectors | None:
+    """Those that the description names, or that lie in the bundle. Raises `ConfigError`."""
+    path = wanted.file
+    if path is None and files.bundle is not None and is_there(files.bundle.folder, GOLDEN_NAME):
+        path = files.bundle.folder / GOLDEN_NAME
+    return None if path is None else read_golden(path)

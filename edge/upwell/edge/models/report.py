@@ -37,6 +37,8 @@ class LoadReport:
     load_s: float = 0.0
     warm_up_s: float = 0.0
     memory_bytes: int = 0
+    remarks: Sequence[str] = ()
+    """What is odd about the model's answers, though it is served."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -187,6 +188,10 @@ class ModelStart:
         try:
             if parent is not None:
                 parent.mkdir(mode=0o700, exist_ok=True)
+                parent = parent if os.access(parent, os.W_OK) else None
+        except OSError:  # a disk that cannot be written; the log has said so
+            parent = None
+        try:
             self._unpacked = Path(tempfile.mkdtemp(prefix="upwell-bundle-", dir=parent))
         except OSError as error:
             raise self._problem(f"the archive cannot be unpacked: {error.strerror}") from None

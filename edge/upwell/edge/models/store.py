@@ -18,7 +18,7 @@ import shutil
 import string
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.models.renewing import check_newer
-from upwell.edge.models.shelf_state import Look, read_state, rebuilt_state
+from upwell.edge.models.shelf_state import Look, ShelfState, read_state, rebuilt_state
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import sync_folder, sync_tree, write_whole
 
@@ -35,10 +35,8 @@ STATE_NAME = "state.json"
 INCOMING_NAME = "incoming"
 
 _DRAFT_NAME = ".new"
-_MOST_CONDEMNED = 100
-_MOST_TRIES = 3
-_LONGEST_REASON = 500
-_LONGEST_NAME = 100
+_MOST_CONDEMNED, _MOST_TRIES = 100, 3
+_LONGEST_REASON, _LONGEST_NAME = 500, 100
 _PLAIN = frozenset(string.ascii_lowercase + string.digits + "-_")
 _BY_KEYS = frozenset({Refusal.UNSIGNED, Refusal.WRONG_SIGNATURE})
 _log = logging.getLogger(__name__)
@@ -67,7 +65,10 @@ class Shelf:
                 self._keep({})
             self._clear()
         except OSError as error:
-            raise _unwritable(self.folder, error) from None
+            if self.folder.exists():
+                raise _unwritable(self.folder, error) from None
+            self._state = ShelfState()  # of a disk that cannot be written: nothing is installed, nor will be
+            _log.error("model %s: %s", self.model, _unwritable(self.folder, error))
 
     @property
     def look(self) -> Look:
@@ -276,10 +277,8 @@ class Shelf:
         for path in self.folder.iterdir():
             if path.name in kept:
                 continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def encoded(model: str) -> str:

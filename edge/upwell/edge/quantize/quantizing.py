@@ -19,7 +19,8 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx_saturation import saturation
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.onnx_files import BadOnnxFile, external_weights
+from upwell.shared.onnx_bytes import BadOnnxFile
+from upwell.shared.onnx_files import external_weights
 
 MAX_BYTES = (1 << 31) - (1 << 24)
 """Neither a protobuf message nor a flatbuffer can be larger than 2 GiB; some is left for what quantizing adds."""

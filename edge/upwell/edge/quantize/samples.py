@@ -14,11 +14,10 @@ from upwell.edge.quantize.base import Feed, FloatModel
 from upwell.edge.runtimes.inputs import describe, shape_fits
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
 from upwell.shared.signature.binding import chunk_of
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.description import load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
-from upwell.shared.yaml import load_yaml
 
 LABELS = "labels"
 
@@ -96,7 +95,7 @@ def read_samples(path: Path, model: FloatModel) -> Samples:
     processor = plain
     if described_by is not None:
         try:
-            description = load_yaml(described_by, ModelDescription)
+            description = load_description(described_by)
             processor = Processor(description, model.inputs, model.outputs, model.format)
         except ConfigError:
             if not _names_fit(arrays, plain):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
@@ -14,7 +15,7 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 def check_file(path: Path) -> None:
     """Raise `ConfigError` unless `path` is a file that can be read and holds something."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             if not file.read(1):
                 raise ConfigError.at(path, "the model file is empty")
     except FileNotFoundError:

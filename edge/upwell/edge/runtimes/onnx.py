@@ -16,7 +16,8 @@ from upwell.edge.runtimes.onnx_tensors import Call, caller_for, symbols_of
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import lost
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
-from upwell.shared.onnx_files import BadOnnxFile, external_weights
+from upwell.shared.onnx_bytes import BadOnnxFile
+from upwell.shared.onnx_files import external_weights
 from upwell.shared.onnx_tensors import Unsupported, spec_of
 from upwell.shared.tensors import Array
 

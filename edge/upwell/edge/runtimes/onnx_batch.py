@@ -12,7 +12,7 @@ from pathlib import Path
 from upwell.edge.runtimes.inputs import unkept_batch
 from upwell.edge.runtimes.onnx_graph import read_graph
 from upwell.shared.errors import ConfigError
-from upwell.shared.onnx_files import BadOnnxFile
+from upwell.shared.onnx_bytes import BadOnnxFile
 
 _TOOL = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
 

@@ -20,7 +20,8 @@ from upwell.edge.runtimes.onnx_providers import CPU, plain_text
 from upwell.edge.runtimes.onnx_sessions import Opening, session_options
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError
-from upwell.shared.onnx_files import BadOnnxFile, external_weights
+from upwell.shared.onnx_bytes import BadOnnxFile
+from upwell.shared.onnx_files import external_weights
 
 
 def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:

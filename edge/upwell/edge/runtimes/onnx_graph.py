@@ -2,33 +2,30 @@
 
 Only what placement and saturation need: nodes with their inputs and outputs, and constants with their dtype, shape and
 numbers. Field numbers are those of `onnx.proto`. Subgraphs of control flow are not read.
+What external data is and where it lies, `upwell.shared.onnx_files` says.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 
-from upwell.shared.onnx_files import BadOnnxFile
+from upwell.shared.confinement import open_plain
+from upwell.shared.onnx_bytes import Bytes, Contents, Span, Value, fields, opened, varint
+from upwell.shared.onnx_files import LOCATION, external_entry, external_file
 from upwell.shared.tensors import Array
 
 INT8, UINT8 = 3, 2
 _NUMPY = {INT8: np.dtype(np.int8), UINT8: np.dtype(np.uint8)}
-_VARINT, _LENGTH = 0, 2
-_FIXED_BYTES = {1: 8, 5: 4}
+_LENGTH = 2
 _GRAPH, _NODE, _NAME, _INPUT = 7, 1, 3, 11
-_EXTERNAL = 1
-
-Bytes: TypeAlias = "mmap.mmap | bytes"
-
-Value: TypeAlias = "int | tuple[int, int]"
-"""A varint's number, or where the bytes of a length-delimited field begin and end."""
+_LOCATIONS = {0: False, 1: True}
+"""Values of `data_location`, and whether they say that the data is external. Protobuf skips any other."""
 
 
 @dataclass(frozen=True)
@@ -77,27 +74,34 @@ class Graph:
         if constant.numbers:
             return np.array([number - (1 << 64) if number >> 63 else number for number in constant.numbers], dtype)
         if constant.external:
-            begin = int(constant.external.get("offset", 0))
-            size = int(constant.external.get("length", -1))
-            weights = self.path.parent / constant.external.get("location", "")
-            return np.fromfile(weights, dtype, size, offset=begin)
+            return self._external(constant.external, dtype)
         if constant.raw is None:
             return None
         begin, end = constant.raw
-        return np.fromfile(self.path, dtype, end - begin, offset=begin)
+        return _part(self.path, begin, end - begin, dtype)
+
+    def _external(self, entries: Mapping[str, str], dtype: np.dtype[Any]) -> Array:
+        """Numbers that lie in another file. Raises `BadOnnxFile`, `OSError` and `ValueError`."""
+        weights = external_file(self.path, entries.get(LOCATION, ""))
+        length = entries.get("length")
+        return _part(weights, int(entries.get("offset") or 0), int(length) if length else None, dtype)
+
+
+def _part(path: Path, begin: int, size_bytes: int | None, dtype: np.dtype[Any]) -> Array:
+    """Bytes of a file as numbers of one byte. No memory is taken for what is only promised."""
+    with open_plain(path) as file:
+        there_bytes = os.fstat(file.fileno()).st_size - begin
+        wanted_bytes = there_bytes if size_bytes is None else size_bytes
+        if begin < 0 or not 0 <= wanted_bytes <= there_bytes:
+            raise ValueError(f"{path} does not hold {wanted_bytes} bytes at {begin}")
+        file.seek(begin)
+        return np.fromfile(file, dtype, wanted_bytes)
 
 
 def read_graph(path: Path) -> Graph:
-    """The main graph of the ONNX file at `path`.
-
-    Raises `BadOnnxFile` for what is no ONNX file, and `OSError` where it cannot be read. External weights are taken to
-    be confined (`upwell.shared.onnx_files.external_weights`).
-    """
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise BadOnnxFile("the file is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _graph(path, data)
+    """The main graph of the ONNX file at `path`. Raises `BadOnnxFile` for what is no ONNX file, and `OSError`."""
+    with opened(path) as data:
+        return _graph(path, data)
 
 
 def named_apart(data: bytes) -> bytes:
@@ -112,7 +116,7 @@ def named_apart(data: bytes) -> bytes:
     }
     taken: set[str] = set()
 
-    def renamed(span: tuple[int, int]) -> bytes:
+    def renamed(span: Span) -> bytes:
         node = _node(data, span)
         name, turn = node.name, len(taken)
         while not name or name in taken or (name != node.name and name in own):
@@ -120,16 +124,16 @@ def named_apart(data: bytes) -> bytes:
         taken.add(name)
         return _with(data, span, _NAME, lambda _: b"") + _delimited(_NAME, name.encode())
 
-    def graph(span: tuple[int, int]) -> bytes:
+    def graph(span: Span) -> bytes:
         return _with(data, span, _NODE, lambda node: _delimited(_NODE, renamed(node)))
 
     return _with(data, (0, len(data)), _GRAPH, lambda span: _delimited(_GRAPH, graph(span)))
 
 
-def _with(data: bytes, span: tuple[int, int], wanted: int, new: Callable[[tuple[int, int]], bytes]) -> bytes:
+def _with(data: bytes, span: Span, wanted: int, new: Callable[[Span], bytes]) -> bytes:
     """The message with `new` in place of each length-delimited field of number `wanted`."""
     parts = []
-    for number, value, (begin, end) in _raw_fields(data, *span):
+    for number, value, (begin, end) in fields(data, *span):
         parts.append(new(value) if number == wanted and isinstance(value, tuple) else data[begin:end])
     return b"".join(parts)
 
@@ -142,22 +146,23 @@ def _delimited(number: int, content: bytes) -> bytes:
     return bytes(encoded) + bytes([size]) + content
 
 
-def _graph(path: Path, data: Bytes) -> Graph:
+def _graph(path: Path, data: Contents) -> Graph:
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, int] = {}
     inputs: dict[str, tuple[int | str, ...]] = {}
-    for begin, end in _messages(data, (0, len(data)), _GRAPH):
-        for number, value in _fields(data, begin, end):
-            if isinstance(value, int):
+    for begin, end in _messages(data, (0, data.size), _GRAPH):
+        for number, value, _ in fields(data, begin, end):
+            if not isinstance(value, tuple):
                 continue
             if number == _NODE:
                 nodes.append(_node(data, value))
                 if nodes[-1].operator == "Constant" and nodes[-1].outputs:
                     for attribute in _messages(data, value, 5):
-                        for tensor in _messages(data, attribute, 5):
-                            constants[nodes[-1].outputs[0]] = _constant(data, tensor)[1]
+                        tensor = tuple(_messages(data, attribute, 5))  # the parts of one, by protobuf's rules
+                        if tensor:
+                            constants[nodes[-1].outputs[0]] = _constant(data, *tensor)[1]
             elif number == 5:
                 name, constant = _constant(data, value)
                 constants[name] = constant
@@ -174,20 +179,21 @@ def _graph(path: Path, data: Bytes) -> Graph:
     return Graph(path, nodes, constants, shapes, dtypes, given)
 
 
-def _node(data: Bytes, span: tuple[int, int]) -> Node:
+def _node(data: Bytes, span: Span) -> Node:
     texts: dict[int, list[str]] = {1: [], 2: [], 3: [""], 4: [""], 7: [""]}
-    for number, value in _fields(data, *span):
-        if number in texts and not isinstance(value, int):
+    for number, value, _ in fields(data, *span):
+        if number in texts and isinstance(value, tuple):
             texts[number].append(_text(data, value))
     return Node(texts[3][-1], texts[4][-1], texts[7][-1], tuple(texts[1]), tuple(texts[2]))
 
 
-def _constant(data: Bytes, span: tuple[int, int]) -> tuple[str, Constant]:
+def _constant(data: Bytes, *spans: Span) -> tuple[str, Constant]:
+    """Name and contents of a tensor, whose fields lie in `spans`."""
     name, dtype, raw, is_external = "", 0, None, False
     shape: list[int] = []
     numbers: list[int] = []
     external: dict[str, str] = {}
-    for number, value in _fields(data, *span):
+    for number, value, _ in (one for span in spans for one in fields(data, *span)):
         if number == 1:
             shape += _integers(data, value)
         elif number == 2 and isinstance(value, int):
@@ -195,101 +201,60 @@ def _constant(data: Bytes, span: tuple[int, int]) -> tuple[str, Constant]:
         elif number == 5:
             numbers += _integers(data, value)
         elif number == 14 and isinstance(value, int):
-            is_external = value == _EXTERNAL
-        elif isinstance(value, int):
+            is_external = _LOCATIONS.get(value & 0xFFFF_FFFF, is_external)
+        elif not isinstance(value, tuple):
             continue
         elif number == 8:
             name = _text(data, value)
         elif number == 9:
             raw = value
         elif number == 13:
-            key, entry = (next((_text(data, one) for one in _messages(data, value, part)), "") for part in (1, 2))
+            key, entry = external_entry(data, *value)
             external[key] = entry
     return name, Constant(dtype, tuple(shape), raw, tuple(numbers), external if is_external else {})
 
 
-def _declared(data: Bytes, span: tuple[int, int]) -> tuple[str, int, tuple[int | str, ...] | None]:
+def _declared(data: Bytes, span: Span) -> tuple[str, int, tuple[int | str, ...] | None]:
     """Name, dtype and shape of a `ValueInfoProto`; None for a shape that it does not tell."""
     name, dtype, shape = "", 0, None
-    for number, value in _fields(data, *span):
-        if number == 1 and not isinstance(value, int):
+    for number, value, _ in fields(data, *span):
+        if number == 1 and isinstance(value, tuple):
             name = _text(data, value)
-        elif number == 2 and not isinstance(value, int):
+        elif number == 2 and isinstance(value, tuple):
             for tensor in _messages(data, value, 1):
-                dtype = next((one for at, one in _fields(data, *tensor) if at == 1 and isinstance(one, int)), 0)
+                dtype = next((one for at, one, _ in fields(data, *tensor) if at == 1 and isinstance(one, int)), 0)
                 for shape_span in _messages(data, tensor, 2):
                     shape = tuple(_size(data, one) for one in _messages(data, shape_span, 1))
     return name, dtype, shape
 
 
-def _size(data: Bytes, span: tuple[int, int]) -> int | str:
+def _size(data: Bytes, span: Span) -> int | str:
     """The size of a dimension, or the name of one that varies; some exporters write -1 for one without a name."""
-    for number, value in _fields(data, *span):
+    for number, value, _ in fields(data, *span):
         if number == 1 and isinstance(value, int):
             return "" if value >> 63 else value
-        if number == 2 and not isinstance(value, int):
+        if number == 2 and isinstance(value, tuple):
             return _text(data, value)
     return ""
 
 
-def _messages(data: Bytes, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
-    for number, value in _fields(data, *span):
-        if number == wanted and not isinstance(value, int):
+def _messages(data: Bytes, span: Span, wanted: int) -> Iterator[Span]:
+    for number, value, _ in fields(data, *span):
+        if number == wanted and isinstance(value, tuple):
             yield value
 
 
 def _integers(data: Bytes, value: Value) -> list[int]:
     """The numbers of a repeated varint field, one by one or packed."""
-    if isinstance(value, int):
-        return [value]
+    if not isinstance(value, tuple):
+        return [] if value is None else [value]
     position, end = value
     found = []
     while position < end:
-        number, position = _varint(data, position, end)
+        number, position = varint(data, position, end)
         found.append(number)
     return found
 
 
-def _text(data: Bytes, span: tuple[int, int]) -> str:
-    return data[slice(*span)].decode("utf-8", "replace")
-
-
-def _fields(data: Bytes, position: int, end: int) -> Iterator[tuple[int, Value]]:
-    for number, value, _ in _raw_fields(data, position, end):
-        if value is not None:
-            yield number, value
-
-
-def _raw_fields(data: Bytes, position: int, end: int) -> Iterator[tuple[int, Value | None, tuple[int, int]]]:
-    """Number, value (None for one of fixed width) and whole extent, tag included, of each field."""
-    while position < end:
-        begin = position
-        value: Value | None = None
-        tag, position = _varint(data, position, end)
-        number, wire = tag >> 3, tag & 7
-        if wire == _VARINT:
-            value, position = _varint(data, position, end)
-        elif wire == _LENGTH:
-            size, position = _varint(data, position, end)
-            value = position, position + size
-            position += size
-        elif wire in _FIXED_BYTES:
-            position += _FIXED_BYTES[wire]
-        else:
-            raise BadOnnxFile(f"not an ONNX file: it has a field of wire type {wire}")
-        if position > end:
-            raise BadOnnxFile("not an ONNX file, or cut short")
-        yield number, value, (begin, position)
-
-
-def _varint(data: Bytes, position: int, end: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= end:
-            break
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise BadOnnxFile("not an ONNX file, or cut short")
+def _text(data: Bytes, span: Span) -> str:
+    return data[span[0] : span[1]].decode("utf-8", "replace")

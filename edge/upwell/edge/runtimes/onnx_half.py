@@ -13,7 +13,7 @@ from pathlib import Path
 from upwell.edge.runtimes.onnx_graph import read_graph
 from upwell.edge.runtimes.onnx_partitions import AssignedNode
 from upwell.edge.runtimes.onnx_work import constant_tensors
-from upwell.shared.onnx_files import BadOnnxFile
+from upwell.shared.onnx_bytes import BadOnnxFile
 
 _CPU = "CPUExecutionProvider"
 _FLOAT16 = 10

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from upwell.edge.runtimes.onnx_graph import INT8, UINT8, Graph, Node, read_graph
-from upwell.shared.onnx_files import BadOnnxFile
+from upwell.shared.onnx_bytes import BadOnnxFile
 
 _SAFE_MAGNITUDE = 64
 _NAMED_NODES = 5

@@ -16,6 +16,8 @@ Data: TypeAlias = "bytes | mmap.mmap"
 Check: TypeAlias = Callable[[Data, int], None]
 
 _IDENTIFIER = b"TFL3"
+_EXTERNAL_GROUPS = 8
+"""Slot of the schema's field in the table of the model."""
 
 
 class Broken(Exception):
@@ -28,6 +30,20 @@ def check_flatbuffer(data: Data) -> None:
         raise Broken("it is not a TFLite file")
     try:
         _table(_MODEL)(data, _number(data, 0, "<I"))
+    except struct.error:
+        raise Broken("it is damaged or cut short") from None
+
+
+def names_other_files(data: Data) -> bool:
+    """Whether a TFLite model has weights in files that it names (`external_buffer_groups`), as LiteRT would read them.
+
+    Raises `Broken` where the file ends before it tells.
+    """
+    try:
+        model = _number(data, 0, "<I")
+        vtable = model - _number(data, model, "<i")
+        slots = (_number(data, vtable, "<H") - 4) // 2
+        return slots > _EXTERNAL_GROUPS and _number(data, vtable + 4 + 2 * _EXTERNAL_GROUPS, "<H") != 0
     except struct.error:
         raise Broken("it is damaged or cut short") from None
 

@@ -14,10 +14,11 @@ from upwell.edge.runtimes.coverage import NodeCover
 from upwell.edge.runtimes.inputs import InputCheck, blank, check_file, unkept_batch
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
-from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
+from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer, names_other_files
 from upwell.edge.runtimes.tflite_nodes import walk
 from upwell.edge.runtimes.tflite_package import TflitePackage
 from upwell.edge.runtimes.tflite_tensors import Port, ports_of, with_batch
+from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import Array
 
@@ -110,8 +111,7 @@ def open_nodes(
     Raises as `open_model` does, but judges nothing.
     """
     check_file(path)
-    if package.name == "tflite_runtime":
-        _check_bounds(path)
+    _check_contents(path, is_all=package.name == "tflite_runtime")
     own = accelerator is not None and accelerator.provider == XNNPACK and accelerator.library is None
     delegates = [] if accelerator is None or own else [_load_delegate(package, accelerator)]
     with _refusals(package, path, accelerator):
@@ -132,6 +132,7 @@ def open_nodes(
 def describe(package: TflitePackage, path: Path) -> tuple[Sequence[Port], Sequence[Port], Sequence[NodeCover]]:
     """Inputs, outputs and nodes of a model, which need not run on the CPU (it may be compiled for an accelerator)."""
     check_file(path)
+    _check_contents(path, is_all=False)
     with _refusals(package, path, None):
         interpreter = package.interpreter.Interpreter(model_path=str(path))
         return *ports_of(interpreter), walk(interpreter)
@@ -165,12 +166,17 @@ def _delegate(interpreter: Any, delegates: list[Any]) -> None:
         interpreter._interpreter.ModifyGraphWithDelegate(delegate._get_native_delegate_pointer())
 
 
-def _check_bounds(path: Path) -> None:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+def _check_contents(path: Path, *, is_all: bool) -> None:
+    """Refuse a model that names other files, and with `is_all` one of which a part lies outside the file."""
+    with open_plain(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            check_flatbuffer(data)
+            if is_all:
+                check_flatbuffer(data)
+            is_whole = not names_other_files(data)
         except Broken as error:
             raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
+    if not is_whole:
+        raise ConfigError.at(path, "it has weights in other files, which are not read; convert it into one file")
 
 
 def _load_delegate(package: TflitePackage, accelerator: AcceleratorOptions) -> Any:

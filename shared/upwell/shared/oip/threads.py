@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,14 +20,13 @@ _TICK_S = 0.01
 """A task that has been at work for so long, and at most twice that, is no longer counted. On a busy machine tasks are
 kept from the processor for some milliseconds, and to count one more then costs a tenth of the throughput."""
 
-_CALM_TICKS = 20
-_QUIET_S = 1.0
+_CALM_TICKS, _QUIET_S = 20, 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class CallThreads(ThreadPoolExecutor):
-    """At most `max_workers` threads, made when they are needed, that run what `submit` is given.
+    """At most `max_workers` threads, made when they are needed and gone when not, that run what `submit` is given.
 
     Only `at_work` of the tasks are at work at once (None: all), for threads that contend for the interpreter's lock
     spend more time on that than on a small request. One that waits is not at work: it says so (`give_way`), or is found
@@ -46,9 +46,7 @@ class CallThreads(ThreadPoolExecutor):
         self.at_work = at_work
         self._tasks: deque[Task] = deque()
         self._permits: deque[None] = deque([None] * (max_workers if at_work is None else at_work))
-        self._parked: deque[Worker] = (
-            deque()
-        )  # the last one in is the first one out, whose memory is still in the caches
+        self._parked: deque[Worker] = deque()  # last in, first out: its memory is still in the caches
         self._made: list[Worker] = []
         self._making = threading.Lock()
         self._beginning: dict[Ended, None] = {}
@@ -71,8 +69,7 @@ class CallThreads(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[..., object], /, *args: Any) -> Ended:  # type: ignore[override]  # no keywords, no result
         """Run `fn` in one of the threads, or as soon as one is free."""
-        ended = self.expect()
-        self._tasks.append((ended, fn, args))
+        self._tasks.append((ended := self.expect(), fn, args))
         self.put_to_work()
         return ended
 
@@ -167,7 +164,6 @@ class CallThreads(ThreadPoolExecutor):
             worker = self._parked.pop()
             worker.polls = polls
             worker.unpark()
-            return True
         except IndexError:
             with self._making:
                 if len(self._made) == self._most and self._is_ending:
@@ -184,13 +180,10 @@ class CallThreads(ThreadPoolExecutor):
                     self.watch()  # it will be tried again
                     return False
                 self._made.append(worker)
-            return True
+        return True
 
     def take(self, worker: Worker) -> Task | None:
-        """The next task for a thread with a permit, which it may have to wait for.
-
-        None where it has to wait for events instead, or there will be no more.
-        """
+        """The next task for a thread with a permit. None where it has to wait for events instead, or is to end."""
         while not worker.polls:
             try:
                 return self._tasks.popleft()
@@ -200,16 +193,30 @@ class CallThreads(ThreadPoolExecutor):
                     return None
                 self._parked.append(worker)
                 self._permits.append(None)
-                self._park(worker)
+                if not self._park(worker):
+                    return None
         return None
 
-    def retake(self, worker: Worker) -> None:
-        """Get a permit for a thread whose own is gone, unless it is to wait for events."""
+    def retake(self, worker: Worker) -> bool:
+        """Get a permit for a thread whose own is gone, unless it is to wait for events. False where it is to end."""
         try:
             self._permits.pop()
         except IndexError:
             self._parked.append(worker)
-            self._park(worker)
+            return self._park(worker)
+        return True
+
+    def let_go(self, worker: Worker) -> bool:
+        """Whether a thread that has been parked for long may end: somebody might be about to wake it."""
+        with self._making:
+            try:
+                self._parked.remove(worker)
+            except ValueError:
+                return False
+            self._made = [one for one in self._made if one is not worker]
+        self.put_to_work()  # what came while it was neither parked nor gone
+        self._have_polled()
+        return True
 
     def run_now(self, worker: Worker, task: Task) -> bool:
         """Run a task in the thread that waits for events. Whether that still is this one afterwards."""
@@ -241,20 +248,18 @@ class CallThreads(ThreadPoolExecutor):
             self._have_polled()
         self.put_to_work()
 
-    def _park(self, worker: Worker) -> None:
-        """Have a parked thread wait until it gets a permit or polls, or the end has come, when none needs a permit."""
+    def _park(self, worker: Worker) -> bool:
+        """Have a parked thread wait for a permit, to poll, or for the end of all. False where it is to end itself."""
         self.put_to_work()  # what came before it was parked
         self._have_polled()
         if self._is_ending:
             self._let_all_go()
-        worker.park()
+        return worker.park()
 
     def _let_all_go(self) -> None:
-        while True:
-            try:
+        with suppress(IndexError):
+            while True:
                 self._parked.pop().unpark()
-            except IndexError:
-                return
 
     def watch(self) -> None:
         """Have somebody look after those at work while others, or events, wait for them."""
@@ -264,9 +269,9 @@ class CallThreads(ThreadPoolExecutor):
         if self._bell is None:
             self._bell = threading.Event()
             name = f"{self._name}-watch"
-            watching = BackgroundThread(name, partial(self._keep_watch, self._bell))
+            kept = BackgroundThread(name, partial(self._keep_watch, self._bell))
             try:
-                watching.start()
+                kept.start()
             except RuntimeError as error:
                 _log.error("no thread to watch the others: %s", error)
                 self._bell, self._is_watched = None, False
@@ -278,8 +283,7 @@ class CallThreads(ThreadPoolExecutor):
         while not self._is_ending or self.next_event is not bool:
             bell.wait()
             bell.clear()
-            seen: dict[Worker, int] = {}
-            calm = 0
+            seen, calm = dict[Worker, int](), 0
             while calm < _CALM_TICKS:
                 time.sleep(_TICK_S)
                 calm = 0 if self._tasks or self._unpolled or seen else calm + 1

@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 _AFTER_ERROR_S = 0.01
 """So that one that comes again and again neither takes the processor nor fills the log."""
 
+IDLE_S = 10.0
+"""A thread with nothing to do for so long ends: a flood leaves as many as there may be, each with memory of its own."""
+
 Task: TypeAlias = "tuple[Ended, Callable[..., object], tuple[Any, ...]]"
 
 
@@ -40,9 +43,12 @@ class Worker:
         self._parking = threading.Lock()
         self._parking.acquire()
 
-    def park(self) -> None:
-        """Wait for `unpark`."""
-        self._parking.acquire()
+    def park(self) -> bool:
+        """Wait for `unpark`. False where none has come for long and the pool goes on without this thread."""
+        while not self._parking.acquire(timeout=IDLE_S):
+            if self.pool.let_go(self):
+                return False
+        return True
 
     def unpark(self) -> None:
         """Let the thread go on."""
@@ -59,10 +65,11 @@ class Worker:
         while True:
             if self.polls:
                 self._poll()
-                pool.retake(self)
+                if not pool.retake(self):
+                    return
             elif (task := pool.take(self)) is not None:
-                if not self.run(task):
-                    pool.retake(self)
+                if not self.run(task) and not pool.retake(self):
+                    return
                 del task  # not kept until the next one
             elif not self.polls:
                 return

@@ -44,7 +44,7 @@ def _logical_input(name: str, one: ImageInput | TensorInput) -> LogicalInput:
         shape = (-1, *one.shape[1:]) if one.shape[:1] == (1,) else one.shape
         return LogicalInput(name, "tensor", TensorSpec(name, one.dtype, shape))
     uplink = None if one.uplink is None else UplinkEncoding(one.uplink.encode, one.uplink.quality)
-    return LogicalInput(name, "image", TensorSpec(name, "BYTES", (-1,)), uplink)
+    return LogicalInput(name, "image", TensorSpec(name, "BYTES", (-1,)), uplink, one.channels == "bgr")
 
 
 def _bind_inputs(

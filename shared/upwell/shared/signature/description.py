@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PrivateAttr
@@ -10,7 +11,7 @@ from pydantic import Field, PrivateAttr
 from upwell.shared.errors import Problem
 from upwell.shared.signature.keys import Datatype, Dimension, FilePart, Labels, Name, PostOp, PreOp
 from upwell.shared.units import Share
-from upwell.shared.yaml import RelativePath
+from upwell.shared.yaml import ConfinedPath, load_yaml
 from upwell.shared.yaml_tree import dotted
 
 RuntimeName: TypeAlias = Literal["onnx", "tflite", "torch"]
@@ -24,9 +25,10 @@ class Uplink(FilePart):
 
 
 class ImageInput(FilePart):
-    """One picture per row: encoded (JPEG, PNG, WebP), or pixels."""
+    """One picture per row: encoded (JPEG, PNG, WebP), or pixels, whose channels callers give in this order."""
 
     kind: Literal["image"]
+    channels: Literal["rgb", "bgr"] = "rgb"
     uplink: Uplink | None = None
 
 
@@ -61,7 +63,7 @@ class Golden(FilePart):
     `file` they are `golden.npz` in a bundle's folder, if that is there.
     """
 
-    file: RelativePath | None = None
+    file: ConfinedPath | None = None
     tolerance: Share = 0.05
     agree: Share = 0.95
 
@@ -74,7 +76,7 @@ class RuntimeOverride(FilePart):
 
 
 class ModelDescription(FilePart):
-    """A whole `model.yaml`. Load it with `load_yaml(path, ModelDescription)`."""
+    """A whole `model.yaml`. Load it with `load_description`."""
 
     version: Literal[1] = 1
     signature: SignaturePart
@@ -95,3 +97,12 @@ class ModelDescription(FilePart):
         place = tree.find(keys)[0] if tree is not None else None
         line, column = (place.line, place.column) if place else (None, None)
         return Problem(self._context.get("path"), line, column, dotted(keys), message)
+
+
+def load_description(path: Path, within: Path | None = None) -> ModelDescription:
+    """The `model.yaml` at `path`. Raises `ConfigError`.
+
+    It and every file that it names must lie `within` that folder, by default its own, for it may come with a model from
+    elsewhere.
+    """
+    return load_yaml(path, ModelDescription, within=within or path.parent)

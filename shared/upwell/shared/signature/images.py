@@ -108,8 +108,22 @@ def encode(pixels: Array, encoding: UplinkEncoding) -> bytes | None:
     return file.getvalue()
 
 
+def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The inputs with pixels in the order red, green, blue, whichever the signature lets callers give them in."""
+    turned = {
+        one.name: np.ascontiguousarray(inputs[one.name][..., ::-1])
+        for one in signature.inputs
+        if one.is_bgr and inputs[one.name].dtype == np.uint8 and inputs[one.name].shape[-1] == 3
+    }
+    return {**inputs, **turned} if turned else inputs
+
+
 def encode_for_uplink(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The inputs as they go up: pictures given as pixels encoded where the signature says so, the rest untouched."""
+    """The inputs as they go up: pixels as RGB, and encoded where the signature says so, the rest untouched.
+
+    The signature is of this side: what the other side lets its own callers give, it does not tell.
+    """
+    inputs = in_rgb(signature, inputs)
     if all(one.uplink is None for one in signature.inputs):
         return inputs
     sent = dict(inputs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -18,8 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from upwell.shared.confinement import open_plain
 from upwell.shared.tensors import numpy_dtype
-from upwell.shared.yaml import resolve
+from upwell.shared.yaml import confined_path
 
 MAX_LABELS_BYTES = 1 << 20
 """A larger labels file is refused."""
@@ -62,16 +62,15 @@ def _labels(value: object, info: ValidationInfo) -> object:
     """A list as it is; a text names a file with one label per line."""
     if not isinstance(value, str):
         return value
-    context = info.context or {}
-    path, within = resolve(value, context.get("base_dir", Path())), context.get("within")
+    path = confined_path(value, info)
     try:
-        if within is not None and not path.resolve().is_relative_to(within.resolve()):
-            raise ValueError(f"the labels file {path} lies outside {within}; copy it to beside the model")
-        if not path.is_file():
-            raise ValueError(f"no labels file {path}; expected a text file with one label per line")
-        if path.stat().st_size > MAX_LABELS_BYTES:
+        with open_plain(path) as file:
+            data = file.read(MAX_LABELS_BYTES + 1)
+        if len(data) > MAX_LABELS_BYTES:
             raise ValueError(f"the labels file {path} is larger than {MAX_LABELS_BYTES} bytes")
-        return path.read_text(encoding="utf-8-sig").rstrip("\r\n").split("\n")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
+    except FileNotFoundError:
+        raise ValueError(f"no labels file {path}; expected a text file with one label per line") from None
     except OSError as error:
         raise ValueError(f"the labels file {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

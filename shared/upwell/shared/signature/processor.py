@@ -13,6 +13,7 @@ from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.signature.binding import bind, chunk_of, sizes_fit
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.geometry import Geometry
+from upwell.shared.signature.images import in_rgb
 from upwell.shared.signature.pipeline import Pipeline
 from upwell.shared.signature.pixel_budget import BUDGET, encoded_pixels
 from upwell.shared.signature.signature import Signature, own_signature
@@ -67,7 +68,7 @@ class Processor:
         if self.identity:
             return Prepared(inputs, rows, None)
         with BUDGET.holding(encoded_pixels(inputs.values())):
-            values, geometry = self._pre.run(inputs, None)
+            values, geometry = self._pre.run(in_rgb(self.signature, inputs), None)
             tensors = {name: array_of(value) for name, value in values.items()}
         first = 1 if self.signature.has_rows else 0
         for spec in self._inputs:

@@ -37,13 +37,15 @@ class LogicalInput:
     """One input as callers see it.
 
     An `image` has the spec BYTES [-1], one encoded picture (JPEG, PNG, WebP) per row, and also takes pixels as
-    UINT8 [rows, height, width, channels] with 1 or 3 channels.
+    UINT8 [rows, height, width, channels] with 1 or 3 channels. `is_bgr`: three are blue, green, red, as callers give
+    them; what an encoded picture has is red, green, blue always.
     """
 
     name: str
     kind: InputKind
     spec: TensorSpec
     uplink: UplinkEncoding | None = None
+    is_bgr: bool = False
 
 
 @dataclass(frozen=True)

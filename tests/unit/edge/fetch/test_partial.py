@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.unit.edge.bundle.bundles import make
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.fetch import partial
 from upwell.edge.fetch.base import FetchFailed, Offer
+from upwell.edge.fetch.folder_source import FolderSource
 from upwell.edge.fetch.partial import Partial
 
 ROOT = Path(__file__).parents[4]
@@ -68,6 +72,47 @@ def test_a_disk_that_is_full_keeps_nothing(tmp_path: Path) -> None:
 def test_too_little_room_is_said_before_anything_comes(tmp_path: Path) -> None:
     with Partial(tmp_path, Offer("a"), nobody, max_bytes=1 << 60) as it, pytest.raises(FetchFailed, match="are free"):
         it.expect(1 << 59)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of its own of 40 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 8 << 20], ids=["no length is stated", "another fills it meanwhile"])
+def test_the_disk_is_looked_at_while_it_comes(small_disk: Path, size_bytes: int) -> None:
+    """Room for twice the archive and to spare is left at every moment, whoever takes it; nothing stays behind."""
+    folder = small_disk / "incoming"
+    with Partial(folder, Offer("a"), nobody, max_bytes=LIMIT) as it:
+        it.expect(size_bytes)
+        if size_bytes:
+            (small_disk / "other").write_bytes(bytes(10 << 20))
+        with pytest.raises(FetchFailed, match=r"bytes are free on the disk; expected .* to fetch and unpack it"):
+            _fetch(it, folder)
+    assert list(folder.iterdir()) == []
+
+
+def _fetch(it: Partial, folder: Path) -> None:
+    for _ in range(25):
+        it.append(bytes(1 << 20))
+        assert shutil.disk_usage(folder).free >= partial.SPARE_BYTES
+
+
+def test_a_folder_is_copied_only_as_far_as_there_is_room(small_disk: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "source" / "digits"
+    make(bundle, {f"part-{number}.bin": bytes(4 << 20) for number in range(8)}, version=1)
+    source = FolderSource(bundle.parent, max_bytes=LIMIT)
+    (offer,) = filter(None, [source.newest()])
+    with pytest.raises(FetchFailed, match=r"bytes are free on the disk; expected .* to copy it"):
+        source.fetch(offer, small_disk / "incoming", nobody)
+    assert list(small_disk.iterdir()) == []
 
 
 def test_another_offer_begins_anew(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from typing import Protocol
 
 from upwell.shared.oip.waiting import Waiting
 
+IDLE_S = 10.0
+"""Threads that were too many for so long end, each with the memory that it holds."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +39,9 @@ class Work(Protocol):
 class Workers:
     """At most `count` threads, started as they are needed, and a queue of at most `max_waiting` connections.
 
+    Those that were not needed for `IDLE_S` end. The queue hands out connections in turns, so that under any load each
+    gets one now and then: what counts is how many of all were idle at every moment of that time.
+
     It has cheroot's interface of a thread pool. The threads are daemons: a handler that does not end cannot keep
     the process from ending.
     """
@@ -53,8 +59,15 @@ class Workers:
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        """Threads without a connection, nor one on its way to them. Too many once no more can be started."""
+        """Threads without a connection, nor one on its way to them."""
+        self._unclaimed = 0
+        """Connections in the queue for which no thread was idle."""
         self._threads: list[threading.Thread] = []
+        self._least_idle = 0
+        """The fewest that were idle at one time since `_counted_s`."""
+        self._surplus = 0
+        """Of those that were in the time before, how many are still to end."""
+        self._counted_s = time.monotonic()
 
     def put(self, connection: Work) -> None:
         """Let a thread serve it soon. A connection too many is closed."""
@@ -66,10 +79,14 @@ class Workers:
         with self._lock:
             if self._idle > 0:
                 self._idle -= 1  # here, since one that has been woken looks idle until it runs
+                self._least_idle = min(self._least_idle, self._idle)
             elif len(self._threads) < self._count:
+                self._least_idle = self._surplus = 0
                 thread = threading.Thread(target=self._run, name=f"http-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
+            else:
+                self._unclaimed += 1
 
     def has_waiting(self) -> bool:
         """Whether a connection waits for a thread."""
@@ -77,23 +94,50 @@ class Workers:
 
     def stop(self, timeout_s: float) -> bool:
         """Serve what waits and end the threads; whether all have ended within `timeout_s`."""
-        for _ in self._threads:
+        for _ in self._threads.copy():  # too many where one ends by itself meanwhile
             self._queue.put(None)
         return self.join(timeout_s)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads after `stop`; whether all have ended within `timeout_s`."""
         until_s = time.monotonic() + timeout_s
-        for thread in self._threads:
+        threads = self._threads.copy()
+        for thread in threads:
             thread.join(max(0.0, until_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)
 
     def _run(self) -> None:
-        while (connection := self._queue.get()) is not None:
+        while True:
+            try:
+                connection = self._queue.get(timeout=IDLE_S)
+            except queue.Empty:
+                if self._may_end():
+                    return
+                continue
+            if connection is None:
+                return
             try:
                 connection.serve_once()
             except Exception:  # noqa: BLE001 (the last resort: a thread that ends would be missed)
                 _log.exception("a connection was given up")
                 connection.close()
             with self._lock:
-                self._idle += 1
+                is_awaited = self._unclaimed > 0
+                self._unclaimed -= is_awaited
+                self._idle += not is_awaited
+            if not is_awaited and self._may_end():
+                return
+
+    def _may_end(self) -> bool:
+        """Whether this thread, which is idle, is one too many; then it is forgotten."""
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s - self._counted_s >= IDLE_S:
+                self._surplus, self._least_idle, self._counted_s = self._least_idle, self._idle, now_s
+            if self._surplus == 0 or self._idle == 0:
+                return False
+            self._surplus -= 1
+            self._idle -= 1
+            self._least_idle = min(self._least_idle, self._idle)
+            self._threads.remove(threading.current_thread())
+            return True

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import onnx
 
+from upwell.shared.confinement import open_plain
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
-from upwell.shared.onnx_files import BadOnnxFile, external_places
+from upwell.shared.onnx_bytes import BadOnnxFile
+from upwell.shared.onnx_files import external_places
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload: what an operator names a function by."""
@@ -96,7 +98,9 @@ class OnnxWhole:
 
     def _fill(self, tensor: onnx.TensorProto) -> None:
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        file = self.elsewhere[entries["location"]]
+        file = self.elsewhere.get(entries.get("location", ""))
+        if file is None:
+            raise ConfigError.at(self.path, f"in which file {tensor.name!r} lies is not told")
         try:
             offset = int(entries.get("offset") or 0)
             there = file.stat().st_size - offset
@@ -105,7 +109,7 @@ class OnnxWhole:
                 raise ConfigError.at(
                     file, f"it holds {offset + there} bytes, but {tensor.name!r} is {length} at {offset}"
                 )
-            with file.open("rb") as opened:
+            with open_plain(file) as opened:
                 opened.seek(offset)
                 tensor.raw_data = opened.read(length)
         except ValueError:

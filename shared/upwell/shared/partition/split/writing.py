@@ -18,6 +18,7 @@ from typing import cast
 
 from pydantic import ValidationError
 
+from upwell.shared.confinement import Unconfined, plain_file
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, sync_folder, sync_tree
 from upwell.shared.partition.graph import Graph, Tensor
@@ -32,9 +33,8 @@ from upwell.shared.partition.split.describing import (
 )
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, CutTensor, SplitFacts
 from upwell.shared.partition.split.halves import Half, Halves, tail_name
-from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.description import ModelDescription, load_description
 from upwell.shared.tensors import TensorSpec
-from upwell.shared.yaml import load_yaml
 
 HEADS, TAILS = "heads", "tails"
 
@@ -70,7 +70,7 @@ class Whole:
             )
         beside = (path.with_suffix(".yaml"), path.parent / DESCRIPTION_FILE)  # of a bare file, of a bundle
         written = next((one for one in beside if os.path.lexists(one)), None)
-        description = None if written is None else load_yaml(written, ModelDescription)
+        description = None if written is None else load_description(written)
         try:
             digest, inputs, outputs, divide = _opened(path, graph)
         except ModuleNotFoundError as error:
@@ -158,11 +158,13 @@ def read_split(folder: Path) -> SplitFacts:
 
 def half_paths(folder: Path, facts: SplitFacts, cut: CutFacts) -> tuple[Path, Path]:
     """The files of head and tail of a cut. Raises `ConfigError` where one is missing or outside the folder."""
-    paths = folder / cut.head, folder / TAILS / cut.tail / _VERSION / f"model.{facts.format}"
-    for path in paths:
-        if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-            raise ConfigError.at(folder / FILE_NAME, f"there is no file {path} for cut {cut.name!r}")
-    return paths
+    head, tail = folder / cut.head, folder / TAILS / cut.tail / _VERSION / f"model.{facts.format}"
+    for path in (head, tail):
+        try:
+            plain_file(folder, path)
+        except Unconfined:
+            raise ConfigError.at(folder / FILE_NAME, f"there is no file {path} for cut {cut.name!r}") from None
+    return head, tail
 
 
 def _opened(path: Path, graph: Graph) -> tuple[str, tuple[TensorSpec, ...], tuple[TensorSpec, ...], Divide]:
