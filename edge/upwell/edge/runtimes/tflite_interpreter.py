@@ -174,6 +174,8 @@ def _check_contents(path: Path, *, is_all: bool) -> None:
                 check_flatbuffer(data)
             is_whole = not names_other_files(data)
         except Broken as error:
+            if not is_all:
+                return  # the package checks it, and says so in its own words
             raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
     if not is_whole:
         raise ConfigError.at(path, "it has weights in other files, which are not read; convert it into one file")
