@@ -14,9 +14,12 @@ from hypothesis import settings
 from tests.delegates.build import CannotBuild, build_software_delegate
 from tests.examples import STEADY
 from tests.in_process import InProcess
+from upwell.shared.no_telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
     from tests.faults.certificates import Authority
+
+forbid_telemetry()  # for tests that load a runtime themselves
 
 # The same examples each time, and however long they take: a run of `make test` says something about the change at hand,
 # not about luck or the machine's load. Others are found with `--hypothesis-profile thorough`, and more of them.

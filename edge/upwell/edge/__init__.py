@@ -2,11 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from upwell.shared.no_telemetry import forbid_telemetry
+
 if TYPE_CHECKING:
     from upwell.edge.agent import Agent
     from upwell.edge.answer import Answer, Timings
 
 __all__ = ["Agent", "Answer", "Timings"]
+
+
+forbid_telemetry()  # before any module of this package can load a runtime
 
 
 def __getattr__(name: str) -> object:

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import onnxruntime
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.checks import check_batch, zero_batch
 from upwell.cloud.engines.onnx_errors import told_by
 from upwell.cloud.engines.onnx_sessions import open_session
+from upwell.cloud.engines.ort import InvalidArgument, onnxruntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.onnx_bytes import BadOnnxFile
 from upwell.shared.onnx_files import foreign_operators

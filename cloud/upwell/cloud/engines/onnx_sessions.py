@@ -15,8 +15,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.onnx_errors import told_by
 from upwell.cloud.engines.onnx_providers import (
@@ -31,6 +29,7 @@ from upwell.cloud.engines.onnx_providers import (
     wanted_providers,
 )
 from upwell.cloud.engines.onnx_weights import copied_weights
+from upwell.cloud.engines.ort import onnxruntime
 from upwell.shared.errors import ModelFailed
 
 _log = logging.getLogger(__name__)

@@ -9,12 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import onnxruntime
-
 from upwell.edge.devices.rows import Attempt, Row, judged, with_options
 from upwell.edge.devices.samples import samples
 from upwell.edge.devices.trying import try_samples
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.ort import onnxruntime
 
 _CPU = "CPUExecutionProvider"
 _OPTIONS = RuntimeOptions(threads=1)

@@ -56,7 +56,7 @@ class Candidate:
         if self.runtime == "tflite":
             return find_package(self.options.package).version
         with needs_onnxruntime(self.path):
-            import onnxruntime
+            from upwell.edge.runtimes.ort import onnxruntime
         return f"onnxruntime {onnxruntime.__version__}"
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper
 
 from upwell.edge.quantize.base import Arithmetic
 from upwell.edge.runtimes.onnx_providers import plain_text
+from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.errors import ConfigError
 
 LEAST_OPSET = 13

@@ -6,14 +6,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnxruntime
-
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.inputs import InputCheck, check_file
 from upwell.edge.runtimes.onnx_providers import plain_text
 from upwell.edge.runtimes.onnx_sessions import open_on_accelerator, open_on_cpu
 from upwell.edge.runtimes.onnx_tensors import Call, caller_for, symbols_of
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.ort import onnxruntime
 from upwell.edge.runtimes.placement import lost
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.onnx_bytes import BadOnnxFile

@@ -18,11 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import onnxruntime
-
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx_providers import OPENVINO, QNN, Provider
 from upwell.edge.runtimes.options import AcceleratorOptions
+from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.digest import model_digest
 
 _SEAL = "seal.json"

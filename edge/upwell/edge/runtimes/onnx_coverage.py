@@ -9,8 +9,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import onnxruntime
-
 from upwell.edge.runtimes.coverage import Coverage
 from upwell.edge.runtimes.inputs import check_file
 from upwell.edge.runtimes.onnx_evidence import parts_of, records_assignment
@@ -19,6 +17,7 @@ from upwell.edge.runtimes.onnx_partitions import CAST_FOR_CPU, Part, covers
 from upwell.edge.runtimes.onnx_providers import CPU, plain_text
 from upwell.edge.runtimes.onnx_sessions import Opening, session_options
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.onnx_bytes import BadOnnxFile
 from upwell.shared.onnx_files import external_weights

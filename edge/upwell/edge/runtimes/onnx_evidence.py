@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-
 from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.onnx_partitions import AssignedNode, Part
 from upwell.edge.runtimes.onnx_tensors import caller_for
+from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.onnx_tensors import spec_of
 
 RECORD_KEY = "session.record_ep_graph_assignment_info"

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-
 from upwell.edge.runtimes.options import AcceleratorOptions
+from upwell.edge.runtimes.ort import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 
 CPU = "CPUExecutionProvider"

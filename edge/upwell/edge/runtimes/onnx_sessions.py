@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import onnxruntime
-
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx_batch import hint, names_to_fix
 from upwell.edge.runtimes.onnx_compiled import Entry, entry_for
@@ -21,6 +19,7 @@ from upwell.edge.runtimes.onnx_partitions import AssignedNode
 from upwell.edge.runtimes.onnx_providers import CPU, OPENVINO, Provider, find_provider, plain_text
 from upwell.edge.runtimes.onnx_saturation import saturation
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.ort import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
 from upwell.shared.errors import ConfigError
 

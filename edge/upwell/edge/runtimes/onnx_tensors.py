@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-import onnxruntime
 
+from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.onnx_tensors import Unsupported, bytes_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 
