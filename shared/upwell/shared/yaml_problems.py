@@ -60,6 +60,10 @@ _EXPECTED: Mapping[str, str] = MappingProxyType(
 """Pydantic's error type -> what was expected, with fields of the error's context."""
 
 
+_VALIDATED = re.compile(r"function-\w+\[[^,]*, (.*)\]")
+"""Pydantic's label of a branch with a validator around it, and the label of what is inside."""
+
+
 @dataclass(frozen=True)
 class _Found:
     """One error: its keys, how many of them lead to the first union on the way, and what is wrong.
@@ -244,7 +248,12 @@ def _inner(annotation: Any, part: str | int) -> list[Any]:
 
 
 def _has_label(branch: Any, label: str) -> bool:
-    """Whether pydantic names this branch of a union `label`: a discriminator's value or the class."""
+    """Whether pydantic names this branch of a union `label`: a discriminator's value or the class.
+
+    A class with a validator of its own is called `function-after[its name(), the class]`.
+    """
+    while found := _VALIDATED.fullmatch(label):
+        label = found[1]
     if getattr(branch, "__name__", None) == label:
         return True
     literals = (get_args(inner) for inner in _fields(branch).values() if get_origin(inner) is Literal)
