@@ -74,6 +74,7 @@ _BITRATE = _Kind(BITRATE_UNITS, "a bit rate such as 500kbps or 20Mbps", ("kbps",
 _NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
 _QUANTITY = re.compile(rf"({_NUMBER})(\s*)([A-Za-zµ]+)", re.ASCII)
 _PERCENT = re.compile(rf"({_NUMBER})%", re.ASCII)
+PERCENT_PATTERN = rf"^{_NUMBER}%$"
 _BARE = re.compile(_NUMBER, re.ASCII)
 
 
@@ -229,7 +230,7 @@ Bytes: TypeAlias = Annotated[
 Share: TypeAlias = Annotated[
     float,
     BeforeValidator(parse_share),
-    _schema(rf"^{_NUMBER}%$", {"type": "number", "minimum": 0, "maximum": 1}),
+    _schema(PERCENT_PATTERN, {"type": "number", "minimum": 0, "maximum": 1}),
 ]
 """A pydantic field written as `20%` or 0.2; a fraction from 0 to 1 inside."""
 

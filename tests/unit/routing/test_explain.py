@@ -150,6 +150,34 @@ DOUBTS = [
 ]
 
 
+SHARE, LATE = "hard: {cloud_share: 20%}", "objective: latency"
+NEVER_HELD = [
+    (f"defaults: {{{LATE}, {SHARE}}}", ("defaults", "objective")),
+    (
+        "defaults: {objective: energy, energy: {inference: 1mJ, uplink_byte: 1uJ}, hard: {max_risk: 2%}}",
+        ("defaults", "objective"),
+    ),
+    (f"defaults: {{{SHARE}}}\nmodels: {{m: {{{LATE}}}}}", ("models", "m", "objective")),
+    (f"defaults: {{{LATE}}}\nmodels: {{m: {{{SHARE}}}}}", ("models", "m", "hard", "cloud_share")),
+    (f"defaults: {{{SHARE}}}\nrules: [{{name: a, match: {{}}, set: {{{LATE}}}}}]", ("rules", 0, "set", "objective")),
+]
+
+
+@pytest.mark.parametrize(("text", "location"), NEVER_HELD)
+def test_a_target_under_an_objective_that_sends_no_hard_case_is_doubted(
+    text: str, location: tuple[str | int, ...]
+) -> None:
+    found = {at: words for at, words in warnings(policy(text)).items() if "never goes up" in words}
+    assert list(found) == [location]
+
+
+@pytest.mark.parametrize(
+    "text", [f"defaults: {{{SHARE}}}", f"defaults: {{{LATE}}}", f"defaults: {{{LATE}, hard: off}}"]
+)
+def test_neither_a_share_nor_an_objective_alone_is_doubted(text: str) -> None:
+    assert not [words for words in warnings(policy(text)).values() if "never goes up" in words]
+
+
 @pytest.mark.parametrize(("text", "location", "words"), DOUBTS)
 def test_what_is_hardly_meant_is_doubted_where_it_stands(
     text: str, location: tuple[str | int, ...], words: str

@@ -50,6 +50,28 @@ def test_an_empty_policy_has_the_documented_defaults() -> None:
     assert policy("defaults: {}").settings(None, None) == DEFAULTS
 
 
+@pytest.mark.parametrize(
+    ("written", "threshold"),
+    [
+        ("measure: margin, below: 20%", 0.2),
+        ("measure: margin, below: '35.5%'", 0.355),
+        ("measure: entropy, above: 40%", 0.4),
+        ("measure: margin, below: 100%", 1.0),
+    ],
+)
+def test_a_threshold_may_be_written_as_a_percentage(written: str, threshold: float) -> None:
+    hard = policy(f"defaults: {{hard: {{{written}}}}}").settings(None, None).hard
+    assert hard is not None
+    assert hard.threshold == pytest.approx(threshold)
+
+
+@pytest.mark.parametrize("written", ["120%", "-5%", "'%'", "a%", "'20'"])
+def test_what_is_neither_a_number_nor_a_percentage_is_no_threshold(written: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy(f"defaults: {{hard: {{below: {written}}}}}")
+    assert caught.value.problems[0].key == "defaults.hard.below"
+
+
 KEYS: dict[str, tuple[str, str, Any, Any]] = {
     "deadline_s": ("deadline: 80ms", "deadline: 2s", 0.08, 2.0),
     "objective": ("objective: latency", "objective: accuracy", "latency", "accuracy"),

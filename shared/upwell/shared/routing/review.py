@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from upwell.shared.located import Location
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy import Policy, Rule
+from upwell.shared.routing.sections import SettingsPatch
 from upwell.shared.routing.settings import HardSettings, Settings
 
 
@@ -57,15 +58,18 @@ def _levels(policy: Policy) -> Iterator[tuple[Location, str]]:
     """What each level comes to, told where that level itself wrote the section; targets at each model."""
     has_models = bool(policy.models)
     yield from _settings(("defaults",), policy.settings(None, None), has_models)
+    yield from _target_that_is_not_held(("defaults",), policy.settings(None, None), policy.defaults)
     for model, patch in policy.models.items():
         for location, text in _settings(("models", model), policy.settings(model, None), False):
             if location[2] in patch.model_fields_set or location[2:] == ("hard",):
                 yield location, text
+        yield from _target_that_is_not_held(("models", model), policy.settings(model, None), patch)
     for index, rule in enumerate(policy.rules):
         if rule.set is not None:
             for location, text in _settings(("rules", index, "set"), policy.settings(None, rule), has_models):
                 if location[3] in rule.set.model_fields_set:
                     yield location, text
+            yield from _target_that_is_not_held(("rules", index, "set"), policy.settings(None, rule), rule.set)
 
 
 def _settings(level: Location, settings: Settings, models_follow: bool) -> Iterator[tuple[Location, str]]:
@@ -80,6 +84,22 @@ def _settings(level: Location, settings: Settings, models_follow: bool) -> Itera
         yield (*level, "budget", "money"), "without `prices` nothing costs money, so this limit is never reached"
     if settings.explore and not settings.record_bytes:
         yield (*level, "explore"), "only recorded requests go both ways, and `record` is off"
+
+
+def _target_that_is_not_held(
+    level: Location, settings: Settings, patch: SettingsPatch
+) -> Iterator[tuple[Location, str]]:
+    """A share or risk beside an objective under which no hard case goes up, told at the level where they meet."""
+    hard, written = settings.hard, patch.model_fields_set
+    if hard is None or settings.objective not in ("latency", "energy") or not written & {"objective", "hard"}:
+        return
+    target = "cloud_share" if not math.isnan(hard.cloud_share) else "max_risk" if not math.isnan(hard.max_risk) else ""
+    if target:
+        yield (
+            (*level, "objective") if "objective" in written else (*level, "hard", target),
+            f"under objective {settings.objective} a case that turns out hard never goes up, since the device's answer "
+            f"is there already, so {target} is not held; expected objective: accuracy, or no {target}",
+        )
 
 
 def _hard(hard: HardSettings, models_follow: bool) -> Iterator[tuple[Location, str]]:

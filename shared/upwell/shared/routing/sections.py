@@ -14,6 +14,7 @@ from upwell.shared.routing.hardness import Measure
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 from upwell.shared.routing.settings import Action, Objective, Period, Priority
 from upwell.shared.units import (
+    PERCENT_PATTERN,
     SIZE_UNIT_PATTERN,
     Bytes,
     Joules,
@@ -24,6 +25,7 @@ from upwell.shared.units import (
     parse_number,
     parse_rate,
     parse_seconds,
+    parse_share,
     rate_schema,
 )
 
@@ -43,8 +45,19 @@ def _written(value: object) -> object:
 Written = BeforeValidator(_written)
 """For a key that may be left out but not be left empty."""
 
+
+def _from_percent(value: object) -> object:
+    return parse_share(value) if isinstance(value, str) and value.endswith("%") else value
+
+
 Number: TypeAlias = Annotated[float, Field(strict=True)]
 Amount: TypeAlias = Annotated[float, Field(strict=True, ge=0)]
+Threshold: TypeAlias = Annotated[
+    Number,
+    BeforeValidator(_from_percent),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": PERCENT_PATTERN}]}),
+]
+"""A number, or `20%` for 0.2."""
 OpenShare: TypeAlias = Annotated[Share, Field(gt=0, lt=1)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
@@ -58,12 +71,12 @@ class Hard(Section):
     """When a case counts as hard: by a plain threshold, or by the share or the risk that it was calibrated for."""
 
     measure: Measure = Field("margin", description="How hardness is measured.")
-    below: Annotated[Number | None, Written] = Field(
+    below: Annotated[Threshold | None, Written] = Field(
         None,
         description="Hard when below this, for max_prob, margin, logit_norm and mean_score. margin has 0.75 where "
         "nothing is written; the others need it.",
     )
-    above: Annotated[Number | None, Written] = Field(
+    above: Annotated[Threshold | None, Written] = Field(
         None, description="Hard when above this, for the other measures; they need it."
     )
     temperature: Annotated[Number, Field(gt=0)] = Field(
