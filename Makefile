@@ -4,6 +4,8 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes, which else would each compile all that they import.
 export PYTHONDONTWRITEBYTECODE :=
+# ONNX Runtime tells its maker nothing about what is run here.
+export ORT_DISABLE_TELEMETRY := 1
 
 .PHONY: demo test check check-platforms check-deploy bench bench-accelerator bench-triton traces test-slow test-properties test-cuts test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
