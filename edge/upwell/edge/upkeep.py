@@ -7,11 +7,11 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from upwell.edge.router_cell import RouterCell
+from upwell.shared.files import read_json
 from upwell.shared.routing.budget import Ledger
 
 PERIOD_S = 1.0
@@ -82,11 +82,10 @@ class BudgetFile:
 
     def _load(self) -> Ledger:
         try:
-            found: Mapping[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-            ledger = Ledger.from_json(found)
+            ledger = Ledger.from_json(read_json(self._path))
         except FileNotFoundError:
             return self._router.state.budgets
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             _log.warning("%s: what was spent of the budgets cannot be read, they begin anew: %s", self._path, error)
             return self._router.state.budgets
         self._router.restore(ledger)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from upwell.shared.errors import ConfigError
 
@@ -26,6 +27,26 @@ def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
     if len(data) > max_bytes:
         raise ConfigError.at(path, f"{what} is larger than {max_bytes} bytes")
     return data
+
+
+def read_json(path: Path, max_bytes: int = 1 << 20) -> Any:
+    """What a plain file of JSON holds. Raises `OSError`, and `ValueError` for anything else than such a file."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would be waited for without end
+            raise ValueError("it is no plain file")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes} bytes")
+    return parse_json(data)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises `ValueError`, also where it is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.faults.clouds import ScriptedCloud, status
-from tests.faults.oracles import CLOUD_MODEL
+from tests.faults.oracles import CLOUD_MODEL, pictures
 from tests.faults.programs import Program
 from tests.faults.scene import HARD_ALWAYS, until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, scraped
@@ -81,6 +82,58 @@ def test_what_is_spent_of_a_budget_survives_a_restart(
 def saved(folder: Path) -> str:
     path = folder / "state" / "budgets.json"
     return path.read_text() if path.exists() else ""
+
+
+DEEP = "[" * 200_000
+STATE_FILES = (
+    "budgets.json",
+    "requests.jsonl",
+    "results.jsonl",
+    "spool.db",
+    "probes.json",
+    "bundles/digits/state.json",
+)
+STATES: Mapping[str, bytes] = {
+    "nested": DEEP.encode(),
+    "nested objects": b'{"a":' * 200_000,
+    "nested and closed": b"[" * 200_000 + b"]" * 200_000,
+    "a number beyond any": b'{"defaults bytes/day 1": [[0, 1' + b"0" * 400 + b", 0]]}",
+    "infinite": b'{"sequence": Infinity, "tries": 1e999}',
+    "no text": b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("what", STATES)
+def test_whatever_the_files_of_its_state_hold_an_agent_starts_and_answers(
+    folder: Path, cloud: ScriptedCloud, what: str
+) -> None:
+    policy = {"defaults": {**SPOOLED, "record": {"keep": "1MiB"}, "budget": {"uplink": "1GB/day"}}}
+    path = write_agent(folder, policy, cloud.address, agent=STATE)
+    for name in STATE_FILES:
+        file = folder / ("" if name == "results.jsonl" else "state") / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(STATES[what] + b"\n")
+    with Agent.from_config(path) as agent:
+        assert agent.infer("digits", {"image": pictures([0])}).reason is Reason.HARD
+
+
+def test_a_pipe_in_the_place_of_the_budgets_does_not_stop_an_agent(folder: Path, cloud: ScriptedCloud) -> None:
+    path = write_agent(folder, {"defaults": EASY}, cloud.address, agent=STATE)
+    (folder / "state").mkdir()
+    os.mkfifo(folder / "state" / "budgets.json")
+    with Agent.from_config(path) as agent:
+        assert agent.infer("digits", {"image": pictures([0])}).reason is Reason.EASY
+
+
+@pytest.mark.parametrize("text", [DEEP, "{a: " * 200_000, "- " * 200_000, "? " * 200_000])
+def test_a_policy_nested_however_deeply_leaves_the_former_one_in_force(
+    folder: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    with keeping(folder, EASY, cloud) as it:
+        it.move_policy(text)
+        until(lambda: "kept the former policy" in caplog.text)
+        assert it.ask(0).reason is Reason.EASY
+    assert "upkeep failed" not in caplog.text
 
 
 def test_a_changed_policy_takes_over_and_a_wrong_one_does_not(

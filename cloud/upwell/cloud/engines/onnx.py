@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.checks import check_batch, zero_batch
 from upwell.cloud.engines.onnx_errors import told_by

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -17,6 +16,7 @@ from upwell.edge.flight.flight import LONGEST_ID, USUAL_BYTES, Flight, is_usual,
 from upwell.edge.flight.segments import Segments, newest_lines
 from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.errors import UpwellError
+from upwell.shared.files import parse_json
 
 FOLDER_NAME = "flights"
 """The recorder's folder in the agent's `state_dir`."""
@@ -213,8 +213,8 @@ def _flights(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The lines that are flights; a torn one is not."""
     for line in lines:
         try:
-            flight = json.loads(line)
-        except (ValueError, RecursionError):
+            flight = parse_json(line)
+        except ValueError:
             continue
         if (
             isinstance(flight, dict)

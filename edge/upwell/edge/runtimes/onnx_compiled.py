@@ -23,6 +23,7 @@ from upwell.edge.runtimes.onnx_providers import OPENVINO, QNN, Provider
 from upwell.edge.runtimes.options import AcceleratorOptions
 from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.digest import model_digest
+from upwell.shared.files import read_json
 
 _SEAL = "seal.json"
 _CONTEXT = "context.onnx"
@@ -94,7 +95,7 @@ class Entry:
         """The placement when it was compiled; None where nothing whole is there, and then nothing is left there."""
         try:
             placement = _sealed_placement(self.folder)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ArithmeticError, AttributeError, KeyError, OSError, TypeError, ValueError):
             self.remove()
             return None
         os.utime(self.folder)
@@ -183,12 +184,7 @@ def _short(what: object) -> str:
 
 def _sealed_placement(folder: Path) -> Placement:
     seal = folder / _SEAL
-    if seal.stat().st_size > _MAX_SEAL_BYTES:
-        raise ValueError(seal)
-    try:
-        facts = json.loads(seal.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError(seal) from None
+    facts = read_json(seal, _MAX_SEAL_BYTES)
     if {path.relative_to(folder).as_posix() for path in _files(folder)} != {*facts["files"], _SEAL}:
         raise ValueError(folder)
     for name, digest in facts["files"].items():

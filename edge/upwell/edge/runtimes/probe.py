@@ -28,7 +28,7 @@ from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.digest import model_digest
-from upwell.shared.files import write_whole
+from upwell.shared.files import parse_json, read_json, write_whole
 
 TIMEOUT_S = 120.0
 """A library that takes longer to open a model and run it once hangs."""
@@ -175,7 +175,7 @@ def run_child(subject: Subject, timeout_s: float, lock: DeviceLock) -> None:
         code, answer = _talk(json.dumps(request).encode(), noise, timeout_s, lock)
         said = _said(noise)
     if code == 0:
-        refused = json.loads(answer)["refused"]
+        refused = parse_json(answer)["refused"]
         if refused:
             raise AcceleratorNotUsable(str(refused))
     elif code in (None, -signal.SIGALRM):
@@ -250,8 +250,7 @@ def _sha256(path: Path) -> str:
 def _read(results: Path) -> dict[str, str]:
     """What is remembered: why by key, empty where all went well. A file that cannot be read says nothing."""
     try:
-        with results.open("rb") as file:
-            found = json.loads(file.read(_MAX_RESULTS_BYTES + 1))
+        found = read_json(results, _MAX_RESULTS_BYTES)
     except (OSError, ValueError):
         return {}
     known = found.get("results") if isinstance(found, dict) and found.get("version") == 1 else None

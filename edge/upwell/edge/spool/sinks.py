@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from upwell.edge.spool.item import SpoolResult
 from upwell.shared.errors import UpwellError
+from upwell.shared.files import parse_json
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.tensors import Array, oip_datatype
 
@@ -78,8 +79,8 @@ class JsonlSink:
         except FileNotFoundError:
             return 0
         try:
-            return int(json.loads(line)["sequence"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+            return int(parse_json(line)["sequence"])
+        except (ValueError, OverflowError, KeyError, TypeError):
             return 0
 
     def take(self, results: Sequence[SpoolResult]) -> None:

@@ -116,11 +116,19 @@ def _list(value: object) -> Sequence[object]:
     return value
 
 
+def _number(value: object) -> float:
+    """NaN for what is none, or is larger than a number of the calendar can be."""
+    try:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
+
+
 def _read_window(value: object) -> Window:
-    numbers = [number for number in _list(value) if isinstance(number, (int, float)) and not isinstance(number, bool)]
-    if len(numbers) != 3 or len(_list(value)) != 3 or not all(map(math.isfinite, numbers)):
+    numbers = [_number(one) for one in _list(value)]
+    if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
         raise ValueError("expected start, end and amount of a period, three finite numbers")
-    start_s, end_s, spent = map(float, numbers)
+    start_s, end_s, spent = numbers
     if not start_s < end_s or spent < 0:
         raise ValueError("expected a period that ends after its start and an amount that is not negative")
     return Window(start_s, end_s, spent)
