@@ -13,7 +13,15 @@ import pytest
 
 from upwell.cloud.metrics.tally import Tally
 from upwell.cloud.observing import Observed, Observer
-from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
+from upwell.shared.oip.dataplane import (
+    Call,
+    Dataplane,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Parameter,
+    ServerMetadata,
+)
 from upwell.shared.telemetry.tracer import Recorded, Tracer
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(120)]
@@ -50,7 +58,7 @@ print(best)
 """
 
 
-class Instant:
+class Instant(Dataplane):
     """A dataplane that has its answer at hand."""
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -124,6 +125,10 @@ class Observed:
     def ready(self, model: str | None = None, version: str = "") -> bool:
         """See `Dataplane.ready`."""
         return self._dataplane.ready(model, version)
+
+    def reading(self, call: Call, size_bytes: int) -> AbstractContextManager[None]:
+        """See `Dataplane.reading`."""
+        return self._dataplane.reading(call, size_bytes)
 
     def _failed(self, request: InferRequest, call: Call, status: Status, started_s: float) -> None:
         """What a caller writes makes no new series: a model or version that is not there has no name."""

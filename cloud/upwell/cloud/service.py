@@ -15,7 +15,15 @@ from upwell.cloud.observing import OnRun
 from upwell.cloud.offer import Offer, offered
 from upwell.shared.capabilities import extensions
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
-from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
+from upwell.shared.oip.dataplane import (
+    Call,
+    Dataplane,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Parameter,
+    ServerMetadata,
+)
 from upwell.shared.oip.worker import give_way
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array
@@ -24,7 +32,7 @@ _HELD_S = 1.0
 """How long a refusal is held at the most, see `CloudService.hold_refusals`."""
 
 
-class CloudService:
+class CloudService(Dataplane):
     """A `Dataplane` over loaded models: pre-processing, queue and engine, post-processing.
 
     A request without a version gets the one its model's offer names: the highest, if that is not broken. An answer

@@ -14,7 +14,15 @@ from upwell.edge.uplink.uplink import REASONS
 from upwell.shared.capabilities import extensions
 from upwell.shared.errors import CallerLeft, CloudFailed, InvalidRequest, ModelNotFound, Refused, Unavailable
 from upwell.shared.oip.client import RemoteError
-from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
+from upwell.shared.oip.dataplane import (
+    Call,
+    Dataplane,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Parameter,
+    ServerMetadata,
+)
 from upwell.shared.tensors import Array
 
 TAG_PREFIX = "upwell.tag."
@@ -23,7 +31,7 @@ VERSION = "1"
 """The only version of each model that an agent serves."""
 
 
-class AgentDataplane:
+class AgentDataplane(Dataplane):
     """Adapts an `Agent` to the `Dataplane` interface."""
 
     def __init__(self, agent: Agent, max_requests: int = DEFAULT_MAX_REQUESTS) -> None:

@@ -23,6 +23,7 @@ from upwell.edge.spool.item import Case, Kind, SpoolResult
 from upwell.edge.spool.spool import Spool
 from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import ModelFailed
+from upwell.shared.oip.callers import current_caller
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.reasons import DEGRADED, Reason
@@ -162,7 +163,11 @@ class Keeping:
     ) -> Case:
         edge = InferResponse(done.model.name, outputs, id=done.id, parameters=facts) if outputs else None
         tags = dict(done.signals.subject.tags)
-        return Case(kind, done.model.name, done.model.cloud_model, done.id, done.inputs_of(rows), reason, tags, edge)
+        caller = current_caller()
+        owner = "" if caller is None else caller.key
+        return Case(
+            kind, done.model.name, done.model.cloud_model, done.id, done.inputs_of(rows), reason, tags, edge, owner
+        )
 
     def _judge(self, model: ServedModel, settings: Settings) -> Judge | None:
         return None if model.edge is None else judge_of(model.edge, settings.hard)

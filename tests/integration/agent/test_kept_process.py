@@ -130,7 +130,7 @@ def test_a_policy_nested_however_deeply_leaves_the_former_one_in_force(
     folder: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     with keeping(folder, EASY, cloud) as it:
-        it.move_policy(text)
+        put(folder / "policy.yaml", text)
         until(lambda: "kept the former policy" in caplog.text)
         assert it.ask(0).reason is Reason.EASY
     assert "upkeep failed" not in caplog.text

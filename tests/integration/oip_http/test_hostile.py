@@ -46,6 +46,16 @@ def shared_server() -> Iterator[RunningHttpServer]:
         (b"Upwell-Tag-Privacy: device\r\nUpwell-Tag-Privacy: device\r\nContent-Length: 0\r\n\r\n", 400),
         (b"upwell-tag-privacy: device\r\nUPWELL-TAG-PRIVACY: x\r\nContent-Length: 0\r\n\r\n", 400),
         (b"Authorization: a\r\nauthorization: b\r\nContent-Length: 0\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0;" + b"x" * 2000 + b"\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0;" + b"x" * 1022 + b"\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n 0\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0 \r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0\t\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0x0\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n+0\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0;a=b\r\n\r\n", 400),
+        (b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: y\r\n\r\n", 400),
         (b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
         (b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nabcde", 400),
         (b"Content-Length: -1\r\n\r\n", 400),
@@ -86,7 +96,7 @@ def test_headers_and_chunks_that_could_be_read_in_two_ways_are_refused(
     [
         (b"GET /v2 HTTP/2.0\r\n\r\n", 505),
         (b"GET http://a/v2 HTTP/1.1\r\n\r\n", 400),
-        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 405),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 405),
         (b"get /v2 HTTP/1.1\r\n\r\n", 400),
         (b"GET /v2\r\n\r\n", 400),
         (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", 414),
@@ -295,8 +305,8 @@ def test_a_body_that_ends_early_is_no_request(server: RunningHttpServer, fake: P
 
 
 def test_an_unread_body_is_not_taken_for_the_next_request(server: RunningHttpServer) -> None:
-    smuggled = b"GET /v2 HTTP/1.1\r\n\r\n"
-    head = b"POST /v2/nowhere HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(smuggled)
+    smuggled = b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n"
+    head = b"POST /v2/nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(smuggled)
     answer = exchange(server, head + smuggled)
     assert status_of(answer) == 404
     assert answer.count(b"HTTP/1.1 ") == 1

@@ -95,7 +95,7 @@ def test_a_client_that_does_not_shake_hands_keeps_nobody_waiting(serve: Serve, f
 def test_two_requests_in_one_record_of_tls_are_both_answered(serve: Serve, files: Side) -> None:
     server = serve(security=ServerSecurity(tls=TlsFiles(files.cert, files.key)))
     with dial(server) as plain, context(files).wrap_socket(plain, server_hostname="localhost") as connection:
-        get = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+        get = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
         connection.sendall(get + get + get.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         with connection.makefile("rb") as file:
             assert file.read().count(b'{"live":true}') == 3

@@ -89,7 +89,7 @@ def test_what_was_sent_before_the_stop_is_answered(serve: Serve) -> None:
     with ExitStack() as stack:
         sent = [stack.enter_context(dial(server)) for _ in range(30)]
         for connection in sent:
-            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
+            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
         server.stop(TIMEOUT_S)
         assert [read_all(connection).endswith(b'{"live":true}') for connection in sent] == [True] * 30
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.spool.harness import Scene, scene, until
 from upwell.edge.spool.item import SpoolResult
-from upwell.edge.spool.service import MAX_STREAMS, add_agent_service
+from upwell.edge.spool.service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.shared.oip.client import OipClient
@@ -150,7 +150,7 @@ def test_a_stream_tells_what_there_is_and_follows(tmp_path: Path) -> None:
 def test_streams_are_few_and_leave_room_for_requests(tmp_path: Path) -> None:
     with streaming(tmp_path) as (it, server, stub):
         it.put(1)
-        streams = [ask(stub) for _ in range(MAX_STREAMS)]
+        streams = [ask(stub) for _ in range(MAX_PER_CLIENT)]
         for stream in streams:
             next(stream)
         with pytest.raises(grpc.RpcError) as caught:

@@ -53,6 +53,8 @@ class Case:
     reason: str
     tags: Mapping[str, str] = field(default_factory=dict)
     edge: InferResponse | None = None
+    owner: str = ""
+    """Who asked (`Caller.key`); empty where the server knows nobody by name, or the program itself asked."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Stored:
     edge_answer_digest: str
     request: bytes
     edge_answer: bytes
+    owner: str = ""
 
     @classmethod
     def of(cls, case: Case, id: str, wall_s: float) -> Stored:
@@ -86,7 +89,7 @@ class Stored:
             edge = serialize_infer_response(case.edge) if case.kind == "audit" else b""
         return cls(
             id, case.kind, case.model, case.cloud_model, case.request_id, MappingProxyType(dict(case.tags)),
-            str(case.reason), wall_s, 0.0, 0.0, 0, digest, serialize_infer_request(request), edge,
+            str(case.reason), wall_s, 0.0, 0.0, 0, digest, serialize_infer_request(request), edge, case.owner,
         )  # fmt: skip
 
     def at(self, now_s: float) -> Stored:
@@ -120,6 +123,7 @@ class SpoolResult:
     edge_answer_digest: str
     answer: bytes
     edge_answer: bytes
+    owner: str = ""
 
     def response(self) -> InferResponse:
         """The cloud's answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -14,12 +15,17 @@ from upwell.edge.spool.delivering import BATCH_BYTES
 from upwell.edge.spool.item import SpoolResult, SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.rpc.agent.v1 import agent_pb2 as pb
-from upwell.shared.oip.callers import may_use
+from upwell.shared.errors import Unauthenticated
+from upwell.shared.oip.callers import client_key, current_caller, may_read_result, renewed
+from upwell.shared.oip.calls import client_name
 
 SERVICE = "upwell.rpc.agent.v1.AgentService"
 
-MAX_STREAMS = 4
-"""Streams at once. Each holds a thread of the server, so that many more workers belong to it."""
+MAX_STREAMS, MAX_PER_CLIENT = 16, 4
+"""Streams at once, and of one client. Each holds a thread of the server, so that many more workers belong to it."""
+
+MAX_AGE_S = 3600.0
+"""A stream ends after so long; its client goes on where it was with another one."""
 
 IDLE_S = 900.0
 """A stream that has had nothing to say for so long ends."""
@@ -39,35 +45,54 @@ class _Streams:
     def __init__(self, spool: Spool, idle_s: float) -> None:
         self._spool = spool
         self._idle_s = idle_s
-        self._room = threading.BoundedSemaphore(MAX_STREAMS)
+        self._open: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def results(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
             since = pb.ResultsRequest.FromString(data).since
         except DecodeError:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the message cannot be read as a ResultsRequest")
-        if not self._room.acquire(blocking=False):
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams of results are open already")
+        client = client_key(client_name(context))
+        refusal = self._begin(client)
+        if refusal:
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         try:
             context.add_callback(self._spool.news.publish)  # so that a stream whose caller has left notices it
             yield from self._follow(min(since, _LARGEST_SEQUENCE), context)
         except SpoolUnavailable as error:
             if not self._spool.news.is_closed:
                 _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        except Unauthenticated as error:
+            _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
         finally:
-            self._room.release()
+            with self._lock:
+                self._open[client] -= 1
+
+    def _begin(self, client: str) -> str:
+        """Take a place for a stream of this client; why there is none, if so."""
+        with self._lock:
+            if self._open[client] >= MAX_PER_CLIENT:
+                return f"{MAX_PER_CLIENT} streams of results of this client are open already"
+            if self._open.total() >= MAX_STREAMS:
+                return f"{MAX_STREAMS} streams of results are open already"
+            self._open[client] += 1
+            self._open += Counter()  # without those that have none
+        return ""
 
     def _follow(self, since: int, context: grpc.ServicerContext) -> Iterator[bytes]:
-        news = self._spool.news
-        quiet_since_s = time.monotonic()
+        news, caller = self._spool.news, current_caller()
+        began_s = quiet_since_s = time.monotonic()
         while context.is_active() and not news.is_closed:
             seen = news.count
             results = self._spool.results(since, BATCH_BYTES)
+            caller = renewed(caller)  # after the wait: a token may be gone, or may do less, since the stream began
             for result in results:
-                if may_use(result.model):
+                if may_read_result(caller, result.model, result.owner):
                     yield _message(result).SerializeToString()
                 since, quiet_since_s = result.sequence, time.monotonic()
-            left_s = self._idle_s - (time.monotonic() - quiet_since_s)
+            now_s = time.monotonic()
+            left_s = min(quiet_since_s + self._idle_s, began_s + MAX_AGE_S) - now_s
             if left_s <= 0:
                 return
             if not results:

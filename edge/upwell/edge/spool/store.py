@@ -16,9 +16,9 @@ _RESULTS = "state = 'done'"
 _SUM = "SELECT total(size_bytes) FROM items WHERE"
 _OLD = f"DELETE FROM items WHERE (kept_s < ? AND {_WAITING}) OR (next_s < ? AND {_RESULTS})"  # noqa: S608 (constants of this module)
 _STORED = """SELECT items.id, kind, model, cloud_model, request_id, tags, reason, created_wall_s, kept_s, next_s,
-    attempts, edge_answer_digest, request, edge_answer FROM items JOIN bodies USING (id)"""
+    attempts, edge_answer_digest, request, edge_answer, owner FROM items JOIN bodies USING (id)"""
 _RESULT = """SELECT sequence, items.id, request_id, kind, model, cloud_model, tags, reason, created_wall_s,
-    answered_wall_s, edge_answer_digest, answer, edge_answer, length(answer) + length(edge_answer)
+    answered_wall_s, edge_answer_digest, answer, edge_answer, owner, length(answer) + length(edge_answer)
     FROM results JOIN items USING (id) JOIN bodies USING (id)"""
 
 
@@ -77,11 +77,11 @@ class Store:
                 self.counted["refused_large"] += 1
                 return False
         self._connection.execute(
-            "INSERT INTO items VALUES (?, ?, 'waiting', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '')",
+            "INSERT INTO items VALUES (?, ?, 'waiting', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?)",
             (
                 item.id, item.kind, item.model, item.cloud_model, item.request_id, json.dumps(dict(item.tags)),
                 item.reason, item.created_wall_s, item.kept_s, item.next_s, item.attempts, item.edge_answer_digest,
-                item.size_bytes,
+                item.size_bytes, item.owner,
             ),
         )  # fmt: skip
         self._connection.execute("INSERT INTO bodies VALUES (?, ?, ?)", (item.id, item.request, item.edge_answer))
@@ -166,10 +166,10 @@ class Store:
         found: list[SpoolResult] = []
         total_bytes = 0
         for row in self._connection.execute(f"{_RESULT} WHERE sequence > ? ORDER BY sequence", (since,)):
-            total_bytes += row[13]
+            total_bytes += row[14]
             if found and total_bytes > max_bytes:
                 break
-            found.append(SpoolResult(*_with_tags(row[:13], 6)))
+            found.append(SpoolResult(*_with_tags(row[:14], 6)))
         return found
 
     def last_sequence(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from upwell.shared.errors import ModelNotFound, NotAllowed
+from upwell.shared.errors import ModelNotFound, NotAllowed, Unauthenticated
 from upwell.shared.oip.limits import UNLIMITED, Limits
 
 _IPV6_NETWORK_BITS = 64
@@ -24,11 +24,15 @@ _KEYS_KEPT = 4096
 
 @dataclass(frozen=True)
 class Grant:
-    """What a caller may do: the models it may use (globs; None: all), whether it may load and unload them, how much."""
+    """What a caller may do: the models it may use (globs; None: all), whether it may load and unload them, how much.
+
+    `all_results`: it may read the results of cases that others asked for, too.
+    """
 
     models: tuple[str, ...] | None = None
     control: bool = False
     limits: Limits = UNLIMITED
+    all_results: bool = False
     _pattern: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -43,11 +47,15 @@ class Grant:
 
 @dataclass(frozen=True)
 class Caller:
-    """One caller of a server that has a `tokens.yaml`. `key` is its own among tokens and certificates."""
+    """One caller of a server that has a `tokens.yaml`. `key` is its own among tokens and certificates.
+
+    `renew` looks it up again, as the file is now: None where it is no longer let in.
+    """
 
     name: str
     key: str
     grant: Grant
+    renew: Callable[[], Caller | None] | None = field(default=None, compare=False, repr=False)
 
 
 ANONYMOUS = Caller("", "", Grant(models=()))
@@ -75,6 +83,26 @@ def calling(caller: Caller | None) -> Iterator[None]:
         yield
     finally:
         _caller.reset(token)
+
+
+def renewed(caller: Caller | None) -> Caller | None:
+    """The caller of a long call, looked up again: what it may do may have changed since the call began.
+
+    Raises `Unauthenticated` where it is no longer let in.
+    """
+    if caller is None or caller.renew is None:
+        return caller
+    found = caller.renew()
+    if found is None:
+        raise Unauthenticated("the token or certificate is no longer known here")
+    return found
+
+
+def may_read_result(caller: Caller | None, model: str, owner: str) -> bool:
+    """Whether the caller may read the result of a case that `owner` (its `Caller.key`) asked for."""
+    if caller is None:
+        return True
+    return caller.grant.permits(model) and (caller.grant.all_results or caller.key == owner)
 
 
 def may_use(model: str) -> bool:

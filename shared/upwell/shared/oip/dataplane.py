@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -149,3 +150,10 @@ class Dataplane(Protocol):
     def ready(self, model: str | None = None, version: str = "") -> bool:
         """Whether the server (`model` None) or that model can answer now. Unknown models are not ready."""
         ...
+
+    def reading(self, call: Call, size_bytes: int) -> AbstractContextManager[None]:  # noqa: ARG002
+        """While a message of this size is read for `infer`. Raises `Refused` before that is worth it.
+
+        What the block raises says that the message cannot be read.
+        """
+        return nullcontext()

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelNotFound
-from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.tensors import DTYPES, Array, TensorSpec, oip_datatype
 
 VERSION = "1"
@@ -22,7 +22,7 @@ EXAMPLE: Mapping[str, Array] = MappingProxyType({"fp32": np.ones((2, 3), np.floa
 _POLL_S = 0.002
 
 
-class FakeDataplane:
+class FakeDataplane(Dataplane):
     """Serves one model, `echo`: each input comes back as the output of the same name.
 
     Its inputs are one per datatype, named by it in lower case (`fp32`, `bytes`, ...), each of shape [-1, -1]; any

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from upwell.shared.oip.callers import check_may_use, naming_no_others
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
 
@@ -36,3 +38,7 @@ class Permits:
         if model is not None:
             check_may_use(model)
         return self._dataplane.ready(model, version)
+
+    def reading(self, call: Call, size_bytes: int) -> AbstractContextManager[None]:
+        """See `Dataplane.reading`."""
+        return self._dataplane.reading(call, size_bytes)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from upwell.shared.errors import Refused
 from upwell.shared.oip.buckets import Bucket
@@ -67,6 +68,20 @@ class Quotas:
     def ready(self, model: str | None = None, version: str = "") -> bool:
         """As the dataplane's."""
         return self._dataplane.ready(model, version)
+
+    @contextmanager
+    def reading(self, call: Call, size_bytes: int) -> Iterator[None]:
+        """Nothing is read for a client that has had its share, and what cannot be read counts as a request does."""
+        quota = self._quota(call)
+        if quota is not None:
+            quota.check(time.monotonic())
+        try:
+            with self._dataplane.reading(call, size_bytes):
+                yield
+        except BaseException:
+            if quota is not None:
+                quota.charge(size_bytes, time.monotonic())
+            raise
 
     def _quota(self, call: Call) -> ClientQuota | None:
         """The client's, made where it has none yet or its limits have changed; None for a client without limits."""
@@ -140,6 +155,20 @@ class ClientQuota:
                 self._requests.take(1.0, now_s)
             if self._bytes is not None:
                 self._bytes.take(request_bytes, now_s)
+
+    def check(self, now_s: float) -> None:
+        """Raise `Refused` where the client has had its share of requests or bytes."""
+        with self._lock:
+            self._check("requests", self._requests, 1.0, now_s)
+            self._check("bytes", self._bytes, 0.0, now_s)
+
+    def charge(self, size_bytes: int, now_s: float) -> None:
+        """Count a message that came and could not be read."""
+        with self._lock:
+            if self._requests is not None:
+                self._requests.take(1.0, now_s)
+            if self._bytes is not None:
+                self._bytes.take(size_bytes, now_s)
 
     def leave(self, answer_bytes: int, now_s: float) -> None:
         """Count the end of a request that came in."""

@@ -76,7 +76,10 @@ class _Servicer:
         return converters.serialize_model_metadata(self._dataplane.metadata(model, version))
 
     def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        response = infer(self._dataplane, read_request(data), call_of(context))
+        call = call_of(context)
+        with self._dataplane.reading(call, len(data)):
+            request = read_request(data)
+        response = infer(self._dataplane, request, call)
         try:
             return converters.serialize_infer_response(response)
         except UpwellError as error:

@@ -12,9 +12,9 @@ from contextvars import copy_context
 
 import grpc
 
-from upwell.shared.errors import Unavailable, UpwellError
+from upwell.shared.errors import Unauthenticated, Unavailable, UpwellError
 from upwell.shared.oip import converters
-from upwell.shared.oip.callers import client_key
+from upwell.shared.oip.callers import client_key, current_caller, renewed, set_caller
 from upwell.shared.oip.calls import call_of, failure, infer, read_request
 from upwell.shared.oip.dataplane import Dataplane, InferRequest
 from upwell.shared.oip.ended import Ended
@@ -203,7 +203,11 @@ class Stream:
         request: InferRequest | None = None
         started_s = time.monotonic()
         try:
-            request = read_request(data)
+            caller = renewed(current_caller())  # a token may be gone, or may do less, since the stream began
+            if caller is not None:
+                set_caller(caller)
+            with self._dataplane.reading(self._call, len(data)):
+                request = read_request(data)
             response = infer(self._dataplane, request, self._call)
             try:
                 answer = converters.serialize_stream_response(response)
@@ -212,7 +216,7 @@ class Stream:
                 raise RuntimeError("the answer cannot be serialized") from error
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
             status = failure(error)
-            if isinstance(error, Unavailable) and not self._dataplane.ready():
+            if isinstance(error, Unauthenticated) or (isinstance(error, Unavailable) and not self._dataplane.ready()):
                 self.end(status)
                 return None
             answer = converters.serialize_stream_error(status.text, status.code.name, request)

@@ -39,11 +39,16 @@ class _Entry(BaseModel):
         False, description="May load and unload the models that it may use, where the service allows that at all."
     )
     limits: Limits = Field(UNLIMITED, description="What it may ask for, over the `limits` of the server.")
+    results: Literal["own", "all"] = Field(
+        "own",
+        description="Whose results it may read on an agent (`Results`): those of its own cases, or of all cases of the "
+        "models that it may use.",
+    )
 
     @property
     def grant(self) -> Grant:
         """The same as the checks take it."""
-        return Grant(self.models, self.control, self.limits)
+        return Grant(self.models, self.control, self.limits, self.results == "all")
 
 
 class TokenEntry(_Entry):
@@ -120,13 +125,18 @@ class KnownTokens:
     def caller_of(self, token: bytes) -> Caller | None:
         """Who calls with that token; None for one that is not known."""
         # The time that a dictionary takes tells something of the hash, which nobody can choose or turn back.
-        return self._known.get().by_digest.get(hashlib.sha256(token).hexdigest())
+        return self._by_digest(hashlib.sha256(token).hexdigest())
+
+    def _by_digest(self, digest: str) -> Caller | None:
+        known = self._known.get().by_digest.get(digest)
+        return None if known is None else replace(known, renew=lambda: self._by_digest(digest))
 
     def holder_of(self, certificate: str) -> Caller | None:
         """Who calls with a certificate of that common name and no token; None for one that is not let in so."""
         for name, grant in self._known.get().clients if certificate else ():
             if fnmatch.fnmatchcase(certificate, name):
-                return Caller(certificate, f"certificate:{certificate}", grant)
+                renew = functools.partial(self.holder_of, certificate)
+                return Caller(certificate, f"certificate:{certificate}", grant, renew)
         return None
 
     @property
@@ -199,6 +209,8 @@ class TokenInterceptor(grpc.ServerInterceptor):
 
 
 def _bearer(metadata: Sequence[tuple[str, str | bytes]] | None) -> bytes | None:
+    if sum(key == "authorization" for key, _ in metadata or ()) > 1:
+        return b""  # of two, which one is meant? None that is known
     for key, value in metadata or ():
         if key == "authorization":
             data = value.encode() if isinstance(value, str) else value

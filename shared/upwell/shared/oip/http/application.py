@@ -167,7 +167,8 @@ class Application:
             else:
                 end = head_bytes(incoming.headers, len(body))
                 share.take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
-                read = parse_infer_request(model, version, body[:end], body[end:])
+                with self._dataplane.reading(Call(client=client), len(body)):
+                    read = parse_infer_request(model, version, body[:end], body[end:])
             request = dataclasses.replace(
                 read.request,
                 id=read.request.id or uuid.uuid4().hex,

@@ -90,6 +90,8 @@ class Request(HTTPRequest):
 
     def _read_headers(self, lines: Any, headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
         read_headers(lines, headers)
+        if b"Host" not in headers and self.request_protocol != b"HTTP/1.0":
+            raise ValueError("the header Host is missing")
         # cheroot would ask for the body before anybody has looked at its size.
         self._expects_continue = headers.pop(b"Expect", b"").lower() == b"100-continue"
         # It is a list, whose words cheroot knows alone and in one spelling.
@@ -102,6 +104,7 @@ class Request(HTTPRequest):
 
     def parse_request(self) -> None:
         """Read the request line and the headers."""
+        self.conn.rfile.is_at_request_line = True
         with self.conn.waited_for():
             super().parse_request()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -21,12 +22,14 @@ SLOWEST_BYTES_PER_S = 4096
 
 _PIECE_BYTES = 64 << 10
 _MAX_LINE_BYTES = 1024
-_MAX_TRAILER_LINES = 32
 _FREE_CHUNKS = 1000
 _LEAST_CHUNK_BYTES = 256
 """What the chunks have on average where there are more than `_FREE_CHUNKS`: each costs some microseconds, even one of a
 byte, and so a body of such would take minutes.
 """
+
+_REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [\x21-\x7e]+ HTTP/[0-9]\.[0-9]\r\n")
+_CHUNK_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\r\n")
 
 
 class Reader:
@@ -41,6 +44,7 @@ class Reader:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._buffer = bytearray()
+        self.is_at_request_line = False
         self.deadline_s = 0.0
         self.closed = False
 
@@ -60,17 +64,26 @@ class Reader:
         return True
 
     def readline(self, size: int = _MAX_LINE_BYTES) -> bytes:
-        """Up to and with the next line feed, at most `size` bytes; less where the client ends."""
+        """Up to and with the next line feed, at most `size` bytes; less where the client ends.
+
+        A carriage return elsewhere than before the line feed, and a first line of a request that is none, are given
+        back without their end, which nobody takes for a line.
+        """
         at = 0
         while True:
             found = self._buffer.find(b"\n", at, size)
             if found >= 0:
-                return self._take(found + 1)
+                return self._line(self._take(found + 1))
             if len(self._buffer) >= size:
                 return self._take(size)
             at = len(self._buffer)
             if not self._more():
                 return self._take(at)
+
+    def _line(self, line: bytes) -> bytes:
+        is_first, self.is_at_request_line = self.is_at_request_line, False
+        is_wrong = b"\r" in line[:-2] or (is_first and not _REQUEST_LINE.fullmatch(line))
+        return (line.rstrip(b"\r\n") or b" ") if is_wrong else line
 
     def read_exactly(self, size_bytes: int, take: Callable[[int], None]) -> memoryview:
         """So many bytes, which move the deadline; `take` is asked for the memory of what has come.
@@ -110,13 +123,9 @@ class Reader:
                 size_bytes -= len(piece)
             if bytes(self.read_exactly(2, take)) != b"\r\n":
                 raise _malformed()
-        for _ in range(_MAX_TRAILER_LINES):
-            line = self.readline()
-            if line == b"\r\n":
-                return memoryview(whole)
-            if not line.endswith(b"\r\n"):
-                break
-        raise _malformed()
+        if self.readline() != b"\r\n":  # trailers, which nobody needs here
+            raise _malformed()
+        return memoryview(whole)
 
     def discard(self, max_bytes: int) -> None:
         """Read and forget what still comes, so that a client in the middle of sending reads its answer."""
@@ -129,10 +138,12 @@ class Reader:
         self.closed = True
 
     def _chunk_bytes(self) -> int:
-        digits = self.readline().partition(b";")[0].strip()
-        if not digits or len(digits) > 8 or digits.strip(b"0123456789abcdefABCDEF"):
+        # Digits and the end of the line alone: whatever else may stand there, another reader might take otherwise, and
+        # see the next request begin at another byte.
+        line = self.readline()
+        if not _CHUNK_LINE.fullmatch(line):
             raise _malformed()
-        return int(digits, 16)
+        return int(line, 16)
 
     def _take(self, size_bytes: int) -> bytes:
         taken = bytes(self._buffer[:size_bytes])
