@@ -123,6 +123,7 @@ class ScriptedCloud:
     def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self.behaviour: Behaviour = good
         self.requests: list[InferRequest] = []
+        self.headers: list[str] = []
         self._credentials = credentials
         self._server: grpc.Server | None = None
         self.port = 0
@@ -163,6 +164,7 @@ class ScriptedCloud:
     def _answer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         request = converters.parse_infer_request(data)
         self.requests.append(request)
+        self.headers.append(str(context.invocation_metadata()))
         return self.behaviour(request, context)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,9 +56,11 @@ class ScriptedHttpCloud:
     What a behaviour gives that is no answer to read goes out as the body.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.behaviour: Behaviour = good
         self.requests: list[InferRequest] = []
+        self.headers: list[str] = []
+        self._tls = tls
         self.connections = 0
         self.port = 0
         self._server: _Server | None = None
@@ -77,6 +80,8 @@ class ScriptedHttpCloud:
         """Listen, on the former port if there was one."""
         self._server = _Server(("127.0.0.1", self.port), self)
         self.port = self._server.server_address[1]
+        if self._tls is not None:
+            self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
@@ -141,6 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         request = parse_infer_request(self.path.split("/")[3], "", body[:head], body[head:]).request
         cloud = self.server.cloud
         cloud.requests.append(request)
+        cloud.headers.append(f"{self.path}\n{self.headers}")
         context: Any = Context(self.connection)
         try:
             data = cloud.behaviour(request, context)

@@ -247,7 +247,7 @@ class _End(asyncio.Protocol):
         self._seen = 0
         self._held: deque[tuple[float, Callable[[], object]]] = deque()
         self._free_at_s = 0.0
-        self._lost = False
+        self._lost = self._ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -275,8 +275,11 @@ class _End(asyncio.Protocol):
             self._later(lambda: self._pair.end(resets=fault.resets))
 
     def eof_received(self) -> bool:
+        self._ended = True
         if not self._lost:
             self._later(self.other.write_eof)
+            if self.other._ended:  # asyncio leaves it open
+                self._later(lambda: self._pair.end(resets=False))
         return True
 
     def connection_lost(self, _: Exception | None) -> None:

@@ -104,6 +104,10 @@ class RecordingCell(RouterCell):
         self.outcomes.append(outcome)
         super().observe(outcome)
 
+    def deny(self) -> None:
+        """From now on nothing may leave."""
+        self.replace_policy(parse_yaml("rules: [{name: private, match: {}, egress: deny}]", Policy))
+
     def story(self) -> list[tuple[str, int]]:
         """The outcomes of calls in order, each with the number of its call in order of sending."""
         sent = [one.call for one in self.outcomes if isinstance(one, CloudSent)]
@@ -130,7 +134,7 @@ class Sender:
 
     def send(self, decision: Decision, inputs: Mapping[str, Array] = INPUTS) -> Ascent:
         """One request on its way."""
-        return Ascent(self.desk, MODEL, decision, inputs, "id")
+        return Ascent(self.desk, MODEL, decision, signals(), inputs, "id")
 
     def ask(self, decision: Decision) -> Ascent:
         """One request, waited for to its end."""
@@ -156,13 +160,28 @@ def sender(endpoints: Sequence[str], *, hedges: int = 0, security: ClientSecurit
         uplink.close()
 
 
+def signals() -> Signals:
+    """The request as the router sees it."""
+    size_bytes = INPUTS["fp32"].nbytes
+    return Signals(Subject(MODEL.name, {}, size_bytes, time.time()), (size_bytes,), time.monotonic())
+
+
+def allowed() -> Verdict:
+    """The policy lets it leave."""
+    return Verdict(Settings(), None, "", "")
+
+
+def denied() -> Verdict:
+    """The policy keeps it here."""
+    return Verdict(Settings(), None, "", "private")
+
+
 def decision(
     settings: Settings | None = None,
     *,
     within_s: float = 5.0,
     hedge_after_s: float = math.inf,
     probes: tuple[str, ...] = (),
-    egress_rule: str = "",
     predicted_s: float = math.nan,
 ) -> Decision:
     """Send the only row up and wait `within_s` for its answer."""
@@ -170,7 +189,7 @@ def decision(
     return Decision(
         plan=Plan.CLOUD,
         reason=Reason.RULE,
-        verdict=Verdict(settings or Settings(), "cloud", "up", egress_rule),
+        verdict=Verdict(settings or Settings(), "cloud", "up", ""),
         deadline_s=end_s,
         give_up_s=end_s,
         fallback_start_s=end_s,
@@ -194,10 +213,9 @@ class Asking:
 
     def ask(self) -> float:
         """How long the answer took."""
-        size_bytes = INPUTS["fp32"].nbytes
-        subject = Subject(MODEL.name, {}, size_bytes, time.time())
-        decision = self.cell.decide(Signals(subject, (size_bytes,), time.monotonic()))
-        ascent = Ascent(self._desk, MODEL, decision, INPUTS, "id")
+        asked = signals()
+        decision = self.cell.decide(asked)
+        ascent = Ascent(self._desk, MODEL, decision, asked, INPUTS, "id")
         ascent.wait(decision.give_up_s)
         ascent.drop()
         assert isinstance(ascent.outcome, CloudReply)

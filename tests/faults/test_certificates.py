@@ -14,7 +14,7 @@ import pytest
 from tests.faults.certificates import Authority, Pair
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.scene import CASCADE, ONE, assert_from_cloud, assert_from_edge, scene
-from tests.faults.stalling import LIMIT_BYTES, decision
+from tests.faults.stalling import LIMIT_BYTES, allowed, decision
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply, Uplink
 from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
@@ -66,7 +66,7 @@ def test_another_endpoint_with_a_good_certificate_is_used(authority: Authority) 
         outcomes = []
         for _ in range(3):
             at = decision()
-            call = uplink.start(InferRequest("digits-large", {"image": ONE}, id="1"), at.verdict, at.give_up_s)
+            call = uplink.start(InferRequest("digits-large", {"image": ONE}, id="1"), allowed, at.give_up_s)
             outcomes.append(call.wait(at.give_up_s))
         uplink.close()
         first, *others = outcomes

@@ -131,8 +131,8 @@ class Agent:
             if file.policy != self.router.policy:  # it was written while the models were loaded
                 file.problem = self._take_policy(file.policy)
             jobs.append(file.poll)
-        if self._budgets is not None:
-            jobs.append(self._budgets.save)
+        jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
+        jobs += [] if self._budgets is None else [self._budgets.save]
         self._upkeep = Upkeep(*jobs)
 
     def _take_policy(self, policy: Policy) -> str:

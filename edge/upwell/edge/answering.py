@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from upwell.edge.answer import Answer, Timings
-from upwell.edge.ascent import Ascent, timings
+from upwell.edge.ascent import Ascent
 from upwell.edge.handled import Handled
 from upwell.edge.models.served import EdgeModel
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
-from upwell.shared.routing.reasons import Plan, Reason, Route
+from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 
 
 def answer_of(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None) -> Answer:
@@ -39,12 +40,15 @@ def _of_both(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None)
     replies = [(ascent.rows, outcome) for ascent, outcome in answered]
     misses = [ascent.outcome for ascent in done.ascents if isinstance(ascent.outcome, CloudMiss)]
     gateway = next((reply for _, reply in replies if reply.is_degraded), None)
-    if misses:
-        reason = misses[0].reason
+    failed = [miss for miss in misses if miss.reason in DEGRADED]
+    if failed:
+        reason = failed[0].reason
     elif gateway is not None and gateway.reason is not None:
         reason = gateway.reason
     elif obstacle is not None:
         reason = obstacle
+    elif misses:
+        reason = misses[0].reason
     elif any(ascent.outcome is None for ascent in done.ascents):
         reason = Reason.EDGE_FASTER
     here = Route.EXIT if edge and edge.exits else Route.EDGE
@@ -57,9 +61,9 @@ def _of_both(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None)
         outputs=parts.merged(replies, edge.signature if edge else None),
         route=routes[0] if len(kinds) == 1 else Route.MIXED,
         reason=reason,
-        degraded=bool(misses) or obstacle is not None or gateway is not None,
+        degraded=bool(failed) or obstacle is not None or gateway is not None,
         plan=plan,
-        timings=timings(done.signals.arrived_s, done.edge_s, done.ascents),
+        timings=_timings(done.signals.arrived_s, done.edge_s, done.ascents),
         id=done.id,
         routes=routes,
         cloud_digest=replies[0][1].digest if replies else "",
@@ -71,3 +75,16 @@ def _of_both(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None)
 def _route(ascent: Ascent, edge: EdgeModel | None) -> Route:
     """Who answers the rows of an ascent that was answered."""
     return Route.SPLIT if ascent.decision.way is not None or (edge and edge.exits) else Route.CLOUD
+
+
+def _timings(arrived_s: float, edge_s: float | None, ascents: Sequence[Ascent]) -> Timings:
+    """Where the time of a request went that arrived at `arrived_s` and is answered now."""
+    replies = [ascent.outcome for ascent in ascents if isinstance(ascent.outcome, CloudReply)]
+    slowest = max(replies, key=lambda reply: reply.total_s, default=None)
+    return Timings(
+        total_s=time.monotonic() - arrived_s,
+        edge_s=edge_s,
+        uplink_s=max((ascent.elapsed_s for ascent in ascents), default=None),
+        cloud_queue_s=slowest.queue_s if slowest else None,
+        cloud_compute_s=slowest.compute_s if slowest else None,
+    )

@@ -7,21 +7,30 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from upwell.edge.answer import Timings
 from upwell.edge.desk import Desk
 from upwell.edge.models.served import NotFinite, ServedModel
 from upwell.edge.tracing import UPLINK
 from upwell.edge.uplink.calls import CloudCall, CloudMiss, CloudReply, Message
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudHeld, CloudSent, Decision
+from upwell.shared.routing.state import (
+    CloudAnswered,
+    CloudDropped,
+    CloudFailure,
+    CloudHeld,
+    CloudSent,
+    Decision,
+    Signals,
+)
 from upwell.shared.telemetry.trace import Place
 from upwell.shared.tensors import Array
 
@@ -56,6 +65,9 @@ class Ascent:
     The first good answer wins and the other call is cancelled. Where the policy says `retry`, a call that failed is
     followed by one more in the same way, if the time left is as long as an answer is predicted to take and the budgets
     have it. A probe of the breaker is sent once: it is to find out how one request fares.
+
+    The policy is asked again for each message, of a request with these `signals`. Where it keeps the request on the
+    device by then, the first message and a retry are a miss with that reason, and there is no hedge.
     """
 
     def __init__(
@@ -63,6 +75,7 @@ class Ascent:
         desk: Desk,
         model: ServedModel,
         decision: Decision,
+        signals: Signals,
         inputs: Mapping[str, Array],
         request_id: str,
         joined: Joined | None = None,
@@ -71,6 +84,7 @@ class Ascent:
         self.rows = decision.up_rows
         self.decision = decision
         self.outcome: CloudReply | CloudMiss | None = None
+        self._signals = signals
         self._desk = desk
         self._uplink = desk.uplink
         self._model = model
@@ -89,7 +103,10 @@ class Ascent:
         self._started_s = time.monotonic()
         self._ended_s = math.nan
         self._hedge_at_s = math.inf if decision.probes else self._started_s + decision.hedge_after_s
-        self._send()
+        try:
+            self._send()
+        except EgressForbidden as error:
+            self._stay(error, self._started_s)
 
     @property
     def elapsed_s(self) -> float:
@@ -148,10 +165,12 @@ class Ascent:
         name, size_bytes, trace = str(next(_names)), len(self._message.data), self._desk.trace
         place = None if trace is None else trace.calling()
         message = self._message if place is None else replace(self._message, traceparent=str(place))
+        # Rules may look at the link: as it is without this message.
+        judge = partial(self._desk.router.judge, self._signals, self._desk.router.state)
         # Told before it is done: on a busy machine the answer may be there before the sending returns.
         self._desk.router.observe(CloudSent(self._model.name, name, len(self.rows), size_bytes, self._model.whole))
         try:
-            call = self._uplink.start(message, self.decision.verdict, self.decision.give_up_s, apart_from)
+            call = self._uplink.start(message, judge, self.decision.give_up_s, apart_from)
         except BaseException:
             self._desk.router.settle(self.decision, None)
             self._desk.router.observe(CloudDropped(self._model.name, self.decision.probes, name))
@@ -165,8 +184,9 @@ class Ascent:
     def _hedge(self) -> None:
         self._hedge_at_s = math.inf
         if len(self._under_way) == 1 and self._desk.router.acquire_hedge(self.decision):
-            self._hedged = True
-            self._send(apart_from=self._under_way[0].call)
+            with suppress(EgressForbidden):  # the first may still be answered
+                self._send(apart_from=self._under_way[0].call)
+                self._hedged = True
 
     def _take_ended(self) -> None:
         for attempt in tuple(self._under_way):
@@ -224,7 +244,10 @@ class Ascent:
             return
         if self._is_worth_another(miss) and self._desk.router.acquire_retry(self.decision):
             self._may_retry = False
-            self._send(apart_from=attempt.call)
+            try:
+                self._send(apart_from=attempt.call)
+            except EgressForbidden as error:
+                self._stay(error, attempt.call.ended_s)
         else:
             self._settle(attempt, miss)
 
@@ -235,6 +258,11 @@ class Ascent:
         predicted_s = self.decision.predicted_cloud_s
         left_s = self.decision.give_up_s - time.monotonic()
         return wanted and self._may_retry and left_s > (0.0 if math.isnan(predicted_s) else predicted_s)
+
+    def _stay(self, error: EgressForbidden, ended_s: float) -> None:
+        """The rows stay here after all: the policy has changed since the decision."""
+        self.outcome = CloudMiss(error.reason, str(error))
+        self._ended_s = ended_s
 
     def _settle(self, attempt: _Attempt, outcome: CloudReply | CloudMiss) -> None:
         self.outcome = outcome
@@ -267,16 +295,3 @@ class Ascent:
             facts = {"upwell.rows": len(self.rows), "upwell.sent_bytes": call.sent_bytes, "upwell.hedged": self._hedged}
             ended_s = call.ended_s
             trace.called(UPLINK, attempt.place, ended_s - call.elapsed_s, ended_s, facts, error)
-
-
-def timings(arrived_s: float, edge_s: float | None, ascents: Sequence[Ascent]) -> Timings:
-    """Where the time of a request went that arrived at `arrived_s` and is answered now."""
-    replies = [ascent.outcome for ascent in ascents if isinstance(ascent.outcome, CloudReply)]
-    slowest = max(replies, key=lambda reply: reply.total_s, default=None)
-    return Timings(
-        total_s=time.monotonic() - arrived_s,
-        edge_s=edge_s,
-        uplink_s=max((ascent.elapsed_s for ascent in ascents), default=None),
-        cloud_queue_s=slowest.queue_s if slowest else None,
-        cloud_compute_s=slowest.compute_s if slowest else None,
-    )

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 
 from upwell.edge.models.served import ServedModel
 from upwell.edge.router_cell import RouterCell
@@ -16,8 +17,8 @@ from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.rules import Verdict
-from upwell.shared.routing.state import LINK, CloudAnswered, CloudDropped, CloudHeld, CloudSent
+from upwell.shared.routing.rules import Subject
+from upwell.shared.routing.state import LINK, CloudAnswered, CloudDropped, CloudHeld, CloudSent, Signals
 
 QUIET_S = 0.25
 """Nothing kept is sent within so long after a message of a live request: the next may follow."""
@@ -43,8 +44,7 @@ class Sender:
         self._router = router
         self._uplink = uplink
         self._models = models
-        self._model = ""
-        self._verdict: Verdict | None = None
+        self._signals: Signals | None = None
         self._sent_at_s = -math.inf
 
     def may_send(self) -> bool:
@@ -77,35 +77,36 @@ class Sender:
             sizes = served.edge.signature.row_sizes_bytes(request.inputs)
         else:  # it is no longer served here, so that nobody knows its rows
             sizes = (len(Message.of(request).data),)
-        self._model, self._verdict = model, self._router.verdict(model, tags, sizes)
-        return not self._verdict.egress_rule
+        self._signals = Signals(Subject(model, tags, max(sizes), time.time()), sizes, time.monotonic())
+        return self._router.judge(self._signals).denial is None
 
     def send(self, request: InferRequest, timeout_s: float) -> InferResponse:
-        """Send the case. Raises `RemoteError`, and `Later` where a budget is spent."""
-        assert self._verdict is not None  # noqa: S101  the drainer asks before it sends
-        message = Message.of(request)
-        if not self._router.charge(self._model, len(message.data)):
+        """Send the case. Raises `RemoteError`, `Later` where a budget is spent, and `EgressForbidden`."""
+        assert self._signals is not None  # noqa: S101  the drainer asks before it sends
+        message, model = Message.of(request), self._signals.subject.model
+        if not self._router.charge(model, len(message.data)):
             raise Later("a budget of the policy is spent")
         name = f"kept {next(_names)}"
-        self._router.observe(CloudSent(self._model, name, 1, len(message.data)))
+        judge = partial(self._router.judge, self._signals, self._router.state)
+        self._router.observe(CloudSent(model, name, 1, len(message.data)))
         self._sent_at_s = self._router.sent_at_s
         outcome: CloudReply | CloudMiss | None = None
         try:
-            call = self._uplink.start(message, self._verdict, time.monotonic() + timeout_s)
+            call = self._uplink.start(message, judge, time.monotonic() + timeout_s)
             outcome = call.wait(math.inf)
         finally:
             if not isinstance(outcome, CloudReply):
-                self._router.observe(CloudDropped(self._model, (), name))
+                self._router.observe(CloudDropped(model, (), name))
             if isinstance(outcome, CloudMiss) and outcome.retry_after_s is not None:
-                self._router.observe(CloudHeld(self._model, outcome.retry_after_s))
+                self._router.observe(CloudHeld(model, outcome.retry_after_s))
         if isinstance(outcome, CloudReply):
-            self._note(name, outcome)
+            self._note(model, name, outcome)
             return outcome.response
         reason = Reason.CLOUD_ERROR if outcome is None else outcome.reason
         raise RemoteError(_kind(reason), "no answer" if outcome is None else outcome.detail)
 
-    def _note(self, name: str, reply: CloudReply) -> None:
-        answered = CloudAnswered(self._model, 1, reply.sent_bytes, reply.total_s, reply.server_s, reply.is_first)
+    def _note(self, model: str, name: str, reply: CloudReply) -> None:
+        answered = CloudAnswered(model, 1, reply.sent_bytes, reply.total_s, reply.server_s, reply.is_first)
         self._router.observe(replace(answered, received_bytes=reply.received_bytes, call=name))
 
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version as package_version
 
 from upwell.edge.agent import Agent
 from upwell.edge.config import DEFAULT_MAX_REQUESTS
 from upwell.edge.models.served import ServedModel
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.edge.uplink.uplink import REASONS
 from upwell.shared.capabilities import extensions
-from upwell.shared.errors import CallerLeft, CloudFailed, InvalidRequest, ModelNotFound, Refused, Unavailable
+from upwell.shared.errors import (
+    CallerLeft,
+    CloudFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NoAllowedRoute,
+    Refused,
+    Unavailable,
+)
 from upwell.shared.oip.client import RemoteError
 from upwell.shared.oip.dataplane import (
     Call,
@@ -27,6 +37,9 @@ from upwell.shared.tensors import Array
 
 TAG_PREFIX = "upwell.tag."
 METADATA_TIMEOUT_S = 2.0
+METADATA_BYTES = 64
+"""What the cloud is asked about a model is judged like a request for it of this size without tags."""
+
 VERSION = "1"
 """The only version of each model that an agent serves."""
 
@@ -71,7 +84,10 @@ class AgentDataplane(Dataplane):
         )
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """The signature of a model; of one that only the cloud serves, what the cloud says."""
+        """The signature of a model; of one that only the cloud serves, what the cloud says.
+
+        Raises `NoAllowedRoute` where the policy lets no such question leave.
+        """
         _check_version(model, version)
         if self._agent.is_closed:
             raise Unavailable("the agent is closed")
@@ -101,8 +117,12 @@ class AgentDataplane(Dataplane):
         """Of the whole up there, or else of a head and its tail."""
         assert self._agent.uplink is not None  # noqa: S101  the configuration demands one for such a model
         head = None if served.cloud_model or not served.heads else served.heads[0]
+        judge = partial(self._agent.router.verdict, served.name, {}, (METADATA_BYTES,))
+        asked = head.cut.tail if head else served.cloud_model
         try:
-            found = self._agent.uplink.metadata(head.cut.tail if head else served.cloud_model, METADATA_TIMEOUT_S)
+            found = self._agent.uplink.metadata(asked, judge, METADATA_TIMEOUT_S)
+        except EgressForbidden as error:
+            raise NoAllowedRoute(f"{error}, and the model has no edge side that could say what it takes") from None
         except RemoteError as error:
             raise CloudFailed(f"{REASONS.get(error.kind, 'cloud_error')}: {error}") from None
         if head is None or served.face is None:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from upwell.edge.admission import CLAIMS, timed
@@ -28,7 +29,7 @@ from upwell.edge.signals import signals_of
 from upwell.edge.tracing import EDGE, add_decision, add_run
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
 from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelFailed, Refused, UpwellError
-from upwell.shared.routing.reasons import Plan, Reason
+from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.routing.settings import HardSettings, Objective
 from upwell.shared.routing.state import Decision, Scored
 from upwell.shared.tensors import Array
@@ -77,11 +78,10 @@ class Handling:
         decision = self._decided()
         if trace is not None:
             add_decision(trace, decision, began_s)
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("id=%s decision: %s", self._id, decision)
+        _log.debug("id=%s decision: %s", self._id, decision)
         uplink = self._desk.uplink
         if uplink is not None and self._signals.may_ascend and not decision.verdict.egress_rule:
-            uplink.note_candidate()
+            uplink.note_candidate(partial(self._desk.router.judge, self._signals))
         if decision.refusal:
             raise self._turned_away(refusal(decision))
         try:
@@ -207,7 +207,7 @@ class Handling:
                 return self._send_otherwise(decision, error)
             self._edge_s = (self._edge_s or 0.0) + half.duration_s
             inputs, joined = half.tensors, half.joined
-        self._ascents.append(Ascent(self._desk, target, decision, inputs, self._id, joined))
+        self._ascents.append(Ascent(self._desk, target, decision, self._signals, inputs, self._id, joined))
         return decision
 
     def _send_otherwise(self, decision: Decision, error: UpwellError) -> Decision:
@@ -277,9 +277,10 @@ class Handling:
 
     def _may_stand_in(self, ascent: Ascent) -> bool:
         """Whether the device's answer may be needed for these rows; while the cloud is waited for it may."""
-        if isinstance(ascent.outcome, CloudMiss):
-            return ascent.decision.verdict.settings.on_failure(ascent.outcome.reason) != "error"
-        return ascent.outcome is None
+        miss = ascent.outcome
+        if isinstance(miss, CloudMiss) and miss.reason in DEGRADED:  # what the policy keeps here is no failure
+            return ascent.decision.verdict.settings.on_failure(miss.reason) != "error"
+        return not isinstance(miss, CloudReply)
 
     def _note_obstacle(self, decision: Decision) -> None:
         if not decision.degraded:
@@ -296,5 +297,4 @@ class Handling:
                 raise CloudFailed(f"{miss.reason}: {miss.detail}")
         replies = [(a.rows, a.outcome) for a in self._ascents if isinstance(a.outcome, CloudReply)]
         if missed and not self._parts.are_complete(replies):
-            _, miss = next(one for one in missed if not self._parts.edge_covers(one[0].rows))
-            raise failure(miss)
+            raise failure(next(miss for ascent, miss in missed if not self._parts.edge_covers(ascent.rows)))

@@ -27,6 +27,7 @@ from upwell.shared.oip.callers import current_caller
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.reasons import DEGRADED, Reason
+from upwell.shared.routing.rules import Verdict
 from upwell.shared.routing.settings import Settings
 from upwell.shared.routing.state import Audited
 from upwell.shared.tensors import Array
@@ -70,18 +71,25 @@ class Keeping:
 
     def keep(self, done: Handled, answer: Answer) -> Answer:
         """The answer, with the id under which what is missing from it was kept."""
-        if any(one is not None and one.verdict.egress_rule for one in (done.first, done.second)):
+        if any(one is not None and one.verdict.denial is not None for one in (done.first, done.second)):
             return answer
         settings = done.settings
-        lines: Mapping[int, LogLine] = {}
         explored = settings.explore > 0 and self._draw() < settings.explore
+        audits = explored or self._draw() < settings.audit
+        missed = {row: reason for row, reason in done.missed.items() if _is_kept(settings, reason)}
+        if not (settings.record_bytes or audits or missed):
+            return answer
+        verdict = self._router.judge(done.signals)
+        if verdict.denial is not None:  # by a policy that came while the request was under way
+            return answer
+        lines: Mapping[int, LogLine] = {}
         if settings.record_bytes:
             lines = log_lines(done, self._judge(done.model, settings))
-        audited = self._audit(done, lines if explored else {}) if explored or self._draw() < settings.audit else ()
+        audited = self._audit(done, verdict, lines if explored else {}) if audits else ()
         for row, line in lines.items():
             if not (explored and row in audited):
                 self._record(line, settings.record_bytes)
-        spool_id = self._spool(done, answer)
+        spool_id = self._spool(done, verdict, answer, missed) if missed else ""
         return replace(answer, spool_id=spool_id) if spool_id else answer
 
     def take(self, result: SpoolResult) -> None:
@@ -122,19 +130,18 @@ class Keeping:
             log.close()
             self._before += log.counts
 
-    def _spool(self, done: Handled, answer: Answer) -> str:
+    def _spool(self, done: Handled, verdict: Verdict, answer: Answer, missed: Mapping[int, Reason]) -> str:
         """Keep the rows that wanted the cloud and missed it; their id once they are on disk, else the empty text."""
-        missed = {row: reason for row, reason in done.missed.items() if _is_kept(done.settings, reason)}
-        if self.spool is None or not missed or not done.model.cloud_model:
+        if self.spool is None or not done.model.cloud_model:
             return ""
         rows = tuple(sorted(missed))
         first = done.first
         until_s = first.deadline_s - (first.deadline_s - first.give_up_s) / 2
         outputs = answer.outputs if len(rows) == done.parts.rows else {}
         case = self._case(done, "spool", rows, str(missed[rows[0]]), outputs)
-        return self.spool.put(case, first.verdict, until_s)
+        return self.spool.put(case, verdict, until_s)
 
-    def _audit(self, done: Handled, lines: Mapping[int, LogLine]) -> tuple[int, ...]:
+    def _audit(self, done: Handled, verdict: Verdict, lines: Mapping[int, LogLine]) -> tuple[int, ...]:
         """Keep one row that the device was sure of, with the device's answer, for the cloud to say what it thinks."""
         easy = [row for row in done.hardness if row not in done.missed and row not in done.replies]
         edge = done.model.edge
@@ -149,7 +156,7 @@ class Keeping:
         index = rows.index(row)
         own = {name: a[index : index + 1] for name, a in outputs.items()} if edge.signature.has_rows else outputs
         case = self._case(done, "audit", (row,), str(Reason.EASY), own, facts)
-        self.spool.put(case, done.first.verdict, 0.0)
+        self.spool.put(case, verdict, 0.0)
         return (row,)
 
     def _case(

@@ -34,6 +34,8 @@ def refusal(decision: Decision) -> UpwellError:
 def failure(miss: CloudMiss) -> UpwellError:
     """The error for a cloud that failed where nothing stands in for its answer; when to come back is passed on."""
     text = f"{miss.reason}: {miss.detail}"
+    if miss.reason in _POLICYS_OWN:
+        return NoAllowedRoute(f"{miss.detail} and the model has no edge side")
     if miss.reason is Reason.CLOUD_EXHAUSTED:
         return Refused(text, retry_after_s=miss.retry_after_s)
     return _ERRORS.get(miss.reason, CloudFailed)(text)

@@ -203,9 +203,15 @@ class RouterCell:
 
     def verdict(self, model: str, tags: Mapping[str, str], row_sizes_bytes: tuple[int, ...]) -> Verdict:
         """What the policy of now says about a request of rows of these sizes."""
-        subject = Subject(model, tags, max(row_sizes_bytes), time.time())
-        now_s = time.monotonic()
-        return self._router.verdict(self.recent, Signals(subject, row_sizes_bytes, now_s), now_s)
+        return self.judge(Signals(Subject(model, tags, max(row_sizes_bytes), 0.0), row_sizes_bytes, time.monotonic()))
+
+    def judge(self, signals: Signals, known: RouterState | None = None) -> Verdict:
+        """What the policy of now says about a request at this time of day.
+
+        `known` is what was learnt before the request's own message was said to be sent; all there is without it.
+        """
+        signals = replace(signals, subject=replace(signals.subject, wall_time_s=time.time()))
+        return self._router.verdict(self.recent if known is None else known, signals, time.monotonic())
 
     def charge(self, model: str, size_bytes: int) -> bool:
         """Take one message that nobody waits for from the model's budgets; False where they have none to spare."""

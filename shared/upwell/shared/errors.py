@@ -21,7 +21,7 @@ UpwellError
 └── of one part alone, and there
     ├── FetchFailed       edge.fetch.base: a source of bundles cannot be reached, or lacks what was asked for
     ├── Disagreement      edge.bundle.variants
-    ├── EgressForbidden   edge.uplink.uplink
+    ├── EgressForbidden   edge.uplink.egress
     ├── UnknownFlight     edge.flight.recorder
     ├── SpoolUnavailable  edge.spool.item
     ├── Later             edge.spool.item

@@ -14,6 +14,7 @@ import pytest
 from tests.faults.clouds import ScriptedCloud, good, silent, status
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, margins, pictures
 from tests.faults.scene import until
+from tests.faults.stalling import allowed
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, Kept, Stream, keeping, kept_ids, served
 from upwell.edge.spool.item import SPOOL_ID, Case
 from upwell.shared.oip.dataplane import InferRequest
@@ -105,8 +106,7 @@ def test_nothing_kept_is_sent_while_a_live_request_waits_for_its_answer(tmp_path
         live.start()
         until(lambda: len(cloud.requests) == 1)
         case = Case("spool", "digits", CLOUD_MODEL, "earlier", {"image": pictures([1])}, "cloud_unavailable")
-        verdict = it.agent.router.verdict("digits", {}, (100,))
-        assert it.spool.put(case, verdict, time.monotonic() + 5)
+        assert it.spool.put(case, allowed(), time.monotonic() + 5)
         assert not wrong.wait(1.0)
         held.set()
         live.join()

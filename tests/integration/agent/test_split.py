@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.faults.proxy import Proxy
 from tests.integration.agent.harness import write
 from tests.integration.agent.splits import CUTS, INPUT, MODEL, OUTPUT, Split, by_split, cut_names, picture
 from tests.integration.cloud.serving import Service
@@ -21,6 +22,7 @@ from upwell.edge import Agent
 from upwell.edge.answer import Answer
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.writing import half_paths
+from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.tensors import Array
 
@@ -130,6 +132,32 @@ def test_a_head_that_fails_leaves_the_whole(split: Split, service: Service, monk
             monkeypatch.setattr(head.edge.runtime, "run", _broken)
         answer = agent.infer(MODEL, picture(), deadline_s=5.0)
         assert (answer.route, near(answer.outputs[OUTPUT], split.scores(picture()))) == (Route.CLOUD, True)
+
+
+@pytest.mark.parametrize("denies", [False, True])
+def test_what_a_head_gives_stays_where_a_deny_comes_while_it_runs(
+    split: Split, service: Service, monkeypatch: pytest.MonkeyPatch, denies: bool
+) -> None:
+    deny = Policy.model_validate({"version": 1, "rules": [{"name": "private", "match": {}, "egress": "deny"}]})
+    with Proxy(service.address) as proxy, split.agent(proxy.address, by_split()) as agent:
+
+        def running(run: Any) -> Any:
+            def wrapped(inputs: Any) -> Any:
+                if denies:
+                    agent.router.replace_policy(deny)
+                return run(inputs)
+
+            return wrapped
+
+        for head in agent.model(MODEL).heads:
+            monkeypatch.setattr(head.edge.runtime, "run", running(head.edge.runtime.run))
+        answer = agent.infer(MODEL, picture(), deadline_s=5.0)
+        assert near(answer.outputs[OUTPUT], split.scores(picture()))
+        if denies:
+            assert facts(answer) == (Route.EDGE, Plan.SPLIT, Reason.EGRESS_DENIED, False)
+            assert proxy.accepted == 0
+        else:
+            assert facts(answer) == (Route.SPLIT, Plan.SPLIT, Reason.RULE, False)
 
 
 def _broken(_: Any) -> Any:

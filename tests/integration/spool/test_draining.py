@@ -14,7 +14,7 @@ import pytest
 from tests.integration.spool.harness import ALLOWED, DENIED, FAST, WAIT_S, Scene, case, scene, until
 from upwell.edge.spool.item import SPOOL_ID, Later, SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink
-from upwell.edge.uplink.uplink import EgressForbidden
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Unauthenticated, Unavailable
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest, InferResponse

@@ -37,6 +37,7 @@ class Collector:
     def __init__(self) -> None:
         self.spans: list[Received] = []
         self.posts = 0
+        self.bodies = bytearray()
         self.status = 200
         self.is_stuck = False
         self._news = threading.Condition()
@@ -66,6 +67,7 @@ class Collector:
         """One delivery; the status to answer with."""
         with self._news:
             self.posts += 1
+            self.bodies += body
             self._news.notify_all()
         if self.is_stuck:
             self._released.wait()

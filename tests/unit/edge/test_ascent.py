@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import queue
 import time
@@ -16,7 +15,6 @@ import pytest
 from tests.faults.stalling import INPUTS, Sender, StallingCloud, decision, sender, serving
 from upwell.edge.ascent import Ascent
 from upwell.edge.uplink.calls import CloudMiss, CloudReply
-from upwell.edge.uplink.uplink import EgressForbidden
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
@@ -87,16 +85,15 @@ def test_what_cannot_be_sent_frees_its_probe_and_nothing_is_said_to_be_sent() ->
 def test_the_ban_on_leaving_is_enforced_where_bytes_leave() -> None:
     cloud = FakeDataplane()
     with clouds(cloud, hedges=1) as it:
-        with pytest.raises(EgressForbidden):
-            it.send(decision(egress_rule="private"))
-        assert it.cell.story() == [("CloudSent", 0), ("CloudDropped", 0)]
         ascent = it.send(decision(hedge_after_s=0.0))
-        denied = dataclasses.replace(ascent.decision.verdict, egress_rule="private")
-        ascent.decision = dataclasses.replace(ascent.decision, verdict=denied)
-        with pytest.raises(EgressForbidden):
-            ascent._hedge()
+        it.cell.deny()
+        ascent._hedge()
         ascent.drop()
-        assert it.cell.story()[2:] == [("CloudSent", 1), ("CloudSent", 2), ("CloudDropped", 2), ("CloudDropped", 1)]
+        assert it.cell.story() == [("CloudSent", 0), ("CloudSent", 1), ("CloudDropped", 1), ("CloudDropped", 0)]
+        assert reason(it.ask(decision(probes=("",)))) is Reason.EGRESS_DENIED
+        sent, dropped = it.cell.outcomes[-2:]
+        assert isinstance(sent, CloudSent)
+        assert dropped == CloudDropped("model", ("",), sent.call)
     assert len(cloud.requests) <= 1
 
 

@@ -134,3 +134,13 @@ def test_runs_of_a_model_that_was_replaced_are_forgotten_with_it() -> None:
     cell.observe(EdgeRan("m", 1, 0.001))
     cell.replace_model("m", Identity(), (), (0.003,))
     assert [*cell.state.edge["m"].windows[1].samples_s] == [0.003]
+
+
+def test_a_request_is_judged_by_the_time_of_day_at_which_it_is_about_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was decided on before the rule's hours began."""
+    cell = RouterCell(policy("rules: [{name: night, match: {hours: '22:00-06:00'}, egress: deny}]"))
+    evening_s = 21 * 3600.0 + 59 * 60.0
+    asked = Signals(Subject("m", {}, 10, evening_s), (10,), time.monotonic())
+    for wall_s, denial in ((evening_s, None), (evening_s + 60.0, Reason.EGRESS_DENIED)):
+        monkeypatch.setattr(time, "time", lambda now_s=wall_s: now_s)
+        assert cell.judge(asked).denial is denial

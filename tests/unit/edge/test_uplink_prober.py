@@ -10,9 +10,10 @@ import pytest
 
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
-from tests.faults.stalling import LIMIT_BYTES, Sender, decision, sender, serving
+from tests.faults.stalling import LIMIT_BYTES, Sender, allowed, decision, sender, serving
+from upwell.edge.uplink.calls import CloudMiss
 from upwell.edge.uplink.prober import Prober
-from upwell.edge.uplink.uplink import EgressForbidden, Uplink
+from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.security import ClientSecurity
@@ -53,15 +54,15 @@ def test_after_a_call_the_link_is_probed_while_requests_are_seen_and_then_left_a
     assert all(0 < one.total_s < 1.0 for one in probes(it))
     until(lambda: it.uplink._prober._is_dormant)
     count = len(probes(it))
-    it.uplink.note_candidate()
+    it.uplink.note_candidate(allowed)
     until(lambda: len(probes(it)) > count)
 
 
 def test_nothing_leaves_before_the_first_call_that_is_allowed(it: Sender) -> None:
     before = threads()
-    it.uplink.note_candidate()
-    with pytest.raises(EgressForbidden):
-        it.send(decision(egress_rule="private"))
+    it.uplink.note_candidate(allowed)
+    it.cell.deny()
+    assert isinstance(it.send(decision()).outcome, CloudMiss)
     assert threads() == before
     assert it.proxy.accepted == 0  # type: ignore[attr-defined]  # set by the fixture
 
@@ -72,7 +73,7 @@ def test_after_a_failure_the_cloud_is_left_to_the_breaker(it: Sender, cloud: Fak
     cloud.failure = Refused("full")
     it.ask(decision())
     count = len(probes(it))
-    it.uplink.note_candidate()
+    it.uplink.note_candidate(allowed)
     until(lambda: it.uplink._prober._is_dormant)
     assert len(probes(it)) <= count + 1  # one may have been under way
 

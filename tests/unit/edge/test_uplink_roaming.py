@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.stalling import LIMIT_BYTES, decision, serving
+from tests.faults.stalling import LIMIT_BYTES, allowed, decision, serving
 from upwell.edge.uplink import uplink as module
 from upwell.edge.uplink.roaming import source_addresses
 from upwell.edge.uplink.uplink import Uplink
@@ -37,7 +37,7 @@ def test_after_a_move_every_connection_is_made_anew_and_the_router_is_told(monke
 
         def is_first() -> bool:
             at = decision()
-            reply = uplink.start(InferRequest("echo", EXAMPLE, id="1"), at.verdict, at.give_up_s).wait(at.give_up_s)
+            reply = uplink.start(InferRequest("echo", EXAMPLE, id="1"), allowed, at.give_up_s).wait(at.give_up_s)
             assert isinstance(reply, module.CloudReply), reply
             return reply.is_first
 

@@ -15,6 +15,7 @@ from upwell.edge.spool.delivering import News
 from upwell.edge.spool.item import Later, SpoolLimits, SpoolUnavailable, Stored, Tally
 from upwell.edge.spool.keeper import REOPEN_S, Keeper
 from upwell.edge.spool.store import Store
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.converters import serialize_infer_response
@@ -22,7 +23,7 @@ from upwell.shared.oip.dataplane import InferRequest, InferResponse
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[InferRequest, float], InferResponse]
-"""Send a request that may take so many seconds. Raises `RemoteError`."""
+"""Send a request that may take so many seconds. Raises `RemoteError`, and `EgressForbidden` where it must stay."""
 StillAllowed: TypeAlias = Callable[[str, Mapping[str, str], InferRequest], bool]
 """Whether the policy of now lets a request of this model with these tags leave the device."""
 LeftAlone: TypeAlias = Callable[[], Collection[str]]
@@ -168,11 +169,12 @@ class Drainer:
         try:
             request = item.infer_request()
             if not self._still_allowed(item.model, item.tags, request):
-                self._save(lambda store: store.remove(item.id, "denied"))
-                return False
+                return self._deny(item)
             response = self._send(request, self._limits.send_timeout_s)
             _check(request, response)
             answer = serialize_infer_response(response)
+        except EgressForbidden:  # since it was asked about, a moment ago
+            return self._deny(item)
         except RemoteError as error:
             if error.kind is RemoteErrorKind.INVALID_ARGUMENT:
                 self._set_aside(item, item.attempts + 1, str(error))
@@ -194,6 +196,10 @@ class Drainer:
         else:
             self._finish(item, answer)
         return True
+
+    def _deny(self, item: Stored) -> bool:
+        self._save(lambda store: store.remove(item.id, "denied"))
+        return False
 
     def _finish(self, item: Stored, answer: bytes) -> None:
         self._failures.pop(item.id, None)

@@ -23,7 +23,7 @@ from upwell.edge.spool.item import (
 )
 from upwell.edge.spool.keeper import Keeper
 from upwell.edge.spool.sinks import Sink
-from upwell.edge.uplink.uplink import EgressForbidden
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.rules import Verdict
 
@@ -76,8 +76,8 @@ class Spool:
         An audit is never waited for, nor named: its caller has an answer that needs no other.
         Raises `EgressForbidden` if the verdict forbids that the case leaves the device, and nothing else.
         """
-        if verdict.egress_rule:
-            raise EgressForbidden(f"rule {verdict.egress_rule!r} denies egress, so the case is not kept for the cloud")
+        if verdict.denial is not None:
+            raise EgressForbidden(verdict)
         if self._keeper.waiting_bytes > _MOST_WAITING_BYTES:
             self._tally.one("refused_busy")
             return ""

@@ -14,6 +14,10 @@ class Probed(Protocol):
     """What the prober needs of the uplink."""
 
     @property
+    def may_ask(self) -> bool:
+        """Whether the policy lets the cloud be asked anything now."""
+
+    @property
     def retry_at_s(self) -> float:
         """When the better endpoints are to be tried again."""
 
@@ -85,7 +89,9 @@ class Prober:
             self._bell.clear()
 
     def _work(self) -> float:
-        """Do what is due; the seconds until something is due next."""
+        """Do what is due and allowed; the seconds until something is due next."""
+        if not self._uplink.may_ask:
+            return self.LOOK_S
         if time.monotonic() >= self._uplink.retry_at_s:
             self._uplink.try_better(self.TIMEOUT_S)
         if self._uplink.wants_probe:

@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 
 from upwell.edge.uplink.calls import REASONS, CloudCall, CloudMiss, CloudReply, Message, Stillborn, Way
+from upwell.edge.uplink.egress import Judge, check_egress
 from upwell.edge.uplink.order import Order
 from upwell.edge.uplink.prober import Prober
 from upwell.edge.uplink.roaming import Sources, source_addresses
 from upwell.edge.uplink.station import Link, Station
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import ConfigError
 from upwell.shared.oip.client import RemoteError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.security import ClientSecurity
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.rules import Verdict
 from upwell.shared.routing.state import CloudMoved, LinkProbed, Outcome
 
-__all__ = ["REASONS", "CloudMiss", "CloudReply", "EgressForbidden", "Message", "Uplink"]
+__all__ = ["REASONS", "CloudMiss", "CloudReply", "Message", "Uplink"]
 
 SUSPECT = frozenset(
     {
@@ -41,10 +41,6 @@ LOOK_S = 1.0
 """How often a call looks whether the device has moved to another network."""
 
 _log = logging.getLogger(__name__)
-
-
-class EgressForbidden(UpwellError):
-    """Something tried to send a request that the policy keeps on the device. A bug in the caller, caught here."""
 
 
 class Uplink:
@@ -69,8 +65,9 @@ class Uplink:
         self._lock = threading.Lock()
         self._order = Order(len(self._stations))
         self._look = look
-        self._sources = look(self._endpoints)
-        self._looked_at_s = time.monotonic()
+        self._sources: Sources | None = None
+        self._looked_at_s = -math.inf
+        self._candidate: Judge | None = None
         self._prober = Prober(self)
         self._observe: Callable[[Outcome], None] | None = None
         self._wants_probe: Callable[[], bool] | None = None
@@ -92,6 +89,12 @@ class Uplink:
         return self._order.try_at_s if self._order.place else math.inf
 
     @property
+    def may_ask(self) -> bool:
+        """Whether the cloud may be asked anything without a request: the last one seen that might leave still may."""
+        candidate = self._candidate
+        return candidate is not None and candidate().denial is None
+
+    @property
     def wants_probe(self) -> bool:
         """Whether an empty call is worth its bytes: the router says so, and the endpoint's last word was an answer.
 
@@ -106,14 +109,27 @@ class Uplink:
         """
         self._observe, self._wants_probe = observe, wants_probe
 
-    def note_candidate(self) -> None:
-        """A request was seen that may leave, whether it does or not: keep the link estimate fresh for a while."""
+    def note_candidate(self, judge: Judge) -> None:
+        """A request was seen that may leave, whether it does or not: keep the link estimate fresh for a while.
+
+        `judge` says, from any thread, whether that request may leave.
+        """
+        self._candidate = judge
         self._prober.note_candidate()
+
+    def heed_policy(self) -> None:
+        """Close the connections where nothing may leave any more; to be called about once a second.
+
+        gRPC would keep them, and make those anew that break. Calls under way end in peace.
+        """
+        if self._candidate is not None and not self.may_ask:
+            for station in self._stations:
+                station.renew()
 
     def start(
         self,
         request: InferRequest | Message,
-        verdict: Verdict,
+        judge: Judge,
         give_up_s: float,
         apart_from: CloudCall | None = None,
     ) -> CloudCall:
@@ -121,13 +137,13 @@ class Uplink:
 
         With `apart_from` it goes to another endpoint than that call, or where there is none over another connection.
 
-        This is where bytes leave: raises `EgressForbidden` if the policy's verdict on the request forbids it,
-        whatever was decided before. Where the call cannot even begin (a token file that is gone, say), the
-        `CloudCall` has failed already.
+        This is where bytes leave, so the policy is asked here: raises `EgressForbidden` where it keeps the request on
+        the device now, whatever was decided before. Where the call cannot even begin (a token file that is gone,
+        say), the `CloudCall` has failed already.
         """
-        if verdict.egress_rule:
-            raise EgressForbidden(f"rule {verdict.egress_rule!r} denies egress")
         message = request if isinstance(request, Message) else Message.of(request)
+        check_egress(judge)
+        self._candidate = judge
         started_s = time.monotonic()
         self._look_around(started_s)
         if self._observe is not None:
@@ -146,8 +162,9 @@ class Uplink:
             raise
         return CloudCall(self, way, pending, message.id, started_s)
 
-    def metadata(self, model: str, timeout_s: float) -> ModelMetadata:
-        """What the cloud says about a model. Raises `RemoteError`."""
+    def metadata(self, model: str, judge: Judge, timeout_s: float) -> ModelMetadata:
+        """What the cloud says about a model. Raises `RemoteError`, and `EgressForbidden` as `start` does."""
+        check_egress(judge)
         way = self._choose(None)
         try:
             return way.link.client.metadata(model, timeout_s=timeout_s)
@@ -180,7 +197,7 @@ class Uplink:
         way.link.late += 1
         is_alive = heard_s > started_s or (now_s - heard_s < ALIVE_S and way.link.late == 1)
         if reason in SUSPECT and not (reason is Reason.CLOUD_DEADLINE and is_alive):
-            way.station.retire(way.link, at_once=reason is Reason.CLOUD_DEADLINE)
+            way.station.retire(way.link, at_once=reason is Reason.CLOUD_DEADLINE and self.may_ask)
         if reason is Reason.CLOUD_UNAVAILABLE and _went_silent(way.link, now_s - started_s):
             way.station.broke()
         place = self._stations.index(way.station)
@@ -244,7 +261,7 @@ class Uplink:
                 return
             self._looked_at_s = now_s
             before, self._sources = self._sources, self._look(self._endpoints)
-            if self._sources == before:
+            if before is None or self._sources == before:
                 return
         _log.info("the device's address has changed: new connections to the cloud")
         for station in self._stations:

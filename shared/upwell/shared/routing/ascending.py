@@ -207,10 +207,8 @@ def _head_s(state: RouterState, way: Way, rows: int) -> float:
 def _forbidden(case: Case) -> Reason | None:
     """What forbids going up whatever the cloud and the link are like."""
     verdict = case.verdict
-    if verdict.failed_rule:
-        return Reason.RULE_ERROR
-    if verdict.egress_rule:
-        return Reason.EGRESS_DENIED
+    if verdict.denial is not None:
+        return verdict.denial
     if verdict.route == "edge":
         return Reason.RULE
     return None if case.signals.may_ascend else Reason.NO_CLOUD

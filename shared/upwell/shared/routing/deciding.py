@@ -76,11 +76,10 @@ def threshold_of(state: RouterState, hard: HardSettings) -> float:
 
 def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tuple[tuple[int, ...], Reason]:
     """The rows that want the cloud before anything ran, and the reason; without any, why the device answers."""
-    denied = Reason.RULE_ERROR if verdict.failed_rule else Reason.EGRESS_DENIED
     if verdict.route == "cloud":
         return rows, Reason.RULE
     if verdict.route == "edge":
-        return (), denied if verdict.egress_rule else Reason.RULE
+        return (), verdict.denial or Reason.RULE
     if not signals.has_edge:
         return rows, Reason.NO_EDGE
     if verdict.route == "split":
@@ -89,8 +88,8 @@ def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tu
     sizes, above_bytes = signals.row_sizes_bytes, settings.large_above_bytes
     if max(sizes) > above_bytes:
         return tuple(row for row in rows if sizes[row] > above_bytes), Reason.LARGE
-    if verdict.egress_rule:
-        return (), denied
+    if verdict.denial is not None:
+        return (), verdict.denial
     if not signals.may_ascend:
         return (), Reason.NO_CLOUD
     if signals.ways and settings.objective != "accuracy":

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.settings import Identity, Settings
 from upwell.shared.routing.subject import Facts, Subject
 from upwell.shared.routing.written_rules import Rule, hours_minutes
@@ -34,6 +35,13 @@ class Verdict:
     rule: str
     egress_rule: str
     failed_rule: str = ""
+
+    @property
+    def denial(self) -> Reason | None:
+        """Why nothing of the request may leave the device; None where it may."""
+        if self.failed_rule:
+            return Reason.RULE_ERROR
+        return Reason.EGRESS_DENIED if self.egress_rule else None
 
 
 @dataclass(frozen=True, slots=True)
