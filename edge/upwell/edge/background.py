@@ -35,9 +35,10 @@ _names = itertools.count()
 class Sender:
     """What the spool sends with, from one thread, each case right after it was asked about.
 
-    Live requests come first: what is sent here is paid for from the same budgets, and the router counts it among the
-    messages that the next one waits for. Its failures open no breaker: a case may be years old. Once an open breaker's
-    wait is over a case may find out whether the cloud is back: perhaps no live request ever comes to do so.
+    Live requests come first: what is sent here is paid for from what they leave of the same budgets, and the router
+    counts it among the messages that the next one waits for. Its failures open no breaker: a case may be years old.
+    Once an open breaker's wait is over a case may find out whether the cloud is back: perhaps no live request ever
+    comes to do so.
     """
 
     def __init__(self, router: RouterCell, uplink: Uplink, models: Mapping[str, ServedModel]) -> None:
@@ -85,7 +86,7 @@ class Sender:
         assert self._signals is not None  # noqa: S101  the drainer asks before it sends
         message, model = Message.of(request), self._signals.subject.model
         if not self._router.charge(model, len(message.data)):
-            raise Later("a budget of the policy is spent")
+            raise Later("a budget of the policy has nothing to spare now")
         name = f"kept {next(_names)}"
         judge = partial(self._router.judge, self._signals, self._router.state)
         self._router.observe(CloudSent(model, name, 1, len(message.data)))

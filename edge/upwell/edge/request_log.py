@@ -97,7 +97,7 @@ class RequestLog:
             self._note_failure(error)
         self.written += done
         self.failed += len(fitting) - done
-        if done == len(fitting):
+        if 0 < done == len(fitting):
             self._fails = False
 
     def _rotate(self) -> None:

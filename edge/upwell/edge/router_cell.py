@@ -214,7 +214,7 @@ class RouterCell:
         return self._router.verdict(self.recent if known is None else known, signals, time.monotonic())
 
     def charge(self, model: str, size_bytes: int) -> bool:
-        """Take one message that nobody waits for from the model's budgets; False where they have none to spare."""
+        """Take the message of a kept case from the model's budgets; False where they do not have it to spare."""
         with self._lock:
             self.recent, paid = self._router.charge(self.recent, model, size_bytes, time.time())
         return paid

@@ -11,11 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from upwell.shared.routing.budget import Draw, Ledger, period_bounds
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.router import Router
 from upwell.shared.routing.settings import Limit, Period
-from upwell.shared.routing.state import RouterState
-from upwell.shared.yaml import parse_yaml
 
 UTC: tzinfo = timezone.utc
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo"]
@@ -201,23 +197,44 @@ def test_a_file_that_is_no_ledger_is_an_error(value: object) -> None:
         Ledger.from_json(value)
 
 
-@pytest.mark.parametrize(
-    ("written", "seconds", "spared"),
-    [
-        ("100/min", 0.0, 0),
-        ("100/min", 30.0, 50),
-        ("100/min", 59.9, 100),
-        ("1/day", 40_000.0, 0),
-        ("1/day", 50_000.0, 1),
-    ],
-)
-def test_what_nobody_waits_for_gets_no_more_of_a_period_than_is_over(written: str, seconds: float, spared: int) -> None:
-    """So at the beginning of a period live requests find the whole budget, whatever waits in the spool."""
-    of = Router(parse_yaml(f"defaults: {{budget: {{cloud_requests: {written}}}}}", Policy))
-    state, taken = RouterState(), 0
-    while taken <= 200:
-        state, paid = of.charge(state, "m", 1000, seconds)
-        if not paid:
-            break
-        taken += 1
-    assert taken == spared
+DAY = Limit("defaults", "cloud_requests", 1000, "day")
+DAY_S = 86_400
+MIDNIGHT_S = 1_700_006_400
+"""In UTC."""
+
+
+def a_day(limit: Limit, live: int) -> tuple[int, int]:
+    """How many live requests, evenly spread, and how many kept cases go up in a day that begins with a full spool."""
+    ledger, sent, kept = Ledger(), 0, 0
+    times_s = {round((number + 0.5) * DAY_S / live) for number in range(live)} if live else set()
+    assert len(times_s) == live
+    for second in range(DAY_S):
+        draw = Draw(limit, 1.0, MIDNIGHT_S + second)
+        if second in times_s and ledger.has(draw, UTC):
+            ledger, sent = ledger.take([draw], UTC), sent + 1
+        if ledger.spares(draw, UTC):  # far more often than a drainer asks
+            ledger, kept = ledger.take([draw], UTC), kept + 1
+    return sent, kept
+
+
+@pytest.mark.parametrize("live", [0, 1, 100, 500, 990, 1000])
+def test_kept_cases_take_what_live_requests_leave_and_nothing_else(live: int) -> None:
+    sent, kept = a_day(DAY, live)
+    assert sent == live
+    assert 0.98 * 1000 <= sent + kept <= 1000
+
+
+@pytest.mark.parametrize(("amount", "live"), [(1, 0), (1, 1), (2, 1), (4, 4)])
+def test_a_small_budget_is_for_live_requests_first_and_for_kept_cases_in_the_end(amount: int, live: int) -> None:
+    sent, kept = a_day(Limit("defaults", "cloud_requests", amount, "day"), live)
+    assert sent == live
+    assert sent + kept >= min(amount, max(1, amount - 1))
+
+
+def test_a_live_request_finds_the_part_of_a_budget_that_is_left_of_its_period() -> None:
+    ledger = Ledger()
+    for second in range(DAY_S):
+        draw = Draw(DAY, 1.0, MIDNIGHT_S + second)
+        while ledger.spares(draw, UTC):
+            ledger = ledger.take([draw], UTC)
+        assert ledger.left(DAY, MIDNIGHT_S + second, UTC) >= 1000 * (1 - second / DAY_S) - 1e-6

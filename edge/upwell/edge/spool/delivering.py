@@ -66,6 +66,7 @@ class Deliverer:
         self._tally = tally
         self._cursor: int | None = None
         self._pause_s = _FIRST_PAUSE_S
+        self._is_well = True
         self._thread = threading.Thread(target=self._run, name="spool-sink", daemon=True)
         self._thread.start()
 
@@ -77,15 +78,19 @@ class Deliverer:
         while not self._news.is_closed:
             seen = self._news.count
             try:
-                if not self._deliver():
+                if self._deliver():
+                    self._is_well = True
+                else:
                     self._news.wait(seen, _LONGEST_PAUSE_S)
                 self._pause_s = _FIRST_PAUSE_S
             except SpoolUnavailable:
                 self._news.pause(_FIRST_PAUSE_S)
             except Exception as error:  # noqa: BLE001 (the boundary to any sink: it is given the same again later)
                 self._tally.one("failed_deliveries")
-                log = _log.warning if isinstance(error, OSError) else _log.exception
-                log("results cannot be handed to %s: %s", self._sink.name, error)
+                if self._is_well or not isinstance(error, OSError):  # a full disk is said once
+                    log = _log.warning if isinstance(error, OSError) else _log.exception
+                    log("results cannot be handed to %s: %s", self._sink.name, error)
+                self._is_well = False
                 self._news.pause(self._pause_s)
                 self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
 

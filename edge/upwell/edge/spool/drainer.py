@@ -104,6 +104,7 @@ class Drainer:
         self._closing = False
         self._news = False
         self._passed = 0
+        self._took_s = 0.0
         self._outages = 0
         self._failing: set[str] = set()
         self._failures: dict[str, _Failures] = {}
@@ -160,17 +161,18 @@ class Drainer:
             due_in_s = math.inf if due_s is None else max(0.0, due_s - self._keeper.now_s())
             self._idle(_REST_POLL_S if resting else min(_IDLE_S, due_in_s))
         elif self._try(item):
-            took_s = time.monotonic() - began_s
+            took_s = self._took_s  # of sending alone: how long a full disk kept the note of it is not waited once more
             self._pause(max(took_s, 1.0 / self._limits.rate_per_s - took_s))  # half of the link is for others
             self._wait_for_cloud()
 
     def _try(self, item: Stored) -> bool:
         """Send the case, unless it may not leave any more; whether that was tried."""
+        self._took_s = 0.0
         try:
             request = item.infer_request()
             if not self._still_allowed(item.model, item.tags, request):
                 return self._deny(item)
-            response = self._send(request, self._limits.send_timeout_s)
+            response = self._send_timed(request)
             _check(request, response)
             answer = serialize_infer_response(response)
         except EgressForbidden:  # since it was asked about, a moment ago
@@ -200,6 +202,13 @@ class Drainer:
     def _deny(self, item: Stored) -> bool:
         self._save(lambda store: store.remove(item.id, "denied"))
         return False
+
+    def _send_timed(self, request: InferRequest) -> InferResponse:
+        began_s = time.monotonic()
+        try:
+            return self._send(request, self._limits.send_timeout_s)
+        finally:
+            self._took_s = time.monotonic() - began_s
 
     def _finish(self, item: Stored, answer: bytes) -> None:
         self._failures.pop(item.id, None)

@@ -24,6 +24,10 @@ T = TypeVar("T")
 REOPEN_S = 5.0
 """How long a database that cannot be opened is left alone."""
 
+WELL_AFTER_S = 60.0
+"""A disk is well again when something was written and nothing has failed for so long: one that is nearly full takes
+the small and not the large, and would be ill and well in turn."""
+
 EXPIRE_S = 60.0
 """How often the old is looked for."""
 
@@ -58,6 +62,7 @@ class Keeper:
         self._reopen_s = 0.0
         self._expire_s = 0.0
         self._is_well = True
+        self._failed_at_s = 0.0
         self._thread = BackgroundThread("spool-keeper", self._run, lambda: self._closing)
         self._thread.start()
 
@@ -124,16 +129,17 @@ class Keeper:
 
     def _do(self, group: Sequence[_Job]) -> None:
         store = self._opened()
-        changes = store.changes
         with store.transaction():
             if (now_s := self.now_s()) >= self._expire_s:
                 store.expire(now_s)
+            before = store.rows_written
             results = [job.work(store) for job in group]
+            has_written = store.rows_written > before
         self._tally.add(store.counted)
         if now_s >= self._expire_s:
             self._expire_s = now_s + EXPIRE_S
-        if store.changes > changes:  # a full disk can still be read
-            self._say(None)
+        if has_written:  # a full disk can be read
+            self._note_written()
         for job, result in zip(group, results, strict=True):
             job.done.set_result(result)
 
@@ -174,15 +180,14 @@ class Keeper:
                 self._begin_anew(error)
             except (OSError, sqlite3.Error) as second:
                 error = second
-        self._say(error)
+        self._failed_at_s = time.monotonic()
+        if self._is_well:
+            self._is_well = False
+            _log.error("the spool %s cannot be used: %s; answers go on, hard cases are not kept", self._path, error)
         return SpoolUnavailable(f"{self._path}: {error}")
 
-    def _say(self, error: Exception | None) -> None:
-        """Log when the disk begins to fail and when it is well again, not each time."""
-        if (error is None) == self._is_well:
-            return
-        self._is_well = error is None
-        if error is None:
+    def _note_written(self) -> None:
+        """Log once that the disk is well again."""
+        if not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S:
+            self._is_well = True
             _log.warning("the spool %s can be written again", self._path)
-        else:
-            _log.error("the spool %s cannot be used: %s; answers go on, hard cases are not kept", self._path, error)

@@ -36,11 +36,6 @@ class Store:
         """Close the connection, with all of the log moved into the database."""
         self._connection.close()
 
-    @property
-    def changes(self) -> int:
-        """Rows written or deleted since it was opened."""
-        return self._connection.total_changes
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, and on disk when it ends. Raises `sqlite3.Error`; `SpoolUnavailable` if it cannot begin."""
@@ -60,6 +55,11 @@ class Store:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    @property
+    def rows_written(self) -> int:
+        """How many rows this connection has changed so far."""
+        return self._connection.total_changes
 
     def latest_s(self) -> float:
         """The latest instant of the spool's clock at which a case was kept; 0 without any."""

@@ -39,6 +39,7 @@ class Ledger:
     """
 
     WINDOWS: ClassVar[int] = 4
+    LAST_PART: ClassVar[float] = 0.1
 
     windows: Mapping[str, tuple[Window, ...]] = field(default_factory=dict)
 
@@ -49,6 +50,24 @@ class Ledger:
     def has_all(self, draws: Iterable[Draw], zone: tzinfo) -> bool:
         """Whether each of the budgets does."""
         return all(self.has(draw, zone) for draw in draws)
+
+    def spares(self, draw: Draw, zone: tzinfo) -> bool:
+        """Whether that amount may be spent on what has waited, and could wait longer.
+
+        With it no more than e·A is spent, A being the limit and e the part of the period that has passed. So whoever
+        comes in a hurry finds at least (1 − e)·A, or what others in a hurry have left of it; requests that come evenly
+        and fit into the budget lack nothing, and what they leave is used up by the end of the period. An amount that is
+        too large for that may be spent in the last tenth of a period in which nothing was: else it would never be.
+        """
+        window = self._window(draw, zone)
+        passed = (_possible(draw.wall_time_s) - window.start_s) / (window.end_s - window.start_s)
+        if window.spent == 0.0 and passed >= 1.0 - self.LAST_PART:
+            return draw.amount <= draw.limit.amount
+        return window.spent + draw.amount <= passed * draw.limit.amount
+
+    def spares_all(self, draws: Iterable[Draw], zone: tzinfo) -> bool:
+        """Whether each of the budgets does."""
+        return all(self.spares(draw, zone) for draw in draws)
 
     def take(self, draws: Iterable[Draw], zone: tzinfo) -> Ledger:
         """With these amounts spent, whether the budgets held them or not: what was really sent is spent.
@@ -63,21 +82,6 @@ class Ledger:
             spent = max(0.0, window.spent + draw.amount)
             windows[name] = (window._replace(spent=spent), *others[: self.WINDOWS - 1])
         return Ledger(windows)
-
-    def has_spare(self, draws: Sequence[Draw], zone: tzinfo) -> bool:
-        """Whether this may be taken for what nobody waits for: the budgets have it, and are not ahead of the time.
-
-        Of a period that is a share `f` over, at most `f` of the budget may be spent after it, rounded to a whole draw:
-        `spent + amount / 2 <= f * limit`. So kept cases get what live requests leave, and never a new period's all.
-        """
-        if not self.has_all(draws, zone):
-            return False
-        for draw in draws:
-            window = self._window(draw, zone)
-            over = (_possible(draw.wall_time_s) - window.start_s) / (window.end_s - window.start_s)
-            if window.spent + draw.amount / 2 > over * draw.limit.amount:
-                return False
-        return True
 
     def left(self, limit: Limit, wall_time_s: float, zone: tzinfo) -> float:
         """What is left of a budget now."""

@@ -86,10 +86,10 @@ class Router:
         return self._policy.judge(signals.subject, known)
 
     def charge(self, state: RouterState, model: str, size_bytes: int, wall_time_s: float) -> tuple[RouterState, bool]:
-        """Take one message that nobody waits for from the model's budgets; False where they have none to spare."""
+        """Take the message of a kept case from the model's budgets; False where they do not have it to spare."""
         settings = self.settings(model)
         draws = tuple(draw_of(limit, settings.prices, size_bytes, wall_time_s) for limit in settings.budget)
-        if not state.budgets.has_spare(draws, self.zone):
+        if not state.budgets.spares_all(draws, self.zone):
             return state, False
         return (replace(state, budgets=state.budgets.take(draws, self.zone)) if draws else state), True
 
