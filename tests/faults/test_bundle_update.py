@@ -185,7 +185,7 @@ def check_refused(device: Device, follower: Follower, refusal: Refusal) -> None:
     assert follower.fetched_bytes == fetched_bytes
     assert device.activated == []
     assert device.serves == 2
-    assert {path.name for path in device.shelf.folder.iterdir()} == {"2", "state.json"}
+    assert {path.name for path in device.shelf.folder.iterdir()} == {"2", "floor.json", "state.json"}
 
 
 @each_refusal

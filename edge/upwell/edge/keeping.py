@@ -15,7 +15,7 @@ from types import MappingProxyType
 from upwell.edge.answer import Answer
 from upwell.edge.collect.truth import Judge
 from upwell.edge.handled import Handled
-from upwell.edge.models.served import ServedModel
+from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.recording import judge_of, log_lines, with_cloud
 from upwell.edge.request_log import RequestLog
 from upwell.edge.router_cell import RouterCell
@@ -35,8 +35,9 @@ from upwell.shared.tensors import Array
 LOG_NAME = "requests.jsonl"
 """The request log's name in the agent's `state_dir`."""
 
-_SCOPE, _LINE = "upwell.scope", "upwell.log"
-"""Parameters of the device's answer in an audit: whose threshold kept the case, and the log line to be completed."""
+_SCOPE, _LINE, _TRIAL = "upwell.scope", "upwell.log", "upwell.trial"
+"""Parameters of the device's answer in an audit: whose threshold kept the case, the log line to be completed, and the
+name that a trial gave it."""
 
 _NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
 _log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Keeping:
             return answer
         settings = done.settings
         explored = settings.explore > 0 and self._draw() < settings.explore
-        audits = explored or self._draw() < settings.audit
+        audits = self._wants_more(done) or explored or self._draw() < settings.audit
         missed = {row: reason for row, reason in done.missed.items() if _is_kept(settings, reason)}
         if not (settings.record_bytes or audits or missed):
             return answer
@@ -108,6 +109,10 @@ class Keeping:
         if judge is not None:
             agrees = judge.agrees(edge.outputs, cloud.outputs)
             self._router.observe(Audited(result.model, str(edge.parameters.get(_SCOPE, "")), not agrees))
+        trial, versions = served.edge.trial, served.edge.versions
+        if trial is not None and versions is not None:
+            versions.audited(str(edge.parameters.get(_TRIAL, "")), cloud.outputs)
+            trial.judge()
         line = edge.parameters.get(_LINE)
         if isinstance(line, str) and settings.record_bytes:
             reply = CloudReply.of(cloud, 0, len(result.answer), math.nan)
@@ -141,9 +146,16 @@ class Keeping:
         case = self._case(done, "spool", rows, str(missed[rows[0]]), outputs)
         return self.spool.put(case, verdict, until_s)
 
+    def _wants_more(self, done: Handled) -> bool:
+        """Whether a version on trial is to be audited beyond the policy's share; not where that is nothing."""
+        edge, can_audit = done.model.edge, self.spool is not None and bool(done.model.cloud_model)
+        if edge is None or edge.versions is None or not can_audit or not done.settings.audit:
+            return False
+        return bool(_easy(done)) and edge.versions.wants_audit()
+
     def _audit(self, done: Handled, verdict: Verdict, lines: Mapping[int, LogLine]) -> tuple[int, ...]:
         """Keep one row that the device was sure of, with the device's answer, for the cloud to say what it thinks."""
-        easy = [row for row in done.hardness if row not in done.missed and row not in done.replies]
+        easy = _easy(done)
         edge = done.model.edge
         if self.spool is None or not easy or edge is None or not done.model.cloud_model:
             return ()
@@ -156,8 +168,25 @@ class Keeping:
         index = rows.index(row)
         own = {name: a[index : index + 1] for name, a in outputs.items()} if edge.signature.has_rows else outputs
         case = self._case(done, "audit", (row,), str(Reason.EASY), own, facts)
-        self.spool.put(case, verdict, 0.0)
+        if edge.versions is None or not self._compare(edge, case, verdict):
+            self.spool.put(case, verdict, 0.0)
         return (row,)
+
+    def _compare(self, edge: EdgeModel, case: Case, verdict: Verdict) -> bool:
+        """Have the version before answer an audit, too, before it is kept; False where nothing is done."""
+        spool, versions, response = self.spool, edge.versions, case.edge
+        if spool is None or versions is None or response is None:
+            return False
+        # The caller may change its arrays once it has its answer.
+        inputs = {name: array.copy() for name, array in case.inputs.items()}
+        outputs = {name: array.copy() for name, array in response.outputs.items()}
+
+        def put(name: str) -> None:
+            facts = {**response.parameters, _TRIAL: name} if name else response.parameters
+            said = replace(response, outputs=outputs, parameters=facts)
+            spool.put(replace(case, inputs=inputs, edge=said), verdict, 0.0)
+
+        return versions.audit(edge, inputs, put)
 
     def _case(
         self,
@@ -186,6 +215,11 @@ class Keeping:
                 self._log, self._limit_bytes = RequestLog(self._path, limit_bytes), limit_bytes
             log = self._log
         log.append(line)
+
+
+def _easy(done: Handled) -> list[int]:
+    """The rows that the device was sure of and answered alone."""
+    return [row for row in done.hardness if row not in done.missed and row not in done.replies]
 
 
 def _is_kept(settings: Settings, reason: Reason) -> bool:

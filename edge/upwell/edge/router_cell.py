@@ -61,11 +61,7 @@ class RouterCell:
 
     def _use(self, policy: Policy) -> None:
         """Compile the policy. Nothing changes where that raises."""
-        # A model may go by another name here than where it was calibrated.
-        carried = [one.model_copy(update={"model": name}) for name, each in self._carried.items() for one in each]
-        # Those of the policy stand last: between two that fit equally the later one holds.
-        whole = policy.model_copy(update={"calibrations": [*carried, *policy.calibrations]}) if carried else policy
-        router = Router(whole, self._identities)
+        router = _compiled(policy, self._identities, self._carried)
         self._policy, self._router, self.digest = policy, router, policy.digest
         self.hards: Callable[[str], Collection[HardSettings]] = router.hards
         """Every way in which the policy may ask whether a row of a model is hard."""
@@ -86,6 +82,16 @@ class RouterCell:
     def settings(self, model: str) -> Settings:
         """What the policy comes to for a model where no rule says otherwise."""
         return self._router.settings(model)
+
+    def hard_of(self, model: str, identity: Identity, carried: _Carried) -> HardSettings | None:
+        """When a row of a model is hard, if it were this one; None where nobody asks, or no threshold of its own says.
+
+        One that is held to a share of requests is not its own: it follows what was measured before.
+        """
+        known = self._identities.get(model, Identity())
+        identities = {**self._identities, model: replace(identity, cloud_digest=known.cloud_digest)}
+        hard = _compiled(self._policy, identities, {**self._carried, model: carried}).settings(model).hard
+        return hard if hard is not None and hard.calibrated and math.isnan(hard.cloud_share) else None
 
     def decide(self, signals: Signals) -> Decision:
         """A decision, with what it needs for itself (probe slots, budgets) already taken."""
@@ -223,6 +229,15 @@ class RouterCell:
         """Take over what was spent before a restart."""
         with self._lock:
             self.recent = replace(self.recent, budgets=budgets)
+
+
+def _compiled(policy: Policy, identities: Mapping[str, Identity], carried: Mapping[str, _Carried]) -> Router:
+    """The policy for these models, with the calibrations that came with them."""
+    # A model may go by another name here than where it was calibrated.
+    brought = [one.model_copy(update={"model": name}) for name, each in carried.items() for one in each]
+    # Those of the policy stand last: between two that fit equally the later one holds.
+    whole = policy.model_copy(update={"calibrations": [*brought, *policy.calibrations]}) if brought else policy
+    return Router(whole, identities)
 
 
 def _log_changes(before: Mapping[str, Breaker], after: Mapping[str, Breaker]) -> None:

@@ -118,6 +118,31 @@ def test_a_trial_that_a_restart_broke_goes_on(folder: Path, publisher: Publisher
     assert callers.versions == [2]
 
 
+@pytest.mark.parametrize("loss", ["deleted", "damaged", "an older copy"])
+def test_a_state_that_is_lost_brings_no_older_version_back(
+    config: Path, publisher: Publisher, folder: Path, loss: str
+) -> None:
+    path = folder / f"state/bundles/{MODEL}/state.json"
+    with agent_process(config) as agent:
+        publisher.offer(3)
+        until(lambda: serves(agent) == 3, APPEARS_S)
+        copy = path.read_bytes()
+        publisher.offer(5)
+        until(lambda: serves(agent) == 5 == state(folder)["current"], APPEARS_S)
+    if loss == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(copy if loss == "an older copy" else b"{")
+    publisher.offer(4)
+    with agent_process(config) as agent:
+        assert (serves(agent), ask(agent)) == (5, 5)
+        awaits(agent, "older")
+        assert updates(agent)["notice"].endswith("going on with the installed version 5")
+        assert updates(agent)["floor"] == 3  # 5 is on trial
+        assert "going on with the installed version 5" in agent.said
+        assert (serves(agent), ask(agent)) == (5, 5)
+
+
 def test_what_a_full_disk_does_not_take_comes_later(config: Path, publisher: Publisher) -> None:
     with agent_process(config) as agent, Callers(agent, EASY) as callers:
         file_limit(agent, 100)  # so small that the state that names a new version does not fit either

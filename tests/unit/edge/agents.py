@@ -7,7 +7,7 @@ device gives the numbers back negative, the cloud as they are: an output tells w
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,12 +52,14 @@ def policy(text: str) -> Policy:
     return parse_yaml(text, Policy)
 
 
-def edge_model(*, rows: bool = True, leading: int = -1, **runtime: Any) -> EdgeModel:
-    """The device's side of the model; `runtime` goes to the fake."""
+def edge_model(
+    *, rows: bool = True, leading: int = -1, says: Callable[[Array], Array] = lambda given: given, **runtime: Any
+) -> EdgeModel:
+    """The device's side of the model; it `says` these probabilities. `runtime` goes to the fake."""
     specs = [TensorSpec("fp32", "FP32", (leading, 3)), TensorSpec("fp64", "FP64", (leading, 1))]
 
     def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        return {"fp32": inputs["fp32"], "fp64": -inputs["fp64"]}
+        return {"fp32": says(inputs["fp32"]), "fp64": -inputs["fp64"]}
 
     fake = FakeRuntime(run, specs, specs, **runtime)
     description = parse_yaml(DESCRIPTION.format(rows=str(rows).lower(), leading=leading), ModelDescription)

@@ -98,7 +98,7 @@ def test_a_bundle_that_fails_its_self_test_is_not_tried_again(device: Device) ->
         device.restart()
     assert device.activated == [1, 2]
     assert device.serves == 1
-    assert sorted(path.name for path in device.shelf.folder.iterdir()) == ["1", "state.json"]
+    assert sorted(path.name for path in device.shelf.folder.iterdir()) == ["1", "floor.json", "state.json"]
     device.offer(3)
     assert device.follower.look() == "installed"
     assert device.follower.status.refusal is None

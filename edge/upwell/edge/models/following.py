@@ -53,7 +53,8 @@ class UpdateStatus:
     `installed` is the newest version that was installed and not rolled back, 0 where there is none. `refusal` and
     `message` are about the last offer that is not served; `failure` is why the last look came to nothing, empty if it
     did not. `looked_unix_s` is 0 before the first look. Since the start, `looks` counts their outcomes and
-    `fetched_bytes` what was fetched.
+    `fetched_bytes` what was fetched. `floor` is the version below which nothing is taken, `on_trial` says whether
+    `installed` has yet to prove itself, and `notice` what was lost or damaged on the disk and what became of it.
     """
 
     model: str
@@ -64,6 +65,9 @@ class UpdateStatus:
     failure: str
     fetched_bytes: int
     looks: Mapping[Outcome, int]
+    floor: int = 0
+    on_trial: bool = False
+    notice: str = ""
 
 
 class Follower:
@@ -106,6 +110,9 @@ class Follower:
                 self._failure,
                 self._fetched_bytes,
                 dict(self._looks),
+                self.shelf.floor,
+                self.shelf.is_on_trial,
+                self.shelf.notice,
             )
 
     def look(self, progress: Progress | None = None) -> Outcome:

@@ -27,6 +27,7 @@ from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
+    from upwell.edge.models.comparing import Versions
     from upwell.edge.models.heads import Head
 from upwell.shared.values import quick
 
@@ -90,6 +91,8 @@ class EdgeModel:
         """Taken over from the version before, so that the device's runs go on in turn during a switch."""
         self.trial: Trial[EdgeRun] | None = None
         """Set while a new version has yet to prove itself."""
+        self.versions: Versions | None = None
+        """How it compares with the one before meanwhile."""
         self.device_lock: DeviceLock | None = None
         """Held while the accelerator's device is open."""
         self.scorer = Scorer(self.signature)
@@ -106,7 +109,7 @@ class EdgeModel:
             if trial is None:
                 return self._run_checked(inputs)
             if trial.is_proven:
-                self.trial = None  # and with it the former version's memory
+                self.trial = self.versions = None  # and with them the former version's memory
             return trial.run(self.run_now, inputs)
 
     def run_now(self, inputs: Mapping[str, Array]) -> EdgeRun:
@@ -172,12 +175,19 @@ class EdgeModel:
         Floats must be finite, except in outputs that `model.yaml` declares as plain tensors.
         """
         self.signature.check_outputs(outputs, rows)
+        name = self.not_finite(outputs)
+        if name:
+            raise NotFinite(f"output {name!r} holds values that are not finite")
+
+    def not_finite(self, outputs: Mapping[str, Array]) -> str:
+        """The first output that holds floats that are not finite, though they must be; empty where there is none."""
         for output in self.signature.outputs:
             array = outputs[output.name]
             may_be_any = self.is_described and output.kind == "tensor"
             is_float = array.dtype.kind == "f" or array.dtype == _BFLOAT16
             if is_float and not may_be_any and not np.isfinite(array).all():
-                raise NotFinite(f"output {output.name!r} holds values that are not finite")
+                return output.name
+        return ""
 
     def close(self) -> None:
         """Free the runtime, and then the device."""

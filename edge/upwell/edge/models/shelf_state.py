@@ -1,17 +1,20 @@
-"""`state.json`: what a device remembers of the bundles of one model."""
+"""`state.json`: what a device remembers of the bundles of one model; and `floor.json`, which outlives it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
-from upwell.edge.bundle.verify import open_bundle
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.verify import NO_TRUST, open_bundle
 
 _MOST_KEPT = 2
+_MOST_BYTES = 1 << 20
+_Read = TypeVar("_Read", bound=BaseModel)
 _log = logging.getLogger(__name__)
 
 
@@ -33,6 +36,7 @@ class ShelfState(BaseModel):
 
     `is_on_trial`: the current version has yet to prove itself, with another before it to go back to. `tries` counts how
     often the agent ended while it tried the offer `trying`, or where that is empty, while the current one was on trial.
+    `proven` is the greatest version that has ever proven itself here, and not been left by hand since.
     """
 
     # What a later Upwell adds must not cost the bundles after going back to this one.
@@ -42,51 +46,105 @@ class ShelfState(BaseModel):
     current: int = Field(0, ge=0)
     previous: int = Field(0, ge=0)
     is_on_trial: bool = False
+    proven: int = Field(0, ge=0)
     condemned: dict[int, str] = {}
     trying: str = ""
     tries: int = 0
     look: Look = Look()
 
+    @property
+    def floor(self) -> int:
+        """Nothing smaller is taken from a source."""
+        return max(self.proven, self.previous if self.is_on_trial else self.current)
+
+
+class Floor(BaseModel):
+    """`floor.json`: what of `state.json` no loss of that file may undo. It is written right after it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    current: int = Field(0, ge=0)
+    floor: int = Field(0, ge=0)
+    condemned: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, state: ShelfState) -> Floor:
+        """What it says of this state."""
+        return cls(current=state.current, floor=state.floor, condemned=state.condemned)
+
+    def why_lost(self, state: ShelfState | None) -> str:
+        """Why `state` is not what was written last, as the end of a sentence; empty where it may be.
+
+        A crash may leave the floor one step behind the state, and never before it.
+        """
+        if state is None:
+            return "is gone or cannot be read"
+        was_left = state.current in self.condemned and state.current not in state.condemned
+        was_newer = self.current > state.current and self.current not in state.condemned
+        return "is an older copy" if was_left or was_newer else ""
+
 
 def read_state(path: Path) -> ShelfState | None:
-    """The state in a file: of an empty shelf where there is none, None where it cannot be read. Raises `OSError`."""
+    """The state in a file, None where there is none or it cannot be read. Raises `OSError`."""
+    return _read(path, ShelfState)
+
+
+def read_floor(path: Path) -> Floor:
+    """The same of `floor.json`; it says nothing where it is gone. Raises `OSError`."""
+    return _read(path, Floor) or Floor()
+
+
+def _read(path: Path, kind: type[_Read]) -> _Read | None:
     try:
-        return ShelfState.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return ShelfState()
-    except ValidationError:
+        with path.open("rb") as file:
+            return kind.model_validate_json(file.read(_MOST_BYTES))
+    except (FileNotFoundError, ValidationError):
         return None
 
 
-def rebuilt_state(folder: Path, *, has_factory: bool) -> ShelfState:
-    """What can be told of a shelf whose state is lost: the newest two versions that are what their manifests say.
+def has_versions(folder: Path) -> bool:
+    """Whether bundles were put into this folder before. Raises `OSError`."""
+    return any(True for _ in _versions(folder))
 
-    Who signed them is checked when they are opened. Whether the newest has proven itself nobody knows, and it may even
-    be one that was rolled back, so it is on trial again where there is one to go back to. Raises `OSError`.
+
+def rebuilt_state(folder: Path, trust: Trust, floor: Floor, factory: Bundle | None) -> ShelfState:
+    """What can be told of a shelf whose state is lost: the newest two versions that a trusted key signed.
+
+    Whether the newest has proven itself nobody knows, so it is on trial again where there is one to go back to. Without
+    any that is trusted now, those that are at least whole stay, for a start with other keys. Raises `OSError`, and
+    `ConfigError` where a trusted key cannot be read.
     """
-    kept: list[Bundle] = []
+    trusted: list[Bundle] = []
+    whole: list[Bundle] = []
     for version in sorted(_versions(folder), reverse=True):
-        try:
-            bundle = open_bundle(folder / str(version))
-        except BundleRefused as error:
-            _log.warning("%s", error)
+        if version in floor.condemned:
             continue
-        if 0 < bundle.version == version:
-            kept.append(bundle)
-        if len(kept) == _MOST_KEPT:
+        for kept, keys in ((trusted, trust), (whole, NO_TRUST)):
+            bundle = _opened(folder, version, keys)
+            if bundle is not None:
+                kept.append(bundle)
+                break
+        if len(trusted) == _MOST_KEPT:
             break
+    kept = trusted or whole[:_MOST_KEPT]
     versions = [bundle.version for bundle in kept] + [0] * _MOST_KEPT
-    _log.warning(
-        "%s cannot be read; going on with %s, and what was rolled back here may be offered again",
-        folder / "state.json",
-        f"the installed version {versions[0]}" if kept else "nothing installed",
-    )
     return ShelfState(
         name=kept[0].manifest.name if kept and kept[0].manifest else "",
         current=versions[0],
         previous=versions[1],
-        is_on_trial=bool(versions[1] or (kept and has_factory)),
+        is_on_trial=bool(versions[1] or (kept and factory is not None)),
+        proven=floor.floor,
+        condemned=floor.condemned,
     )
+
+
+def _opened(folder: Path, version: int, trust: Trust) -> Bundle | None:
+    try:
+        bundle = open_bundle(folder / str(version), trust)
+    except BundleRefused as error:
+        _log.warning("%s", error)
+        return None
+    return bundle if 0 < bundle.version == version else None
 
 
 def _versions(folder: Path) -> Iterator[int]:

@@ -3,11 +3,13 @@
 `state_dir/bundles/<model>/` holds
 
 - `state.json`: the current and the previous version, those never to be installed again, and the last offer;
+- `floor.json`: of these what must not be lost with it, above all the version below which nothing is taken;
 - `<version>/`: a bundle, complete and verified before it got this name;
 - `incoming/`: what is being fetched.
 
 `state.json` is replaced whole and decides alone. What it does not name is cleared away at the next start, so a crash
-between two steps costs nothing but the step. Where it cannot be read it is rebuilt from the versions that lie there.
+between two steps costs nothing but the step. Where it is gone, cannot be read or is an older copy, which `floor.json`
+tells, it is rebuilt from the versions that lie there: a device does not go back since a file was lost.
 """
 
 from __future__ import annotations
@@ -26,12 +28,21 @@ from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.models.renewing import check_newer
-from upwell.edge.models.shelf_state import Look, ShelfState, read_state, rebuilt_state
+from upwell.edge.models.shelf_state import (
+    Floor,
+    Look,
+    ShelfState,
+    has_versions,
+    read_floor,
+    read_state,
+    rebuilt_state,
+)
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import sync_folder, sync_tree, write_whole
 
 FOLDER_NAME = "bundles"
 STATE_NAME = "state.json"
+FLOOR_NAME = "floor.json"
 INCOMING_NAME = "incoming"
 
 _DRAFT_NAME = ".new"
@@ -56,19 +67,35 @@ class Shelf:
         self.folder = state_dir / FOLDER_NAME / encoded(model)
         self.incoming = self.folder / INCOMING_NAME
         """Where a source puts what it fetches."""
+        self.notice = ""
+        """What was lost or not as it should be on the disk since the start, and what became of it; empty if nothing."""
         self._lock = threading.Lock()
+        self._floor = Floor()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            state = read_state(self.folder / STATE_NAME)
-            self._state = state or rebuilt_state(self.folder, has_factory=factory is not None)
-            if state is None:
-                self._keep({})
+            self._floor = read_floor(self.folder / FLOOR_NAME)
+            self._state = self._remembered()
             self._clear()
         except OSError as error:
             if self.folder.exists():
                 raise _unwritable(self.folder, error) from None
             self._state = ShelfState()  # of a disk that cannot be written: nothing is installed, nor will be
             _log.error("model %s: %s", self.model, _unwritable(self.folder, error))
+
+    def _remembered(self) -> ShelfState:
+        """What `state.json` says, or what can be told without it. It is on the disk then, if that takes it."""
+        path = self.folder / STATE_NAME
+        self._state = read_state(path) or ShelfState()
+        is_new = not (path.exists() or (self.folder / FLOOR_NAME).exists() or has_versions(self.folder))
+        why = "" if is_new else self._floor.why_lost(read_state(path))
+        if why:
+            self._state = rebuilt_state(self.folder, self.trust, self._floor, self.factory)
+            current = self._state.current
+            going_on = f"the installed version {current}" if current else "nothing installed"
+            self._note(f"{path} {why}; going on with {going_on}")
+        if is_new or why or Floor.of(self._state) != self._floor:
+            self._keep({})
+        return self._state
 
     @property
     def look(self) -> Look:
@@ -86,6 +113,11 @@ class Shelf:
         return self._state.condemned
 
     @property
+    def floor(self) -> int:
+        """Nothing smaller is taken from a source: the greatest version that has proven itself here."""
+        return self._state.floor
+
+    @property
     def is_on_trial(self) -> bool:
         """Whether the current version has yet to prove itself, and there is one to go back to."""
         return self._state.is_on_trial
@@ -100,8 +132,17 @@ class Shelf:
             is_wanted = version and (before is None or version < before)
             bundle = self._verified(version) if is_wanted else None
             if bundle is not None:
-                return bundle
-        return self.factory if self.factory and (before is None or self.factory.version < before) else None
+                return self._going_on_with(bundle, before)
+        factory = self.factory
+        return (
+            self._going_on_with(factory, before) if factory and (before is None or factory.version < before) else None
+        )
+
+    def _going_on_with(self, bundle: Bundle, before: int | None) -> Bundle:
+        """The bundle; where the floor is above it, and it was not asked for as the one before another, that is said."""
+        if before is None and bundle.version < self.floor:
+            self._note(f"version {bundle.version} is served, which is older than version {self.floor} was")
+        return bundle
 
     def begin(self) -> None:
         """Count a start of the agent with what is current. One on trial that keeps ending it is condemned."""
@@ -163,6 +204,7 @@ class Shelf:
             state, name = self._state, bundle.manifest.name if bundle.manifest else ""
             is_on_trial = bool(state.current or self.factory)
             update = {"current": bundle.version, "previous": state.current, "name": name, "look": Look(key=key)}
+            update["proven"] = state.floor
             self._save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial)})
         self._clear()
         shutil.rmtree(self.incoming, ignore_errors=True)
@@ -178,7 +220,7 @@ class Shelf:
         """This version is on trial no more."""
         with self._lock:
             if version == self._state.current:
-                self._keep({"is_on_trial": False})
+                self._keep({"is_on_trial": False, "proven": max(version, self._state.proven)})
 
     def condemn(self, version: int, reason: str) -> None:
         """Never install this version again. Where it is current, the one before takes its place."""
@@ -211,6 +253,9 @@ class Shelf:
             check_newer(bundle, fetched, self.factory.version, self.factory.folder, renew=False)
         elif current:
             check_newer(bundle, fetched, current, self.folder / str(current), renew=True)
+        if bundle.version < self.floor:
+            problem = f"version {bundle.version} is older than version {self.floor}, which was in use on this device"
+            raise BundleRefused(Refusal.OLDER, fetched, f"{problem}; a new bundle needs a greater one")
         target = self.folder / str(bundle.version)
         shutil.rmtree(target, ignore_errors=True)  # of an earlier attempt that ended before it was committed
         draft.rename(target)
@@ -230,7 +275,7 @@ class Shelf:
             if bundle.version != version:
                 raise BundleRefused(Refusal.TAMPERED, folder, f"holds version {bundle.version}")
         except BundleRefused as error:
-            _log.warning("model %s: the installed version %d is not used: %s", self.model, version, error)
+            self._note(f"the installed version {version} is not used: {error}")
             if error.refusal not in _BY_KEYS:
                 with self._lock:
                     self._keep({"look": Look()} | self._without(version))
@@ -239,16 +284,25 @@ class Shelf:
             return None
         name = bundle.manifest.name if bundle.manifest else ""
         if name != (self._name or name):
-            text = "model %s: the installed version %d is not used: it is of %r, and the configured bundle of %r"
-            _log.warning(text, self.model, version, name, self._name)
+            self._note(
+                f"the installed version {version} is not used: it is of {name!r}, and the configured bundle of "
+                f"{self._name!r}"
+            )
             return None
         return bundle
+
+    def _note(self, text: str) -> None:
+        """Say it in the log, and where the agent is asked how it fares."""
+        _log.warning("model %s: %s", self.model, text)
+        if text not in self.notice:
+            self.notice = "; ".join(filter(None, (self.notice, text)))
 
     def _without(self, version: int) -> dict[str, Any]:
         """What changes where a version is given up."""
         if version == self._state.current:
-            return {"current": self._state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
-        return {"previous": 0} if version == self._state.previous else {}
+            former = {"current": self._state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
+            return former | {"proven": self._state.floor}  # also where the one given up was what it was by
+        return {"previous": 0, "proven": self._state.floor} if version == self._state.previous else {}
 
     def _check_condemned(self, version: int, path: Path | None) -> None:
         reason = self._state.condemned.get(version)
@@ -270,10 +324,22 @@ class Shelf:
         except OSError as error:
             raise _unwritable(self.folder, error) from None
         self._state = state
+        self._save_floor()
+
+    def _save_floor(self) -> None:
+        """Write what must outlive the state, after it. Where the disk does not take it, the next one to save does."""
+        floor = Floor.of(self._state)
+        if floor == self._floor and (self.folder / FLOOR_NAME).exists():
+            return
+        try:
+            write_whole(self.folder / FLOOR_NAME, floor.model_dump_json(indent=2).encode(), 0o600)
+            self._floor = floor
+        except OSError as error:
+            _log.error("model %s: %s", self.model, _unwritable(self.folder, error))
 
     def _clear(self) -> None:
         """Remove what `state.json` does not name. What cannot be removed now is tried again next time."""
-        kept = {STATE_NAME, INCOMING_NAME, str(self._state.current), str(self._state.previous)}
+        kept = {STATE_NAME, FLOOR_NAME, INCOMING_NAME, str(self._state.current), str(self._state.previous)}
         for path in self.folder.iterdir():
             if path.name in kept:
                 continue

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
+from upwell.edge.models.comparing import Versions
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.models.trial import Trial
 from upwell.shared.errors import UpwellError
+from upwell.shared.routing.settings import HardSettings
 
 Prepare = Callable[[str, EdgeModel], None]
 """Warms a tested model of that name up; raises `UpwellError` where it cannot run."""
@@ -25,6 +27,9 @@ class Served(Protocol):
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
         """Serve `edge` from now on; with `former` only where that is what is served now."""
+
+    def hard_of(self, name: str, edge: EdgeModel) -> HardSettings | None:
+        """When a row of this edge side is hard, if it has a threshold of its own."""
 
 
 class Judge(Protocol):
@@ -61,7 +66,7 @@ class Switching:
         except UpwellError as error:
             _log.error("model %s stays where it is: %s", name, error)
             return
-        edge.trial = first.trial
+        edge.trial, edge.versions = first.trial, first.versions
         if self._agent.replace_edge(name, edge, first):
             _log.info("model %s is ready on %s", name, edge.accelerator or "the CPU")
 
@@ -69,14 +74,14 @@ class Switching:
         """Serve `new`, which was prepared, from now on, on trial while the one before stands in where it fails."""
         former = self.current(name)
         if former is not None:
-            former.trial = None  # its own predecessor is needed no more
+            former.trial = former.versions = None  # its own predecessor is needed no more
             self.try_out(name, new, former, judge)
         self._agent.replace_edge(name, new)
         if former is None:
             judge.proven()
 
     def try_out(self, name: str, new: EdgeModel, former: EdgeModel, judge: Judge) -> None:
-        """Put `new` on trial; `former` was prepared too, and takes its place where it fails too often."""
+        """Put `new` on trial; `former` was prepared too, and takes its place where it fails too often or is worse."""
 
         def condemn(reason: str) -> None:
             edge = self.current(name)  # it may be on its accelerator by now
@@ -85,4 +90,5 @@ class Switching:
                 _log.error("model %s went back to the version before: %s", name, reason)
                 judge.condemned(reason)
 
-        new.trial = Trial(former.run_now, condemn, judge.proven)
+        new.versions = Versions(new, former, (self._agent.hard_of(name, new), self._agent.hard_of(name, former)))
+        new.trial = Trial(former.run_now, condemn, judge.proven, new.versions)

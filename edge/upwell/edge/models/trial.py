@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array
 
 RUNS = 200
-"""A new version has proven itself after so many runs."""
+"""A new version has proven itself after so many runs, once it was compared often enough."""
 DURATION_S = 600.0
 """Or, however few there were, after so long."""
 MIN_FAILURES = 3
@@ -20,28 +20,59 @@ MAX_FAILED_SHARE = 0.05
 """It is condemned once so many runs, and more than this share of all of them, have failed."""
 
 T = TypeVar("T")
+_Answer = TypeVar("_Answer", contravariant=True)
 _Run = Callable[[Mapping[str, Array]], T]
 _log = logging.getLogger(__name__)
 
 
+class Comparison(Protocol[_Answer]):
+    """How the answers of two versions compare; see `upwell.edge.models.comparing`. Safe to use from many threads."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the versions were compared often enough to rely on the new one."""
+
+    def flaw(self, answer: _Answer) -> str:
+        """What makes an answer none, in a sentence; empty for one that is."""
+
+    def offer(self, inputs: Mapping[str, Array], answer: _Answer, judge: Callable[[], None]) -> None:
+        """Compare this answer of the new version, if it is time for one more, beside the requests; then `judge`."""
+
+    def complaint(self) -> str:
+        """Why the new version is worse than the one before; empty as long as that cannot be said."""
+
+
 class Trial(Generic[T]):
-    """Counts how the runs of a new version end. Safe to use from many threads.
+    """Counts how the runs of a new version end, and compares its answers. Safe to use from many threads.
 
     `former` runs the version before. Of `condemn`, with the reason, and `prove` one is called, once, on the thread of a
-    request; it must return at once. Once the new version `is_proven` the trial, and with it the former version, can be
-    forgotten.
+    request or of a comparison; it must return at once. Once the new version `is_proven` the trial, and with it the
+    former version, can be forgotten. Without a `comparison` only failures count.
     """
 
-    def __init__(self, former: _Run[T], condemn: Callable[[str], None], prove: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        former: _Run[T],
+        condemn: Callable[[str], None],
+        prove: Callable[[], None],
+        comparison: Comparison[T] | None = None,
+    ) -> None:
         self._former = former
         self._condemn = condemn
         self._prove = prove
+        self._comparison = comparison
         self._lock = threading.Lock()
         self._began_s = time.monotonic()
         self._runs = 0
         self._failures = 0
+        self._last_failure: Exception | None = None
         self.is_condemned = False
         self.is_proven = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the version was condemned or has proven itself."""
+        return self.is_condemned or self.is_proven
 
     def run(self, new: _Run[T], inputs: Mapping[str, Array]) -> T:
         """The new version's answer, or that of the former one where the new one fails. Raises what `new` raises."""
@@ -49,8 +80,43 @@ class Trial(Generic[T]):
             answer = new(inputs)
         except Exception as error:  # noqa: BLE001  whatever it is: nobody has run this version on requests before
             return self._stand_in(inputs, error)
+        comparison = self._comparison
+        flaw = comparison.flaw(answer) if comparison is not None else ""
+        if flaw:
+            return self._better_one(inputs, answer, flaw)
         self._note(None)
+        if comparison is not None and not self.is_over:
+            comparison.offer(inputs, answer, self.judge)
         return answer
+
+    def judge(self) -> None:
+        """End the trial if it is decided."""
+        comparison = self._comparison
+        complaint = comparison.complaint() if comparison is not None else ""
+        is_complete = comparison is None or comparison.is_complete
+        with self._lock:
+            if self.is_over:
+                return
+            if self._failures >= MIN_FAILURES and self._failures > MAX_FAILED_SHARE * self._runs:
+                counted = f"{self._failures} of its first {self._runs} runs failed"
+                complaint = f"{counted}, the last with {type(self._last_failure).__name__}"
+            is_long = time.monotonic() - self._began_s >= DURATION_S
+            is_good = not complaint and ((self._runs >= RUNS and is_complete) or is_long)
+            self.is_condemned, self.is_proven = bool(complaint), is_good
+        if complaint:
+            self._condemn(complaint)
+        elif is_good:
+            _log.info("a new version has proven itself: %d of %d runs failed", self._failures, self._runs)
+            self._prove()
+
+    def give_up(self, reason: str) -> bool:
+        """Condemn the version, whatever it did; False where the trial is over already."""
+        with self._lock:
+            if self.is_over:
+                return False
+            self.is_condemned = True
+        self._condemn(reason)
+        return True
 
     def _stand_in(self, inputs: Mapping[str, Array], error: Exception) -> T:
         """What fails in both versions is not the new one's fault: the request was bad, or the device is."""
@@ -63,20 +129,23 @@ class Trial(Generic[T]):
         self._note(error)
         return answer
 
+    def _better_one(self, inputs: Mapping[str, Array], answer: T, flaw: str) -> T:
+        """The former version's answer where that has no flaw, which then counts as a failure of the new one."""
+        assert self._comparison is not None  # noqa: S101  who else found the flaw
+        try:
+            former = self._former(inputs)
+        except Exception:  # noqa: BLE001  then the new version's answer is the better one
+            return answer
+        if self._comparison.flaw(former):
+            return answer
+        self._note(ModelFailed(flaw))
+        return former
+
     def _note(self, failure: Exception | None) -> None:
         with self._lock:
-            if self.is_condemned or self.is_proven:
+            if self.is_over:
                 return
             self._runs += 1
-            self._failures += failure is not None
-            is_bad = self._failures >= MIN_FAILURES and self._failures > MAX_FAILED_SHARE * self._runs
-            lasted = self._runs >= RUNS or time.monotonic() - self._began_s >= DURATION_S
-            is_good = lasted and not is_bad
-            self.is_condemned, self.is_proven = is_bad, is_good
-        if is_bad:
-            self._condemn(
-                f"{self._failures} of its first {self._runs} runs failed, the last with {type(failure).__name__}"
-            )
-        elif is_good:
-            _log.info("a new version has proven itself: %d of %d runs failed", self._failures, self._runs)
-            self._prove()
+            if failure is not None:
+                self._failures, self._last_failure = self._failures + 1, failure
+        self.judge()
