@@ -251,7 +251,7 @@ class Agent:
 
     def health(self) -> Sequence[ModelHealth]:
         """How each model on the device fares: where it runs, how that is known, and why it is not where it should."""
-        return health_of(self.models.values())
+        return health_of(self.models.values(), self.router.misfit)
 
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises `ModelNotFound` with those that there are."""

@@ -25,17 +25,20 @@ _STATES: tuple[State, ...] = get_args(State)
 _NAMED_NODES = 10
 
 
-def health_of(models: Iterable[ServedModel]) -> Sequence[ModelHealth]:
-    """The health of every model that has an edge side, and of every head that is ready, as `model/cut`."""
+def health_of(models: Iterable[ServedModel], misfit: Callable[[str], str] = lambda _: "") -> Sequence[ModelHealth]:
+    """The health of every model that has an edge side, and of every head that is ready, as `model/cut`.
+
+    `misfit` says by model why no calibration fits.
+    """
     found: list[ModelHealth] = []
     for model in models:
         if model.edge is not None:
-            found.append(_health(model.name, model.edge))
+            found.append(_health(model.name, model.edge, misfit(model.name)))
         found += [_health(head.way.key, head.edge) for head in model.heads]
     return found
 
 
-def _health(name: str, edge: EdgeModel) -> ModelHealth:
+def _health(name: str, edge: EdgeModel, misfit: str = "") -> ModelHealth:
     return ModelHealth(
         model=name,
         state=edge.state,
@@ -45,6 +48,7 @@ def _health(name: str, edge: EdgeModel) -> ModelHealth:
         report=edge.report,
         version=edge.bundle.version if edge.bundle else 0,
         reason="" if edge.state == "ready" else _why(edge),
+        uncalibrated=misfit,
     )
 
 
@@ -116,6 +120,8 @@ class HealthCollector(Collector):
             "version": ("Version of the model's bundle; 0 without one.", lambda one: one.version),
             "load_seconds": ("Time that loading and testing took.", lambda one: one.report.load_s),
             "warm_up_seconds": ("Time that the first run took.", lambda one: one.report.warm_up_s),
+            "uncalibrated": ("1 where no calibration fits a target that the policy names for the model.",
+                             lambda one: float(bool(one.uncalibrated))),
             "memory_bytes": ("What the process grew by; NaN if unknown.",
                              lambda one: one.report.memory_bytes or math.nan),
         }  # fmt: skip

@@ -49,6 +49,7 @@ NAMES = {
     "upwell_model_version": "gauge",
     "upwell_model_load_seconds": "gauge",
     "upwell_model_warm_up_seconds": "gauge",
+    "upwell_model_uncalibrated": "gauge",
     "upwell_model_memory_bytes": "gauge",
     "upwell_breaker_open": "gauge",
     "upwell_rule_errors": "counter",
