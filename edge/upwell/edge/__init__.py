@@ -2,11 +2,40 @@
 
 from typing import TYPE_CHECKING
 
+from upwell.shared.errors import (
+    CloudFailed,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelFailed,
+    ModelNotFound,
+    NoAllowedRoute,
+    Refused,
+    Superseded,
+    Unavailable,
+    UpwellError,
+)
+
 if TYPE_CHECKING:
     from upwell.edge.agent import Agent
     from upwell.edge.answer import Answer, Timings
 
-__all__ = ["Agent", "Answer", "Timings"]
+__all__ = [
+    "Agent",
+    "Answer",
+    "CloudFailed",
+    "ConfigError",
+    "DeadlineExceeded",
+    "InvalidRequest",
+    "ModelFailed",
+    "ModelNotFound",
+    "NoAllowedRoute",
+    "Refused",
+    "Superseded",
+    "Timings",
+    "Unavailable",
+    "UpwellError",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -80,8 +80,8 @@ class Agent:
             for head in model.heads:
                 for duration_s in head.edge.durations_s:
                     self.router.observe(EdgeRan(head.way.key, 1, duration_s))
-        self.metrics = AgentMetrics(lambda: self.router.state, self.health)
-        self._desk = Desk(self.router, uplink, self.metrics, Admission(), tracer)
+        self.metrics = AgentMetrics(lambda: self.router.state, self.health, name)
+        self._desk = Desk(self.router, uplink, self.metrics, Admission(), tracer, name)
         self._state_dir = state_dir
         folder = None if state_dir is None else state_dir.path
         self.flights = FlightRecorder(None if folder is None else folder / FOLDER_NAME, flights)
@@ -115,11 +115,13 @@ class Agent:
     def from_config(cls, path: str | Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
         """The agent that `agent.yaml` describes, its models loaded and warmed up. Raises `ConfigError`.
 
-        `on_result` is called, on a thread of the agent's, with each answer of the cloud to a case that was kept.
+        `agent.metrics` is served until it is closed. What is about other callers (`listen` and the like) is left to
+        `upwell agent`: a line in the log names it. `on_result` is called, on a thread of the agent's, with each answer
+        of the cloud to a case that was kept.
         """
-        from upwell.edge.assembly import build_agent
+        from upwell.edge.assembly import embedded_agent
 
-        return build_agent(Path(path), on_result)
+        return embedded_agent(Path(path), on_result)
 
     def look_after(self, policy: Path | None) -> None:
         """From now on take changes of this policy file over, and keep what is spent of budgets over a restart."""

@@ -15,6 +15,7 @@ from upwell.shared.capabilities import extensions
 from upwell.shared.errors import CallerLeft, CloudFailed, InvalidRequest, ModelNotFound, Refused, Unavailable
 from upwell.shared.oip.client import RemoteError
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
+from upwell.shared.oip.labels import label_parameters
 from upwell.shared.tensors import Array
 
 TAG_PREFIX = "upwell.tag."
@@ -59,7 +60,7 @@ class AgentDataplane:
             version=VERSION,
             id=answer.id,
             outputs=_wanted(answer.outputs, request.outputs),
-            parameters=answer.parameters(),
+            parameters=answer.parameters() | label_parameters(request.parameters, answer.labels),
         )
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:

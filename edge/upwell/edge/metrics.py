@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version as package_version
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -24,8 +25,10 @@ from upwell.shared.telemetry.exposition import serve_pages
 class AgentMetrics:
     """The agent's counters in a registry of their own, so that two agents may live in one process."""
 
-    def __init__(self, state: Callable[[], RouterState], health: Health = tuple) -> None:
+    def __init__(self, state: Callable[[], RouterState], health: Health = tuple, agent: str = "agent") -> None:
         self.registry = CollectorRegistry()
+        build = Info("upwell_build", "The agent and its version of Upwell; always 1.", registry=self.registry)
+        build.info({"agent": agent, "version": package_version("upwell")})
         self._health = health
         self._updates: UpdatesHealth = dict
         self.answers = AnswerTally()
