@@ -357,10 +357,10 @@ def test_what_counts_as_private_is_recognised() -> None:
         assert not PRIVATE.search(text), text
 
 
-@pytest.mark.parametrize("limit", [300, 500])
+@pytest.mark.parametrize("limit", [600, 500])
 def test_files_stay_short_enough_to_read(limit: int) -> None:
-    """300 lines are the norm for code, 500 for tests; generated code is what it is."""
-    code = [f for f in MODULES if "_pb2" not in f.name] if limit == 300 else []
+    """Most code has 100 to 400 lines and none more than 600, tests 500; generated code is what it is."""
+    code = [f for f in MODULES if "_pb2" not in f.name] if limit == 600 else []
     tests = [f for f in FILES if f.suffix == ".py" and f.parts[0] == "tests"] if limit == 500 else []
     lengths = {str(file): len((ROOT / file).read_text().splitlines()) for file in (*code, *tests)}
     assert {file: length for file, length in lengths.items() if length > limit} == {}

@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from upwell.edge.admission import Admission
 from upwell.edge.answer import Answer
 from upwell.edge.background import Sender
+from upwell.edge.cloud_models import CloudModels
 from upwell.edge.desk import Desk
 from upwell.edge.flight.flight import Flight
 from upwell.edge.flight.recorder import FOLDER_NAME, LIMIT, FlightRecorder
@@ -107,24 +108,26 @@ class Agent:
                 self._keeping.spool = self.spool
                 self.metrics.watch_spool(self.spool)
         self._upkeep: Upkeep | None = None
+        self._cloud_models = CloudModels(uplink, self.models, self.router)
+        self.metrics.watch_cloud_models(lambda: self._cloud_models.missing)
         self._ids = Ids()
         self._on_close = ExitStack()
+        self._on_close.callback(self._cloud_models.stop)
         self._closed = False
 
     @classmethod
     def from_config(cls, path: str | Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
         """The agent that `agent.yaml` describes, its models loaded and warmed up. Raises `ConfigError`.
 
-        `agent.metrics` is served until it is closed. What is about other callers (`listen` and the like) is left to
-        `upwell agent`: a line in the log names it. `on_result` is called, on a thread of the agent's, with each answer
-        of the cloud to a case that was kept.
+        It serves `agent.metrics`, and leaves out what is about other callers (`listen` and the like): the log says so.
+        `on_result` is called, on a thread of the agent's, with each answer of the cloud to a case that was kept.
         """
         from upwell.edge.assembly import embedded_agent
 
         return embedded_agent(Path(path), on_result)
 
     def look_after(self, policy: Path | None) -> None:
-        """From now on take changes of this policy file over, and keep what is spent of budgets over a restart."""
+        """From now on take changes of this policy file over, keep what is spent of budgets, and check cloud models."""
         jobs: list[Callable[[], None]] = []
         if policy is not None:
             file = PolicyFile(policy, self._take_policy)
@@ -134,6 +137,7 @@ class Agent:
         if self._budgets is not None:
             jobs.append(self._budgets.save)
         self._upkeep = Upkeep(*jobs)
+        self._cloud_models.start()
 
     def _take_policy(self, policy: Policy) -> None:
         try:
@@ -215,6 +219,7 @@ class Agent:
             answer = self._keeping.keep(done, answer)
         model = done.model.name
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
+        self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
         self.flights.note(Flight.of(done, answer, self.router.recent, time.monotonic(), self.router.digest))
@@ -280,6 +285,7 @@ class Agent:
             self.spool.news.close()
         if self.uplink is not None:
             self.uplink.close()  # first, since it ends the call that the spool may have under way
+        self._cloud_models.close()
         for part in (self.spool, self._keeping, self._upkeep, self.flights):  # the spool may spend of a budget yet
             if part is not None:
                 part.close()

@@ -20,6 +20,7 @@ Health: TypeAlias = Callable[[], Sequence[ModelHealth]]
 UpdatesHealth: TypeAlias = Callable[[], Mapping[str, UpdateStatus]]
 
 _NOBODY: Mapping[str, UpdateStatus] = MappingProxyType({})
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 _STATES: tuple[State, ...] = get_args(State)
 _NAMED_NODES = 10
@@ -69,18 +70,26 @@ def summary(health: ModelHealth) -> str:
     return f"{name}: {health.runtime} on {where}, {checked}{reason}"
 
 
-def document(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY) -> dict[str, Any]:
-    """The whole as JSON can hold it. `status` is `ok`, or `degraded` where a model is not where it should be."""
+def document(
+    models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY, missing: Mapping[str, str] = _NONE
+) -> dict[str, Any]:
+    """The whole as JSON can hold it. `status` is `ok`, or `degraded` where a model is not where it should be.
+
+    `missing` are the models that the cloud does not know, and the names by which it was asked.
+    """
     return {
         "status": "ok" if all(one.state == "ready" for one in models) else "degraded",
         "models": {one.model: _described(one) for one in models},
         "updates": {model: asdict(status) for model, status in updates.items()},
+        "cloud_model_missing": dict(missing),
     }
 
 
-def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus]) -> bytes:
+def health_page(
+    models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus], missing: Mapping[str, str]
+) -> bytes:
     """The same as it is served at `/health`."""
-    return json.dumps(document(models, updates)).encode()
+    return json.dumps(document(models, updates, missing)).encode()
 
 
 def _described(health: ModelHealth) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class AgentMetrics:
         build.info({"agent": agent, "version": package_version("upwell")})
         self._health = health
         self._updates: UpdatesHealth = dict
+        self._missing: Callable[[], Mapping[str, str]] = dict
         self.answers = AnswerTally()
         """Each answer is to be added."""
         self.registry.register(self.answers)
@@ -72,6 +73,10 @@ class AgentMetrics:
         self._updates = status
         self.registry.register(_UpdateCollector(status))
 
+    def watch_cloud_models(self, missing: Callable[[], Mapping[str, str]]) -> None:
+        """Say at `/health` which models the cloud does not know."""
+        self._missing = missing
+
     def rule_failed(self, rule: str) -> None:
         """Count a rule that could not be evaluated."""
         self._rules.labels(rule).inc()
@@ -93,7 +98,7 @@ class AgentMetrics:
 
         Raises `ConfigError` where it cannot listen.
         """
-        pages = {"/health": lambda: health_page(self._health(), self._updates())}
+        pages = {"/health": lambda: health_page(self._health(), self._updates(), self._missing())}
         return serve_pages(host, port, self.registry, "agent.metrics", pages)
 
 

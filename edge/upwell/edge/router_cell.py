@@ -209,6 +209,14 @@ class RouterCell:
             self.recent = state
         self._tell_misfits()
 
+    def keeps(self, model: str) -> bool:
+        """Whether requests of a model stay on the device, or some may have to: by a rule with `egress`, or by all."""
+        rules = (rule.match.model for rule in self._policy.rules if rule.egress is not None)
+        if any(named is None or model in ([named] if isinstance(named, str) else named) for named in rules):
+            return True
+        verdict = self.verdict(model, {}, (1,))
+        return bool(verdict.egress_rule) or verdict.route == "edge"
+
     def misfit(self, model: str) -> str:
         """Why no calibration fits what the policy asks of this model; empty where one does, or none is needed."""
         return "; ".join(self._router.misfits(model))
