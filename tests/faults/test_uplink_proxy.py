@@ -102,7 +102,8 @@ def test_https_goes_through_the_proxy_on_one_tunnel(folder: Path, cloud_service:
         with asking(folder, cloud_service.section(f"https://{CLOUD}")) as ask:
             for _ in range(5):
                 assert_from_cloud(ask(ONE))
-        assert proxy.asked == [f"{CLOUD}:443"]
+        assert set(proxy.asked) == {f"{CLOUD}:443"}
+        assert len(proxy.asked) <= 2, "beside the first request the agent asks whether the cloud knows the model"
 
 
 def test_a_cascade_goes_up_too(folder: Path, cloud_service: Cloud, set_proxy: Any) -> None:

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def test_picture_gets_route_reason_times_and_best_classes(
     assert (lines["model"], lines["route"], lines["reason"]) == ("digits, version 1", "edge", "easy")
     assert lines["degraded"] == "no"
     assert " ms in all, device " in lines["time"]
-    assert lines["row"].startswith(f"0   class {heldout().labels[0]}: ")
+    assert lines["row"].startswith(f"0   {heldout().labels[0]}: "), "the labels of model.yaml"
+    assert 0 <= float(lines["hardness"]) <= 1
 
 
 def test_several_pictures_are_several_rows_and_json_has_every_value(
@@ -112,6 +114,10 @@ def test_several_pictures_are_several_rows_and_json_has_every_value(
     assert (answer["route"], answer["reason"], answer["degraded"]) == ("edge", "easy", False)
     assert answer["elapsed_s"] >= answer["parameters"]["upwell.edge_ms"] / 1e3 > 0
     assert answer["parameters"]["upwell.edge_digest"].startswith("sha256:")
+    facts = answer["parameters"]
+    assert (facts["upwell.agent"], facts["upwell.version"]) == ("agent", version("upwell"))
+    assert scores["labels"] == [str(digit) for digit in range(10)]
+    assert not any("labels" in name for name in answer["parameters"])
 
 
 def test_tag_reaches_the_policy_and_a_degraded_answer_says_so(

@@ -17,8 +17,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from upwell.edge.router_cell import RouterCell
 from upwell.shared.errors import ConfigError
 from upwell.shared.policy_cli.calibrate import calibrate
+from upwell.shared.policy_cli.check import check
 from upwell.shared.policy_cli.request_logs import MAX_LINE_BYTES, read_log
 from upwell.shared.policy_cli.simulate import simulate
 from upwell.shared.routing.log import LogLine
@@ -61,6 +63,7 @@ def run() -> Run:
     app = typer.Typer()
     app.command("calibrate")(calibrate)
     app.command("simulate")(simulate)
+    app.command("check")(check)
     return lambda *arguments: CliRunner().invoke(app, [str(one) for one in arguments])
 
 
@@ -116,6 +119,36 @@ def test_a_share_is_chosen_written_and_held_in_simulation(run: Run, policy: Path
     replay = run("simulate", out, "--requests", fresh, "--uplink", "1000Mbps", "--rtt", "20ms", "--json")
     assert replay.exit_code == 0, replay.output
     assert json.loads(replay.stdout)["policy"]["cloud_share"] == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.parametrize("target", [("--cloud-share", "30%"), ("--max-risk", "5%")], ids=["share", "risk"])
+def test_right_after_calibration_a_check_has_no_doubts(run: Run, tmp_path: Path, target: tuple[str, str]) -> None:
+    """Written for every model: a calibration names the one that it is for."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: 1\ndefaults: {hard: {measure: margin, below: 0.35}}\n", encoding="utf-8")
+    logged = log(tmp_path, requests(3000, edge_digest="E", edge_runtime="onnx cpu", cloud_digest="C"))
+    assert run("calibrate", policy, "--log", logged, "--out", policy, *target).exit_code == 0
+    assert json.loads(run("check", policy, "--json").stdout) == {
+        "file": str(policy), "ok": True, "problems": [], "warnings": [],
+    }  # fmt: skip
+
+
+def test_the_next_version_can_be_calibrated_for_before_it_comes(run: Run, policy: Path, tmp_path: Path) -> None:
+    """Of each pair of models one calibration, beside one another; what runs says which of them holds."""
+    first = log(tmp_path, requests(3000, edge_digest="E1", cloud_digest="C1"))
+    assert run("calibrate", policy, "--log", first, "--out", policy, "--cloud-share", "30%").exit_code == 0
+    pairs = [("E1", "C1"), ("E1", "C2"), ("E2", "C1"), ("E2", "C2")]
+    for seed, (edge, cloud) in enumerate(pairs[1:], 1):
+        made = requests(3000, seed, edge_digest=edge, cloud_digest=cloud)
+        logged = log(tmp_path, made, f"{edge}{cloud}.jsonl")
+        assert run("calibrate", policy, "--log", logged, "--out", policy, "--cloud-share", "30%").exit_code == 0
+    thresholds = []
+    for edge, cloud in pairs:
+        cell = RouterCell(load_yaml(policy, Policy), {"digits": Identity(edge)})
+        cell.identify_cloud("digits", cloud)
+        assert cell.misfit("digits") == ""
+        thresholds.append(hard_of(policy, identity=Identity(edge, "", cloud)).threshold)
+    assert len(set(thresholds)) == 4
 
 
 def test_a_risk_is_chosen_written_and_held_in_simulation(run: Run, policy: Path, tmp_path: Path) -> None:

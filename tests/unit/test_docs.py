@@ -212,7 +212,7 @@ def full_answer() -> Answer:
     routes = (Route.EDGE, Route.CLOUD)
     return Answer(
         {}, Route.MIXED, Reason.CLOUD_ERROR, True, Plan.CASCADE, timings, "1", routes, "sha256:0", "sha256:1",
-        accelerator="cpu", edge_state="ready", cut="c1",
+        accelerator="cpu", edge_state="ready", cut="c1", hardness=(0.25,), agent="dock-7", version="1.0",
     )  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def test_metrics_are_listed_with_their_labels() -> None:
     thread.start()
     thread.join()
     labels = {
-        metric.name + ("_total" if metric.type == "counter" else ""): {
+        metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, ""): {
             label for sample in metric.samples for label in sample.labels if label != "le"
         }
         for metric in metrics.registry.collect()

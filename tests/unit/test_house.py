@@ -107,7 +107,12 @@ def test_every_code_is_documented_where_it_is_defined() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(upwell.edge.__all__) == ["Agent", "Answer", "Timings"]
+    errors = {
+        "CloudFailed", "ConfigError", "DeadlineExceeded", "InvalidRequest", "ModelFailed", "ModelNotFound",
+        "NoAllowedRoute", "Refused", "Superseded", "Unavailable", "UpwellError",
+    }  # fmt: skip
+    assert set(upwell.edge.__all__) == {"Agent", "Answer", "Timings", *errors}
+    assert all(getattr(upwell.edge, name) is getattr(upwell.shared.errors, name) for name in errors)
     public = {name for name in vars(upwell.edge.Agent) if not name.startswith("_")}
     assert public == {
         "close", "close_with", "from_config", "handle", "health", "infer", "is_closed", "look_after", "model",
@@ -115,7 +120,7 @@ def test_the_public_names_are_these() -> None:
     }  # fmt: skip
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
-        "spool_id", "accelerator", "edge_state", "cut",
+        "spool_id", "accelerator", "edge_state", "cut", "labels", "hardness", "agent", "version",
     ]  # fmt: skip
     assert list(upwell.edge.Answer.__dataclass_fields__) == fields
     times = ["total_s", "edge_s", "uplink_s", "cloud_queue_s", "cloud_compute_s"]

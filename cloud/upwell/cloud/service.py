@@ -24,6 +24,7 @@ from upwell.shared.oip.dataplane import (
     Parameter,
     ServerMetadata,
 )
+from upwell.shared.oip.labels import LABELS, label_parameters
 from upwell.shared.oip.worker import give_way
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array
@@ -239,6 +240,8 @@ def _answer(model: ServedModel, request: InferRequest, call: Call) -> InferRespo
         "upwell.cloud_compute_ms": 1e3 * compute_s,
         "upwell.cloud_digest": model.digest,
     }
+    if LABELS in request.parameters:
+        facts.update(label_parameters(request.parameters, processor.signature.labels))
     return InferResponse(model.name, outputs, model.version, request.id, facts)
 
 

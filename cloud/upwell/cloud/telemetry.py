@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version as package_version
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Info
 
 from upwell.cloud.config import Serve
 from upwell.cloud.metrics.families import CloudCollector, Snapshot
@@ -74,6 +75,8 @@ def serve_metrics(address: str, read: Callable[[], Iterable[Snapshot]]) -> str:
     Raises `ConfigError` where it cannot listen.
     """
     registry = CollectorRegistry()
+    build = Info("upwell_cloud_build", "The service's version of Upwell; always 1.", registry=registry)
+    build.info({"version": package_version("upwell")})
     registry.register(CloudCollector(read))
     where = parse_address(address)
     server = serve_pages(where.host, where.port, registry, "serve.metrics")

@@ -2,13 +2,41 @@
 
 from typing import TYPE_CHECKING
 
+from upwell.shared.errors import (
+    CloudFailed,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelFailed,
+    ModelNotFound,
+    NoAllowedRoute,
+    Refused,
+    Superseded,
+    Unavailable,
+    UpwellError,
+)
 from upwell.shared.no_telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
     from upwell.edge.agent import Agent
     from upwell.edge.answer import Answer, Timings
 
-__all__ = ["Agent", "Answer", "Timings"]
+__all__ = [
+    "Agent",
+    "Answer",
+    "CloudFailed",
+    "ConfigError",
+    "DeadlineExceeded",
+    "InvalidRequest",
+    "ModelFailed",
+    "ModelNotFound",
+    "NoAllowedRoute",
+    "Refused",
+    "Superseded",
+    "Timings",
+    "Unavailable",
+    "UpwellError",
+]
 
 
 forbid_telemetry()  # before any module of this package can load a runtime

@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from upwell.edge.admission import Admission
 from upwell.edge.answer import Answer
 from upwell.edge.background import Sender
+from upwell.edge.cloud_models import CloudModels
 from upwell.edge.desk import Desk
 from upwell.edge.flight.flight import Flight
 from upwell.edge.flight.recorder import FOLDER_NAME, LIMIT, FlightRecorder
@@ -82,8 +83,8 @@ class Agent:
             for head in model.heads:
                 for duration_s in head.edge.durations_s:
                     self.router.observe(EdgeRan(head.way.key, 1, duration_s))
-        self.metrics = AgentMetrics(lambda: self.router.state, self.health, lambda: self.policy_problem)
-        self._desk = Desk(self.router, uplink, self.metrics, Admission(), tracer)
+        self.metrics = AgentMetrics(lambda: self.router.state, self.health, name, lambda: self.policy_problem)
+        self._desk = Desk(self.router, uplink, self.metrics, Admission(), tracer, name)
         self._state_dir = state_dir
         folder = None if state_dir is None else state_dir.path
         self.flights = FlightRecorder(None if folder is None else folder / FOLDER_NAME, flights)
@@ -110,22 +111,26 @@ class Agent:
                 self.metrics.watch_spool(self.spool)
         self._upkeep: Upkeep | None = None
         self._policy_file: PolicyFile | None = None
+        self._cloud_models = CloudModels(uplink, self.models, self.router)
+        self.metrics.watch_cloud_models(lambda: self._cloud_models.missing)
         self._ids = Ids()
         self._on_close = ExitStack()
+        self._on_close.callback(self._cloud_models.stop)
         self._closed = False
 
     @classmethod
     def from_config(cls, path: str | Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
         """The agent that `agent.yaml` describes, its models loaded and warmed up. Raises `ConfigError`.
 
+        It serves `agent.metrics`, and leaves out what is about other callers (`listen` and the like): the log says so.
         `on_result` is called, on a thread of the agent's, with each answer of the cloud to a case that was kept.
         """
-        from upwell.edge.assembly import build_agent
+        from upwell.edge.assembly import embedded_agent
 
-        return build_agent(Path(path), on_result)
+        return embedded_agent(Path(path), on_result)
 
     def look_after(self, policy: Path | None) -> None:
-        """From now on take changes of this policy file over, and keep what is spent of budgets over a restart."""
+        """From now on take changes of this policy file over, keep what is spent of budgets, and check cloud models."""
         jobs: list[Callable[[], None]] = []
         if policy is not None:
             file = self._policy_file = PolicyFile(policy, self._take_policy)
@@ -135,6 +140,7 @@ class Agent:
         jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
         jobs += [] if self._budgets is None else [self._budgets.save]
         self._upkeep = Upkeep(*jobs)
+        self._cloud_models.start()
 
     def _take_policy(self, policy: Policy) -> str:
         """Decide by this policy from now on, or say why not."""
@@ -231,6 +237,7 @@ class Agent:
             answer = self._keeping.keep(done, answer)
         model = done.model.name
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
+        self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
         self.flights.note(Flight.of(done, answer, self.router.recent, time.monotonic(), self.router.digest))
@@ -273,7 +280,7 @@ class Agent:
 
     def health(self) -> Sequence[ModelHealth]:
         """How each model on the device fares: where it runs, how that is known, and why it is not where it should."""
-        return health_of(self.models.values())
+        return health_of(self.models.values(), self.router.misfit)
 
     def model(self, name: str) -> ServedModel:
         """The model of that name. Raises `ModelNotFound` with those that there are."""
@@ -300,6 +307,7 @@ class Agent:
             self.spool.news.close()
         if self.uplink is not None:
             self.uplink.close()  # first, since it ends the call that the spool may have under way
+        self._cloud_models.close()
         for part in (self.spool, self._keeping, self._upkeep, self.flights):  # the spool may spend of a budget yet
             if part is not None:
                 part.close()

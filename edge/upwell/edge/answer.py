@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from upwell.shared.oip.dataplane import Parameter
 from upwell.shared.routing.reasons import Plan, Reason, Route
@@ -35,6 +35,11 @@ class Answer:
     Where the device had a part, `accelerator` names what ran nodes of its model by the evidence, `cpu` where none did,
     and `edge_state` says whether that is what was asked for (`ready`, `compiling`, `fallback`). `cut` is where a model
     was split that head and tail answered together.
+
+    `labels` are the names of classes by output, where the device's `model.yaml` has some: those of its last dimension,
+    or of a detection's class. `hardness` has a number for each row, by the measure of the policy: NaN for one that the
+    device did not score (it went up at once, or its scores are not finite). It is empty where none was asked for.
+    `agent` is the name of the agent that answered, `version` that of its Upwell.
     """
 
     outputs: Mapping[str, Array]
@@ -51,6 +56,10 @@ class Answer:
     accelerator: str = ""
     edge_state: str = ""
     cut: str = ""
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    hardness: tuple[float, ...] = ()
+    agent: str = ""
+    version: str = ""
 
     def parameters(self) -> dict[str, Parameter]:
         """The facts as Open Inference Protocol response parameters (`upwell.route`, ...); times in milliseconds."""
@@ -62,6 +71,8 @@ class Answer:
         }
         if self.route is Route.MIXED:
             facts["upwell.routes"] = ",".join(str(route) for route in self.routes)
+        if self.hardness:
+            facts["upwell.hardness"] = ",".join(f"{value:.6g}" for value in self.hardness)
         times = {
             "upwell.edge_ms": self.timings.edge_s,
             "upwell.uplink_ms": self.timings.uplink_s,
@@ -76,6 +87,8 @@ class Answer:
             "upwell.accelerator": self.accelerator,
             "upwell.edge_state": self.edge_state,
             "upwell.cut": self.cut,
+            "upwell.agent": self.agent,
+            "upwell.version": self.version,
         }
         facts.update({key: name for key, name in names.items() if name})
         return facts

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from importlib.metadata import version as package_version
 
 from upwell.edge.answer import Answer, Timings
 from upwell.edge.ascent import Ascent
@@ -12,11 +14,14 @@ from upwell.edge.models.served import EdgeModel
 from upwell.edge.uplink.uplink import CloudMiss, CloudReply
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 
+UPWELL_VERSION = package_version("upwell")
 
-def answer_of(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None) -> Answer:
-    """The answer to a request of which every row has one; `obstacle` is what kept rows on the device that wanted up."""
+
+def answer_of(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None, agent: str) -> Answer:
+    """The answer of the agent of that name to a request of which every row has one; `obstacle` is what kept rows on
+    the device that wanted up."""
     if done.ascents:
-        return _of_both(done, plan, reason, obstacle)
+        return _of_both(done, plan, reason, obstacle, agent)
     edge, parts = done.model.edge, done.parts
     assert edge is not None  # noqa: S101  who else
     here = Route.EXIT if edge.exits else Route.EDGE
@@ -29,11 +34,15 @@ def answer_of(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None
         timings=Timings(time.monotonic() - done.signals.arrived_s, done.edge_s),
         id=done.id,
         routes=(here,) * parts.rows,
+        labels=edge.signature.labels,
+        hardness=_hardness(done),
+        agent=agent,
+        version=UPWELL_VERSION,
         **edge.facts(done.edge_digest),
     )
 
 
-def _of_both(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None) -> Answer:
+def _of_both(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None, agent: str) -> Answer:
     """The cloud's answer for rows that it answered, the device's for the others."""
     edge, parts = done.model.edge, done.parts
     answered = [(ascent, ascent.outcome) for ascent in done.ascents if isinstance(ascent.outcome, CloudReply)]
@@ -68,8 +77,18 @@ def _of_both(done: Handled, plan: Plan, reason: Reason, obstacle: Reason | None)
         routes=routes,
         cloud_digest=replies[0][1].digest if replies else "",
         cut=head.cut.name if head is not None else "",
+        labels=edge.signature.labels if edge else {},
+        hardness=_hardness(done),
+        agent=agent,
+        version=UPWELL_VERSION,
         **(device.facts(done.edge_digest if device is edge else "") if device is not None else {}),
     )
+
+
+def _hardness(done: Handled) -> tuple[float, ...]:
+    """By row; empty where the device scored none."""
+    found = done.hardness
+    return tuple(found.get(row, math.nan) for row in done.parts.all) if found else ()
 
 
 def _route(ascent: Ascent, edge: EdgeModel | None) -> Route:

@@ -27,12 +27,17 @@ from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
 from upwell.edge.state_dir import StateDir
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
+from upwell.shared.oip.security import Address, parse_address
 from upwell.shared.routing.policy import Policy
 from upwell.shared.telemetry.tracer import Tracer
 from upwell.shared.tensors import Array
 from upwell.shared.yaml import load_yaml
 
 WARM_UP_RUNS = 5
+
+FOR_OTHER_CALLERS = ("listen", "listen_http", "tls", "tokens", "insecure", "limits", "max_requests", "log")
+"""Keys of `agent` that mean nothing in a program that holds the agent."""
+
 _BLANK_PICTURE = np.zeros((1, 224, 224, 3), np.uint8)
 
 _log = logging.getLogger(__name__)
@@ -85,6 +90,33 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
         agent.look_after(config.policy)
         on_failure.pop_all()
     return agent
+
+
+def embedded_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
+    """The same in a program that calls it itself: it serves its metrics, and what others would call is left out.
+
+    Raises `ConfigError` also where the metrics cannot be served.
+    """
+    section = load_yaml(path, AgentConfig).agent
+    ignored = [f"agent.{key}" for key in FOR_OTHER_CALLERS if key in section.model_fields_set]
+    agent = build_agent(path, on_result)
+    if ignored:
+        _log.warning("%s: ignored in a program of its own, `upwell agent` serves them: %s", path, ", ".join(ignored))
+    if section.metrics is not None:
+        try:
+            _serve_metrics(agent, section.metrics)
+        except ConfigError:
+            agent.close()
+            raise
+    return agent
+
+
+def _serve_metrics(agent: Agent, at: str) -> None:
+    address = parse_address(at)
+    server = agent.metrics.serve(address.host, address.port)
+    agent.close_with(server.server_close)
+    agent.close_with(server.shutdown)  # called before: parts are closed in the reverse order
+    _log.info("metrics on http://%s/metrics", Address(address.host, server.server_port))
 
 
 def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:

@@ -11,7 +11,7 @@ from importlib.metadata import version as package_version
 from upwell.edge.agent import Agent
 from upwell.edge.config import DEFAULT_MAX_REQUESTS
 from upwell.edge.models.served import ServedModel
-from upwell.edge.uplink.egress import EgressForbidden
+from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import REASONS
 from upwell.shared.capabilities import extensions
 from upwell.shared.errors import (
@@ -33,12 +33,11 @@ from upwell.shared.oip.dataplane import (
     Parameter,
     ServerMetadata,
 )
+from upwell.shared.oip.labels import label_parameters
 from upwell.shared.tensors import Array
 
 TAG_PREFIX = "upwell.tag."
 METADATA_TIMEOUT_S = 2.0
-METADATA_BYTES = 64
-"""What the cloud is asked about a model is judged like a request for it of this size without tags."""
 
 VERSION = "1"
 """The only version of each model that an agent serves."""
@@ -80,7 +79,7 @@ class AgentDataplane(Dataplane):
             version=VERSION,
             id=answer.id,
             outputs=_wanted(answer.outputs, request.outputs),
-            parameters=answer.parameters(),
+            parameters=answer.parameters() | label_parameters(request.parameters, answer.labels),
         )
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:

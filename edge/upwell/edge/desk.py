@@ -20,7 +20,8 @@ from upwell.shared.telemetry.tracer import Tracer
 class Desk:
     """What every request is handled with; of a request that is in a trace, a copy of its own.
 
-    `trace` is set where `tracer` records it; `traceparent` is what the cloud is told of one that is not recorded.
+    `agent` is the name that answers carry. `trace` is set where `tracer` records the request; `traceparent` is what the
+    cloud is told of one that is not recorded.
     """
 
     router: RouterCell
@@ -28,6 +29,7 @@ class Desk:
     metrics: AgentMetrics
     admission: Admission
     tracer: Tracer | None = None
+    agent: str = ""
     trace: Trace | None = None
     traceparent: str = ""
 

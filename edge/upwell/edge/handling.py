@@ -90,7 +90,7 @@ class Handling:
             if self._ascents:
                 self._settle(decision)
             done = self._handled(decision)
-            return answer_of(done, plan, reason, self._obstacle), done
+            return answer_of(done, plan, reason, self._obstacle, self._desk.agent), done
         finally:
             for ascent in self._ascents:
                 ascent.drop()

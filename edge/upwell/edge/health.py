@@ -20,22 +20,26 @@ Health: TypeAlias = Callable[[], Sequence[ModelHealth]]
 UpdatesHealth: TypeAlias = Callable[[], Mapping[str, UpdateStatus]]
 
 _NOBODY: Mapping[str, UpdateStatus] = MappingProxyType({})
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 _STATES: tuple[State, ...] = get_args(State)
 _NAMED_NODES = 10
 
 
-def health_of(models: Iterable[ServedModel]) -> Sequence[ModelHealth]:
-    """The health of every model that has an edge side, and of every head that is ready, as `model/cut`."""
+def health_of(models: Iterable[ServedModel], misfit: Callable[[str], str] = lambda _: "") -> Sequence[ModelHealth]:
+    """The health of every model that has an edge side, and of every head that is ready, as `model/cut`.
+
+    `misfit` says by model why no calibration fits.
+    """
     found: list[ModelHealth] = []
     for model in models:
         if model.edge is not None:
-            found.append(_health(model.name, model.edge))
+            found.append(_health(model.name, model.edge, misfit(model.name)))
         found += [_health(head.way.key, head.edge) for head in model.heads]
     return found
 
 
-def _health(name: str, edge: EdgeModel) -> ModelHealth:
+def _health(name: str, edge: EdgeModel, misfit: str = "") -> ModelHealth:
     return ModelHealth(
         model=name,
         state=edge.state,
@@ -45,6 +49,7 @@ def _health(name: str, edge: EdgeModel) -> ModelHealth:
         report=edge.report,
         version=edge.bundle.version if edge.bundle else 0,
         reason="" if edge.state == "ready" else _why(edge),
+        uncalibrated=misfit,
     )
 
 
@@ -67,23 +72,33 @@ def summary(health: ModelHealth) -> str:
 
 
 def document(
-    models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus] = _NOBODY, problems: Sequence[str] = ()
+    models: Sequence[ModelHealth],
+    updates: Mapping[str, UpdateStatus] = _NOBODY,
+    problems: Sequence[str] = (),
+    missing: Mapping[str, str] = _NONE,
 ) -> dict[str, Any]:
     """The whole as JSON can hold it.
 
     `status` is `ok`, or `degraded` where a model is not where it should be or the agent itself has `problems`.
+    `missing` are the models that the cloud does not know, and the names by which it was asked.
     """
     return {
         "status": "ok" if all(one.state == "ready" for one in models) and not problems else "degraded",
         "problems": list(problems),
         "models": {one.model: _described(one) for one in models},
         "updates": {model: asdict(status) for model, status in updates.items()},
+        "cloud_model_missing": dict(missing),
     }
 
 
-def health_page(models: Sequence[ModelHealth], updates: Mapping[str, UpdateStatus], problems: Sequence[str]) -> bytes:
+def health_page(
+    models: Sequence[ModelHealth],
+    updates: Mapping[str, UpdateStatus],
+    problems: Sequence[str],
+    missing: Mapping[str, str] = _NONE,
+) -> bytes:
     """The same as it is served at `/health`."""
-    return json.dumps(document(models, updates, problems)).encode()
+    return json.dumps(document(models, updates, problems, missing)).encode()
 
 
 def _described(health: ModelHealth) -> dict[str, Any]:
@@ -123,6 +138,8 @@ class HealthCollector(Collector):
             "version": ("Version of the model's bundle; 0 without one.", lambda one: one.version),
             "load_seconds": ("Time that loading and testing took.", lambda one: one.report.load_s),
             "warm_up_seconds": ("Time that the first run took.", lambda one: one.report.warm_up_s),
+            "uncalibrated": ("1 where no calibration fits a target that the policy names for the model.",
+                             lambda one: float(bool(one.uncalibrated))),
             "memory_bytes": ("What the process grew by; NaN if unknown.",
                              lambda one: one.report.memory_bytes or math.nan),
         }  # fmt: skip

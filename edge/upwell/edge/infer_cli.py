@@ -6,8 +6,9 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import typer
@@ -20,12 +21,15 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.clients import open_client
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
+from upwell.shared.oip.labels import LABELS, take_labels
 from upwell.shared.oip.security import ClientSecurity, TlsFiles, parse_endpoint
 from upwell.shared.tensors import Array, oip_datatype
 from upwell.shared.units import parse_seconds
 
 _METADATA_LIMIT_S = 10.0
 _SHOWN_ROWS, _SHOWN_CLASSES, _SHOWN_VALUES = 10, 3, 8
+Labels: TypeAlias = Mapping[str, Sequence[str]]
+"""The names of classes, by output."""
 _TAG_PREFIX = "upwell.tag."
 _MODEL = "The model, by the name it has there."
 _INPUT = (
@@ -51,7 +55,8 @@ def infer(
 
     A server on another machine is called over TLS.
     """
-    deadline_s, parameters = _seconds(deadline), _tags(tag or [])
+    deadline_s = _seconds(deadline)
+    parameters: dict[str, Parameter] = {LABELS: True, **_tags(tag or [])}
     client = open_client(at, _security(at, token_file, ca, insecure))
     try:
         arrays = read_inputs(inputs, lambda: client.metadata(model, _METADATA_LIMIT_S))
@@ -63,10 +68,13 @@ def infer(
         raise RemoteError(error.kind, f"{at} {what}: {error}") from None
     finally:
         client.close()
+    facts = dict(response.parameters)
+    labels = {name: take_labels(facts, name) for name in response.outputs}
+    response = replace(response, parameters=facts)
     if as_json:
-        typer.echo(json.dumps(_document(response, elapsed_s)))
+        typer.echo(json.dumps(_document(response, labels, elapsed_s)))
     else:
-        _show(response, elapsed_s)
+        _show(response, labels, elapsed_s)
 
 
 def _seconds(text: str) -> float:
@@ -96,7 +104,7 @@ def _security(at: str, token_file: Path | None, ca: Path | None, insecure: bool)
     return ClientSecurity(None if plain else TlsFiles(ca=ca), token_file, insecure)
 
 
-def _document(response: InferResponse, elapsed_s: float) -> dict[str, Any]:
+def _document(response: InferResponse, labels: Labels, elapsed_s: float) -> dict[str, Any]:
     facts = response.parameters
     return {
         "model": response.model,
@@ -108,7 +116,12 @@ def _document(response: InferResponse, elapsed_s: float) -> dict[str, Any]:
         "elapsed_s": elapsed_s,
         "parameters": {name: _finite(value) for name, value in facts.items()},
         "outputs": {
-            name: {"datatype": oip_datatype(array.dtype), "shape": list(array.shape), "data": _values(array)}
+            name: {
+                "datatype": oip_datatype(array.dtype),
+                "shape": list(array.shape),
+                "data": _values(array),
+                **({"labels": labels[name]} if labels[name] else {}),
+            }
             for name, array in response.outputs.items()
         },
     }
@@ -126,7 +139,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _show(response: InferResponse, elapsed_s: float) -> None:
+def _show(response: InferResponse, labels: Labels, elapsed_s: float) -> None:
     console = Console(highlight=False)
     facts = response.parameters
     table = Table.grid(padding=(0, 2))
@@ -135,6 +148,7 @@ def _show(response: InferResponse, elapsed_s: float) -> None:
         "route": f"{facts.get('upwell.route', '')} {facts.get('upwell.routes', '')}".strip(),
         "cut": facts.get("upwell.cut", ""),
         "reason": facts.get("upwell.reason", ""),
+        "hardness": facts.get("upwell.hardness", ""),
         "degraded": "" if "upwell.degraded" not in facts else "yes" if facts["upwell.degraded"] else "no",
         "device": f"{facts.get('upwell.accelerator', '')} {_unready(facts)}".strip(),
         "time": _times(facts, elapsed_s),
@@ -147,7 +161,7 @@ def _show(response: InferResponse, elapsed_s: float) -> None:
     for name, array in response.outputs.items():
         console.print()
         console.print(_text(f"{name}  {oip_datatype(array.dtype)} {list(array.shape)}"), style="bold")
-        console.print(_output(array))
+        console.print(_output(array, labels[name]))
 
 
 def _unready(facts: Mapping[str, Parameter]) -> str:
@@ -169,7 +183,7 @@ def _times(facts: Mapping[str, Parameter], elapsed_s: float) -> str:
     return f"{elapsed_s * 1e3:.1f} ms in all{part('device', 'upwell.edge_ms')}{waited}"
 
 
-def _output(array: Array) -> Table:
+def _output(array: Array, labels: Sequence[str]) -> Table:
     """The best classes of each row of float scores [rows, classes]; of anything else the first values."""
     table = Table.grid(padding=(0, 3))
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind != "f":
@@ -179,7 +193,8 @@ def _output(array: Array) -> Table:
         return table
     for index, row in enumerate(array[:_SHOWN_ROWS]):
         best = np.argsort(-row, kind="stable")[:_SHOWN_CLASSES]
-        table.add_row(f"  row {index}", *(Text(f"class {one}: {row[one]:.3f}") for one in best))
+        names = labels if len(labels) == len(row) else [f"class {one}" for one in range(len(row))]
+        table.add_row(f"  row {index}", *(_text(f"{names[one]}: {row[one]:.3f}") for one in best))
     if len(array) > _SHOWN_ROWS:
         table.add_row(f"  and {len(array) - _SHOWN_ROWS} more rows")
     return table

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version as package_version
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -26,14 +27,21 @@ class AgentMetrics:
     """The agent's counters in a registry of their own, so that two agents may live in one process."""
 
     def __init__(
-        self, state: Callable[[], RouterState], health: Health = tuple, policy_problem: Callable[[], str] = str
+        self,
+        state: Callable[[], RouterState],
+        health: Health = tuple,
+        agent: str = "agent",
+        policy_problem: Callable[[], str] = str,
     ) -> None:
         self.registry = CollectorRegistry()
+        build = Info("upwell_build", "The agent and its version of Upwell; always 1.", registry=self.registry)
+        build.info({"agent": agent, "version": package_version("upwell")})
         self._health = health
         self._policy_problem = policy_problem
         self._updates: UpdatesHealth = dict
         self.problems: list[str] = []
         """What is wrong with the agent itself, for `/health`."""
+        self._missing: Callable[[], Mapping[str, str]] = dict
         self.answers = AnswerTally()
         """Each answer is to be added."""
         self.registry.register(self.answers)
@@ -80,6 +88,10 @@ class AgentMetrics:
         self._updates = status
         self.registry.register(_UpdateCollector(status))
 
+    def watch_cloud_models(self, missing: Callable[[], Mapping[str, str]]) -> None:
+        """Say at `/health` which models the cloud does not know."""
+        self._missing = missing
+
     def rule_failed(self, rule: str) -> None:
         """Count a rule that could not be evaluated."""
         self._rules.labels(rule).inc()
@@ -106,7 +118,7 @@ class AgentMetrics:
 
         Raises `ConfigError` where it cannot listen.
         """
-        pages = {"/health": lambda: health_page(self._health(), self._updates(), self.all_problems())}
+        pages = {"/health": lambda: health_page(self._health(), self._updates(), self.all_problems(), self._missing())}
         return serve_pages(host, port, self.registry, "agent.metrics", pages)
 
 

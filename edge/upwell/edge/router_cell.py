@@ -32,6 +32,9 @@ LAG_S, MOST_LAG, QUICK_S = 0.05, 8, 0.02
 """So late, and so many at once, runs are learnt that took less than the last: one by one they would cost each request
 more than the decision does. The first of a model is learnt at once, and so is whatever follows a run that was slow."""
 
+MOST_TOLD = 100
+"""So many lines about calibrations are remembered as told."""
+
 _Carried: TypeAlias = Sequence[Calibration]
 _NOTHING: Mapping[str, _Carried] = MappingProxyType({})
 _NOBODY: Mapping[str, Identity] = MappingProxyType({})
@@ -49,6 +52,8 @@ class RouterCell:
     ) -> None:
         self._identities = dict(identities)
         self._carried = dict(carried)
+        self._misfits: dict[str, str] = {}
+        self._told: set[tuple[str, str]] = set()
         self._use(policy)
         self.recent = RouterState()
         """What is known, but for runs of the device that are learnt in a moment; immutable."""
@@ -58,6 +63,7 @@ class RouterCell:
         self.sent_at_s = -math.inf
         """When a message last began to leave, of a live request or of one that was kept (monotonic)."""
         self._lock = threading.Lock()
+        self._tell_misfits()
 
     def _use(self, policy: Policy) -> None:
         """Compile the policy. Nothing changes where that raises."""
@@ -169,6 +175,8 @@ class RouterCell:
         """Decide by another policy from now on. What was learnt stays."""
         with self._lock:
             self._use(policy)
+            self._told.clear()
+        self._tell_misfits()
 
     def identify_cloud(self, model: str, digest: str) -> None:
         """Note which model answers up there: it decides which calibration fits."""
@@ -181,8 +189,10 @@ class RouterCell:
                 return
             self._identified_at_s = now_s
             self._identities = {**self._identities, model: replace(known, cloud_digest=digest)}
-            if self._policy.calibrations or self._carried:
-                self._use(self._policy)
+            if not (self._policy.calibrations or self._carried):
+                return
+            self._use(self._policy)
+        self._tell_misfits()
 
     def replace_model(self, model: str, identity: Identity, carried: _Carried, durations_s: Sequence[float]) -> None:
         """From now on this model is another one, or runs elsewhere: what was learnt of its run times is forgotten.
@@ -192,14 +202,45 @@ class RouterCell:
         with self._lock:
             known = self._identities.get(model, Identity())
             self._identities = {**self._identities, model: replace(identity, cloud_digest=known.cloud_digest)}
-            self._carried = {**self._carried, model: carried}
+            # A version that brings none goes on from what the one before brought: those fit only what they name.
+            self._carried = {**self._carried, model: carried or self._carried.get(model, ())}
             self._use(self._policy)
             self._learn_runs()
-            edge = {name: times for name, times in self.recent.edge.items() if name != model}
-            state, now_s = replace(self.recent, edge=edge), time.monotonic()
+            alike = identity.edge_digest == known.edge_digest
+            state, now_s = self._router.of_another_model(self.recent, model, scores_alike=alike), time.monotonic()
             for duration_s in durations_s:
                 state = self._router.observe(state, EdgeRan(model, 1, duration_s), now_s)
             self.recent = state
+        self._tell_misfits()
+
+    def keeps(self, model: str) -> bool:
+        """Whether requests of a model stay on the device, or some may have to: by a rule with `egress`, or by all."""
+        rules = (rule.match.model for rule in self._policy.rules if rule.egress is not None)
+        if any(named is None or model in ([named] if isinstance(named, str) else named) for named in rules):
+            return True
+        verdict = self.verdict(model, {}, (1,))
+        return bool(verdict.egress_rule) or verdict.route == "edge"
+
+    def misfit(self, model: str) -> str:
+        """Why no calibration fits what the policy asks of this model; empty where one does, or none is needed."""
+        return "; ".join(self._router.misfits(model))
+
+    def _tell_misfits(self) -> None:
+        """Say it once for each change, and not again where two versions answer in turn."""
+        for model in self._identities:
+            misfit = self.misfit(model)
+            if misfit == self._misfits.get(model, ""):
+                continue
+            self._misfits[model] = misfit
+            if (model, misfit) in self._told:
+                continue
+            if len(self._told) >= MOST_TOLD:
+                self._told.clear()
+            self._told.add((model, misfit))
+            if misfit:
+                _log.warning("model %s: answers are uncalibrated: %s", model, misfit)
+            else:
+                _log.info("model %s: a calibration fits", model)
 
     def wants_probe(self) -> bool:
         """Whether an empty call is worth its bytes: nothing is under way, and nothing was heard for a while."""

@@ -180,6 +180,29 @@ def test_a_log_of_the_agent_s_own_can_be_simulated_and_calibrated(tmp_path: Path
         until(lambda: it.ask(0).reason in (Reason.EASY, Reason.HARD) and _is_calibrated(it))
 
 
+def test_after_a_new_version_in_the_cloud_the_agent_says_so_and_sends_the_same_share(
+    tmp_path: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = margins(edge_scores(pictures(range(200))))
+    below = float(np.quantile(found, 0.05))
+    hardest, *others = np.argsort(found[:60]).tolist()
+    rows = others[:19]  # with 20 scores the controller cuts by rank
+    expected = {row for row in rows if found[row] < below}
+    assert expected != {row for row in rows if found[row] < 0.75}, "the plain threshold would send others"
+    share = {"measure": "margin", "cloud_share": "5%"}
+    calibration = {"model": "digits", **share, "below": below, "cloud_digest": "sha256:the-version-before"}
+    defaults = {"deadline": "5s", "hard": share}
+    with keeping(tmp_path, defaults, cloud, calibrations=[calibration]) as it:
+        assert it.ask(hardest).reason is Reason.HARD
+        assert {row for row in rows if "cloud" in it.ask(row).route} == expected
+        assert it.ask(hardest).reason is Reason.UNCALIBRATED
+        (health,) = it.agent.health()
+        text = generate_latest(it.agent.metrics.registry).decode()
+    assert f"cloud_digest sha256:the-version-before, not {answers_digest(cloud)}" in health.uncalibrated
+    assert 'upwell_model_uncalibrated{model="digits"} 1.0' in text
+    assert caplog.text.count("answers are uncalibrated") == 1
+
+
 def _is_calibrated(it: Kept) -> bool:
     hard = it.agent.router.settings("digits").hard
     return hard is not None and hard.calibrated and not math.isnan(hard.cloud_share)

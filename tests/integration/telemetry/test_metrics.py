@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def test_requests_are_counted_and_logged_by_who_asked(tmp_path: Path) -> None:
         service.send(signal.SIGTERM)
         assert service.wait() == 0
     _check_counts(found)
+    assert found[f"upwell_cloud_build_info{{version={version('upwell')}}}"] == 1
     lines = [json.loads(line) for line in service.lines]
     assert TOKEN not in "".join(service.lines)
     assert all({"ts", "level", "logger", "message"} <= set(line) for line in lines)

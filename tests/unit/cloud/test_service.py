@@ -112,6 +112,8 @@ def test_a_description_maps_the_signature_to_the_model(tmp_path: Path) -> None:
     probabilities = cloud.infer(InferRequest("m", {"features": X}), Call()).outputs["probabilities"]
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-6)
     assert probabilities.argmax(axis=1).tolist() == plain.argmax(axis=1).tolist()
+    told = cloud.infer(InferRequest("m", {"features": X}, parameters={"upwell.labels": True}), Call()).parameters
+    assert told["upwell.labels.probabilities"] == '["a", "b", "c"]'
 
 
 def test_pre_processing_is_not_begun_for_a_caller_that_left(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ signature:
     fp32: {{kind: tensor, dtype: FP32, shape: [{leading}, 3]}}
     fp64: {{kind: tensor, dtype: FP64, shape: [{leading}, 1]}}
   outputs:
-    fp32: {{kind: probabilities}}
+    fp32: {{kind: probabilities, labels: [ant, bee, "cat, small"]}}
     fp64: {{kind: tensor}}
 """
 

@@ -51,7 +51,8 @@ def flight(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> Flig
     }
     ended = whole.pop("answer", answer(id))
     if ended is not None:
-        whole |= {name: value for name, value in vars(ended).items() if name in Flight._fields and name != "id"}
+        shared = set(Flight._fields) - {"id", "hardness"}
+        whole |= {name: value for name, value in vars(ended).items() if name in shared}
     return Flight(**whole)
 
 

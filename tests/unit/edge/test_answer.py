@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -44,6 +45,10 @@ def test_an_answer_with_everything_says_all_that_the_design_lists() -> None:
         cloud_digest="sha256:c",
         accelerator="qnn",
         edge_state="ready",
+        labels={"y": ("cat", "dog")},
+        hardness=(0.25, math.nan, 0.0312500001),
+        agent="dock-7",
+        version="1.2.3",
     )
     facts = answer.parameters()
     assert facts == {
@@ -60,6 +65,9 @@ def test_an_answer_with_everything_says_all_that_the_design_lists() -> None:
         "upwell.cloud_digest": "sha256:c",
         "upwell.accelerator": "qnn",
         "upwell.edge_state": "ready",
+        "upwell.hardness": "0.25,nan,0.03125",
+        "upwell.agent": "dock-7",
+        "upwell.version": "1.2.3",
     }
     for name, value in facts.items():
         expected: type = bool if name == "upwell.degraded" else float if name.endswith("_ms") else str

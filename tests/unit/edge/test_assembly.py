@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
+import socket
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,44 @@ def test_the_router_knows_how_long_a_run_takes_before_the_first_request(tmp_path
         times = agent.router.state.edge["m"].windows[1]
         assert len(times.samples_s) == WARM_UP_RUNS
         assert 0 < times.p50_s < 1
+
+
+def test_metrics_and_health_are_served_in_a_program_too_until_it_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
+    path = written(tmp_path, agent={"name": "dock-7", "metrics": "127.0.0.1:0"}, models=models)
+    with caplog.at_level(logging.INFO, "upwell"), Agent.from_config(path) as agent:
+        (page,) = re.findall(r"metrics on (http://\S+)/metrics", caplog.text)
+        agent.infer("m", {"x": np.zeros((1, 2), np.float32)})
+        text = urllib.request.urlopen(f"{page}/metrics", timeout=5).read().decode()  # noqa: S310  loopback
+        assert "upwell_requests_total{" in text
+        assert 'upwell_build_info{agent="dock-7",version=' in text
+        assert json.load(urllib.request.urlopen(f"{page}/health", timeout=5))["status"] == "ok"  # noqa: S310
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(page.rpartition(":")[2])), timeout=5)
+
+
+def test_an_agent_in_a_program_whose_metrics_have_no_port_is_not_left_open(tmp_path: Path) -> None:
+    models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        path = written(tmp_path, agent={"metrics": at, "state_dir": "state"}, models=models)
+        with pytest.raises(ConfigError, match="cannot listen"):
+            Agent.from_config(path)
+    with Agent.from_config(path):
+        pass
+
+
+def test_what_a_program_s_agent_does_not_do_is_said_by_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models = {"m": {"edge": {"bundle": str(bundle(tmp_path))}}}
+    section = {"name": "a", "listen": ["127.0.0.1:0"], "max_requests": 3}
+    with Agent.from_config(written(tmp_path, agent=section, models=models)):
+        (line,) = [message for message in caplog.messages if "ignored" in message]
+        assert line.endswith(": agent.listen, agent.max_requests")
+    caplog.clear()
+    with Agent.from_config(written(tmp_path, agent={"name": "a"}, models=models)):
+        assert "ignored" not in caplog.text
 
 
 def test_the_policy_beside_it_holds(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, Parameter
+from upwell.shared.oip.labels import LABELS, take_labels
 from upwell.shared.oip.security import ClientSecurity
 from upwell.shared.routing.policy import Policy
 from upwell.shared.tensors import TensorSpec
@@ -34,6 +35,22 @@ def test_an_answer_carries_its_facts_as_parameters() -> None:
         assert response.parameters["upwell.route"] == "mixed"
         assert response.parameters["upwell.routes"] == "edge,cloud"
         assert response.parameters["upwell.reason"] == "hard"
+
+
+def test_labels_are_told_to_those_who_ask() -> None:
+    with scene("defaults: {deadline: 5s}") as at:
+        dataplane = AgentDataplane(at.agent)
+        assert not [name for name in dataplane.infer(request(), Call()).parameters if "labels" in name]
+        told = dict(dataplane.infer(request(parameters={LABELS: True}), Call()).parameters)
+        assert told["upwell.labels.fp32"] == '["ant", "bee", "cat, small"]'
+        assert take_labels(told, "fp32") == ("ant", "bee", "cat, small")
+        assert "upwell.labels.fp32" not in told
+        assert not any(LABELS in asked.parameters for asked in at.cloud.requests)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1}', "[1]", "[" * 100_000, "3", True])
+def test_labels_of_another_server_that_are_none_are_none(text: Parameter) -> None:
+    assert take_labels({"upwell.labels.y": text}, "y") == ()
 
 
 def test_an_id_is_made_where_the_caller_gave_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,29 @@ def test_easy_rows_stay() -> None:
         assert (sides(answer), sent(at)) == ("ee", [])
         assert (answer.edge_digest, answer.cloud_digest) == ("sha256:of-the-small-model", "")
         assert answer.timings.uplink_s is None
+
+
+def test_an_answer_says_how_hard_each_row_was_and_what_the_classes_are_called() -> None:
+    with scene("defaults: {deadline: 5s, hard: {measure: max_prob, below: 0.5}}") as at:
+        answer = at.infer(rows_of(SURE, UNSURE))
+        assert sides(answer) == "ec"
+        assert answer.hardness == pytest.approx([0.9, 0.4])
+        assert answer.labels == {"fp32": ("ant", "bee", "cat, small")}
+        assert (answer.agent, answer.version) == ("agent", version("upwell"))
+        alone = at.infer(rows_of(SURE))
+        assert alone.hardness == pytest.approx([0.9])
+        assert alone.labels == answer.labels
+
+
+def test_rows_that_went_up_at_once_have_no_hardness() -> None:
+    with scene(UP) as at:
+        assert at.infer(rows_of(SURE)).hardness == ()
+    with scene("defaults: {deadline: 5s, hard: off}") as at:
+        assert at.infer(rows_of(SURE)).hardness == ()
+    with scene("defaults: {deadline: 5s}") as at:
+        unscored, scored = at.infer(rows_of((math.nan,) * 3, SURE)).hardness
+        assert math.isnan(unscored)
+        assert scored == pytest.approx(0.85)
 
 
 def test_the_hard_rows_alone_go_up_and_come_back_in_their_places() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import urllib.request
 from collections.abc import Mapping
+from importlib.metadata import version
 
 import pytest
 from prometheus_client import generate_latest
@@ -37,6 +38,7 @@ def value(found: Samples, name: str, **labels: str) -> float:
 
 
 NAMES = {
+    "upwell_build_info": "gauge",
     "upwell_requests": "counter",
     "upwell_request_seconds": "histogram",
     "upwell_degraded": "counter",
@@ -49,6 +51,7 @@ NAMES = {
     "upwell_model_version": "gauge",
     "upwell_model_load_seconds": "gauge",
     "upwell_model_warm_up_seconds": "gauge",
+    "upwell_model_uncalibrated": "gauge",
     "upwell_model_memory_bytes": "gauge",
     "upwell_breaker_open": "gauge",
     "upwell_policy_refused": "gauge",
@@ -60,6 +63,11 @@ NAMES = {
     "upwell_audit_alarm": "gauge",
     "upwell_audit_count": "gauge",
 }
+
+
+def test_a_page_says_whose_it_is() -> None:
+    found = read(generate_latest(AgentMetrics(RouterState, agent="dock-7").registry).decode())
+    assert value(found, "upwell_build_info", agent="dock-7", version=version("upwell")) == 1
 
 
 def test_the_names_are_these_and_each_says_what_it_is() -> None:

@@ -16,7 +16,7 @@ from upwell.shared.routing.policy import Policy
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.rules import Subject
 from upwell.shared.routing.settings import Identity
-from upwell.shared.routing.state import LINK, CloudAnswered, CloudFailure, Decision, EdgeRan, Signals
+from upwell.shared.routing.state import LINK, CloudAnswered, CloudFailure, Decision, EdgeRan, Scored, Signals
 
 UP = "defaults: {deadline: 10s}\nrules: [{name: up, match: {}, route: cloud}]"
 
@@ -144,3 +144,55 @@ def test_a_request_is_judged_by_the_time_of_day_at_which_it_is_about_to_leave(mo
     for wall_s, denial in ((evening_s, None), (evening_s + 60.0, Reason.EGRESS_DENIED)):
         monkeypatch.setattr(time, "time", lambda now_s=wall_s: now_s)
         assert cell.judge(asked).denial is denial
+
+
+CALIBRATED = """
+defaults: {hard: {cloud_share: 20%}}
+calibrations: [{model: m, measure: margin, below: 0.1, cloud_share: 20%, edge_digest: E, cloud_digest: C1}]
+"""
+
+
+def test_a_calibration_that_no_longer_fits_is_logged_once_and_its_return_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upwell.edge.router_cell.IDENTITY_HOLDS_S", 0.0)
+    with caplog.at_level(logging.INFO, "upwell"):
+        cell = RouterCell(policy(CALIBRATED), {"m": Identity("E"), "other": Identity("F")})
+        caplog.clear()
+        for _ in range(3):  # two versions behind one endpoint
+            for digest in ("C1", "C2", "C2"):
+                cell.identify_cloud("m", digest)
+    lost, back = (record.getMessage() for record in caplog.records)
+    assert lost.startswith("model m: answers are uncalibrated: no calibration fits: the one for cloud_share 20% is for")
+    assert "cloud_digest C1, not C2" in lost
+    assert back == "model m: a calibration fits"
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_a_new_version_on_the_device_is_told_of_and_keeps_the_share_of_the_one_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What the version before had brought in its bundle is known to the next one, which brings nothing."""
+    brought = policy(CALIBRATED).calibrations
+    cell = RouterCell(policy("defaults: {hard: {cloud_share: 20%}}"), {"m": Identity("E")}, {"m": brought})
+    assert cell.misfit("m") == ""
+    cell.observe(Scored("m", "defaults/m", 40, 40, ()))
+    owed = cell.state.shares["defaults/m"].alpha
+    with caplog.at_level(logging.INFO, "upwell"):
+        cell.replace_model("m", Identity("E2"), (), ())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "edge_digest E, not E2; that share is kept" in caplog.text
+    hard = cell.settings("m").hard
+    assert hard is not None
+    assert (hard.threshold, hard.calibrated) == (0.1, False)
+    assert cell.state.shares["defaults/m"].alpha == owed < 0.2
+
+
+def test_a_policy_with_a_calibration_that_fits_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    cell = RouterCell(policy("defaults: {hard: {cloud_share: 20%}}"), {"m": Identity("E")})
+    assert cell.misfit("m").startswith("there is no calibration for cloud_share 20%")
+    assert cell.misfit("m") in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "upwell"):
+        cell.replace_policy(policy(CALIBRATED))
+    assert (cell.misfit("m"), caplog.messages) == ("", ["model m: a calibration fits"])

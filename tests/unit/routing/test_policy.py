@@ -433,8 +433,8 @@ def test_the_calibration_that_names_most_of_what_runs_is_taken(
 
 
 def test_a_calibration_for_other_models_leaves_the_plain_threshold() -> None:
-    calibration = "{model: m, measure: margin, below: 0.1, cloud_share: 20%, edge_digest: a}"
-    of = policy(f"models: {{m: {{hard: {{cloud_share: 20%}}}}}}\ncalibrations: [{calibration}]")
+    calibration = "{model: m, measure: margin, below: 0.1, max_risk: 2%, edge_digest: a}"
+    of = policy(f"models: {{m: {{hard: {{max_risk: 2%}}}}}}\ncalibrations: [{calibration}]")
     for identity, calibrated in ((Identity("b"), False), (Identity("a"), True), (Identity(edge_runtime="x"), True)):
         hard = of.settings("m", None, identity).hard
         assert hard is not None

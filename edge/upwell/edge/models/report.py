@@ -58,3 +58,5 @@ class ModelHealth:
     """Of the bundle; 0 without one."""
     reason: str = ""
     """Why it is not `ready`."""
+    uncalibrated: str = ""
+    """Why no calibration fits what the policy asks of it; empty where one does, or none is needed."""

@@ -13,6 +13,10 @@ Judge: TypeAlias = Callable[[], Verdict]
 """Asks the policy that is in force when it is called. It is kept for a while, so it must not hold tensors."""
 
 
+METADATA_BYTES = 64
+"""What the cloud is asked about a model is judged like a request for it of this size without tags."""
+
+
 class EgressForbidden(UpwellError):
     """The policy, as it is now, keeps on the device what was about to leave; `reason` is the code for it."""
 

@@ -34,6 +34,9 @@ SUSPECT = frozenset(
 )
 """Failures after which the connection itself may be at fault (half open, out of step): the next call gets a new one."""
 
+UNREACHED = frozenset({Reason.CLOUD_DEADLINE, Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_CERTIFICATE})
+"""Of these, those after which nobody answered at all."""
+
 ALIVE_S = 2.0
 """A connection over which something came so lately, but for one call, is slow rather than dead: it is kept."""
 
@@ -168,6 +171,10 @@ class Uplink:
         way = self._choose(None)
         try:
             return way.link.client.metadata(model, timeout_s=timeout_s)
+        except RemoteError as error:
+            if REASONS.get(error.kind) in UNREACHED:  # what waits to be tried again would fail the next request at once
+                way.station.retire(way.link)
+            raise
         finally:
             way.station.give_back(way.link)
 

@@ -51,11 +51,16 @@ class Calibration(Section):
 
     def matches(self, model: str | None, measure: str, target: Mapping[str, float], identity: Identity) -> bool:
         """Whether it is for this target (`cloud_share`, or `max_risk` and `confidence`) of these models."""
-        if self.model != model or self.measure != measure:
-            return False
-        return self._is_for(target) and all(
-            getattr(identity, name) in (getattr(self, name), "") or not getattr(self, name) for name in _FIELDS
-        )
+        return self.is_about(model, measure, target) and not self.misfits(identity)
+
+    def is_about(self, model: str | None, measure: str, target: Mapping[str, float]) -> bool:
+        """Whether it is for this target of a model of this name, whatever version of it runs."""
+        return (self.model, self.measure) == (model, measure) and self._is_for(target)
+
+    def misfits(self, identity: Identity) -> tuple[str, ...]:
+        """The keys by which it is for other models than these."""
+        both = ((name, getattr(self, name), getattr(identity, name)) for name in _FIELDS)
+        return tuple(name for name, mine, theirs in both if mine and theirs and mine != theirs)
 
     def _is_for(self, target: Mapping[str, float]) -> bool:
         values = (getattr(self, name) for name in target)
@@ -84,3 +89,36 @@ def fitting(
         return sum(bool(getattr(calibrations[index], name)) for name in _FIELDS), index
 
     return max(fit, key=named, default=None)
+
+
+def nearest(
+    calibrations: Sequence[Calibration],
+    model: str | None,
+    measure: str,
+    target: Mapping[str, float],
+    identity: Identity,
+) -> int | None:
+    """The index of the calibration for a target that stands in where none fits; None where there is none for it.
+
+    Hardness is measured by the device's model, so one for the same model on the device comes first, and of these one
+    for the same runtime; of several the last.
+    """
+    about = [index for index, one in enumerate(calibrations) if one.is_about(model, measure, target)]
+
+    def agrees(index: int) -> tuple[bool, bool, int]:
+        misfits = calibrations[index].misfits(identity)
+        return "edge_digest" not in misfits, "edge_runtime" not in misfits, index
+
+    return max(about, key=agrees, default=None)
+
+
+def misfit_text(former: Calibration | None, target: Mapping[str, float], identity: Identity, threshold: float) -> str:
+    """What log and health say where no calibration fits; `former` is the nearest one."""
+    name, value = next(iter(target.items()))
+    wanted, until = f"{name} {value * 100:g}%", "until `upwell policy calibrate` has found one for these models"
+    if former is None:
+        holds = f"it starts from {threshold:g}" if name == "cloud_share" else f"threshold {threshold:g} holds"
+        return f"there is no calibration for {wanted}: {holds} {until}"
+    pairs = (f"{key} {getattr(former, key)}, not {getattr(identity, key)}" for key in former.misfits(identity))
+    holds = "that share is kept" if name == "cloud_share" else f"threshold {threshold:g} holds"
+    return f"no calibration fits: the one for {wanted} is for {', '.join(pairs)}; {holds} {until}"

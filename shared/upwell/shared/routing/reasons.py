@@ -61,7 +61,7 @@ class Reason(_Code):
     NO_SCORES = "no_scores"
     """The signature names no probabilities or logits, so nobody can say whether a case is hard."""
     UNCALIBRATED = "uncalibrated"
-    """The policy names a share or a risk and no calibration fits these models, so a plain threshold decided."""
+    """The policy names a share or a risk and no calibration fits these models, so a former or plain one decided."""
     RULE_ERROR = "rule_error"
     """A rule of the policy could not be evaluated for this request, so nothing left the device."""
     ALWAYS_EDGE = "always_edge"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from upwell.shared.located import Location
-from upwell.shared.routing.calibrations import Calibration, fitting
+from upwell.shared.routing.calibrations import Calibration, fitting, misfit_text, nearest
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.layers import BUILT_IN, Layers, Level
 from upwell.shared.routing.reasons import Reason
@@ -204,20 +204,29 @@ class _Resolver:
         return threshold
 
     def _with_target(self, hard: HardSettings) -> HardSettings:
-        """With the target, and with threshold and temperature of the calibration that fits it."""
+        """With the target, and with threshold and temperature of the calibration that fits it.
+
+        Where none fits, a share goes on from the nearest: which share a threshold sends depends on the scores of the
+        device alone, so that under another model in the cloud it is the same one. A risk depends on both.
+        """
         target = self._target()
         if target or self._layers.get(("audit",), 0.0) > 0:
             hard = replace(hard, scope=self._scope())
         if not target:
             return hard
         share, risk = target.get("cloud_share", math.nan), target.get("max_risk", math.nan)
-        hard = replace(hard, cloud_share=share, max_risk=risk, calibrated=False)
-        index = fitting(self._calibrations, self._model, hard.measure, target, self._identity)
+        hard = replace(hard, cloud_share=share, max_risk=risk)
+        asked = (self._calibrations, self._model, hard.measure, target, self._identity)
+        index, misfit = fitting(*asked), ""
         if index is None:
-            return hard
+            index = nearest(*asked)
+            former = None if index is None else self._calibrations[index]
+            misfit = misfit_text(former, target, self._identity, hard.threshold)
+            if index is None or math.isnan(share):
+                return replace(hard, misfit=misfit)
         found = self._calibrations[index]
         self.calibrated = dict.fromkeys(("hard.threshold", "hard.temperature"), f"calibrations[{index}]")
-        return replace(hard, threshold=found.threshold, temperature=found.temperature, calibrated=True)
+        return replace(hard, threshold=found.threshold, temperature=found.temperature, misfit=misfit)
 
     def _scope(self) -> str:
         """What is learnt about hard cases is kept under this: by model, and by the last level that wrote in `hard`."""

@@ -56,8 +56,8 @@ def _condition(index: int, source: str) -> Iterator[tuple[Location, str]]:
 
 def _levels(policy: Policy) -> Iterator[tuple[Location, str]]:
     """What each level comes to, told where that level itself wrote the section; targets at each model."""
-    has_models = bool(policy.models)
-    yield from _settings(("defaults",), policy.settings(None, None), has_models)
+    others_fit = _fit_others(policy, None)
+    yield from _settings(("defaults",), policy.settings(None, None), others_fit)
     yield from _target_that_is_not_held(("defaults",), policy.settings(None, None), policy.defaults)
     for model, patch in policy.models.items():
         for location, text in _settings(("models", model), policy.settings(model, None), False):
@@ -66,15 +66,23 @@ def _levels(policy: Policy) -> Iterator[tuple[Location, str]]:
         yield from _target_that_is_not_held(("models", model), policy.settings(model, None), patch)
     for index, rule in enumerate(policy.rules):
         if rule.set is not None:
-            for location, text in _settings(("rules", index, "set"), policy.settings(None, rule), has_models):
+            level: Location = ("rules", index, "set")
+            for location, text in _settings(level, policy.settings(None, rule), _fit_others(policy, rule)):
                 if location[3] in rule.set.model_fields_set:
                     yield location, text
             yield from _target_that_is_not_held(("rules", index, "set"), policy.settings(None, rule), rule.set)
 
 
-def _settings(level: Location, settings: Settings, models_follow: bool) -> Iterator[tuple[Location, str]]:
+def _fit_others(policy: Policy, rule: Rule | None) -> bool:
+    """Whether a target that is written for every model is looked at elsewhere (`models`), or met by a calibration: one
+    is for a model of a name, which `models` need not have."""
+    hards = (policy.settings(one.model, rule).hard for one in policy.calibrations)
+    return bool(policy.models) or any(hard is not None and hard.calibrated for hard in hards)
+
+
+def _settings(level: Location, settings: Settings, others_fit: bool) -> Iterator[tuple[Location, str]]:
     if settings.hard is not None:
-        yield from ((level + key, text) for key, text in _hard(settings.hard, models_follow))
+        yield from ((level + key, text) for key, text in _hard(settings.hard, others_fit))
     energy, prices = settings.energy, settings.prices
     if settings.objective == "energy" and not (energy.inference_j and energy.uplink_byte_j):
         yield (*level, "objective"), "objective energy compares by `energy`: both inference and uplink_byte are needed"
@@ -102,11 +110,11 @@ def _target_that_is_not_held(
         )
 
 
-def _hard(hard: HardSettings, models_follow: bool) -> Iterator[tuple[Location, str]]:
+def _hard(hard: HardSettings, others_fit: bool) -> Iterator[tuple[Location, str]]:
     share = hard.cloud_share
     if share in (0.0, 1.0):
         yield ("hard", "cloud_share"), f"{'no' if share == 0 else 'every'} case goes up"
-    elif not hard.calibrated and not models_follow:
+    elif not hard.calibrated and not others_fit:
         text = f"no calibration fits: threshold {hard.threshold:g} holds until `upwell policy calibrate` found one"
         yield ("hard",), text
     if math.isnan(share) and math.isnan(hard.max_risk):

@@ -80,6 +80,20 @@ class Router:
         """Every way in which the policy may ask whether a row of this model is hard."""
         return self._hards.get(model) or self._hards[None]
 
+    def misfits(self, model: str) -> tuple[str, ...]:
+        """Why no calibration fits a target that the policy names for this model, one sentence for each."""
+        return tuple(dict.fromkeys(hard.misfit for hard in self.hards(model) if hard.misfit))
+
+    def of_another_model(self, state: RouterState, model: str, *, scores_alike: bool) -> RouterState:
+        """The state once the device runs another model by this name, or the same one elsewhere: its run times are
+        forgotten. Its scores are too unless they are alike, while the shares that they went up by are kept."""
+        edge = {name: times for name, times in state.edge.items() if name != model}
+        if scores_alike:
+            return replace(state, edge=edge)
+        ours = {hard.scope: hard for hard in self.hards(model) if hard.scope in state.shares}
+        anew = {scope: state.shares[scope].of_another_model(hard) for scope, hard in ours.items()}
+        return replace(state, edge=edge, shares={**state.shares, **anew})
+
     def verdict(self, state: RouterState, signals: Signals, now_s: float) -> Verdict:
         """What the policy says about this request, before anything is predicted."""
         known = facts(state, signals, now_s) if self._policy.uses_facts else None

@@ -29,9 +29,9 @@ class HardSettings:
 
     `threshold` decides (below it for falling measures, above it for rising ones). `cloud_share` and `max_risk` are the
     targets that it was calibrated for, NaN where the policy names a plain threshold. With a `cloud_share` the
-    threshold is only where the controller called `scope` starts. `calibrated` is False where a target was written and
-    no calibration fits the models. `temperature` divides the logits before any measure is taken.
-    `output`, `function` and `box_score` are parameters of the measures that need them.
+    threshold is only where the controller called `scope` starts. `misfit` is set where a target was written and no
+    calibration fits the models, and says so in a sentence. `temperature` divides the logits before any measure is
+    taken. `output`, `function` and `box_score` are parameters of the measures that need them.
     """
 
     measure: Measure = "margin"
@@ -42,8 +42,13 @@ class HardSettings:
     box_score: float = 0.5
     cloud_share: float = math.nan
     max_risk: float = math.nan
-    calibrated: bool = True
+    misfit: str = ""
     scope: str = ""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the threshold is plain, or was found for these models."""
+        return not self.misfit
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.settings import HardSettings
@@ -36,9 +36,10 @@ class ShareController:
     those would wind it up, and it would be long on its way back.
 
     Rows that were candidates before they were scored (large ones) count as sent; a score that is NaN counts as hard.
-    Until 20 scores are there the threshold is the one that it started with. Scores with few distinct values cannot be
-    cut at any one share: then the threshold moves between two of them, so that the share holds over time though not
-    for each moment.
+    Until 20 scores are there the threshold is the one that it started with. Once another model gives the scores that
+    begins again, since the former scores say nothing of its own; α_t stays, and with it what is owed. Scores with few
+    distinct values cannot be cut at any one share: then the threshold moves between two of them, so that the share
+    holds over time though not for each moment.
 
     States: `alpha` is α_t; `recent` the last scores in the order of their arrival, `ordered` the same sorted; both so
     turned that a larger one is harder.
@@ -88,6 +89,13 @@ class ShareController:
         recent, ordered = self._with(tuple(scores[-_WINDOW:]))
         alpha = min(1.0 + _SLACK, max(-_SLACK, alpha))
         return ShareController(self.target, self.measure, self.initial, alpha, recent, ordered)
+
+    def of_another_model(self, hard: HardSettings) -> ShareController:
+        """The controller once another model gives the scores: it starts from the threshold of `hard`, and owes what it
+        owed."""
+        if (self.target, self.measure) != (hard.cloud_share, hard.measure):
+            return ShareController.start(hard)
+        return replace(ShareController.start(hard), alpha=self.alpha)
 
     def _with(self, scores: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """`recent` and `ordered` with these scores taken in and the oldest beyond the window let go."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -87,6 +88,11 @@ class Signature:
     def scores(self) -> LogicalOutput | None:
         """The first output of probabilities or logits: how hard a row was is read from it."""
         return next((output for output in self.outputs if output.kind in ("probabilities", "logits")), None)
+
+    @cached_property
+    def labels(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of the classes of each output that has some."""
+        return MappingProxyType({output.name: output.labels for output in self.outputs if output.labels})
 
     def check_inputs(self, inputs: Mapping[str, Array]) -> int:
         """The number of rows, 1 where the model has none. Raises `InvalidRequest` that names what was expected."""
