@@ -40,6 +40,7 @@ def test_a_missing_onnxruntime_names_the_extra(tmp_path: Path, monkeypatch: pyte
     for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "upwell.edge.runtimes.ort", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'upwell\[onnx\]'"):
         load_runtime(onnx_models.linear(tmp_path))
 
@@ -48,6 +49,7 @@ def test_coverage_names_the_extra_too(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "upwell.edge.runtimes.ort", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'upwell\[onnx\]'"):
         coverage_of(onnx_models.linear(tmp_path), RuntimeOptions(), AcceleratorOptions(provider="qnn"))
 

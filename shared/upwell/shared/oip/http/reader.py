@@ -75,6 +75,7 @@ class Reader:
             if found >= 0:
                 return self._line(self._take(found + 1))
             if len(self._buffer) >= size:
+                self.is_at_request_line = False  # a long one comes in pieces
                 return self._take(size)
             at = len(self._buffer)
             if not self._more():
