@@ -248,6 +248,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "model.init",
             "model.pack",
             "model.quantize",
+            "model.rollback",
             "model.sign",
             "model.verify",
             "partition.plan",
