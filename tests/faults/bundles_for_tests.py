@@ -22,6 +22,9 @@ class Signer:
     def __init__(self, folder: Path, name: str = "signer") -> None:
         key = Ed25519PrivateKey.generate()
         self.key = PrivateKey(fingerprint_of(key.public_key()), key)
+        self.pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
         self.public = folder / f"{name}.pub"
         self.public.write_bytes(
             key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -325,3 +325,80 @@ def test_the_page_does_what_it_says(here: Path, digits: Path, heldout: Path) -> 
     assert names(here) == sorted(
         ["2026.pem", "2026.pub.pem", "2027.pem", "2027.pub.pem", "digits", "digits-3.bundle.tar", "requests.npz"]
     )
+
+
+@pytest.fixture
+def labelled(here: Path) -> Path:
+    """The same pictures with what they show, as the array `digit`."""
+    with np.load(ASSETS / "heldout.npz") as data:
+        np.savez(here / "labelled.npz", image=data["images"][:200, :, :, None], digit=data["labels"][:200])
+    return here / "labelled.npz"
+
+
+def test_a_model_that_answers_its_own_questions_is_said_to(
+    upwell: Run, here: Path, digits: Path, heldout: Path
+) -> None:
+    code, out, err = upwell("pack", digits, "--version", 1, "--golden", heldout, "--in-place")
+    assert (code, "they are this model's own answers" in out) == (0, True), err
+    code, out, _ = upwell("pack", digits, "--version", 2, "--in-place", "--json")  # kept, and still its own
+    assert (code, json.loads(out)["golden_from_itself"]) == (0, True)
+
+
+def test_labels_go_along_and_are_held_against_the_model_at_every_load(
+    upwell: Run, here: Path, digits: Path, labelled: Path
+) -> None:
+    code, out, err = upwell("pack", digits, "--version", 1, "--golden", labelled, "--labels", "digit", "--in-place")
+    assert code == 0, err
+    assert "with labels of which 90 % must be right" in out
+    assert "own answers" not in out
+    labels = read_golden(digits / "golden.npz").labels
+    assert labels is not None
+    assert (len(labels.classes), labels.right) == (200, 0.9)
+    right = ["--labels", "digit", "--right", "100%"]
+    code, _, err = upwell("pack", digits, "--version", 2, "--golden", labelled, *right, "--in-place")
+    assert code == 1
+    assert "rows name their label, 100 % are needed" in err
+    with np.load(labelled) as data:
+        wrong = {"image": data["image"], "digit": np.where(np.arange(200) % 2, data["digit"], (data["digit"] + 1) % 10)}
+    np.savez(labelled, **wrong)  # as for a model that is right on half of them
+    code, _, err = upwell("pack", digits, "--version", 2, "--golden", labelled, "--labels", "digit", "--in-place")
+    assert code == 1
+    assert "90 % are needed" in err
+
+
+def test_another_model_can_say_what_is_right(upwell: Run, here: Path) -> None:
+    for name, seed in (("good", 0), ("same", 0), ("bad", 1)):
+        linear(here / name, seed, "model.onnx")
+    np.savez("requests.npz", x=np.random.default_rng(0).standard_normal((40, 8)).astype(np.float32))
+    said = ["--golden", "requests.npz", "--reference", "good", "--in-place"]
+    code, out, err = upwell("pack", "same", "--version", 1, *said)
+    assert code == 0, err
+    assert "of good answers to your requests" in out
+    code, _, err = upwell("pack", "bad", "--version", 1, *said)
+    assert code == 1
+    assert err.startswith("refused (disagreement)")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--labels", "digit"], "--labels: they are those of requests, and there is no --golden"),
+        (["--golden", "labelled.npz", "--labels", "other"], "expected an array 'other' of whole numbers"),
+        (["--golden", "labelled.npz", "--labels", "image"], "expected an array 'image' of whole numbers"),
+        (["--golden", "labelled.npz", "--labels", "digit", "--right", "120%"], "expected a share"),
+        (["--golden", "labelled.npz", "--labels", "short"], "expected 200 whole numbers from 0 to 9"),
+    ],
+)
+def test_labels_that_are_none_are_said(
+    upwell: Run, digits: Path, labelled: Path, options: list[str], said: str
+) -> None:
+    with np.load(labelled) as data:
+        arrays = dict(data)
+    name = options[options.index("--labels") + 1]
+    kept = {key: one for key, one in arrays.items() if key == "image" or key == name}
+    if name == "short":
+        kept["short"] = np.zeros(3, np.int64)
+    np.savez(labelled, **kept)
+    code, _, err = upwell("pack", digits, "--version", 1, *options)
+    assert code == 2
+    assert said in err

@@ -115,8 +115,8 @@ def test_the_public_names_are_these() -> None:
     assert all(getattr(upwell.edge, name) is getattr(upwell.shared.errors, name) for name in errors)
     public = {name for name in vars(upwell.edge.Agent) if not name.startswith("_")}
     assert public == {
-        "close", "close_with", "from_config", "handle", "hard_of", "health", "infer", "is_closed", "look_after", "model",
-        "policy_problem", "replace_edge",
+        "close", "close_with", "from_config", "handle", "hard_of", "health", "infer", "is_closed", "look_after",
+        "model", "policy_problem", "replace_edge",
     }  # fmt: skip
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
@@ -258,6 +258,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "model.init",
             "model.pack",
             "model.quantize",
+            "model.rollback",
             "model.sign",
             "model.verify",
             "partition.plan",

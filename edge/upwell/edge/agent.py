@@ -41,7 +41,6 @@ from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.routing.egress import dropped_denies
 from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.settings import HardSettings
 from upwell.shared.routing.state import EdgeRan
 from upwell.shared.routing.tags import NO_TAGS
 from upwell.shared.telemetry.tracer import Tracer
@@ -273,10 +272,6 @@ class Agent:
             self.router.replace_model(name, served.identity, edge.calibrations, edge.durations_s)
             self._models[name] = served
         return True
-
-    def hard_of(self, name: str, edge: EdgeModel) -> HardSettings | None:
-        """When a row of this edge side is hard, if it were served under that name; None where a share is asked for."""
-        return self.router.hard_of(name, ServedModel(name, edge).identity, edge.calibrations)
 
     def health(self) -> Sequence[ModelHealth]:
         """How each model on the device fares: where it runs, how that is known, and why it is not where it should."""

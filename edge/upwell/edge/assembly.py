@@ -25,6 +25,7 @@ from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.spool.item import SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
 from upwell.edge.state_dir import StateDir
+from upwell.edge.upkeep import Upkeep
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.oip.security import Address, parse_address
@@ -161,10 +162,13 @@ def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSecti
 def _keep_current(agent: Agent, starts: Sequence[ModelStart]) -> None:
     """Serve accelerators once they are ready, and new versions as they come."""
     switching = Switching(agent, warm_up)
+    followed = [start for start in starts if start.follower is not None]
+    if followed:
+        agent.close_with(Upkeep(*(start.obey for start in followed)).close)
     for start in starts:
         start.serve(switching)
         agent.close_with(start.close)
-    updater = Updater([start.follower for start in starts if start.follower is not None])
+    updater = Updater([start.follower for start in followed if start.follower is not None])
     agent.close_with(updater.close)
     agent.metrics.watch_updates(updater.status)
 

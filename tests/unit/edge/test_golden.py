@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.unit.edge.agents import SURE, UNSURE, edge_model, rows_of
 from upwell.edge.models import golden as module
 from upwell.edge.models.agreement import Limits
-from upwell.edge.models.golden import GoldenVectors, check_golden, read_golden, record_golden
+from upwell.edge.models.golden import GoldenVectors, Labels, check_golden, read_golden, record_golden
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import DTYPES, Array
 
@@ -153,6 +153,10 @@ BYTES = {"in_bytes.x.npy": raw(np.zeros(3, np.uint8)), "out.y.npy": raw([1.0])}
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([2, 1, 3])}), "do not end where they say"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([-1, 3])}), "do not end where they say"),
         (lambda path: archive(path, {f"in.{n}.npy": raw([1.0]) for n in range(257)}), "at most"),
+        (lambda path: archive(path, {**GOOD, "label.npy": raw([1])}), "with `right` beside it"),
+        (lambda path: archive(path, {**GOOD, "label.npy": raw([1.5]), "right.npy": raw([1.0])}), "not one INT64"),
+        (lambda path: archive(path, {**GOOD, "label.npy": raw([1]), "right.npy": raw([2.0])}), "`right` is no share"),
+        (lambda path: archive(path, {**GOOD, "label.npy": raw([1]), "right.npy": raw([np.nan])}), "is no share"),
         (bomb, "promises 4294967296 bytes, the file has 0"),
         (swollen, "at most"),
     ],
@@ -215,3 +219,22 @@ def test_a_model_that_fails_on_them_has_not_passed_and_recording_tells() -> None
 
     with pytest.raises(InvalidRequest, match="other inputs"):
         record_golden(refuse, rows_of(SURE))
+
+
+@pytest.mark.parametrize(
+    ("classes", "passed", "said"),
+    [
+        ([0, 0, 0], True, "3 of 3 rows name their label, 60 % are needed"),
+        ([0, 1, 0], True, "2 of 3 rows"),
+        ([0, 1, 1], False, "fp32: 1 of 3 rows name their label, 60 % are needed"),
+        ([0, 0], False, "expected 3 whole numbers from 0 to 2, one for each row"),
+        ([0, 0, 3], False, "expected 3 whole numbers from 0 to 2"),
+        ([0, 0, -1], False, "expected 3 whole numbers from 0 to 2"),
+    ],
+)
+def test_labels_say_what_is_right_whatever_the_model_said_before(classes: list[int], passed: bool, said: str) -> None:
+    edge = edge_model()
+    inputs = rows_of(SURE, UNSURE, SURE)
+    golden = GoldenVectors(inputs, dict(edge.run_now(inputs).outputs), Labels(np.array(classes), 0.6))
+    verdict = check_golden(edge.processor, edge.runtime, golden, Limits())
+    assert (verdict.passed, said in verdict.text) == (passed, True), verdict.text

@@ -20,8 +20,9 @@ from upwell.edge.bundle.verify import open_bundle
 from upwell.edge.fetch.base import FetchFailed
 from upwell.edge.models import store
 from upwell.edge.models.renewing import AlreadyInstalled
-from upwell.edge.models.shelf_state import Look
-from upwell.edge.models.store import FLOOR_NAME, FOLDER_NAME, STATE_NAME, Shelf, encoded
+from upwell.edge.models.shelf_folder import FOLDER_NAME, encoded
+from upwell.edge.models.shelf_state import FLOOR_NAME, STATE_NAME, Look
+from upwell.edge.models.store import Shelf
 
 NO_TRUST = Trust()
 
@@ -296,117 +297,6 @@ def test_a_state_that_cannot_be_read_is_rebuilt_from_the_versions_there(
     assert refusal_of(lambda: again.install(fetched(again, 8))) is Refusal.OLDER
     installed(again, 11)
     assert versions(again) == ["10", "11"]
-
-
-def copied(path: Path) -> bytes:
-    """What a file holds now, to be put back later."""
-    return path.read_bytes()
-
-
-def test_a_state_that_is_gone_costs_neither_the_newest_version_nor_the_floor(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    factory = open_bundle(bundle_folder(tmp_path / "factory", 1))
-    shelf = Shelf(tmp_path, "digits", NO_TRUST, factory)
-    for version in (3, 4):
-        installed(shelf, version)
-        shelf.prove(version)
-    (shelf.folder / STATE_NAME).unlink()
-    again = Shelf(tmp_path, "digits", NO_TRUST, factory)
-    opened = again.open()
-    assert opened is not None
-    assert (opened.version, again.current) == (4, 4)
-    assert again.floor == 4
-    assert "going on with the installed version 4" in caplog.text
-    assert "is gone" in again.notice
-    assert "version 4" in again.notice
-    assert refusal_of(lambda: again.install(fetched(again, 2))) is Refusal.OLDER
-    caplog.clear()
-    later = Shelf(tmp_path, "digits", NO_TRUST, factory)
-    assert (later.current, later.notice, caplog.text) == (4, "", "")  # it was written down again
-
-
-def test_without_state_and_versions_the_floor_still_holds(tmp_path: Path) -> None:
-    factory = open_bundle(bundle_folder(tmp_path / "factory", 1))
-    shelf = Shelf(tmp_path, "digits", NO_TRUST, factory)
-    for version in (3, 4):
-        installed(shelf, version)
-        shelf.prove(version)
-    for name in ("3", "4"):
-        shutil.rmtree(shelf.folder / name)
-    (shelf.folder / STATE_NAME).unlink()
-    again = Shelf(tmp_path, "digits", NO_TRUST, factory)
-    assert again.open() == factory
-    assert refusal_of(lambda: again.install(fetched(again, 3))) is Refusal.OLDER
-    assert again.floor == 4
-    assert "older than version 4" in again.notice
-    assert installed(again, 4).version == 4
-
-
-def test_an_older_copy_of_the_state_brings_no_older_version_back(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    for version in (3, 4):
-        installed(shelf, version)
-        shelf.prove(version)
-    copy = copied(shelf.folder / STATE_NAME)
-    installed(shelf, 5)
-    (shelf.folder / STATE_NAME).write_bytes(copy)
-    again = Shelf(tmp_path, "digits", NO_TRUST)
-    assert (again.current, again.is_on_trial) == (5, True)
-    assert again.floor == 4
-    assert "older" in again.notice
-
-
-def test_an_older_copy_of_the_state_does_not_bring_a_condemned_version_back(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 4)
-    installed(shelf, 5)
-    copy = copied(shelf.folder / STATE_NAME)
-    shelf.condemn(5, "it failed")
-    (shelf.folder / STATE_NAME).write_bytes(copy)
-    again = Shelf(tmp_path, "digits", NO_TRUST)
-    assert (again.current, again.condemned) == (4, {5: "it failed"})
-    assert refusal_of(lambda: again.install(fetched(again, 5))) is Refusal.CONDEMNED
-    (again.folder / STATE_NAME).unlink()
-    assert Shelf(tmp_path, "digits", NO_TRUST).condemned == {5: "it failed"}
-
-
-def test_a_version_that_is_damaged_on_the_disk_does_not_lower_the_floor(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    for version in (3, 5):
-        installed(shelf, version)
-        shelf.prove(version)
-    (shelf.folder / "5" / "model.onnx").write_bytes(b"")
-    again = Shelf(tmp_path, "digits", NO_TRUST)
-    opened = again.open()
-    assert opened is not None
-    assert opened.version == 3
-    assert refusal_of(lambda: again.install(fetched(again, 4))) is Refusal.OLDER
-    assert again.floor == 5
-    assert "version 5 is not used" in again.notice
-    assert Shelf(tmp_path, "digits", NO_TRUST).current == 3  # not taken for an older copy
-    assert installed(again, 5).version == 5
-
-
-def test_a_stranger_s_folder_is_not_what_a_rebuilt_state_goes_on_with(tmp_path: Path) -> None:
-    signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
-    shelf = Shelf(tmp_path, "digits", signer.trust)
-    installed(shelf, 4, signer=signer)
-    for version in (98, 99):
-        bundle_folder(shelf.folder / str(version), version, signer=stranger)
-    (shelf.folder / STATE_NAME).unlink()
-    again = Shelf(tmp_path, "digits", signer.trust)
-    assert again.current == 4
-    assert again.floor == 4
-    assert installed(again, 5, signer=signer).version == 5
-
-
-def test_a_first_version_that_was_not_committed_is_not_taken_for_one_whose_state_is_lost(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    shelf.install(fetched(shelf, 1))
-    again = Shelf(tmp_path, "digits", NO_TRUST)
-    assert (again.current, again.open()) == (0, None)
-    assert again.notice == ""
 
 
 def test_what_is_damaged_or_was_never_whole_is_no_part_of_a_rebuilt_state(

@@ -224,7 +224,7 @@ def test_a_disk_that_is_full_when_a_version_is_to_be_served_leaves_the_one_befor
     activate = device.activate
 
     def fill(bundle: Bundle) -> Callable[[], None]:
-        monkeypatch.setattr("upwell.edge.models.store.write_whole", full)
+        monkeypatch.setattr("upwell.edge.models.shelf_state.write_whole", full)
         return activate(bundle)
 
     device.follower._activate = fill

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.base import SIGNATURE_NAME, Bundle, BundleRefused, Trust
-from upwell.edge.bundle.inputs import read_requests
+from upwell.edge.bundle.inputs import read_labelled
 from upwell.edge.bundle.packing import Order, Packed, default_name, packed, put_in_place
 from upwell.edge.bundle.signature import private_key, sign_bundle
 from upwell.edge.bundle.variants import Disagreement
@@ -30,6 +30,10 @@ from upwell.shared.errors import ConfigError
 PASSPHRASE_VARIABLE = "UPWELL_KEY_PASSPHRASE"  # noqa: S105  the name of a variable
 SUFFIX = ".bundle.tar"
 
+_OWN_WORD = (
+    "they are this model's own answers: they find a runtime that computes wrongly, not a model that is wrong; "
+    "--labels and --reference say what is right"
+)
 _BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A bundle: a folder, or a tar file of one.", show_default=False)
 ]
@@ -71,6 +75,17 @@ def pack(
     golden: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Requests to record golden vectors from, rows first.")
     ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The array of --golden with the class of each row: what is right."),
+    ] = None,
+    right: Annotated[
+        str, typer.Option(metavar="SHARE", help="With --labels: so much must be right, on every device.")
+    ] = "90%",
+    reference: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Another model with its model.yaml, whose answers are the golden ones."),
+    ] = None,
     calibrations: Annotated[
         Path | None, typer.Option(metavar="POLICY_YAML", help="A policy whose calibrations go along.")
     ] = None,
@@ -85,8 +100,10 @@ def pack(
         raise ConfigError.at(None, f"expected one of {', '.join(PREFERRED)}, got {package!r}", "--package")
     if in_place and out is not None:
         raise ConfigError.at(None, "expected either --in-place or --out, not both", "--out")
-    requests = None if golden is None else read_requests(golden)
-    order = Order(default_name(folder) if name is None else name, version, requests, calibrations, package)
+    requests, truth = read_labelled(golden, labels, right)
+    order = Order(
+        default_name(folder) if name is None else name, version, requests, calibrations, package, reference, truth
+    )
     target = folder if in_place else _target(out, order, folder)
     key = None if sign_with is None else private_key(sign_with, _passphrase)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -253,6 +270,7 @@ def _report_pack(made: Packed, target: Path, signed_by: str, as_json: bool) -> N
             **_document(made.bundle),
             "signed_by": signed_by,
             "golden": made.golden,
+            "golden_from_itself": made.is_own_word,
             "checks": [{"variant": one.variant, "found": one.verdict.text} for one in made.checks],
         }
         typer.echo(json.dumps(document))
@@ -263,6 +281,8 @@ def _report_pack(made: Packed, target: Path, signed_by: str, as_json: bool) -> N
         table.add_row(Text(one.variant), Text(_printable(one.verdict.text)))
     console.print(table)
     console.print(f"golden vectors: {made.golden}", markup=False)
+    if made.is_own_word:
+        console.print(_OWN_WORD, markup=False)
     signature = f"signed by {signed_by}" if signed_by else "not signed; see `upwell model sign`"
     console.print(f"wrote {target}, version {made.bundle.version}, {signature}", markup=False)
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from upwell.edge.infer_inputs import read_inputs
+from upwell.edge.models.golden import Labels
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.tensors import Array, numpy_dtype
+from upwell.shared.units import parse_share
 
 _ROWS = 8
 _VARYING = 8
@@ -25,6 +27,27 @@ def read_requests(path: Path) -> Mapping[str, Array]:
     if path.suffix.lower() != ".npz":
         raise ConfigError.at(path, "expected a .npz with an array for each input of the model, rows first", "--golden")
     return read_inputs([str(path)], _nobody)
+
+
+def read_labelled(
+    path: Path | None, labels: str | None, right: str
+) -> tuple[Mapping[str, Array] | None, Labels | None]:
+    """The requests of `--golden`, and of them the array `labels`, which is no input. Raises `ConfigError`."""
+    if path is None:
+        if labels is not None:
+            raise ConfigError.at(None, "they are those of requests, and there is no --golden", "--labels")
+        return None, None
+    requests = dict(read_requests(path))
+    if labels is None:
+        return requests, None
+    try:
+        share = parse_share(right)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), "--right") from None
+    classes = requests.pop(labels, None)
+    if classes is None or classes.dtype.kind not in "iu" or classes.ndim != 1 or not classes.size:
+        raise ConfigError.at(path, f"expected an array {labels!r} of whole numbers, one for each row", "--labels")
+    return requests, Labels(classes.astype(np.int64), share)
 
 
 def _nobody() -> ModelMetadata:

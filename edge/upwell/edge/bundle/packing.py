@@ -22,7 +22,8 @@ from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations
 from upwell.edge.bundle.description import check_confined
 from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
-from upwell.edge.bundle.variants import Check, check_all, opened_models, record
+from upwell.edge.bundle.variants import Check, Models, are_own_answers, check_all, opened_models, record
+from upwell.edge.models.golden import Labels
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import write_named
@@ -34,7 +35,9 @@ class Order:
     """What to make: a bundle of this name and version, with what it may bring along.
 
     `requests` are what golden vectors are recorded from; with None the folder's own golden vectors hold, or else
-    random requests. `policy` is a policy whose calibrations go along, and `package` the one TFLite package to check on.
+    random requests. `reference` is the folder of another model that answers them, where the model itself is not to, and
+    `labels` are their classes, to be held against its answers. `policy` is a policy whose calibrations go along, and
+    `package` the one TFLite package to check on.
     """
 
     name: str
@@ -42,18 +45,22 @@ class Order:
     requests: Mapping[str, Array] | None = None
     policy: Path | None = None
     package: str | None = None
+    reference: Path | None = None
+    labels: Labels | None = None
 
 
 @dataclass(frozen=True)
 class Packed:
     """A bundle in a folder of its own, how each runtime answered, and where the golden vectors come from.
 
-    `made` are the files, by their paths, that the folder it was made of did not have or had otherwise.
+    `is_own_word`: they are nothing but what the model itself answers, and find no model that is wrong. `made` are the
+    files, by their paths, that the folder it was made of did not have or had otherwise.
     """
 
     bundle: Bundle
     checks: Sequence[Check]
     golden: str
+    is_own_word: bool
     made: Sequence[str]
 
 
@@ -76,12 +83,12 @@ def packed(
             for path in sizes:
                 if path not in (MANIFEST_NAME, SIGNATURE_NAME):
                     _bring(folder / path, stage / path)
-            checks, golden, made = _checked(stage, order, step)
+            checks, golden, is_own_word, made = _checked(stage, order, step)
             step("taking digests")
             files = {path: entry_of(stage / path, progress) for path in sizes_in(stage)}
             manifest = new_manifest(order.name, order.version, files)
             (stage / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
-        yield Packed(Bundle(stage, manifest), checks, golden, (*made, MANIFEST_NAME))
+        yield Packed(Bundle(stage, manifest), checks, golden, is_own_word, (*made, MANIFEST_NAME))
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -107,9 +114,10 @@ def default_name(folder: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:64] or "model"
 
 
-def _checked(stage: Path, order: Order, step: Callable[[str], None]) -> tuple[Sequence[Check], str, Sequence[str]]:
+def _checked(
+    stage: Path, order: Order, step: Callable[[str], None]
+) -> tuple[Sequence[Check], str, bool, Sequence[str]]:
     made = []
-    golden = "as they were in the folder"
     check_confined(stage, sizes_in(stage))
     with opened_models(stage, order.package, step) as models:
         if order.policy is not None:
@@ -119,13 +127,27 @@ def _checked(stage: Path, order: Order, step: Callable[[str], None]) -> tuple[Se
             (stage / CALIBRATIONS_NAME).write_text(text, encoding="utf-8")
             made.append(CALIBRATIONS_NAME)
         load_calibrations(stage)
-        if order.requests is not None or not models.golden.exists():
+        golden = "as they were in the folder"
+        if order.requests is not None or order.reference is not None or not models.golden.exists():
             step("recording golden vectors")
-            record(models, order.requests)
+            golden = _recorded(models, order, step)
             made.append(models.golden.relative_to(stage).as_posix())
-            whose = "random" if order.requests is None else "your"
-            golden = f"what {models.variants[0].label} answers to {whose} requests"
-        return check_all(models, step), golden, made
+        return check_all(models, step), golden, order.labels is None and are_own_answers(models), made
+
+
+def _recorded(models: Models, order: Order, step: Callable[[str], None]) -> str:
+    """Record golden vectors; where they come from, in words."""
+    whose = "random" if order.requests is None else "your"
+    if order.reference is None:
+        record(models, order.requests, labels=order.labels)
+        text = f"what {models.variants[0].label} answers to {whose} requests"
+    else:
+        with opened_models(order.reference, None, step) as reference:
+            record(models, order.requests, reference, order.labels)
+            text = f"what {reference.variants[0].label} of {order.reference} answers to {whose} requests"
+    if order.labels is not None:
+        text += f", with labels of which {order.labels.right * 100:.3g} % must be right"
+    return text
 
 
 def _bring(source: Path, target: Path) -> None:

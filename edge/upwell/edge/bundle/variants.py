@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME
 from upwell.edge.bundle.inputs import random_requests
 from upwell.edge.models.agreement import Limits, Verdict
-from upwell.edge.models.golden import answering, check_golden, read_golden, record_golden
+from upwell.edge.models.golden import Labels, answering, check_golden, compare_labels, read_golden, record_golden
 from upwell.edge.models.plausible import implausible
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime
@@ -112,18 +114,40 @@ def _is_here(package: str) -> bool:
     return True
 
 
-def record(models: Models, requests: Mapping[str, Array] | None) -> None:
-    """Write what the first variant answers to these requests, or to random ones. Raises `ConfigError`."""
-    first = models.variants[0]
-    inputs = random_requests(first.processor.signature) if requests is None else requests
+def record(
+    models: Models, requests: Mapping[str, Array] | None, reference: Models | None = None, labels: Labels | None = None
+) -> None:
+    """Write what the first variant, or that of `reference`, answers to these requests, or to random ones.
+
+    Raises `ConfigError`, also where the reference does not answer what the model does.
+    """
+    own, first = models.variants[0], (reference or models).variants[0]
+    inputs = random_requests(own.processor.signature) if requests is None else requests
     try:
-        data = record_golden(answering(first.processor, first.runtime), inputs)
+        answers = answering(first.processor, first.runtime)(inputs)
+        wanted = {one.name for one in own.processor.signature.outputs}
+        if wanted - set(answers):
+            problem = f"it answers with {', '.join(answers)}, and the model with {', '.join(sorted(wanted))}"
+            raise ConfigError.at(None, problem, "--reference")
+        if labels is not None:
+            compare_labels(own.processor.signature, answers, labels)  # whether they fit; who is right comes later
+        data = record_golden(lambda _: {name: answers[name] for name in answers if name in wanted}, inputs, labels)
     except InvalidRequest as error:
         problem = str(error) if requests is not None else f"random requests do not fit: {error}; give real ones"
-        raise ConfigError.at(None, problem, "--golden") from None
+        raise ConfigError.at(None, problem, "--golden" if reference is None else "--reference") from None
     models.golden.parent.mkdir(parents=True, exist_ok=True)
     models.golden.unlink(missing_ok=True)  # another name of the user's own file
     models.golden.write_bytes(data)
+
+
+def are_own_answers(models: Models) -> bool:
+    """Whether the golden vectors are, to the last bit, what the first variant answers to them."""
+    golden, first = read_golden(models.golden), models.variants[0]
+    try:
+        answers = answering(first.processor, first.runtime)(golden.inputs)
+    except UpwellError:
+        return False
+    return all(name in answers and np.array_equal(answers[name], one) for name, one in golden.outputs.items())
 
 
 def check_all(models: Models, step: Callable[[str], None]) -> Sequence[Check]:

@@ -4,6 +4,7 @@ They are those of the signature, what callers send and get, so one file holds fo
 bundle. `golden.npz` holds uncompressed or deflated numpy arrays, rows first:
 
 - `in.<name>`, `out.<name>`: an input or output of the signature; BF16 as `<V2`, as numpy writes it;
+- `label` and `right`, where there are labels: the class of each row as INT64, and the share of rows that must name it;
 - `in_bytes.<name>` and `in_ends.<name>` (`out_...`) instead for BYTES: all elements one after the other as UINT8, and
   where each ends as INT64, in the shape of the input.
 """
@@ -20,17 +21,20 @@ from typing import Any
 
 import numpy as np
 
+from upwell.edge.collect.truth import Judge
 from upwell.edge.models.agreement import Limits, Verdict, compare
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.npy import read_npz
 from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, numpy_dtype, oip_datatype
 
 MAX_BYTES = 256 << 20
 """Golden vectors that unpack to more are refused before anything is unpacked."""
 _MAX_ARRAYS = 256
+_LABEL, _RIGHT = "label", "right"
 _BFLOAT16 = numpy_dtype("BF16")
 _npy: Any = np.lib.format  # its functions have no types
 
@@ -39,11 +43,20 @@ Answering = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
 @dataclass(frozen=True)
+class Labels:
+    """The class of each row, and the share of the rows that must be answered by theirs."""
+
+    classes: Array
+    right: float
+
+
+@dataclass(frozen=True)
 class GoldenVectors:
-    """Inputs and outputs of a signature, with the same rows where it has rows."""
+    """Inputs and outputs of a signature, with the same rows where it has rows, and what is right where known."""
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+    labels: Labels | None = None
 
 
 def answering(processor: Processor, runtime: Runtime) -> Answering:
@@ -67,10 +80,32 @@ def check_golden(processor: Processor, runtime: Runtime, golden: GoldenVectors, 
         answers = answering(processor, runtime)(golden.inputs)
     except UpwellError as error:
         return Verdict(False, f"it does not answer the golden vectors: {error}")
-    return compare(signature.outputs, answers, golden.outputs, limits)
+    verdict = compare(signature.outputs, answers, golden.outputs, limits)
+    if golden.labels is None or not verdict.passed:
+        return verdict
+    try:
+        labelled = compare_labels(signature, answers, golden.labels)
+    except ConfigError as error:
+        return Verdict(False, f"it cannot be held against labels: {error}")
+    return Verdict(labelled.passed, f"{verdict.text}; {labelled.text}" if labelled.passed else labelled.text)
 
 
-def record_golden(answer: Answering, inputs: Mapping[str, Array]) -> bytes:
+def compare_labels(signature: Signature, answers: Mapping[str, Array], labels: Labels) -> Verdict:
+    """Whether enough rows name their class. Raises `ConfigError` where rows have no class, or there are other rows."""
+    judge = Judge(signature, box_score=1.0, with_labels=True)
+    rows = len(answers[judge.output.name]) if signature.has_rows else 1
+    classes = labels.classes.reshape(-1).tolist()
+    if labels.classes.shape != (rows,) or min(classes) < 0 or (judge.classes and max(classes) >= judge.classes):
+        expected = f"{rows} whole numbers from 0" + (f" to {judge.classes - 1}" if judge.classes else "")
+        raise ConfigError.at(None, f"expected {expected}, one for each row", "--labels")
+    found = [{name: array[row : row + 1] for name, array in answers.items()} for row in range(rows)]
+    single = found if signature.has_rows else [answers]
+    right = sum(judge.is_label(one, label) for one, label in zip(single, classes, strict=True))
+    text = f"{judge.output.name}: {right} of {rows} rows name their label, {labels.right * 100:.3g} % are needed"
+    return Verdict(right >= labels.right * rows, text)
+
+
+def record_golden(answer: Answering, inputs: Mapping[str, Array], labels: Labels | None = None) -> bytes:
     """The `golden.npz` of these inputs (several rows, of several classes) and what `answer` says to them.
 
     The same arrays give the same bytes. Raises what `answer` raises, and `ConfigError` where an answer holds a value
@@ -82,6 +117,8 @@ def record_golden(answer: Answering, inputs: Mapping[str, Array]) -> bytes:
             raise ConfigError.at(None, f"output {name!r} holds values that are not finite, so it is no golden vector")
     arrays = {key: array for name, one in inputs.items() for key, array in _packed("in", name, one)}
     arrays.update({key: array for name, one in outputs.items() for key, array in _packed("out", name, one)})
+    if labels is not None:
+        arrays |= {_LABEL: labels.classes.astype(np.int64), _RIGHT: np.float64(labels.right).reshape(1)}
     if sum(array.nbytes for array in arrays.values()) > MAX_BYTES or len(arrays) > _MAX_ARRAYS:
         raise ConfigError.at(None, f"golden vectors may have {MAX_BYTES >> 20} MiB and {_MAX_ARRAYS} arrays; use fewer")
     stream = io.BytesIO()
@@ -105,16 +142,30 @@ def read_golden(path: Path) -> GoldenVectors:
         with open_plain(path) as file:
             read = read_npz(file, MAX_BYTES, _MAX_ARRAYS)
         arrays = {key: _named_dtype(array) for key, array in read.items()}
+        labels = _labels(arrays)
         inputs, outputs = (_unpacked(side, arrays) for side in ("in", "out"))
         if not inputs or not outputs:
             raise ValueError("it holds no inputs or no outputs; expected arrays `in.<name>` and `out.<name>`")
-        if len(arrays) != sum(1 + array.dtype.hasobject for part in (inputs, outputs) for array in part.values()):
+        if len(arrays) != sum(1 + array.dtype.hasobject for part in (inputs, outputs) for array in part.values()) + (
+            2 * (labels is not None)
+        ):
             raise ValueError("it holds other arrays than `in.<name>` and `out.<name>`")
     except OSError as error:
         raise ConfigError.at(path, f"the golden vectors cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise ConfigError.at(path, f"these are no golden vectors: {error}") from None
-    return GoldenVectors(inputs, outputs)
+    return GoldenVectors(inputs, outputs, labels)
+
+
+def _labels(arrays: Mapping[str, Array]) -> Labels | None:
+    classes, right = arrays.get(_LABEL), arrays.get(_RIGHT)
+    if classes is None and right is None:
+        return None
+    if classes is None or right is None or classes.dtype != np.int64 or classes.ndim != 1 or not classes.size:
+        raise ValueError("`label` is not one INT64 for each row, with `right` beside it")
+    if right.dtype != np.float64 or right.shape != (1,) or not 0.0 <= right[0] <= 1.0:
+        raise ValueError("`right` is no share")
+    return Labels(classes, float(right[0]))
 
 
 def _named_dtype(array: Array) -> Array:

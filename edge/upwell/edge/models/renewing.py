@@ -32,5 +32,12 @@ def check_newer(offered: Bundle, fetched: Path, version: int, folder: Path, *, r
     raise BundleRefused(Refusal.OLDER, fetched, f"version {offered.version} {what}; a new bundle needs a greater one")
 
 
+def check_floor(offered: Bundle, fetched: Path, floor: int) -> None:
+    """Raise `BundleRefused` (`OLDER`) where it is older than what has been relied on here."""
+    if offered.version < floor:
+        problem = f"version {offered.version} is older than version {floor}, which was in use on this device"
+        raise BundleRefused(Refusal.OLDER, fetched, f"{problem}; a new bundle needs a greater one")
+
+
 def _bytes(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import NO_TRUST, open_bundle
+from upwell.edge.fetch.base import FetchFailed
+from upwell.shared.files import write_whole
+
+STATE_NAME = "state.json"
+FLOOR_NAME = "floor.json"
 
 _MOST_KEPT = 2
 _MOST_BYTES = 1 << 20
@@ -84,6 +89,73 @@ class Floor(BaseModel):
         return "is an older copy" if was_left or was_newer else ""
 
 
+class Record:
+    """What a shelf remembers, on the disk. One thread at a time changes it.
+
+    It is read from `state.json`, or made of what lies in `folder` where that is lost. Raises `OSError`, and
+    `ConfigError` where a trusted key cannot be read.
+    """
+
+    def __init__(self, folder: Path, model: str, trust: Trust, factory: Bundle | None) -> None:
+        self._folder = folder
+        self._model = model
+        self.notice = ""
+        """What was lost or not as it should be since the start, and what became of it; empty if nothing."""
+        self._floor = read_floor(folder / FLOOR_NAME)
+        path = folder / STATE_NAME
+        found = read_state(path)
+        self.state = found or ShelfState()
+        is_new = not (path.exists() or (folder / FLOOR_NAME).exists() or has_versions(folder))
+        why = "" if is_new else self._floor.why_lost(found)
+        if why:
+            self.state = rebuilt_state(folder, trust, self._floor, factory)
+            current = self.state.current
+            going_on = f"the installed version {current}" if current else "nothing installed"
+            self.note(f"{path} {why}; going on with {going_on}")
+        if is_new or why or Floor.of(self.state) != self._floor:
+            self.keep({})
+
+    def note(self, text: str) -> None:
+        """Say it in the log, and where the agent is asked how it fares."""
+        _log.warning("model %s: %s", self._model, text)
+        if text not in self.notice:
+            self.notice = "; ".join(filter(None, (self.notice, text)))
+
+    def keep(self, update: Mapping[str, Any]) -> None:
+        """As `save`; where the disk does not take it, it holds for this run of the agent."""
+        try:
+            self.save(update)
+        except FetchFailed as error:
+            self.state = self.state.model_copy(update=dict(update))
+            _log.error("model %s: %s", self._model, error)
+
+    def save(self, update: Mapping[str, Any]) -> None:
+        """Change the state, on the disk first. Raises `FetchFailed`, and nothing has changed then."""
+        state = self.state.model_copy(update=dict(update))
+        try:
+            write_whole(self._folder / STATE_NAME, state.model_dump_json(indent=2).encode(), 0o600)
+        except OSError as error:
+            raise unwritable(self._folder, error) from None
+        self.state = state
+        self._save_floor()
+
+    def _save_floor(self) -> None:
+        """Write what must outlive the state, after it. Where the disk does not take it, the next one to save does."""
+        floor = Floor.of(self.state)
+        if floor == self._floor and (self._folder / FLOOR_NAME).exists():
+            return
+        try:
+            write_whole(self._folder / FLOOR_NAME, floor.model_dump_json(indent=2).encode(), 0o600)
+            self._floor = floor
+        except OSError as error:
+            _log.error("model %s: %s", self._model, unwritable(self._folder, error))
+
+
+def unwritable(folder: Path, error: OSError) -> FetchFailed:
+    """What to say of a folder that the disk does not let us use."""
+    return FetchFailed(f"{folder}: cannot be written: {error.strerror or error}")
+
+
 def read_state(path: Path) -> ShelfState | None:
     """The state in a file, None where there is none or it cannot be read. Raises `OSError`."""
     return _read(path, ShelfState)
@@ -104,7 +176,7 @@ def _read(path: Path, kind: type[_Read]) -> _Read | None:
 
 def has_versions(folder: Path) -> bool:
     """Whether bundles were put into this folder before. Raises `OSError`."""
-    return any(True for _ in _versions(folder))
+    return folder.is_dir() and any(True for _ in _versions(folder))
 
 
 def rebuilt_state(folder: Path, trust: Trust, floor: Floor, factory: Bundle | None) -> ShelfState:

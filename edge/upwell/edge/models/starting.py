@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -22,9 +21,11 @@ from upwell.edge.model_sections import ModelSection, UpdatesSection
 from upwell.edge.models.compiling import Loading, load_edge, start_loading
 from upwell.edge.models.following import Follower, Updates
 from upwell.edge.models.heads import Head, load_heads
+from upwell.edge.models.rollback import REASON, CannotGoBack, Order, obey
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.models.store import Shelf
 from upwell.edge.models.switching import Judge, Switching
+from upwell.edge.models.verdict import Verdict
 from upwell.shared.errors import ConfigError, UpwellError
 
 _UNPACKED = "unpacked"
@@ -60,6 +61,7 @@ class ModelStart:
         self._first: Loading | None = None
         self._former: EdgeModel | None = None
         self._unpacked: Path | None = None
+        self._is_closed = False
         cloud_model = section.cloud.model if section.cloud else ""
         if section.edge is None:
             self.served = ServedModel(name, None, cloud_model, self._heads(None))
@@ -98,8 +100,14 @@ class ModelStart:
         if self.final is not None and edge is not None:
             switching.follow(self.name, edge, self.final)
 
+    def obey(self) -> None:
+        """Go back to the version before, if that was ordered. Called by one thread, now and then."""
+        if self.follower is not None and self._switching is not None and not self._is_closed:
+            obey(self.follower.shelf, self._go_back)
+
     def close(self) -> None:
         """End what is under way, and remove what was unpacked for this run of the agent."""
+        self._is_closed = True
         if self.final is not None:
             self.final.cancel()
         if self.follower is not None:
@@ -125,6 +133,7 @@ class ModelStart:
         except FetchFailed as error:
             raise self._problem(str(error)) from None
         self.follower = Follower(shelf, _updates(self._side.updates), self._activate)
+        obey(shelf, _left_at_start)
         shelf.begin()
         installed = self._newest(shelf, self._loading)
         if installed is None and problem is not None:
@@ -222,27 +231,35 @@ class ModelStart:
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, f"it does not run here: {error}") from None
         return partial(self._switching.switch, self.name, edge, self._judge(bundle.version))
 
+    def _go_back(self, shelf: Shelf, order: Order, target: Bundle) -> None:
+        """Serve `target` again. On trial the version before is loaded still; else it has to be, as at a start."""
+        switching = self._switching
+        assert switching is not None  # noqa: S101  or nobody would be obeyed
+        edge = switching.current(self.name)
+        if edge is None or edge.bundle is None or edge.bundle.version != order.version:
+            raise CannotGoBack(f"version {order.version} is installed and not served; a restart tries it again")
+        if edge.trial is not None and edge.trial.give_up(REASON):
+            shelf.condemn(order.version, REASON, target.version)
+            return
+        former = self._load_edge(target)
+        switching.prepare(self.name, former)
+        for head in former.heads or ():
+            switching.prepare(self.name, head.edge)
+        if not switching.go_back(self.name, edge, former):
+            raise CannotGoBack("another version came meanwhile")
+        shelf.condemn(order.version, REASON, target.version)
+
     def _judge(self, version: int) -> Judge:
         assert self.follower is not None  # noqa: S101  only what it brings has versions
-        return _Judge(self.follower.shelf, version)
+        return Verdict(self.follower.shelf, version)
 
     def _problem(self, text: str) -> ConfigError:
         return ConfigError.at(None, text, f"models.{self.name}.edge")
 
 
-class _Judge:
-    """A `Judge` that notes on the disk how the trial of a version ended."""
-
-    def __init__(self, shelf: Shelf, version: int) -> None:
-        self._shelf, self._version = shelf, version
-
-    def condemned(self, reason: str) -> None:
-        """Never to be installed again."""
-        in_background("roll-back", partial(self._shelf.condemn, self._version, reason))
-
-    def proven(self) -> None:
-        """Nobody goes back from it any more."""
-        in_background("trial", partial(self._shelf.prove, self._version))
+def _left_at_start(shelf: Shelf, order: Order, target: Bundle) -> None:
+    """Before anything is loaded: what is current then is loaded next."""
+    shelf.condemn(order.version, REASON, target.version)
 
 
 def _nothing() -> None:
@@ -277,18 +294,6 @@ def loaded(name: str, section: ModelSection, trust: Trust) -> Iterator[ServedMod
 def clear_unpacked(state_dir: Path) -> None:
     """Remove what an agent that was killed had unpacked."""
     shutil.rmtree(state_dir / _UNPACKED, ignore_errors=True)
-
-
-def in_background(name: str, job: Callable[[], object]) -> None:
-    """Do `job` on a thread of its own; what it raises is logged."""
-
-    def run() -> None:
-        try:
-            job()
-        except Exception:  # noqa: BLE001 (the boundary of a thread)
-            _log.exception("%s failed", name)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
 
 
 def _updates(section: UpdatesSection) -> Updates:

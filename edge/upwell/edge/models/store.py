@@ -5,7 +5,7 @@
 - `state.json`: the current and the previous version, those never to be installed again, and the last offer;
 - `floor.json`: of these what must not be lost with it, above all the version below which nothing is taken;
 - `<version>/`: a bundle, complete and verified before it got this name;
-- `incoming/`: what is being fetched.
+- `incoming/`: what is being fetched; `rollback.json`: an order to go back (`upwell.edge.models.rollback`).
 
 `state.json` is replaced whole and decides alone. What it does not name is cleared away at the next start, so a crash
 between two steps costs nothing but the step. Where it is gone, cannot be read or is an older copy, which `floor.json`
@@ -14,10 +14,8 @@ tells, it is rebuilt from the versions that lie there: a device does not go back
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
-import string
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,28 +25,19 @@ from typing import Any
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.edge.fetch.base import FetchFailed
-from upwell.edge.models.renewing import check_newer
-from upwell.edge.models.shelf_state import (
-    Floor,
-    Look,
-    ShelfState,
-    has_versions,
-    read_floor,
-    read_state,
-    rebuilt_state,
-)
+from upwell.edge.models.renewing import check_floor, check_newer
+from upwell.edge.models.rollback import ANSWER_NAME, ORDER_NAME
+from upwell.edge.models.shelf_folder import FOLDER_NAME, encoded
+from upwell.edge.models.shelf_state import FLOOR_NAME, STATE_NAME, Look, Record, ShelfState, unwritable
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import sync_folder, sync_tree, write_whole
+from upwell.shared.files import sync_folder, sync_tree
 
-FOLDER_NAME = "bundles"
-STATE_NAME = "state.json"
-FLOOR_NAME = "floor.json"
 INCOMING_NAME = "incoming"
 
 _DRAFT_NAME = ".new"
-_MOST_CONDEMNED, _MOST_TRIES = 100, 3
-_LONGEST_REASON, _LONGEST_NAME = 500, 100
-_PLAIN = frozenset(string.ascii_lowercase + string.digits + "-_")
+_MOST_CONDEMNED = 100
+_MOST_TRIES = 3
+_LONGEST_REASON = 500
 _BY_KEYS = frozenset({Refusal.UNSIGNED, Refusal.WRONG_SIGNATURE})
 _log = logging.getLogger(__name__)
 
@@ -67,35 +56,26 @@ class Shelf:
         self.folder = state_dir / FOLDER_NAME / encoded(model)
         self.incoming = self.folder / INCOMING_NAME
         """Where a source puts what it fetches."""
-        self.notice = ""
-        """What was lost or not as it should be on the disk since the start, and what became of it; empty if nothing."""
         self._lock = threading.Lock()
-        self._floor = Floor()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._floor = read_floor(self.folder / FLOOR_NAME)
-            self._state = self._remembered()
+            self._record = Record(self.folder, model, trust, factory)
             self._clear()
         except OSError as error:
             if self.folder.exists():
-                raise _unwritable(self.folder, error) from None
-            self._state = ShelfState()  # of a disk that cannot be written: nothing is installed, nor will be
-            _log.error("model %s: %s", self.model, _unwritable(self.folder, error))
+                raise unwritable(self.folder, error) from None
+            # Of a disk that cannot be written: nothing is installed, nor will be.
+            _log.error("model %s: %s", self.model, unwritable(self.folder, error))
+            self._record = Record(self.folder, model, trust, factory)
 
-    def _remembered(self) -> ShelfState:
-        """What `state.json` says, or what can be told without it. It is on the disk then, if that takes it."""
-        path = self.folder / STATE_NAME
-        self._state = read_state(path) or ShelfState()
-        is_new = not (path.exists() or (self.folder / FLOOR_NAME).exists() or has_versions(self.folder))
-        why = "" if is_new else self._floor.why_lost(read_state(path))
-        if why:
-            self._state = rebuilt_state(self.folder, self.trust, self._floor, self.factory)
-            current = self._state.current
-            going_on = f"the installed version {current}" if current else "nothing installed"
-            self._note(f"{path} {why}; going on with {going_on}")
-        if is_new or why or Floor.of(self._state) != self._floor:
-            self._keep({})
-        return self._state
+    @property
+    def _state(self) -> ShelfState:
+        return self._record.state
+
+    @property
+    def notice(self) -> str:
+        """What was lost or damaged on the disk since the start, and what became of it; empty if nothing was."""
+        return self._record.notice
 
     @property
     def look(self) -> Look:
@@ -141,7 +121,7 @@ class Shelf:
     def _going_on_with(self, bundle: Bundle, before: int | None) -> Bundle:
         """The bundle; where the floor is above it, and it was not asked for as the one before another, that is said."""
         if before is None and bundle.version < self.floor:
-            self._note(f"version {bundle.version} is served, which is older than version {self.floor} was")
+            self._record.note(f"version {bundle.version} is served, which is older than version {self.floor} was")
         return bundle
 
     def begin(self) -> None:
@@ -152,7 +132,7 @@ class Shelf:
             self.condemn(self.current, f"the agent ended {self._state.tries} times while it was on trial")
             return
         with self._lock:
-            self._keep({"tries": self._state.tries + 1})
+            self._record.keep({"tries": self._state.tries + 1})
 
     def install(self, fetched: Path) -> Bundle:
         """Verify an archive or a folder that lies in `incoming`, and put it beside the others. Not current yet.
@@ -169,7 +149,7 @@ class Shelf:
         except ConfigError as error:
             raise FetchFailed(str(error)) from None
         except OSError as error:
-            raise _unwritable(self.folder, error) from None
+            raise unwritable(self.folder, error) from None
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -183,7 +163,7 @@ class Shelf:
             tries = self._state.tries if self._state.trying == key else 0
             if tries >= _MOST_TRIES:
                 raise BundleRefused(Refusal.FAILED_SELF_TEST, None, f"the agent ended {tries} times while it tried it")
-            self._save({"trying": key, "tries": tries + 1})
+            self._record.save({"trying": key, "tries": tries + 1})
         try:
             yield
         finally:
@@ -193,7 +173,7 @@ class Shelf:
         """That the agent ends now is not the fault of what it tries."""
         with self._lock:
             if self._state.trying or self._state.tries:
-                self._keep({"trying": "", "tries": 0})
+                self._record.keep({"trying": "", "tries": 0})
 
     def commit(self, bundle: Bundle, key: str) -> None:
         """Make an installed bundle current, and clear away what is neither that nor the one before.
@@ -205,14 +185,14 @@ class Shelf:
             is_on_trial = bool(state.current or self.factory)
             update = {"current": bundle.version, "previous": state.current, "name": name, "look": Look(key=key)}
             update["proven"] = state.floor
-            self._save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial)})
+            self._record.save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial)})
         self._clear()
         shutil.rmtree(self.incoming, ignore_errors=True)
 
     def settle(self, look: Look) -> None:
         """Remember what became of an offer that is not installed, and drop what was fetched of it."""
         with self._lock:
-            self._keep({"look": look})
+            self._record.keep({"look": look})
         self._clear()
         shutil.rmtree(self.incoming, ignore_errors=True)
 
@@ -220,10 +200,13 @@ class Shelf:
         """This version is on trial no more."""
         with self._lock:
             if version == self._state.current:
-                self._keep({"is_on_trial": False, "proven": max(version, self._state.proven)})
+                self._record.keep({"is_on_trial": False, "proven": max(version, self._state.proven)})
 
-    def condemn(self, version: int, reason: str) -> None:
-        """Never install this version again. Where it is current, the one before takes its place."""
+    def condemn(self, version: int, reason: str, floor: int | None = None) -> None:
+        """Never install this version again. Where it is current, the one before takes its place.
+
+        Only whoever orders that by hand may lower the `floor`.
+        """
         _log.warning("model %s: version %d is not installed here again: %s", self.model, version, reason)
         with self._lock:
             newest = sorted({*self._state.condemned, version})[-_MOST_CONDEMNED:]
@@ -233,7 +216,8 @@ class Shelf:
                 message = f"version {version} was rolled back: {reasons[version]}"
                 look = self._state.look.model_copy(update={"refusal": Refusal.CONDEMNED, "message": message})
                 update["look"] = look
-            self._keep(update | self._without(version))
+            update |= self._without(version)
+            self._record.keep(update if floor is None else update | {"proven": floor})
 
     def _install(self, fetched: Path, draft: Path) -> Bundle:
         if fetched.is_dir():
@@ -253,9 +237,7 @@ class Shelf:
             check_newer(bundle, fetched, self.factory.version, self.factory.folder, renew=False)
         elif current:
             check_newer(bundle, fetched, current, self.folder / str(current), renew=True)
-        if bundle.version < self.floor:
-            problem = f"version {bundle.version} is older than version {self.floor}, which was in use on this device"
-            raise BundleRefused(Refusal.OLDER, fetched, f"{problem}; a new bundle needs a greater one")
+        check_floor(bundle, fetched, self.floor)
         target = self.folder / str(bundle.version)
         shutil.rmtree(target, ignore_errors=True)  # of an earlier attempt that ended before it was committed
         draft.rename(target)
@@ -275,27 +257,19 @@ class Shelf:
             if bundle.version != version:
                 raise BundleRefused(Refusal.TAMPERED, folder, f"holds version {bundle.version}")
         except BundleRefused as error:
-            self._note(f"the installed version {version} is not used: {error}")
+            self._record.note(f"the installed version {version} is not used: {error}")
             if error.refusal not in _BY_KEYS:
                 with self._lock:
-                    self._keep({"look": Look()} | self._without(version))
+                    self._record.keep({"look": Look()} | self._without(version))
             return None
         if self.factory is not None and version <= self.factory.version:
             return None
         name = bundle.manifest.name if bundle.manifest else ""
         if name != (self._name or name):
-            self._note(
-                f"the installed version {version} is not used: it is of {name!r}, and the configured bundle of "
-                f"{self._name!r}"
-            )
+            why = f"it is of {name!r}, and the configured bundle of {self._name!r}"
+            self._record.note(f"the installed version {version} is not used: {why}")
             return None
         return bundle
-
-    def _note(self, text: str) -> None:
-        """Say it in the log, and where the agent is asked how it fares."""
-        _log.warning("model %s: %s", self.model, text)
-        if text not in self.notice:
-            self.notice = "; ".join(filter(None, (self.notice, text)))
 
     def _without(self, version: int) -> dict[str, Any]:
         """What changes where a version is given up."""
@@ -309,57 +283,19 @@ class Shelf:
         if reason is not None:
             raise BundleRefused(Refusal.CONDEMNED, path, f"version {version} was rolled back on this device: {reason}")
 
-    def _keep(self, update: Mapping[str, Any]) -> None:
-        """As `_save`; where the disk does not take it, it holds for this run of the agent."""
-        try:
-            self._save(update)
-        except FetchFailed as error:
-            self._state = self._state.model_copy(update=dict(update))
-            _log.error("model %s: %s", self.model, error)
-
-    def _save(self, update: Mapping[str, Any]) -> None:
-        state = self._state.model_copy(update=dict(update))
-        try:
-            write_whole(self.folder / STATE_NAME, state.model_dump_json(indent=2).encode(), 0o600)
-        except OSError as error:
-            raise _unwritable(self.folder, error) from None
-        self._state = state
-        self._save_floor()
-
-    def _save_floor(self) -> None:
-        """Write what must outlive the state, after it. Where the disk does not take it, the next one to save does."""
-        floor = Floor.of(self._state)
-        if floor == self._floor and (self.folder / FLOOR_NAME).exists():
-            return
-        try:
-            write_whole(self.folder / FLOOR_NAME, floor.model_dump_json(indent=2).encode(), 0o600)
-            self._floor = floor
-        except OSError as error:
-            _log.error("model %s: %s", self.model, _unwritable(self.folder, error))
-
     def _clear(self) -> None:
         """Remove what `state.json` does not name. What cannot be removed now is tried again next time."""
-        kept = {STATE_NAME, FLOOR_NAME, INCOMING_NAME, str(self._state.current), str(self._state.previous)}
+        kept = {
+            STATE_NAME,
+            FLOOR_NAME,
+            INCOMING_NAME,
+            ORDER_NAME,
+            ANSWER_NAME,
+            str(self._state.current),
+            str(self._state.previous),
+        }
         for path in self.folder.iterdir():
             if path.name in kept:
                 continue
             with suppress(OSError):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def encoded(model: str) -> str:
-    """A model's name as that of a folder: safe on every file system, and of no two models the same.
-
-    Lower-case letters, digits, `-` and `_` stand for themselves, everything else for its bytes in UTF-8.
-    """
-    text = "".join(
-        char if char in _PLAIN else "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
-        for char in model
-    )
-    if len(text) <= _LONGEST_NAME:
-        return text
-    return f"{text[:_LONGEST_NAME]}~{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-
-
-def _unwritable(folder: Path, error: OSError) -> FetchFailed:
-    return FetchFailed(f"{folder}: cannot be written: {error.strerror or error}")

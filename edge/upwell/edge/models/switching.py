@@ -10,6 +10,7 @@ from typing import Protocol
 from upwell.edge.models.comparing import Versions
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.models.trial import Trial
+from upwell.edge.router_cell import RouterCell
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.settings import HardSettings
 
@@ -28,8 +29,9 @@ class Served(Protocol):
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
         """Serve `edge` from now on; with `former` only where that is what is served now."""
 
-    def hard_of(self, name: str, edge: EdgeModel) -> HardSettings | None:
-        """When a row of this edge side is hard, if it has a threshold of its own."""
+    @property
+    def router(self) -> RouterCell:
+        """Which knows by the policy when a row is hard."""
 
 
 class Judge(Protocol):
@@ -80,6 +82,11 @@ class Switching:
         if former is None:
             judge.proven()
 
+    def go_back(self, name: str, left: EdgeModel, former: EdgeModel) -> bool:
+        """Serve `former`, which was prepared, in the place of `left`; False where that is not served any more."""
+        left.trial = left.versions = None
+        return self._agent.replace_edge(name, former, left)
+
     def try_out(self, name: str, new: EdgeModel, former: EdgeModel, judge: Judge) -> None:
         """Put `new` on trial; `former` was prepared too, and takes its place where it fails too often or is worse."""
 
@@ -90,5 +97,8 @@ class Switching:
                 _log.error("model %s went back to the version before: %s", name, reason)
                 judge.condemned(reason)
 
-        new.versions = Versions(new, former, (self._agent.hard_of(name, new), self._agent.hard_of(name, former)))
+        new.versions = Versions(new, former, (self._hard(name, new), self._hard(name, former)))
         new.trial = Trial(former.run_now, condemn, judge.proven, new.versions)
+
+    def _hard(self, name: str, edge: EdgeModel) -> HardSettings | None:
+        return self._agent.router.hard_of(name, ServedModel(name, edge).identity, edge.calibrations)
