@@ -125,7 +125,7 @@ def test_headers_that_come_in_drops_over_http_keep_nobody_waiting_for_long(targe
             connection.sendall(b"POST /v2/models/linear/infer HTTP/1.1\r\nX-")
         started_s = time.monotonic()
         with socket.create_connection((host, int(port)), LIMIT_S) as good:
-            good.sendall(b"GET /v2/health/ready HTTP/1.1\r\nConnection: close\r\n\r\n")
+            good.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             assert good.makefile("rb").read().startswith(b"HTTP/1.1 200")
         assert time.monotonic() - started_s < LIMIT_S
         assert steady(target, 0.5) > 5  # over gRPC nobody notices

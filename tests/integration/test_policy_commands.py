@@ -16,6 +16,8 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.policy_cli.check import check
 from upwell.shared.policy_cli.explain import explain
 from upwell.shared.policy_cli.schema import DIALECT, policy_schema, schema
+from upwell.shared.routing.policy import Policy
+from upwell.shared.yaml import load_yaml
 from upwell.shared.yaml_tree import read_tree
 
 APP = typer.Typer()
@@ -39,10 +41,14 @@ def policy(tmp_path: Path) -> Path:
 
 
 def test_a_good_policy_passes(policy: Path) -> None:
+    policy.write_text(policy.read_text().replace("tags: {privacy: device}", "unless_tags: {privacy: public}"))
     done = run("check", policy)
-    assert (done.exit_code, done.stdout) == (0, f"{policy}: a valid policy\n")
+    digest = load_yaml(policy, Policy).digest
+    assert (done.exit_code, done.stdout) == (0, f"{policy}: a valid policy, {digest}\n")
     done = run("check", policy, "--json")
-    assert json.loads(done.stdout) == {"file": str(policy), "ok": True, "problems": [], "warnings": []}
+    assert json.loads(done.stdout) == {
+        "file": str(policy), "ok": True, "digest": digest, "problems": [], "warnings": [],
+    }  # fmt: skip
 
 
 def test_every_problem_is_told_with_its_place_and_the_exit_code_says_so(policy: Path) -> None:

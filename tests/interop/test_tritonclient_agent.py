@@ -118,6 +118,7 @@ def test_an_easy_picture_is_the_device_s(client: Any) -> None:
     found = facts(result)
     assert found.pop("upwell.edge_ms")[0] == "double_param"
     kind, digest = found.pop("upwell.edge_digest")
+    assert 0.9 < float(found.pop("upwell.hardness")[1]) <= 1.0
     assert (kind, digest[:7]) == ("string_param", "sha256:")
     assert found == {
         "upwell.route": ("string_param", "edge"),
@@ -126,6 +127,8 @@ def test_an_easy_picture_is_the_device_s(client: Any) -> None:
         "upwell.degraded": ("bool_param", False),
         "upwell.accelerator": ("string_param", "cpu"),
         "upwell.edge_state": ("string_param", "ready"),
+        "upwell.agent": ("string_param", "dock-7"),
+        "upwell.version": ("string_param", version("upwell")),
     }
 
 
@@ -138,12 +141,15 @@ def test_a_hard_picture_is_the_cloud_s(client: Any, cloud: ScriptedCloud) -> Non
     assert {kind for kind, _ in times.values()} == {"double_param"}
     assert times["uplink"][1] > 0
     assert times["cloud_compute"][1] == pytest.approx(0.1)
+    assert found.pop("upwell.hardness")[0] == "string_param"
     assert found == {
         "upwell.route": ("string_param", "cloud"),
         "upwell.plan": ("string_param", "cascade"),
         "upwell.reason": ("string_param", "hard"),
         "upwell.degraded": ("bool_param", False),
         "upwell.cloud_digest": ("string_param", DIGEST),
+        "upwell.agent": ("string_param", "dock-7"),
+        "upwell.version": ("string_param", version("upwell")),
     }
 
 

@@ -58,3 +58,11 @@ def test_what_is_no_plain_file_is_refused_and_not_opened(folder: Path) -> None:
         open_plain(Path("/dev/zero"))
     with pytest.raises(FileNotFoundError):
         open_plain(folder / "gone")
+
+
+def test_a_folder_may_be_relative(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    here = Path(folder.name)
+    assert plain_file(here, "more/a.txt") == plain_file(here, here / "more" / "a.txt") == folder / "more" / "a.txt"
+    with pytest.raises(LeadsOut):
+        confined(here, Path("secret"))

@@ -31,10 +31,11 @@ class NoPlainFile(Unconfined):
 def confined(folder: Path, name: str | Path) -> Path:
     """What `name` leads to from `folder`, an absolute path without links, whether there is a file or not.
 
-    An absolute name may lead into the folder, too. Raises `LeadsOut`, and `NoPlainFile` for what can name no file.
+    A `Path` was put together already and is taken as it is; an absolute name may lead into the folder, too.
+    Raises `LeadsOut`, and `NoPlainFile` for what can name no file.
     """
     try:
-        within, path = folder.resolve(), (folder / name).resolve()
+        within, path = folder.resolve(), (name if isinstance(name, Path) else folder / name).resolve()
     except (OSError, RuntimeError, ValueError):  # a name too long, links in a circle, a zero byte
         raise NoPlainFile(f"{str(name)!r} leads nowhere") from None
     if not path.is_relative_to(within):

@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_answered_by_the_version_before_and_goes_back() ->
     runs = [scene.ask(one) for one in pictures(5)]
     assert all(np.isfinite(run.outputs["fp32"]).all() for run in runs[: trials.MIN_FAILURES])
     (reason,) = scene.reasons
-    assert reason == "3 of its first 3 runs failed, the last with ModelFailed"
+    assert reason == "3 of its first 3 runs failed, the last with output 'fp32' holds values that are not finite"
 
 
 def test_what_is_not_finite_in_both_counts_for_nothing() -> None:

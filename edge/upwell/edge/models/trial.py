@@ -42,6 +42,15 @@ class Comparison(Protocol[_Answer]):
         """Why the new version is worse than the one before; empty as long as that cannot be said."""
 
 
+class Flawed(ModelFailed):
+    """An answer that no model should give; its text names outputs and nothing of a request."""
+
+
+def _told(failure: Exception | None) -> str:
+    """A failure by its kind: its text may repeat what the request held, and this goes into logs and `/health`."""
+    return str(failure) if isinstance(failure, Flawed) else type(failure).__name__
+
+
 class Trial(Generic[T]):
     """Counts how the runs of a new version end, and compares its answers. Safe to use from many threads.
 
@@ -99,7 +108,7 @@ class Trial(Generic[T]):
                 return
             if self._failures >= MIN_FAILURES and self._failures > MAX_FAILED_SHARE * self._runs:
                 counted = f"{self._failures} of its first {self._runs} runs failed"
-                complaint = f"{counted}, the last with {type(self._last_failure).__name__}"
+                complaint = f"{counted}, the last with {_told(self._last_failure)}"
             is_long = time.monotonic() - self._began_s >= DURATION_S
             is_good = not complaint and ((self._runs >= RUNS and is_complete) or is_long)
             self.is_condemned, self.is_proven = bool(complaint), is_good
@@ -138,7 +147,7 @@ class Trial(Generic[T]):
             return answer
         if self._comparison.flaw(former):
             return answer
-        self._note(ModelFailed(flaw))
+        self._note(Flawed(flaw))
         return former
 
     def _note(self, failure: Exception | None) -> None:
