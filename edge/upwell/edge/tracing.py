@@ -53,8 +53,7 @@ def end_request(
         return
     facts: dict[str, bool | int | float | str] = {"upwell.model": model}
     if told_id:
-        may_leave = done is not None and not done.first.verdict.egress_rule
-        facts["upwell.request_id"] = told_id if may_leave else hashed(told_id)
+        facts["upwell.request_id"] = told_id if _may_leave(desk, done) else hashed(told_id)
     elif isinstance(outcome, Answer):
         facts["upwell.request_id"] = outcome.id
     latest_s = deadline_s if done is None else min(deadline_s, done.first.deadline_s)
@@ -66,6 +65,13 @@ def end_request(
         tracer.end(trace, REQUEST, {**facts, **_of_answer(outcome)})
     else:
         tracer.end(trace, REQUEST, facts, type(outcome).__name__)
+
+
+def _may_leave(desk: Desk, done: Handled | None) -> bool:
+    """Whether a request may leave: as it was decided, and by the policy as it is now."""
+    if done is None or done.first.verdict.denial is not None:
+        return False
+    return desk.router.judge(done.signals).denial is None
 
 
 def hashed(told_id: str) -> str:

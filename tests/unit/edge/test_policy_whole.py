@@ -13,6 +13,7 @@ from tests.unit.edge.agents import MODEL, UNSURE, Scene, rows_of, scene
 from upwell.edge import policy_file
 from upwell.edge.health import health_page
 from upwell.edge.policy_file import REST_IN_PLACE_S, PolicyFile
+from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy import Policy
 from upwell.shared.yaml import load_yaml
 
@@ -145,8 +146,8 @@ def test_a_file_that_grows_after_it_came_is_waited_for_as_one_in_place(running: 
 def test_who_names_the_policy_in_force_may_drop_its_rules(running: Running) -> None:
     digest = running.at.agent.router.digest
     other = running.path.with_name("new.yaml")
-    for named, is_taken in (("sha256:other", False), (digest, True)):
-        other.write_text(f"replaces: {named}\ndefaults: {{deadline: 1s, hard: {{below: 1.0}}}}\n")
+    for named, is_taken in ((f"sha256:{'0' * 64}", False), (digest, True)):
+        other.write_text(f"defaults: {{deadline: 1s, hard: {{below: 1.0}}}}\nreplaces: {named}\n")
         assert load_yaml(other, Policy).digest != digest
         os.replace(other, running.path)
         running.clock.now_s += 1
@@ -164,3 +165,20 @@ def test_writing_in_place_is_warned_of_once(running: Running, caplog: pytest.Log
     assert caplog.text.count("is being written in place") == 1
     assert "mv" in caplog.text
     assert policy_file.REST_IN_PLACE_S > 30.0
+
+
+@pytest.mark.parametrize("end", range(0, 130, 3))
+def test_no_cut_of_a_file_that_may_drop_rules_drops_one(running: Running, end: int) -> None:
+    """The digest is the last of the file, so a cut one has none, or none that is whole."""
+    digest = running.at.agent.router.digest
+    text = f"version: 1\ndefaults: {{deadline: 1s}}\nreplaces: {digest}"
+    running.write(text[: min(end, len(text) - 1)])
+    running.run(REST_IN_PLACE_S + 3 * STEP_S)
+    assert running.file.problem
+
+
+def test_where_else_than_at_the_end_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(f"replaces: sha256:{'0' * 64}\nversion: 1\n")
+    with pytest.raises(ConfigError, match=r"1:.*replaces: expected as the last key"):
+        load_yaml(path, Policy)

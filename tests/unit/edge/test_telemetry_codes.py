@@ -95,3 +95,20 @@ def test_ids_of_denied_requests_are_alike_where_the_ids_are(cloud: tuple[FakeDat
 def test_threads_of_the_tracer_end(cloud: tuple[FakeDataplane, str]) -> None:
     told(cloud, "", DENY, {"privacy": "device"})
     assert not [one for one in threading.enumerate() if one.name == "upwell-traces"]
+
+
+def test_the_id_of_a_request_that_is_denied_meanwhile_is_hashed_too(cloud: tuple[FakeDataplane, str]) -> None:
+    exporter, gate = Exporter(), threading.Event()
+    tracer = Tracer(1.0, exporter)
+    uplink = Uplink(cloud[1], ClientSecurity(), MAX_MESSAGE_BYTES)
+    edge = edge_model(gate=gate)
+    with Agent([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy("version: 1"), tracer=tracer) as agent:
+        asking = threading.Thread(target=lambda: agent.infer(MODEL, rows_of(UNSURE), id=ID, deadline_s=10.0))
+        asking.start()
+        agent.router.replace_policy(policy("rules: [{name: all, match: {}, egress: deny}]"))
+        gate.set()
+        asking.join(20.0)
+        tracer.close()
+    assert exporter.batches
+    assert ID not in repr(exporter.batches)
+    assert cloud[0].requests == []

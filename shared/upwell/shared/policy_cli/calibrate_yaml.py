@@ -51,6 +51,8 @@ class PolicyText:
 
     def text(self) -> str:
         """The text as edited."""
+        if "replaces" in self._document:
+            self._document.move_to_end("replaces")
         buffer = io.StringIO()
         self._yaml.dump(self._document, buffer)
         return buffer.getvalue().replace("\n", self._newline)

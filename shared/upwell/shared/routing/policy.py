@@ -12,15 +12,25 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from upwell.shared.located import located
+from upwell.shared.located import Location, located
 from upwell.shared.routing.calibrations import Calibration
 from upwell.shared.routing.resolution import Resolved
-from upwell.shared.routing.sections import Section, SettingsPatch
+from upwell.shared.routing.sections import Section, SettingsPatch, Written
 from upwell.shared.routing.settings import Identity, Settings
 from upwell.shared.routing.whole import Parts, joined, whole_problems
 from upwell.shared.routing.written_rules import Rule, hours_minutes
 
 __all__ = ("Policy", "Rule", "hours_minutes")
+
+
+_DIGEST = "^sha256:[0-9a-f]{64}$"
+
+
+def _misplaced(value: Any) -> dict[Location, str]:
+    """Only where `replaces` ends the file does it show that the file is whole; a cut one has no whole digest."""
+    if isinstance(value, dict) and "replaces" in value and list(value)[-1] != "replaces":
+        return {("replaces",): "expected as the last key of the file, so that a file which was cut short lacks it"}
+    return {}
 
 
 def _known_zone(name: str) -> str:
@@ -36,11 +46,6 @@ class Policy(Section):
     """A routing policy as written in `policy.yaml`."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    replaces: str | None = Field(
-        None,
-        description="The digest of the policy in force, which this one may take the place of although it lets leave "
-        "the device what that one keeps; without it a running agent refuses to drop an egress rule.",
-    )
     timezone: Annotated[str, AfterValidator(_known_zone)] = Field(
         "UTC", description="For `hours` and for the days of budgets, an IANA name."
     )
@@ -48,16 +53,22 @@ class Policy(Section):
     rules: list[Rule] = Field([], description="Applied to each request, in this order.")
     models: dict[str, SettingsPatch] = Field({}, description="Settings by model name.")
     calibrations: list[Calibration] = Field([], description="Written by `upwell policy calibrate`.")
+    replaces: Annotated[Annotated[str, Field(pattern=_DIGEST)] | None, Written] = Field(
+        None,
+        description="The digest of the policy in force whose rules with `egress: deny` this file may drop; the last "
+        "key of the file.",
+    )
 
     @model_validator(mode="wrap")
     @classmethod
     def _holds_together(cls, value: Any, handler: ModelWrapValidatorHandler[Policy]) -> Policy:
         """What only the whole file shows, also where parts of it are wrong: then of the parts that are right."""
+        misplaced = _misplaced(value)
         try:
             policy = handler(value)
         except ValidationError as error:
-            raise joined(error, whole_problems(Parts.readable(value))) from None
-        problems = whole_problems(policy.parts)
+            raise joined(error, {**whole_problems(Parts.readable(value)), **misplaced}) from None
+        problems = {**whole_problems(policy.parts), **misplaced}
         if problems:
             raise located(problems)
         return policy
