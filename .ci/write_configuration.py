@@ -24,10 +24,10 @@ from pydantic_core import PydanticUndefined
 
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
-from upwell.shared.oip.buckets import Refill
-from upwell.shared.oip.tokens import TokensConfig
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.sections import Rate
+from upwell.shared.oip.auth.buckets import Refill
+from upwell.shared.oip.auth.tokens import TokensConfig
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.sections import Rate
 from upwell.shared.units import DURATION_UNITS, ENERGY_UNITS, SIZE_UNITS, parse_bytes, parse_joules, parse_seconds
 
 OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from upwell.shared.cli import main
+from upwell.tools.cli import main
 
 
 @dataclass(frozen=True)

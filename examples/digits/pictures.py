@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch.nn import functional
 
-from upwell.edge.demo.data import CELL_PX, CELLS, COLUMNS, ROWS, page_picture
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import CELL_PX, CELLS, COLUMNS, ROWS, page_picture
 
 
 @dataclass(frozen=True)

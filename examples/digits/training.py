@@ -14,8 +14,8 @@ from rich.progress import track
 from torch import nn
 from torch.nn import functional
 
-from upwell.edge.demo.data import CELL_PX, CELLS, COLUMNS, ROWS
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import CELL_PX, CELLS, COLUMNS, ROWS
 
 SEED = 0
 BATCH = 64

@@ -1,6 +1,6 @@
 """Makes the small models with which `upwell devices` tries accelerators, and the answers that they should give.
 
-    python -m tests.accelerators.make_samples      # writes edge/upwell/edge/devices/assets
+    python -m tests.accelerators.make_samples      # writes shared/upwell/tools/devices/assets
 
 `int8` is the demo's int8 digit reader, for one picture: accelerators take no tensors of varying size. `float` is a
 layer of 16, ReLU, and a layer of 4 with made-up weights. Expected are, for `int8`, the labels of ten pictures that the
@@ -22,10 +22,10 @@ from onnx import helper
 
 from tests.unit import models_for_tests as in_onnx
 from tests.unit import tflite_for_tests as in_tflite
-from upwell.edge.demo.data import ASSETS as DEMO
-from upwell.edge.demo.data import heldout
-from upwell.edge.devices.samples import ASSETS
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import ASSETS as DEMO
+from upwell.tools.demo.data import heldout
+from upwell.tools.devices.samples import ASSETS
 
 DIGITS = 10
 FEATURES, HIDDEN, CLASSES = 8, 16, 4

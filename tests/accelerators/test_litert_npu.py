@@ -22,14 +22,14 @@ from ai_edge_litert.options import HardwareAccelerator, Options  # noqa: E402  (
 
 from tests.unit.tflite_for_tests import Op, T, add, linear, mul, save, two_in_two_out  # noqa: E402  (as above)
 from tests.unit.tflite_graphs_for_tests import mobile  # noqa: E402  (as above)
-from upwell.edge.demo.data import ASSETS  # noqa: E402  (as above)
 from upwell.edge.runtimes.coverage_of import coverage_of  # noqa: E402  (as above)
 from upwell.edge.runtimes.load import load_runtime  # noqa: E402  (as above)
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (as above)
-from upwell.edge.runtimes.tflite_compiled import CompiledRuntime  # noqa: E402  (as above)
-from upwell.edge.runtimes.tflite_npu_graph import runs_on_npu  # noqa: E402  (as above)
+from upwell.edge.runtimes.tflite.compiled import CompiledRuntime  # noqa: E402  (as above)
+from upwell.edge.runtimes.tflite.npu_graph import runs_on_npu  # noqa: E402  (as above)
 from upwell.shared.errors import InvalidRequest, ModelFailed  # noqa: E402  (as above)
+from upwell.tools.demo.data import ASSETS  # noqa: E402  (as above)
 
 ROW = "LiteRT NPU dispatch onto OpenVINO's CPU device"
 DIGITS = ASSETS / "edge" / "digits" / "model.tflite"

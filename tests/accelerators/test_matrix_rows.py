@@ -21,8 +21,6 @@ import pytest
 
 from tests.accelerators.environment import VARIABLE
 from tests.accelerators.record import record
-from upwell.edge.demo.data import Digits, heldout
-from upwell.edge.devices.samples import samples
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.coverage_of import coverage_of
 from upwell.edge.runtimes.load import load_runtime
@@ -30,6 +28,8 @@ from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import Digits, heldout
+from upwell.tools.devices.samples import samples
 
 HERE = os.environ.get(VARIABLE, "")
 if not HERE:
@@ -211,7 +211,7 @@ IN_THE_MATRIX = {("tflite", "CPU", "onnxruntime"), ("tflite", "XNNPACK", "ai-edg
 @pytest.fixture(scope="module")
 def listed() -> list[dict[str, Any]]:
     """The rows of `upwell devices --json`."""
-    code = "import typer; from upwell.edge.devices.cli import devices; typer.run(devices)"
+    code = "import typer; from upwell.tools.devices.cli import devices; typer.run(devices)"
     done = subprocess.run([sys.executable, "-c", code, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)["accelerators"]

@@ -18,8 +18,8 @@ needs("openvino")
 
 from tests.accelerators.onnx_models import chain, fixed_digits  # noqa: E402  (where it is not skipped)
 from upwell.edge.runtimes.coverage_of import coverage_of  # noqa: E402  (as above)
-from upwell.edge.runtimes.onnx import OnnxRuntime  # noqa: E402  (as above)
-from upwell.edge.runtimes.onnx_evidence import records_assignment  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx.evidence import records_assignment  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx.runtime import OnnxRuntime  # noqa: E402  (as above)
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (as above)
 

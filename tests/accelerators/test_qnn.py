@@ -24,16 +24,16 @@ import onnxruntime  # noqa: E402  (only where the module is not skipped)
 import onnxruntime_qnn  # noqa: E402  (as above)
 
 from tests.accelerators.onnx_models import chain, fixed_digits, mixed_chain  # noqa: E402  (as above)
-from upwell.edge.demo.data import ASSETS, heldout  # noqa: E402  (as above)
-from upwell.edge.model_sections import EdgeSide  # noqa: E402  (as above)
-from upwell.edge.models.compiling import load_edge  # noqa: E402  (as above)
-from upwell.edge.runtimes import onnx_providers  # noqa: E402  (as above)
+from upwell.edge.models.background_load import load_edge  # noqa: E402  (as above)
+from upwell.edge.models.sections import EdgeSide  # noqa: E402  (as above)
 from upwell.edge.runtimes.base import Placement  # noqa: E402  (as above)
-from upwell.edge.runtimes.onnx import OnnxRuntime  # noqa: E402  (as above)
-from upwell.edge.runtimes.onnx_compiled import KEEPING, Entry  # noqa: E402  (as above)
-from upwell.edge.runtimes.onnx_coverage import survey  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx import providers  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx.compiled_cache import KEEPING, CacheEntry  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx.coverage import survey  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx.runtime import OnnxRuntime  # noqa: E402  (as above)
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
 from upwell.edge.runtimes.placement import AcceleratorNotUsable  # noqa: E402  (as above)
+from upwell.tools.demo.data import ASSETS, heldout  # noqa: E402  (as above)
 
 ROW = "QNN, HTP backend on x86-64 (no device)"
 QNN = "QNNExecutionProvider"
@@ -186,7 +186,7 @@ def test_without_a_backend_it_says_what_it_needs(digits: Path) -> None:
 
 
 def test_a_provider_that_fails_in_every_run_costs_no_answer(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_providers, "_QNN_WRITERS", ())  # `ir` takes all nodes and then fails to execute them
+    monkeypatch.setattr(providers, "_QNN_WRITERS", ())  # `ir` takes all nodes and then fails to execute them
     there, here = OnnxRuntime(digits, None, qnn("must", backend_type="ir")), OnnxRuntime(digits)
     assert there.placement.nodes_on_accelerator == there.placement.nodes
     for picture in pictures(3):
@@ -248,7 +248,7 @@ def test_a_damaged_entry_is_compiled_anew(digits: Path, kept: Path, name: str, d
     damage(kept / name)
     opened(digits, kept, qnn("must"))
     assert list(kept.parent.iterdir()) == [kept]
-    assert Entry(kept, KEEPING[QNN]).kept() == Placement("qnn", 29, 29)
+    assert CacheEntry(kept, KEEPING[QNN]).kept() == Placement("qnn", 29, 29)
 
 
 def test_a_whole_entry_that_the_provider_refuses_is_compiled_anew(
@@ -257,7 +257,7 @@ def test_a_whole_entry_that_the_provider_refuses_is_compiled_anew(
     (kept / "context_qnn.bin").write_bytes(b"of another driver")
     (kept / "seal.json").unlink()
     moved = kept.rename(kept.with_name("moved"))
-    entry = Entry(kept, KEEPING[QNN])
+    entry = CacheEntry(kept, KEEPING[QNN])
     assert entry.keep(moved, Placement("qnn", 29, 29))
     with caplog.at_level(logging.WARNING):
         opened(digits, kept, qnn("must"))

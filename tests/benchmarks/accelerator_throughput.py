@@ -35,10 +35,10 @@ from safetensors.torch import save_file
 
 from tests.benchmarks.resnet50_torch import ResNet50, SmallResNet50, seeded
 from upwell.cloud.engines.buckets import buckets_for
-from upwell.cloud.engines.torch_steps import PRECISIONS
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import OipClient, RemoteError
+from upwell.cloud.engines.torch.steps import PRECISIONS
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient, RemoteError
 
 START, END = "<!-- accelerator throughput: start -->", "<!-- accelerator throughput: end -->"
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +131,7 @@ def serving(asked: argparse.Namespace, folder: Path, batch: int, graphs: bool, w
     serve = {"listen": ["127.0.0.1:0"], "models": str(folder / "models"), "workers": workers}
     config = folder / "cloud.yaml"
     config.write_text(json.dumps({"version": 1, "serve": serve, "models": {MODEL: model}}))
-    command = [sys.executable, "-m", "upwell.shared.entry", "serve", "-c", str(config)]
+    command = [sys.executable, "-m", "upwell.tools.entry", "serve", "-c", str(config)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:

@@ -78,7 +78,7 @@ class Row:
 def command(*arguments: str) -> Any:
     """What `upwell` answers as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "upwell.shared.entry", *arguments, "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "upwell.tools.entry", *arguments, "--json"], capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"upwell {' '.join(arguments)}: {done.stderr.strip()}")

@@ -21,15 +21,13 @@ from onnx import TensorProto, helper
 
 from tests.faults.trace_link import PACKET_BYTES, Trace
 from tests.integration.cloud.serving import Service, serving
-from upwell.cloud.partition_tier import CloudTier
-from upwell.edge.partition.tier import EdgeTier
-from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.partition.candidates import cuts_of
 from upwell.shared.partition.combining import CLOUD, EDGE, combine, cut_name, measured_cuts
 from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.costs import CostGraph, Link, Placement
-from upwell.shared.partition.envelope import Sweep, envelope
+from upwell.shared.partition.costs import CostGraph, Placement, TierLink
+from upwell.shared.partition.envelope import BandwidthSweep, envelope
 from upwell.shared.partition.measuring import TierOptions
 from upwell.shared.partition.objectives import latency
 from upwell.shared.partition.placement import sent, total_s
@@ -38,9 +36,11 @@ from upwell.shared.partition.profile import Profile
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import Chosen
 from upwell.shared.partition.split.folder import CutFacts
-from upwell.shared.partition.split.writing import Made, Whole, write_split
-from upwell.shared.partition_cli.profiling import Profiler, Wishes
+from upwell.shared.partition.split.writing import Made, WholeModel, write_split
 from upwell.shared.tensors import Array
+from upwell.tools.partition.cloud_tier import CloudTier
+from upwell.tools.partition.edge_tier import EdgeTier
+from upwell.tools.partition.profiling import Profiler, Wishes
 
 STRETCH = 8.0
 ONE_THREAD = TierOptions(threads=1)
@@ -87,13 +87,13 @@ class Planned:
         self.graph = contract(read_graph(path))
         self.profiled = measured_cuts(edge, cloud)
         self.ways: dict[str, Placement] = {}
-        self._costs = combine(edge, cloud, Link(1.0))
+        self._costs = combine(edge, cloud, TierLink(1.0))
 
-    def costs(self, link: Link) -> CostGraph:
+    def costs(self, link: TierLink) -> CostGraph:
         """What is planned with."""
         return replace(self._costs, links=(link,))
 
-    def total_s(self, name: str, link: Link) -> float:
+    def total_s(self, name: str, link: TierLink) -> float:
         """What a way is predicted to take."""
         return total_s(self.costs(link), self.ways[name])
 
@@ -110,14 +110,14 @@ class Planned:
         """The nodes of a way on the device."""
         return frozenset(i for i, node in enumerate(self.graph.nodes) if self.ways[name][node.name] == EDGE)
 
-    def chosen(self, link: Link, *, cut: bool = False) -> str:
+    def chosen(self, link: TierLink, *, cut: bool = False) -> str:
         """The best way over this link; with `cut` the best that has nodes on both sides."""
         tiers = (EDGE, CLOUD) if cut else ()
         return self._add(Cutter(replace(self.costs(link), non_empty=tiers)).solve())
 
-    def of_envelope(self, link: Link) -> list[str]:
+    def of_envelope(self, link: TierLink) -> list[str]:
         """The ways that are best at any uplink, with what else there is to say of the link, the slowest first."""
-        sweep = Sweep(self.costs(link), latency((EDGE, CLOUD)))
+        sweep = BandwidthSweep(self.costs(link), latency((EDGE, CLOUD)))
         cutter = Cutter(sweep.weighed)
         return [self._add(piece.line.of.placement) for piece in envelope(sweep, lambda at: cutter.solve(at.links))]
 
@@ -155,7 +155,7 @@ class Bed:
         self._cuts: dict[str, CutFacts] = {}
         self._runs: dict[str, Run] = {}
         self.inputs: dict[str, Array] = {}
-        whole = Whole.open(planned.path, planned.graph, name)
+        whole = WholeModel.open(planned.path, planned.graph, name)
         chosen = [
             Chosen(way, planned.edge_side(way), planned.tier_s(way, EDGE), planned.tier_s(way, CLOUD))
             for way in planned.ways

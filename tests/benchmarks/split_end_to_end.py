@@ -40,9 +40,9 @@ from tests.faults.trace_link import TraceLink
 from tests.models.int8 import quantized
 from tests.models.mobilenet import build_mobilenet_v2
 from tests.models.resnet import build_resnet50
-from upwell.shared.oip.client import OipClient
+from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.partition.combining import EDGE
-from upwell.shared.partition.costs import Link
+from upwell.shared.partition.costs import TierLink
 
 START, END = "<!-- end-to-end -->", "<!-- /end-to-end -->"
 RTT_S = 0.02
@@ -138,7 +138,7 @@ class Reached:
 
     bps: float
     client: OipClient
-    link: Link
+    link: TierLink
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def reached(address: str, bps: float, byte_s: float, quiet: Quiet) -> Iterator[R
     """The service at `address` through a link; `byte_s` is what a byte costs besides."""
     with TraceLink(address, steady(bps), RTT_S) as link, contextlib.closing(OipClient(link.address)) as client:
         fixed_s = quiet.measured(lambda: sink_s(client, 4))
-        yield Reached(bps, client, Link(1 / (1 / bps + byte_s / 8), fixed_s))
+        yield Reached(bps, client, TierLink(1 / (1 / bps + byte_s / 8), fixed_s))
 
 
 def sink_s(client: OipClient, size_bytes: int) -> float:
@@ -202,7 +202,7 @@ def rows_of(network: str, effort: Effort, folder: Path, quiet: Quiet) -> Iterato
     )
     planned = Planned(path, edge, cloud)
     for bps in effort.uplinks_bps:
-        planned.beside(planned.of_envelope(Link(bps, RTT_S)))
+        planned.beside(planned.of_envelope(TierLink(bps, RTT_S)))
     with contextlib.closing(Bed(planned, folder, "whole")) as bed, bed.service() as service:
         check_answers(bed, planned, service.address)
         byte_s = quiet.measured(lambda: byte_cost_s(service.address))

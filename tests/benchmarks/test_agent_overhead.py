@@ -15,14 +15,14 @@ import pytest
 
 from tests.unit.models_for_tests import identity
 from upwell.edge import Agent
-from upwell.edge.runtimes.onnx import OnnxRuntime
+from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.shared.routing.policy import Policy
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import CloudAnswered, EdgeRan, Outcome, RouterState, Signals
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Plan
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.rules import Subject
-from upwell.shared.routing.state import CloudAnswered, EdgeRan, Outcome, RouterState, Signals
-from upwell.shared.yaml import parse_yaml
 
 ROUNDS = 3000
 WARM_UP = 300
@@ -96,9 +96,9 @@ def test_one_decision_by_rules(capsys: pytest.CaptureFixture[str]) -> None:
     state, now_s = RouterState(), 1000.0
     for outcome in past:
         state = router.observe(state, outcome, now_s)
-    subject = Subject("digits", {"camera": "dock"}, 4000, 1_700_000_000.0)
-    before = Signals(subject, (4000,), now_s)
-    after = Signals(subject, (4000,), now_s, scored_rows=(0,), hardness=(0.1,))
+    request_facts = RequestFacts("digits", {"camera": "dock"}, 4000, 1_700_000_000.0)
+    before = Signals(request_facts, (4000,), now_s)
+    after = Signals(request_facts, (4000,), now_s, scored_rows=(0,), hardness=(0.1,))
     assert router.decide(state, before, now_s).plan is Plan.CASCADE
     assert router.decide(state, after, now_s).up_rows == (0,)
     calls: dict[str, Callable[[], object]] = {

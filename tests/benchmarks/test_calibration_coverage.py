@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upwell.edge.demo.data import ASSETS, heldout
 from upwell.shared.routing.calibration.calibrate import Target, calibration_of
 from upwell.shared.routing.calibration.choosing import CannotCalibrate
+from upwell.shared.routing.estimators.share import ShareController
 from upwell.shared.routing.hardness import RISING, Measure, hardness
 from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.rules import CompiledPolicy
-from upwell.shared.routing.settings import HardSettings, Identity
-from upwell.shared.routing.share import ShareController
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import CompiledPolicy
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import ASSETS, heldout
 
 LOGS = 200
 ALLOWED = 16
@@ -117,7 +117,7 @@ def test_the_true_risk_of_generated_logs(count: int, capsys: pytest.CaptureFixtu
                 zip(margins.tolist(), (edge >= 0.4 * (1 - margins) ** 2).tolist(), (cloud < 0.97).tolist(), strict=True)
             )
         ]
-        one = calibration_of(lines, policy, hard, Identity(), RISK)
+        one = calibration_of(lines, policy, hard, ModelPair(), RISK)
         exceeded += 0.97 * 0.4 * (1 - one.threshold) ** 3 / 3 > RISK.max_risk
         shares.append(one.threshold)
     least = 1 - (RISK.max_risk * 3 / 0.97 / 0.4) ** (1 / 3)
@@ -137,7 +137,7 @@ def test_the_true_risk_of_the_digits(noise_levels: float, capsys: pytest.Capture
     exceeded, refused, risks, shares = 0, 0, [], []
     for seed in range(LOGS):
         try:
-            one = calibration_of(pool.log(1500, seed), policy, hard, Identity(), RISK)
+            one = calibration_of(pool.log(1500, seed), policy, hard, ModelPair(), RISK)
         except CannotCalibrate:
             refused += 1
             continue
@@ -164,7 +164,7 @@ def test_the_share_on_cases_held_out(noise_levels: float, measure: Measure, caps
     policy, hard = compiled(target, measure)
     plain, held = [], []
     for seed in range(20):
-        one = calibration_of(pool.log(3000, seed), policy, hard, Identity(), target)
+        one = calibration_of(pool.log(3000, seed), policy, hard, ModelPair(), target)
         plain.append(float(pool.hard(measure, one.temperature, one.threshold).mean()) - SHARE)
         start = HardSettings(measure, one.threshold, one.temperature, cloud_share=SHARE)
         fresh = [line.logits for line in pool.log(1000, seed + 10_000)]
@@ -186,7 +186,7 @@ def test_the_share_while_the_pictures_get_noisier(capsys: pytest.CaptureFixture[
     target = Target(cloud_share=SHARE)
     for measure in MEASURES:
         policy, hard = compiled(target, measure)
-        one = calibration_of(clean.log(3000, 0), policy, hard, Identity(), target)
+        one = calibration_of(clean.log(3000, 0), policy, hard, ModelPair(), target)
         start = HardSettings(measure, one.threshold, one.temperature, cloud_share=SHARE)
         worst = 0.0
         for seed in range(20):

@@ -8,12 +8,20 @@ from collections.abc import Callable
 
 import pytest
 
-from upwell.shared.routing.policy import Policy
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import (
+    CloudAnswered,
+    CloudCallFailed,
+    CloudSent,
+    EdgeRan,
+    Outcome,
+    RouterState,
+    Signals,
+)
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.rules import Subject
-from upwell.shared.routing.state import CloudAnswered, CloudFailure, CloudSent, EdgeRan, Outcome, RouterState, Signals
-from upwell.shared.yaml import parse_yaml
 
 ROUNDS = 5000
 NOW_S = 1000.0
@@ -60,7 +68,7 @@ def learnt(router: Router) -> RouterState:
             state = router.observe(state, outcome, now_s)
     for call in ("a", "b", "c"):
         state = router.observe(state, CloudSent("digits", call, 1, 30_000), NOW_S)
-    return router.observe(state, CloudFailure("digits", Reason.CLOUD_DEADLINE, waited_s=0.25, call="b"), NOW_S)
+    return router.observe(state, CloudCallFailed("digits", Reason.CLOUD_DEADLINE, waited_s=0.25, call="b"), NOW_S)
 
 
 def timed_us(call: Callable[[], object]) -> float:
@@ -73,15 +81,15 @@ def test_decision_cost(capsys: pytest.CaptureFixture[str]) -> None:
     router, rich = Router(parse_yaml(RULES, Policy)), Router(parse_yaml(EVERYTHING, Policy))
     expressive = Router(parse_yaml(CEL, Policy))
     state = learnt(router)
-    subject = Subject("digits", {"camera": "dock"}, 60_000, 1_700_000_000.0)
-    first = Signals(subject, (60_000,), NOW_S)
-    second = Signals(subject, (60_000,), NOW_S, scored_rows=(0,), hardness=(0.01,))
+    request_facts = RequestFacts("digits", {"camera": "dock"}, 60_000, 1_700_000_000.0)
+    first = Signals(request_facts, (60_000,), NOW_S)
+    second = Signals(request_facts, (60_000,), NOW_S, scored_rows=(0,), hardness=(0.01,))
     assert router.decide(state, second, NOW_S).up_rows == (0,)
     decision = rich.decide(state, second, NOW_S)
     assert decision.draws
     spent, _ = rich.acquire(state, decision, NOW_S)
     answer = CloudAnswered("digits", 1, 30_000, 0.09, 0.01, received_bytes=90, call="c")
-    late = CloudFailure("digits", Reason.CLOUD_DEADLINE, waited_s=0.25, call="c")
+    late = CloudCallFailed("digits", Reason.CLOUD_DEADLINE, waited_s=0.25, call="c")
     calls: dict[str, Callable[[], object]] = {
         "decide before the edge run": lambda: router.decide(state, first, NOW_S),
         "the same with three CEL rules more (target 60 us more)": lambda: expressive.decide(state, first, NOW_S),

@@ -25,12 +25,12 @@ from tests.unit.cloud.simulated_time import CAPACITY, LARGEST, pace_s
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.loading import ServedModel
-from upwell.cloud.process import AT_WORK
-from upwell.cloud.service import CloudService
+from upwell.cloud.service.loading import CloudModel
+from upwell.cloud.service.service import CloudService
+from upwell.cloud.workers.process import AT_WORK
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest
-from upwell.shared.oip.threads import CallThreads
+from upwell.shared.platform.call_threads import CallThreads
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
 
@@ -89,7 +89,7 @@ def through_the_service(instants_s: Sequence[float]) -> tuple[list[Answered], fl
     batcher = Batcher(engine, max_batch=LARGEST, max_queue=MAX_QUEUE)
     processor = Processor(None, engine.inputs, engine.outputs, "onnx")
     settings = ModelSettings(max_batch=LARGEST, max_queue=MAX_QUEUE)
-    service = CloudService([ServedModel("m", "1", "fake", "sha256:0", settings, engine, processor, batcher)])
+    service = CloudService([CloudModel("m", "1", "fake", "sha256:0", settings, engine, processor, batcher)])
     threads = LARGEST + MAX_QUEUE + 16  # as the server has
     free = threading.Semaphore(threads)
     answered: list[Answered] = []

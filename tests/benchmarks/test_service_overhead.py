@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from upwell.shared.oip.converters import parse_infer_response, serialize_infer_request
+from upwell.shared.oip.codec.converters import parse_infer_response, serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
 
 ROUNDS = 300

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from upwell.cloud.metrics.tally import Tally
-from upwell.cloud.observing import Observed, Observer
+from upwell.cloud.observe.observer import Observed, Observer
+from upwell.cloud.observe.request_counters import RequestCounters
 from upwell.shared.oip.dataplane import (
     Call,
     Dataplane,
@@ -108,12 +108,12 @@ def test_what_it_costs(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.
     found = {}
     for name, tally, share in (("metrics", True, None), ("traces, not sampled", False, 0.0), ("sampled", False, 1.0)):
         tracer = None if share is None else Tracer(share, Nowhere(), max_waiting=1 << 30)
-        observer = Observer(Tally(list) if tally else None, tracer, has_names=False)
+        observer = Observer(RequestCounters(list) if tally else None, tracer, has_names=False)
         observed = Observed(plain, observer, dict)
         found[name] = best_us(lambda observed=observed: observed.infer(REQUEST, call)) - bare_us  # type: ignore[misc]  # a loop's own
         if tracer is not None:
             tracer.close()
-    counting = Tally(list)
+    counting = RequestCounters(list)
     found["metrics of a run"] = best_us(lambda: counting.ran("m", "1", 1, 0.001, [("c", 1)]))
     found["client library, one process"] = library_us(None)
     found["client library, several processes"] = library_us(str(tmp_path_factory.mktemp("mapped")))

@@ -20,8 +20,9 @@ from typing import Any
 
 from rich.progress import track
 
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.capacity import Capacity, parse_trace
 from upwell.shared.routing.simulation.requests import prepare
 from upwell.shared.routing.simulation.runs import (
@@ -34,8 +35,7 @@ from upwell.shared.routing.simulation.runs import (
     routed,
     thresholds,
 )
-from upwell.shared.routing.simulation.served import Report
-from upwell.shared.yaml import load_yaml
+from upwell.shared.routing.simulation.served import SimulationReport
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "routing"
@@ -83,19 +83,19 @@ def logs(seeds: int) -> list[list[LogLine]]:
     return [[LogLine(**line) for line in make(SECONDS, PER_S, seed)] for seed in range(1, seeds + 1)]
 
 
-def measure(policy: Policy, scene: Scene, seed: int) -> tuple[dict[str, Report], list[Report]]:
+def measure(policy: Policy, scene: Scene, seed: int) -> tuple[dict[str, SimulationReport], list[SimulationReport]]:
     """Every way to route, and the sweep."""
-    report = Report.of(routed(policy, scene))
+    report = SimulationReport.of(routed(policy, scene))
     chance = random.Random(seed)
     draws = [chance.random() for _ in scene.requests]
     ways = {
         "policy": report,
-        "edge": Report.of(edge_only(policy, scene)),
-        "cloud": Report.of(cloud_only(policy, scene)),
-        "random": Report.of(random_share(policy, scene, report.cloud_share, draws)),
-        "oracle": Report.of(oracle(policy, scene)),
+        "edge": SimulationReport.of(edge_only(policy, scene)),
+        "cloud": SimulationReport.of(cloud_only(policy, scene)),
+        "random": SimulationReport.of(random_share(policy, scene, report.cloud_share, draws)),
+        "oracle": SimulationReport.of(oracle(policy, scene)),
     }
-    return ways, [Report.of(fixed(policy, scene, hard)) for hard in thresholds(policy, scene.requests)]
+    return ways, [SimulationReport.of(fixed(policy, scene, hard)) for hard in thresholds(policy, scene.requests)]
 
 
 def row(policy: Policy, trace: Path, capacity: Capacity, every: Sequence[Sequence[LogLine]]) -> Row:

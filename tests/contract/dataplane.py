@@ -22,12 +22,12 @@ import pytest
 
 from upwell.rpc.oip.v2.model_stream_pb2 import ModelStreamInferResponse
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelNotFound, Refused
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.converters import parse_infer_response, serialize_infer_request
+from upwell.shared.oip.codec.converters import parse_infer_response, serialize_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest
-from upwell.shared.oip.server import RunningServer, start_server
-from upwell.shared.oip.servicer import SERVICE
-from upwell.shared.oip.streams import METHOD as STREAM_METHOD
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server import RunningServer, start_server
+from upwell.shared.oip.grpc.servicer import SERVICE
+from upwell.shared.oip.grpc.streams import METHOD as STREAM_METHOD
 from upwell.shared.tensors import Array, oip_datatype
 
 TIMEOUT_S = 20.0

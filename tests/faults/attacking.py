@@ -16,9 +16,9 @@ import numpy as np
 
 from tests.faults.programs import Program
 from tests.unit.models_for_tests import identity, linear, slow
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import OipClient
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient
 
 LIMIT_S = 20.0
 """For what should end long before."""

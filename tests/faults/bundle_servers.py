@@ -19,7 +19,7 @@ import oras.client
 import pytest
 
 from tests.faults.certificates import Pair
-from upwell.edge.fetch.oci_source import ARTIFACT_TYPE, LAYER_TYPE
+from upwell.edge.updates.sources.oci_source import ARTIFACT_TYPE, LAYER_TYPE
 
 REGISTRY = shutil.which("docker-registry")
 _PIECE_BYTES = 4096

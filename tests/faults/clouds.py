@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 
 from tests.faults.oracles import cloud_scores
-from upwell.shared.oip import converters
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.tensors import Array
 

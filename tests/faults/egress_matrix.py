@@ -30,17 +30,17 @@ from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.integration.telemetry.collector import Collector, collecting
 from upwell.edge import Agent
-from upwell.edge.dataplane import AgentDataplane
+from upwell.edge.server.dataplane import AgentDataplane
 from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import OipClient
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.oip.http.client import HttpClient
 from upwell.shared.oip.http.server import start_http_server
-from upwell.shared.oip.server import start_server
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.state import RouterState
+from upwell.shared.routing.decide.state import RouterState
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
 
 CLOUD = "cloud.test"

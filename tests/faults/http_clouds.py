@@ -16,9 +16,9 @@ import grpc
 
 from tests.faults.clouds import Behaviour, good
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip import converters
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.http.messages import Wanted, parse_infer_request, write_infer_response
+from upwell.shared.oip.http.messages import RequestedOutput, parse_infer_request, write_infer_response
 from upwell.shared.oip.http.replies import HTTP_STATUSES
 
 
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(status, json.dumps({"error": str(error)}).encode(), ("Upwell-Status", error.code.name))
             return
         try:
-            message, raws = write_infer_response(converters.parse_infer_response(data), Wanted(True, {}))
+            message, raws = write_infer_response(converters.parse_infer_response(data), RequestedOutput(True, {}))
         except InvalidRequest:
             self._reply(200, data)
             return

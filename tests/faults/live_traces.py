@@ -27,9 +27,9 @@ from tests.faults.oracles import CLOUD_MODEL, CLOUD_MODELS, picture
 from tests.faults.programs import Program
 from tests.faults.scene import write_agent
 from tests.faults.trace_link import Trace, TraceLink
-from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.routing.breaker import Breaker
+from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError
+from upwell.shared.routing.estimators.breaker import Breaker
 
 DEADLINE_S = 0.3
 LATE_S = DEADLINE_S + 0.010

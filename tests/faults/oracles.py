@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-from upwell.edge.demo.data import ASSETS, digit_png, heldout
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import ASSETS, digit_png, heldout
 
 EDGE_BUNDLE = ASSETS / "edge" / "digits"
 CLOUD_MODELS = ASSETS / "cloud"

@@ -85,9 +85,9 @@ def overload(load: Load) -> Tally:
         width = math.ceil(max(load.deadlines_s) * load.frames_per_s) + 2
         begin_s = time.monotonic() + 0.1
         threads = [
-            threading.Thread(target=_caller, args=(agent, load, caller, lane, width, begin_s, tally, lock))
+            threading.Thread(target=_caller, args=(agent, load, caller, scheduler, width, begin_s, tally, lock))
             for caller in range(load.callers)
-            for lane in range(width)
+            for scheduler in range(width)
         ]
         for thread in threads:
             thread.start()

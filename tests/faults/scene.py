@@ -18,10 +18,10 @@ from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
 from tests.faults.proxy import Proxy
 from upwell.edge import Agent
-from upwell.edge.dataplane import AgentDataplane
-from upwell.shared.oip.client import OipClient
+from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.server import start_server
+from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.tensors import Array
 
 DEADLINE_S = 0.2

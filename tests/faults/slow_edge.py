@@ -13,8 +13,8 @@ from upwell.edge import Agent
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.uplink.uplink import Uplink
-from upwell.shared.oip.security import ClientSecurity
-from upwell.shared.routing.policy import Policy
+from upwell.shared.config.security import ClientSecurity
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.integration.spool.harness import ALLOWED, FAST, WAIT_S, case
 from upwell.edge.spool.sinks import JsonlSink
 from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.shared.oip.client import OipClient
+from upwell.shared.oip.grpc.client import OipClient
 
 
 def main(folder: Path, address: str, first: int, last: int) -> None:

@@ -11,27 +11,35 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from upwell.edge.admission import Admission
-from upwell.edge.ascent import Ascent
-from upwell.edge.desk import Desk
-from upwell.edge.metrics import AgentMetrics
+from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.models.served import ServedModel
-from upwell.edge.router_cell import RouterCell
+from upwell.edge.observe.metrics import AgentMetrics
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.request.cloud_attempt import CloudAttempt
+from upwell.edge.request.context import RequestContext
 from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.config.security import ClientSecurity
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import CallerLeft
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.security import ClientSecurity
-from upwell.shared.oip.server import RunningServer, start_server
-from upwell.shared.routing.breaker import Breaker
-from upwell.shared.routing.policy import Policy
+from upwell.shared.oip.grpc.server import RunningServer, start_server
+from upwell.shared.routing.decide.state import (
+    CloudAnswered,
+    CloudCallFailed,
+    CloudDropped,
+    CloudSent,
+    Decision,
+    Outcome,
+    Signals,
+)
+from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import RequestFacts, Verdict
+from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Plan, Reason
-from upwell.shared.routing.rules import Subject, Verdict
-from upwell.shared.routing.settings import Settings
-from upwell.shared.routing.state import CloudAnswered, CloudDropped, CloudFailure, CloudSent, Decision, Outcome, Signals
 from upwell.shared.tensors import Array
-from upwell.shared.yaml import parse_yaml
 
 MODEL = ServedModel("model", None, "echo")
 INPUTS = {"fp32": np.ones((1, 4), np.float32)}
@@ -84,14 +92,14 @@ def serving(*clouds: FakeDataplane) -> Iterator[list[str]]:
             server.stop(0.0)
 
 
-class RecordingCell(RouterCell):
+class RecordingCell(RouterService):
     """The agent's router that keeps what it is told; it grants so many hedges, and wants
     link probes if told so. Its breaker for the link is open."""
 
     def __init__(self, hedges: int = 0) -> None:
         super().__init__(Policy())
         for _ in range(Breaker.FAILURES):
-            super().observe(CloudFailure(MODEL.name, Reason.CLOUD_UNAVAILABLE))
+            super().observe(CloudCallFailed(MODEL.name, Reason.CLOUD_UNAVAILABLE))
         self.hedges = hedges
         self.probes = False
         self.outcomes: list[Outcome] = []
@@ -111,13 +119,13 @@ class RecordingCell(RouterCell):
     def story(self) -> list[tuple[str, int]]:
         """The outcomes of calls in order, each with the number of its call in order of sending."""
         sent = [one.call for one in self.outcomes if isinstance(one, CloudSent)]
-        kinds = (CloudSent, CloudAnswered, CloudFailure, CloudDropped)
+        kinds = (CloudSent, CloudAnswered, CloudCallFailed, CloudDropped)
         return [(type(one).__name__, sent.index(one.call)) for one in self.outcomes if isinstance(one, kinds)]
 
 
-def desk_of(cell: RouterCell, uplink: Uplink) -> Desk:
+def context_of(cell: RouterService, uplink: Uplink) -> RequestContext:
     """What an ascent needs of an agent."""
-    return Desk(cell, uplink, AgentMetrics(lambda: cell.state), Admission())
+    return RequestContext(cell, uplink, AgentMetrics(lambda: cell.state), Admission())
 
 
 @dataclass
@@ -126,27 +134,27 @@ class Sender:
 
     uplink: Uplink
     cell: RecordingCell
-    desk: Desk = field(init=False)
+    context: RequestContext = field(init=False)
 
     def __post_init__(self) -> None:
-        self.desk = desk_of(self.cell, self.uplink)
+        self.context = context_of(self.cell, self.uplink)
         self.uplink.watch(self.cell.observe, lambda: self.cell.probes)
 
-    def send(self, decision: Decision, inputs: Mapping[str, Array] = INPUTS) -> Ascent:
+    def send(self, decision: Decision, inputs: Mapping[str, Array] = INPUTS) -> CloudAttempt:
         """One request on its way."""
-        return Ascent(self.desk, MODEL, decision, signals(), inputs, "id")
+        return CloudAttempt(self.context, MODEL, decision, signals(), inputs, "id")
 
-    def ask(self, decision: Decision) -> Ascent:
+    def ask(self, decision: Decision) -> CloudAttempt:
         """One request, waited for to its end."""
-        ascent = self.send(decision)
-        ascent.wait(decision.give_up_s)
-        ascent.give_up()
-        return ascent
+        attempt = self.send(decision)
+        attempt.wait(decision.give_up_s)
+        attempt.give_up()
+        return attempt
 
     @property
     def sent_bytes(self) -> float:
         """What the metrics say was sent."""
-        return self.desk.metrics.registry.get_sample_value("upwell_uplink_bytes_total", {"model": MODEL.name}) or 0.0
+        return self.context.metrics.registry.get_sample_value("upwell_uplink_bytes_total", {"model": MODEL.name}) or 0.0
 
 
 @contextmanager
@@ -163,7 +171,7 @@ def sender(endpoints: Sequence[str], *, hedges: int = 0, security: ClientSecurit
 def signals() -> Signals:
     """The request as the router sees it."""
     size_bytes = INPUTS["fp32"].nbytes
-    return Signals(Subject(MODEL.name, {}, size_bytes, time.time()), (size_bytes,), time.monotonic())
+    return Signals(RequestFacts(MODEL.name, {}, size_bytes, time.time()), (size_bytes,), time.monotonic())
 
 
 def allowed() -> Verdict:
@@ -208,18 +216,18 @@ class Asking:
     """Requests one after the other, decided by the policy and sent up."""
 
     def __init__(self, uplink: Uplink, policy: Policy) -> None:
-        self.cell = RouterCell(policy)
-        self._desk = desk_of(self.cell, uplink)
+        self.cell = RouterService(policy)
+        self._context = context_of(self.cell, uplink)
 
     def ask(self) -> float:
         """How long the answer took."""
         asked = signals()
         decision = self.cell.decide(asked)
-        ascent = Ascent(self._desk, MODEL, decision, asked, INPUTS, "id")
-        ascent.wait(decision.give_up_s)
-        ascent.drop()
-        assert isinstance(ascent.outcome, CloudReply)
-        return ascent.elapsed_s
+        attempt = CloudAttempt(self._context, MODEL, decision, asked, INPUTS, "id")
+        attempt.wait(decision.give_up_s)
+        attempt.drop()
+        assert isinstance(attempt.outcome, CloudReply)
+        return attempt.elapsed_s
 
 
 @contextmanager

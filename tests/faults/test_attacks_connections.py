@@ -26,9 +26,9 @@ from tests.faults.raw_http2 import (
     frame,
     grpc_message,
 )
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 
 MESSAGE = converters.serialize_infer_request(GOOD)
 MANY = 1000

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.attacking import GOOD, LIMIT_S, Target, attacked
 from tests.faults.raw_http2 import DATA, SETTINGS, RawConnection, frame, grpc_message
 from upwell.rpc.oip.v2 import model_stream_pb2
-from upwell.shared.oip import converters
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
 
 pytestmark = pytest.mark.alone

@@ -15,9 +15,9 @@ from tests.faults.certificates import Authority
 from tests.faults.proxy import Fault, Proxy
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
-from upwell.edge.models.following import Follower, Updates
-from upwell.edge.models.store import Shelf
-from upwell.edge.models.updating import Updater
+from upwell.edge.updates.follower import UpdateFollower, Updates
+from upwell.edge.updates.updater import Updater
+from upwell.edge.updates.version_store import VersionStore
 
 NAME = "digits.bundle.tar"
 LINK_BYTES_PER_S = 125_000.0
@@ -48,15 +48,15 @@ class Device:
 
     def __init__(self, folder: Path, signer: Signer) -> None:
         self.folder, self.signer = folder, signer
-        self.shelf = Shelf(folder / "state", "digits", signer.trust)
-        self.shelf.incoming.mkdir()
-        first = self.shelf.install(bundle_archive(self.shelf.incoming / NAME, 2, signer=signer))
-        self.shelf.commit(first, "")
+        self.store = VersionStore(folder / "state", "digits", signer.trust)
+        self.store.incoming.mkdir()
+        first = self.store.install(bundle_archive(self.store.incoming / NAME, 2, signer=signer))
+        self.store.commit(first, "")
         self.activated: list[int] = []
         self.is_good = True
 
-    def follow(self, source: str, ca: Path | None = None, digest: str = "") -> Follower:
-        self.follower = Follower(self.shelf, Updates(source, 3600.0, digest, ca), self.activate)
+    def follow(self, source: str, ca: Path | None = None, digest: str = "") -> UpdateFollower:
+        self.follower = UpdateFollower(self.store, Updates(source, 3600.0, digest, ca), self.activate)
         return self.follower
 
     def activate(self, bundle: Bundle) -> Callable[[], None]:
@@ -67,7 +67,7 @@ class Device:
     @property
     def serves(self) -> int:
         """What would be served after a restart, verified."""
-        bundle = Shelf(self.folder / "state", "digits", self.signer.trust).open()
+        bundle = VersionStore(self.folder / "state", "digits", self.signer.trust).open()
         return bundle.version if bundle else 0
 
 
@@ -176,7 +176,7 @@ REFUSED: list[tuple[Refusal, Callable[[Device], bytes]]] = [
 each_refusal = pytest.mark.parametrize(("refusal", "make"), REFUSED, ids=[f"{one[0].value}" for one in REFUSED])
 
 
-def check_refused(device: Device, follower: Follower, refusal: Refusal) -> None:
+def check_refused(device: Device, follower: UpdateFollower, refusal: Refusal) -> None:
     """It is refused for this reason, and remembered; the bundle before stays."""
     assert follower.look() == "refused"
     fetched_bytes = follower.fetched_bytes
@@ -185,7 +185,7 @@ def check_refused(device: Device, follower: Follower, refusal: Refusal) -> None:
     assert follower.fetched_bytes == fetched_bytes
     assert device.activated == []
     assert device.serves == 2
-    assert {path.name for path in device.shelf.folder.iterdir()} == {"2", "floor.json", "state.json"}
+    assert {path.name for path in device.store.folder.iterdir()} == {"2", "floor.json", "state.json"}
 
 
 @each_refusal

@@ -15,10 +15,10 @@ from tests.faults.certificates import Authority, Pair
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.scene import CASCADE, ONE, assert_from_cloud, assert_from_edge, scene
 from tests.faults.stalling import LIMIT_BYTES, allowed, decision
-from upwell.edge.uplink.uplink import CloudMiss, CloudReply, Uplink
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.edge.uplink.uplink import CloudFailure, CloudReply, Uplink
+from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.security import ClientSecurity, TlsFiles
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.routing.reasons import Reason
 
 UNBELIEVABLE: Mapping[str, dict[str, Any]] = {
@@ -70,7 +70,7 @@ def test_another_endpoint_with_a_good_certificate_is_used(authority: Authority) 
             outcomes.append(call.wait(at.give_up_s))
         uplink.close()
         first, *others = outcomes
-        assert isinstance(first, CloudMiss)
+        assert isinstance(first, CloudFailure)
         assert first.reason is Reason.CLOUD_CERTIFICATE
         assert all(isinstance(one, CloudReply) for one in others)
         assert (len(old.requests), len(new.requests)) == (0, 2)

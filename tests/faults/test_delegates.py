@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.edge.loads import bundle, requests, side, software
 from upwell.edge import Agent
-from upwell.edge.model_sections import EdgeSide
-from upwell.edge.models.compiling import load_edge, start_loading
+from upwell.edge.models.background_load import load_edge, start_loading
+from upwell.edge.models.sections import EdgeSide
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.load import load_runtime
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
 
 REQUESTS = 400

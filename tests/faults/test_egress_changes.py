@@ -20,15 +20,15 @@ from tests.faults.oracles import CLOUD_MODEL, edge_scores, picture, pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, ONE, assert_from_cloud, scene, until, write_agent
 from upwell.edge import Agent
-from upwell.edge.dataplane import AgentDataplane
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.prober import Prober
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, NoAllowedRoute
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.security import ClientSecurity
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec

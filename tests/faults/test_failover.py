@@ -11,13 +11,13 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, Sender, decision, sender, serving
-from upwell.edge.uplink.calls import CloudMiss, CloudReply
+from upwell.edge.uplink.calls import CloudFailure, CloudReply
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError, Refused, Unauthenticated
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.routing.decide.state import CloudMoved
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import CloudMoved
 
 pytestmark = pytest.mark.alone
 
@@ -33,8 +33,8 @@ class Pair:
     def ask(self, within_s: float = 2.0) -> Reason | None:
         """Why there was no answer; None where there was one."""
         outcome = self.sender.ask(decision(within_s=within_s)).outcome
-        assert isinstance(outcome, (CloudReply, CloudMiss))
-        return outcome.reason if isinstance(outcome, CloudMiss) else None
+        assert isinstance(outcome, (CloudReply, CloudFailure))
+        return outcome.reason if isinstance(outcome, CloudFailure) else None
 
     @property
     def moves(self) -> int:

@@ -19,7 +19,7 @@ from tests.faults.oracles import edge_scores, pictures
 from tests.faults.scene import CASCADE, DIRECT, HARD_ALWAYS, IN_TIME_S, ONE, Scene, assert_from_cloud, scene
 from upwell.edge import Answer
 from upwell.shared.errors import CloudFailed
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 
 pytestmark = pytest.mark.alone
 

@@ -15,16 +15,16 @@ import pytest
 
 from tests.faults.raw_http import BROKEN_HTTP, CHUNKED, OK
 from tests.faults.raw_servers import RawServer
+from upwell.shared.config.security import ClientSecurity, TlsFiles, parse_endpoint
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server import Connections
 from upwell.shared.oip.http.client import HttpClient
+from upwell.shared.oip.http.connections_out import ProxyRoute
 from upwell.shared.oip.http.pool import Pool
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
-from upwell.shared.oip.http.wires import Route
-from upwell.shared.oip.security import ClientSecurity, TlsFiles, parse_endpoint
-from upwell.shared.oip.server import Connections
 
 TIMEOUT_S = 10.0
 """For calls that should end long before."""
@@ -157,7 +157,7 @@ def test_connections_that_are_ended_by_age_lose_no_request(serve: Serve, connect
 def test_a_dead_connection_is_looked_for_while_somebody_waits(serve: Serve) -> None:
     address = parse_endpoint(f"http://{serve().addresses[0]}")
     held: list[socket.socket] = []
-    wire = Route(address, None, silence_s=4.0).dial(None, time.monotonic() + TIMEOUT_S, held.append)
+    wire = ProxyRoute(address, None, silence_s=4.0).dial(None, time.monotonic() + TIMEOUT_S, held.append)
     pool = Pool()
 
     def asks() -> int:

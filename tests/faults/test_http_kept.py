@@ -17,13 +17,13 @@ import pytest
 from tests.faults.certificates import Authority
 from tests.faults.raw_http import OK
 from tests.faults.raw_servers import RawServer
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
+from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.client import HttpClient
+from upwell.shared.oip.http.connections_out import HttpConnection
 from upwell.shared.oip.http.pool import Pool
-from upwell.shared.oip.http.wires import Wire
-from upwell.shared.oip.security import ClientSecurity, TlsFiles
 
 TIMEOUT_S = 10.0
 REQUEST = InferRequest("echo", {"fp32": EXAMPLE["fp32"]}, id="request-1")
@@ -88,7 +88,7 @@ def kept(second: Talk, monkeypatch: pytest.MonkeyPatch, authority: Authority | N
     script = Script(second, authority)
     real = Pool.take
 
-    def take(pool: Pool, context: ssl.SSLContext | None) -> Wire | None:
+    def take(pool: Pool, context: ssl.SSLContext | None) -> HttpConnection | None:
         """The moment for which there is no other way to wait: the connection has been found good, and is closed."""
         wire = real(pool, context)
         if wire is not None:

@@ -12,12 +12,11 @@ from tests.faults.clouds import ScriptedCloud, slow
 from tests.faults.proxy import Proxy
 from tests.faults.scene import ONE, until
 from tests.faults.stalling import LIMIT_BYTES, Sender, StallingCloud, decision, sender, serving
-from upwell.edge.uplink.calls import CloudMiss, CloudReply
-from upwell.edge.uplink.keepalive import RoundTrips, channel_options
-from upwell.edge.uplink.station import Station
-from upwell.shared.oip.client import OipClient
+from upwell.edge.uplink.calls import CloudFailure, CloudReply
+from upwell.edge.uplink.endpoint import Endpoint, RoundTrips, channel_options
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.routing.reasons import Reason
 
 pytestmark = pytest.mark.alone
@@ -34,14 +33,14 @@ class Way:
     def ask(self, within_s: float = 10.0) -> Reason | None:
         """Why there was no answer; None where there was one."""
         outcome = self.sender.ask(decision(within_s=within_s)).outcome
-        assert isinstance(outcome, (CloudReply, CloudMiss))
-        return outcome.reason if isinstance(outcome, CloudMiss) else None
+        assert isinstance(outcome, (CloudReply, CloudFailure))
+        return outcome.reason if isinstance(outcome, CloudFailure) else None
 
     def learn(self) -> None:
         """Know that the link is fast, over a connection that was made with that knowledge."""
-        while self.sender.uplink._stations[0].round_trips.timeout_s > RoundTrips.SHORTEST_S:
+        while self.sender.uplink._endpoints[0].round_trips.timeout_s > RoundTrips.SHORTEST_S:
             assert self.ask() is None
-        self.sender.uplink._stations[0].renew()
+        self.sender.uplink._endpoints[0].renew()
         assert self.ask() is None
 
 
@@ -104,17 +103,17 @@ def test_a_server_with_default_limits_puts_up_with_the_pings() -> None:
 
 
 def test_a_connection_made_for_faster_answers_is_replaced_once_they_are_slower() -> None:
-    station = Station("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES)
-    first = station.take()
-    assert station.take() is first
+    endpoint = Endpoint("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES)
+    first = endpoint.take()
+    assert endpoint.take() is first
     for _ in range(20):
-        station.answered(first, 0.01)
-    assert station.take() is first
+        endpoint.answered(first, 0.01)
+    assert endpoint.take() is first
     for _ in range(20):
-        station.answered(first, 3.0)
-    slower = station.take()
+        endpoint.answered(first, 3.0)
+    slower = endpoint.take()
     assert slower is not first
     assert first.timeout_s == 4
     assert slower.timeout_s >= 4 * 3.0
-    assert station.take(apart_from=slower) not in (first, slower)
-    station.close()
+    assert endpoint.take(apart_from=slower) not in (first, slower)
+    endpoint.close()

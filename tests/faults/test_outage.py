@@ -41,9 +41,9 @@ from upwell.shared.errors import (
     Unavailable,
     UpwellError,
 )
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
-from upwell.shared.routing.breaker import Breaker
-from upwell.shared.routing.state import EdgeRan
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.routing.decide.state import EdgeRan
+from upwell.shared.routing.estimators.breaker import Breaker
 
 pytestmark = pytest.mark.alone
 

@@ -24,10 +24,10 @@ import pytest
 from tests.faults.attacking import write_models
 from tests.faults.certificates import Authority, Pair
 from tests.faults.programs import Program
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.client import HttpClient
-from upwell.shared.oip.security import ClientSecurity, TlsFiles
 
 CLIENTS = 4
 ROUNDS = 3

@@ -27,9 +27,9 @@ from tests.faults.proxy import Proxy
 from tests.faults.scene import write_agent
 from tests.integration.agent.harness import agent_process
 from tests.integration.telemetry.collector import Collector
-from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError
 
 pytestmark = pytest.mark.alone
 

@@ -16,18 +16,18 @@ import pytest
 from tests.faults.repeating import Repeating
 from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of
 from upwell.edge import Agent
-from upwell.edge.answer import Answer
-from upwell.edge.assembly import warm_up
-from upwell.edge.model_sections import EdgeSide
-from upwell.edge.models.compiling import load_edge
+from upwell.edge.models.background_load import load_edge
+from upwell.edge.models.sections import EdgeSide
 from upwell.edge.models.served import EdgeModel, ServedModel
-from upwell.edge.models.switching import Switching
 from upwell.edge.models.trial import MIN_FAILURES
-from upwell.shared.memory import resident_bytes
-from upwell.shared.routing.policy import Policy
+from upwell.edge.request.answer import Answer
+from upwell.edge.server.assembly import warm_up
+from upwell.edge.updates.switching import Switching
+from upwell.shared.platform.memory import resident_bytes
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
 
-DIGITS = Path(__file__).resolve().parents[2] / "edge/upwell/edge/demo/assets/edge/digits"
+DIGITS = Path(__file__).resolve().parents[2] / "shared/upwell/tools/demo/assets/edge/digits"
 CALLERS = 2
 
 
@@ -70,7 +70,7 @@ class Verdicts:
         self.reasons: list[str] = []
         self.proofs = 0
 
-    def condemned(self, reason: str) -> None:
+    def rejected(self, reason: str) -> None:
         self.reasons.append(reason)
 
     def proven(self) -> None:
@@ -109,7 +109,7 @@ def test_a_version_that_is_switched_away_goes_once_its_last_request_has_ended() 
         gate.clear()
         under_way = threading.Thread(target=lambda: answers.append(agent.infer(MODEL, rows_of(SURE))))
         under_way.start()
-        while not former.lane.ahead:  # until it runs
+        while not former.scheduler.ahead:  # until it runs
             pass
         assert agent.replace_edge(MODEL, new)
         gate.set()

@@ -19,8 +19,8 @@ from tests.faults.proxy import Proxy
 from tests.integration.cloud.processes import LIMIT_S, children, connections, is_running, until, zombies
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import linear, slow
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several workers share a port on Linux alone")
 

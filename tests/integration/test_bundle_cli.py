@@ -17,13 +17,13 @@ from tests.integration.test_quickstart import Reader, blocks
 from tests.unit import models_for_tests as onnx_models
 from tests.unit.edge.bundle.bundles import keys, passphrase
 from upwell.edge.bundle.calibrations import load_calibrations
-from upwell.edge.bundle.cli import PASSPHRASE_VARIABLE
+from upwell.edge.bundle.golden import read_golden
 from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.demo.data import ASSETS
-from upwell.edge.models.golden import read_golden
-from upwell.shared.cli import main
 from upwell.shared.digest import model_digest
 from upwell.shared.tensors import Array
+from upwell.tools.bundle.cli import PASSPHRASE_VARIABLE
+from upwell.tools.cli import main
+from upwell.tools.demo.data import ASSETS
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -13,9 +13,9 @@ import typer
 from ai_edge_litert.schema_py_generated import BuiltinOperator
 from typer.testing import CliRunner, Result
 
-from upwell.edge.coverage_cli import coverage
-from upwell.edge.devices.samples import samples
 from upwell.edge.runtimes.coverage import Coverage, NodeCover
+from upwell.tools.bundle.coverage_cli import coverage
+from upwell.tools.devices.samples import samples
 
 CONVOLUTIONS = f"{BuiltinOperator.CONV_2D},{BuiltinOperator.DEPTHWISE_CONV_2D}"
 DIGITS = samples(".tflite")[0].path
@@ -92,11 +92,11 @@ def test_what_a_library_prints_is_no_part_of_the_json(software_delegate: Path) -
     """QNN's does, and C writes what it printed at the end of the process unless it is told to before."""
     options = [f"--library={software_delegate}", "--option=claim=all", "--option=report=/dev/stdout"]
     command = ["upwell", "model", "coverage", str(DIGITS), "--accelerator=software", "--json", *options]
-    script = f"import sys; from upwell.shared.cli import main; sys.argv = {command!r}; main()"
+    script = f"import sys; from upwell.tools.cli import main; sys.argv = {command!r}; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["nodes_on_accelerator"] == 10
     script = (
-        "import ctypes; from upwell.edge.quantize.quiet import quiet\nwith quiet(): ctypes.CDLL(None).puts(b'hello')"
+        "import ctypes; from upwell.tools.quantize.quiet import quiet\nwith quiet(): ctypes.CDLL(None).puts(b'hello')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == ""
@@ -105,7 +105,7 @@ def test_what_a_library_prints_is_no_part_of_the_json(software_delegate: Path) -
 def test_a_long_name_of_a_node_is_whole(cover: Cover, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "model/encoder/layer_0/attention/self/query/MatMul" * 4
     left = Coverage("npu", "onnxruntime", "profile", [NodeCover(name, "MatMul", None, 1.0)])
-    monkeypatch.setattr("upwell.edge.coverage_cli.coverage_of", lambda *_: left)
+    monkeypatch.setattr("upwell.tools.bundle.coverage_cli.coverage_of", lambda *_: left)
     assert name in "".join(line.split(" ")[0] for line in cover(claim="all").stdout.splitlines())
 
 

@@ -18,24 +18,24 @@ import pytest
 from PIL import Image
 
 from tests.in_process import Ended, InProcess
-from upwell.edge.answer import Answer, Timings
 from upwell.edge.config import AgentConfig
-from upwell.edge.demo.cases import DIGITS, PAGES, Case, demo_cases
-from upwell.edge.demo.folder import POLICY, DemoFolder
-from upwell.edge.demo.runs import Outcome, Run
-from upwell.edge.demo.service import CloudProcess, ServiceNotStarted
-from upwell.edge.demo.summary import summarize
-from upwell.edge.demo.sweep import sweep
+from upwell.edge.request.answer import Answer, Timings
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import OipClient
-from upwell.shared.routing.policy import Policy
+from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Plan, Reason, Route
-from upwell.shared.yaml import load_yaml
+from upwell.tools.demo.cases import DIGITS, PAGES, DemoCase, demo_cases
+from upwell.tools.demo.folder import POLICY, DemoFolder
+from upwell.tools.demo.runs import DemoOutcome, DemoRun
+from upwell.tools.demo.service import CloudProcess, ServiceNotStarted
+from upwell.tools.demo.summary import summarize
+from upwell.tools.demo.sweep import sweep
 
 for package in ("onnxruntime", "grpc_health", "grpc_reflection"):
     pytest.importorskip(package)
 
-_RUN = "from upwell.shared.cli import main; main()"
+_RUN = "from upwell.tools.cli import main; main()"
 _LIMIT_S = 90
 
 
@@ -275,7 +275,7 @@ def test_cases_are_the_same_every_time_and_pages_a_minority() -> None:
     assert [case.model for case in cases].count(PAGES) == 2
 
 
-def outcome(case: Case, read: Sequence[int], margin: float, route: Route = Route.EDGE) -> Outcome:
+def outcome(case: DemoCase, read: Sequence[int], margin: float, route: Route = Route.EDGE) -> DemoOutcome:
     """An answer that reads `read`, each with that lead over the second class."""
     scores = np.zeros((1, len(read), 10), np.float32)
     scores[0, range(len(read)), read] = (1 + margin) / 2
@@ -283,15 +283,15 @@ def outcome(case: Case, read: Sequence[int], margin: float, route: Route = Route
     outputs = {"scores": scores[:, 0] if case.model == DIGITS else scores}
     uplink_s = 0.01 if route is Route.CLOUD else None
     answer = Answer(outputs, route, Reason.EASY, False, Plan.CASCADE, Timings(0.02, uplink_s=uplink_s), "1", (route,))
-    return Outcome(case, 0.0, 0.02, answer)
+    return DemoOutcome(case, 0.0, 0.02, answer)
 
 
 def test_sweep_sends_large_cases_first_then_the_hardest(tmp_path: Path) -> None:
     folder = DemoFolder(tmp_path)
     folder.write_settings("onnx", "127.0.0.1:1")
     settings = load_yaml(folder.file(POLICY), Policy).settings(None, None)
-    single = [Case(DIGITS, b"png", np.array([1])) for _ in range(3)]
-    page = Case(PAGES, b"p" * 2000, np.array([1, 1]))
+    single = [DemoCase(DIGITS, b"png", np.array([1])) for _ in range(3)]
+    page = DemoCase(PAGES, b"p" * 2000, np.array([1, 1]))
     edge = [outcome(single[0], [1], 0.9), outcome(page, [1, 2], 0.8), outcome(single[1], [2], 0.1)]
     edge.append(outcome(single[2], [3], 0.5))
     cloud = [outcome(one.case, [1] * len(one.case.labels), 1.0, Route.CLOUD) for one in edge]
@@ -301,11 +301,11 @@ def test_sweep_sends_large_cases_first_then_the_hardest(tmp_path: Path) -> None:
 
 
 def test_summary_counts_digits_and_an_error_as_wrong() -> None:
-    single, page = Case(DIGITS, b"png", np.array([1])), Case(PAGES, b"png", np.array([1, 2, 3]))
+    single, page = DemoCase(DIGITS, b"png", np.array([1])), DemoCase(PAGES, b"png", np.array([1, 2, 3]))
     right = outcome(single, [1], 0.9)
     partly = outcome(page, [1, 2, 4], 0.9, Route.CLOUD)
-    failed = Outcome(single, 0.0, 0.1, None, "CloudFailed")
-    found = summarize(Run((right, partly, failed), {DIGITS: 5, PAGES: 7}))
+    failed = DemoOutcome(single, 0.0, 0.1, None, "CloudFailed")
+    found = summarize(DemoRun((right, partly, failed), {DIGITS: 5, PAGES: 7}))
     assert (found.requests, found.answered, found.digits, found.bytes_up) == (3, 2, 5, 12)
     assert found.accuracy == pytest.approx(3 / 5)
     assert found.cloud_share == pytest.approx(1 / 3)

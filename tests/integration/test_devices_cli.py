@@ -11,9 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from upwell.edge.devices.cli import devices, folded
-from upwell.edge.devices.rows import Row
 from upwell.shared.errors import ConfigError
+from upwell.tools.devices.cli import devices, folded
+from upwell.tools.devices.rows import Row
 
 pytest.importorskip("tflite_runtime", reason="it has no wheel for this Python")
 
@@ -77,7 +77,7 @@ def test_nothing_else_is_said_to_run(document: dict[str, Any]) -> None:
 
 
 def test_a_person_gets_a_table(app: typer.Typer, software_delegate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upwell.edge.devices.cli.installed", lambda: ["tflite_runtime"])  # the others take seconds
+    monkeypatch.setattr("upwell.tools.devices.cli.installed", lambda: ["tflite_runtime"])  # the others take seconds
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--library", str(software_delegate)])
     assert result.exit_code == 0
     head, *lines = result.stdout.splitlines()
@@ -99,7 +99,7 @@ def test_a_row_stands_for_all_that_differ_in_an_option_alone() -> None:
 
 
 def test_eighty_columns_name_every_vendor(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upwell.edge.devices.cli.installed", lambda: ["ai_edge_litert"])
+    monkeypatch.setattr("upwell.tools.devices.cli.installed", lambda: ["ai_edge_litert"])
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, [])
     assert result.exit_code == 0
     assert "…" not in result.stdout

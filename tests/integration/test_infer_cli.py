@@ -18,15 +18,15 @@ import pytest
 
 from tests.faults.certificates import Authority
 from upwell.edge import Agent
-from upwell.edge.dataplane import AgentDataplane
-from upwell.edge.demo.data import ASSETS, digit_png, heldout, pages
-from upwell.shared.cli import main
+from upwell.edge.server.dataplane import AgentDataplane
+from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata
 from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.oip.http.server import start_http_server
-from upwell.shared.oip.security import ServerSecurity, TlsFiles
-from upwell.shared.oip.server import start_server
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.cli import main
+from upwell.tools.demo.data import ASSETS, digit_png, heldout, pages
 
 pytest.importorskip("onnxruntime")
 

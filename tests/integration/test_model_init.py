@@ -17,10 +17,10 @@ from PIL import Image
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
 from upwell.edge.runtimes.load import load_runtime
-from upwell.shared.cli import main
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
-from upwell.shared.yaml import load_yaml
+from upwell.tools.cli import main
 
 Init = Callable[..., tuple[int, str, str]]
 

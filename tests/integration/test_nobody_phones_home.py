@@ -34,7 +34,7 @@ TALK = re.compile(
 POLICY = {"defaults": {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}}}
 
 
-UPWELL = ("-c", "from upwell.shared.entry import main; main()")
+UPWELL = ("-c", "from upwell.tools.entry import main; main()")
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -17,16 +17,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from upwell.edge.router_cell import RouterCell
+from upwell.edge.policy.router_service import RouterService
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.policy_cli.calibrate import calibrate
-from upwell.shared.policy_cli.check import check
-from upwell.shared.policy_cli.request_logs import MAX_LINE_BYTES, read_log
-from upwell.shared.policy_cli.simulate import simulate
 from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.settings import HardSettings, Identity
-from upwell.shared.yaml import load_yaml
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
+from upwell.tools.policy.calibrate import calibrate
+from upwell.tools.policy.check import check
+from upwell.tools.policy.request_logs import MAX_LINE_BYTES, read_log
+from upwell.tools.policy.simulate import simulate
 
 POLICY = """\
 # What goes to the cloud.
@@ -102,8 +102,8 @@ def log(tmp_path: Path, made: list[dict[str, Any]], name: str = "log.jsonl") -> 
     return path
 
 
-def hard_of(path: Path, model: str = "digits", identity: Identity | None = None) -> HardSettings:
-    hard = load_yaml(path, Policy).settings(model, None, identity).hard
+def hard_of(path: Path, model: str = "digits", model_pair: ModelPair | None = None) -> HardSettings:
+    hard = load_yaml(path, Policy).settings(model, None, model_pair).hard
     assert hard is not None
     return hard
 
@@ -143,10 +143,10 @@ def test_the_next_version_can_be_calibrated_for_before_it_comes(run: Run, policy
         assert run("calibrate", policy, "--log", logged, "--out", policy, "--cloud-share", "30%").exit_code == 0
     thresholds = []
     for edge, cloud in pairs:
-        cell = RouterCell(load_yaml(policy, Policy), {"digits": Identity(edge)})
+        cell = RouterService(load_yaml(policy, Policy), {"digits": ModelPair(edge)})
         cell.identify_cloud("digits", cloud)
         assert cell.misfit("digits") == ""
-        thresholds.append(hard_of(policy, identity=Identity(edge, "", cloud)).threshold)
+        thresholds.append(hard_of(policy, model_pair=ModelPair(edge, "", cloud)).threshold)
     assert len(set(thresholds)) == 4
 
 
@@ -253,8 +253,8 @@ def test_each_pair_of_models_in_the_log_gets_its_own(run: Run, policy: Path, tmp
     assert [one["edge_digest"] for one in document["refused"]] == ["sha256:3"]
     assert "sha256:3" in result.stderr
     for one in document["calibrations"]:
-        assert hard_of(out, "digits", Identity(one["edge_digest"], "onnx/cpu", "sha256:9")).threshold == one["below"]
-        assert not hard_of(out, "digits", Identity(one["edge_digest"], "tflite/cpu", "")).calibrated
+        assert hard_of(out, "digits", ModelPair(one["edge_digest"], "onnx/cpu", "sha256:9")).threshold == one["below"]
+        assert not hard_of(out, "digits", ModelPair(one["edge_digest"], "tflite/cpu", "")).calibrated
 
 
 def test_a_rule_about_hours_counts_where_the_log_knows_the_hour(run: Run, policy: Path, tmp_path: Path) -> None:

@@ -21,17 +21,17 @@ from typer.testing import CliRunner, Result
 from tests.faults.oracles import CLOUD_MODEL, CLOUD_MODELS, EDGE_BUNDLE, cloud_scores, edge_scores, picture, pictures
 from tests.faults.programs import Program
 from tests.unit.models_for_tests import linear
-from upwell.edge.collect.cli import collect
-from upwell.edge.collect.collecting import CloudSilent
-from upwell.edge.demo.data import heldout
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.oip.converters import serialize_infer_request
+from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.server import start_server
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.log import LogLine
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import heldout
+from upwell.tools.policy.collect.cli import collect
+from upwell.tools.policy.collect.collecting import CloudSilent
 
 pytest.importorskip("onnxruntime")
 COUNT = 12
@@ -349,7 +349,7 @@ def test_an_interrupt_leaves_a_valid_log_and_the_command_goes_on(folder: Folder)
     """Ctrl-C comes while the cloud holds the seventh item: a process of its own, so that it is the real signal."""
     names = folder.pictures()
     script = (
-        "import signal, typer; from upwell.edge.collect.cli import collect\n"
+        "import signal, typer; from upwell.tools.policy.collect.cli import collect\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # as the command line does\n"
         "app = typer.Typer(); app.command()(collect); app()"
     )

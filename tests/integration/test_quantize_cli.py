@@ -21,11 +21,11 @@ import pytest
 from tests.integration.test_quickstart import Reader, blocks
 from tests.unit import models_for_tests as onnx_models
 from tests.unit.edge.quantize import digit_models
-from upwell.edge.demo.data import ASSETS, heldout
 from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx_saturation import saturates_here
+from upwell.edge.runtimes.onnx.saturation import saturates_here
 from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.shared.cli import main
+from upwell.tools.cli import main
+from upwell.tools.demo.data import ASSETS, heldout
 
 PAGE = Path(__file__).parents[2] / "docs" / "quantize.md"
 
@@ -171,7 +171,7 @@ QEMU = shutil.which("qemu-x86_64")
 @pytest.mark.skipif(QEMU is None, reason="qemu-x86_64, which imitates a CPU without VNNI, is not installed")
 def test_on_a_cpu_without_vnni_the_overflow_is_measured(model: Path, tmp_path: Path) -> None:
     data = digit_models.save_data(tmp_path / "few.npz", slice(0, 24))
-    script = "import sys; from upwell.shared.cli import main; sys.argv[0] = 'upwell'; main()"
+    script = "import sys; from upwell.tools.cli import main; sys.argv[0] = 'upwell'; main()"
     command = [str(QEMU), "-cpu", "Haswell", sys.executable, "-c", script, "model", "quantize", str(model)]
     done = subprocess.run(
         [*command, "--data", str(data), "--weights", "s8", "--json"], capture_output=True, text=True, timeout=500

@@ -17,8 +17,8 @@ from tests.faults.clouds import DIGEST, ScriptedCloud, good, status
 from tests.faults.oracles import cloud_scores, edge_scores, margins, pictures
 from tests.faults.programs import Program
 from tests.faults.scene import write_agent
-from upwell.edge.demo.data import heldout
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import heldout
 
 POLICY = {
     "defaults": {"deadline": "5s", "hard": {"measure": "margin", "below": 0.9}},

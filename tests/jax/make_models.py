@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from tests.jax.torch_networks import LargeNetTail
-from upwell.cloud.engines.jax_export import PLATFORMS, exported, largest_error, load_module
-from upwell.cloud.engines.torch_demo import LargeNet
+from upwell.cloud.engines.torch.demo import LargeNet
 from upwell.shared.files import write_whole
+from upwell.tools.export.jax import PLATFORMS, exported, largest_error, load_module
 
 FOLDER = Path(__file__).with_name("models")
-WEIGHTS = Path(__file__).parents[2] / "edge/upwell/edge/demo/assets/cloud/digits-large/1/model.safetensors"
+WEIGHTS = Path(__file__).parents[2] / "shared/upwell/tools/demo/assets/cloud/digits-large/1/model.safetensors"
 NETWORKS = {"digits": LargeNet, "digits-tail": LargeNetTail}
 LARGEST_ERROR = 1e-5
 

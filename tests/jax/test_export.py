@@ -24,10 +24,10 @@ from tests.jax.make_models import FOLDER, NETWORKS, WEIGHTS
 from tests.jax.programs import warmed
 from tests.jax.torch_networks import Noisy, Several
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.engines.jax_export import PLATFORMS, exported, load_module
-from upwell.cloud.export_cli import export_jax
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.oip.dataplane import Call
+from upwell.tools.export.cli import export_jax
+from upwell.tools.export.jax import PLATFORMS, exported, load_module
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("export-jax")(export_jax)
@@ -98,7 +98,7 @@ def test_the_programs_of_these_tests_are_what_the_tool_makes() -> None:
 
 
 def test_products_are_exact_unless_told_otherwise() -> None:
-    module = load_module("upwell.cloud.engines.torch_demo.LargeNet", WEIGHTS, {})
+    module = load_module("upwell.cloud.engines.torch.demo.LargeNet", WEIGHTS, {})
     for is_exact in (True, False):
         program = jax.export.deserialize(bytearray(exported(module, ("cpu",), is_exact=is_exact).data))
         assert ("HIGHEST" in program.mlir_module()) is is_exact

@@ -22,12 +22,12 @@ pytest.importorskip("jax")
 from tests.faults.programs import UPWELL
 from tests.integration.cloud.processes import children, until
 from tests.integration.cloud.serving import serving
-from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.tensors import Array
 
 MODELS = Path(__file__).with_name("models")
-LARGE = Path(__file__).parents[2] / "edge/upwell/edge/demo/assets/cloud/digits-large/1"
+LARGE = Path(__file__).parents[2] / "shared/upwell/tools/demo/assets/cloud/digits-large/1"
 BUCKETS = (1, 3, 8)
 SHARED_BUCKETS = (1, 3)
 CUT = "relu_1"

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch.nn import functional
 
-from upwell.cloud.engines.torch_demo import LargeNet, Tensors
+from upwell.cloud.engines.torch.demo import LargeNet, Tensors
 
 
 class LargeNetTail(LargeNet):

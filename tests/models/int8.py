@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from upwell.edge.quantize.base import Settings
-from upwell.edge.quantize.quantizing import open_float_model, quantizer_of
+from upwell.tools.quantize.base import QuantizeSettings
+from upwell.tools.quantize.quantizing import open_float_model, quantizer_of
 
 
-def quantized(model: onnx.ModelProto, folder: Path, rows: int = 8, settings: Settings | None = None) -> onnx.ModelProto:
+def quantized(
+    model: onnx.ModelProto, folder: Path, rows: int = 8, settings: QuantizeSettings | None = None
+) -> onnx.ModelProto:
     """The model with static int8 weights and activations; `folder` is for temporary files."""
     path = folder / "float.onnx"
     path.write_bytes(model.SerializeToString())
     opened = open_float_model(path)
-    quantizer = quantizer_of(opened, settings or Settings())
+    quantizer = quantizer_of(opened, settings or QuantizeSettings())
     random = np.random.default_rng(0)
     shapes = {one.name: [max(size, 1) for size in one.shape] for one in opened.inputs}
     quantizer.calibrate(

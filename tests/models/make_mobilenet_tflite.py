@@ -16,9 +16,9 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from tests.unit.tflite_for_tests import Op, T, save
-from upwell.edge.quantize.base import Settings
-from upwell.edge.quantize.quantizing import open_float_model, quantizer_of
 from upwell.shared.tensors import Array
+from upwell.tools.quantize.base import QuantizeSettings
+from upwell.tools.quantize.quantizing import open_float_model, quantizer_of
 
 PATH = Path(__file__).with_name("mobilenet_v2_int8.tflite")
 
@@ -128,7 +128,7 @@ def write_float(folder: Path) -> Path:
 def quantized(path: Path) -> bytes:
     """The float model at `path` as static int8, calibrated on seeded noise, as the bytes of its file."""
     model = open_float_model(path)
-    quantizer = quantizer_of(model, Settings())
+    quantizer = quantizer_of(model, QuantizeSettings())
     random = np.random.default_rng(SEED)
     shapes = {one.name: one.shape for one in model.inputs}
     quantizer.calibrate(

@@ -17,7 +17,7 @@ from tests.models.make_mobilenet_tflite import Net, quantized
 from tests.unit.tflite_for_tests import save
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.partition.split.tflite import split_whole
 from upwell.shared.partition.split.tflite_whole import TfliteWhole
 from upwell.shared.tensors import Array
@@ -51,7 +51,7 @@ def run(
     return {names[index]: interpreter.get_tensor(index) for index in order}
 
 
-def file_of(half: Half) -> bytes:
+def file_of(half: ModelHalf) -> bytes:
     """The one file that a half is."""
     ((name, data),) = half.files.items()
     assert name == "model.tflite"

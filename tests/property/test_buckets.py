@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.shared.oip.buckets import Bucket, Refill
+from upwell.shared.oip.auth.buckets import Bucket, Refill
 
 # Sums of quarters are exact in floating point, so that nothing here is about rounding.
 quarters = st.integers(0, 400).map(lambda count: count / 4)

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.shared.routing.audit import AuditTally
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, upper_bound
 from upwell.shared.routing.calibration.choosing import CannotCalibrate, Sample, cut_for_risk, cut_for_share
-from upwell.shared.routing.calibration.grouping import by_identity
+from upwell.shared.routing.calibration.grouping import by_model_pair
+from upwell.shared.routing.estimators.audit import AuditTally
+from upwell.shared.routing.estimators.share import ShareController
 from upwell.shared.routing.hardness import Measure, is_hard
 from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.settings import HardSettings
-from upwell.shared.routing.share import ShareController
+from upwell.shared.routing.policy.settings import HardSettings
 
 any_score = st.one_of(
     st.floats(0, 1), st.sampled_from([0.0, -0.0, 0.5, 1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324])
@@ -111,14 +111,14 @@ def test_every_line_is_in_one_group_that_it_agrees_with(rows: list[tuple[int, st
         LogLine(t_s=t, model="m", size_bytes=n, edge_digest=edge, edge_runtime=runtime, cloud_digest=cloud)
         for n, (t, edge, runtime, cloud) in enumerate(rows)
     ]
-    groups = by_identity(lines)
+    groups = by_model_pair(lines)
     assert sorted(line.size_bytes for group in groups.values() for line in group) == list(range(len(lines)))
-    for identity, group in groups.items():
+    for model_pair, group in groups.items():
         assert [line.t_s for line in group] == sorted(line.t_s for line in group)
         for line in group:
-            assert line.edge_digest in ("", identity.edge_digest)
-            assert line.edge_runtime in ("", identity.edge_runtime)
-            assert line.cloud_digest in ("", identity.cloud_digest)
+            assert line.edge_digest in ("", model_pair.edge_digest)
+            assert line.edge_runtime in ("", model_pair.edge_runtime)
+            assert line.cloud_digest in ("", model_pair.cloud_digest)
 
 
 @settings(deadline=None, max_examples=examples(100))

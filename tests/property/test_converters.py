@@ -17,12 +17,12 @@ from tests.examples import examples
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip import converters
-from upwell.shared.oip.contents import TYPED_FIELDS
+from upwell.shared.oip.codec import converters
+from upwell.shared.oip.codec.contents import TYPED_FIELDS
+from upwell.shared.oip.codec.message_cache import read_cached
+from upwell.shared.oip.codec.messages import write_parameters, write_tensor
+from upwell.shared.oip.codec.wire import MIN_SPLIT_BYTES, split_raw_contents
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
-from upwell.shared.oip.familiar import read_familiar
-from upwell.shared.oip.messages import write_parameters, write_tensor
-from upwell.shared.oip.wire import MIN_SPLIT_BYTES, split_raw_contents
 from upwell.shared.tensors import DTYPES, Array
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
@@ -183,8 +183,8 @@ def test_a_familiar_request_is_read_as_protobuf_reads_it(
     between = b"\x1a\x02an"
     message = cut if moved else cut + between + cut
     try:
-        read_familiar(whole if moved else whole + between + whole)  # one of the same size, which is remembered
-        familiar = read_familiar(message)
+        read_cached(whole if moved else whole + between + whole)  # one of the same size, which is remembered
+        familiar = read_cached(message)
     except InvalidRequest:
         familiar = None
     if familiar is not None:
@@ -201,7 +201,7 @@ def test_a_familiar_request_is_read_as_protobuf_reads_it(
 @given(NAMES, st.dictionaries(NAMES, st.sampled_from(NUMBERS).flatmap(arrays_of), min_size=1, max_size=4), NAMES)
 def test_plain_requests_are_familiar(model: str, inputs: dict[str, Array], id_: str) -> None:
     data = converters.serialize_infer_request(InferRequest(model, inputs, id=id_))
-    assert (read_familiar(data) is not None) == all(array.size for array in inputs.values())
+    assert (read_cached(data) is not None) == all(array.size for array in inputs.values())
 
 
 @settings(deadline=None, max_examples=examples(200))

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from upwell.shared.routing.egress import dropped_denies
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.rules import CompiledPolicy
-from upwell.shared.routing.subject import Subject
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.request_facts import RequestFacts
+from upwell.shared.routing.policy.rules import CompiledPolicy
 
 VALUES = ["", "x", "y", "z"]
 HOUR_S = 3600.0
 SUBJECTS = [
-    Subject(model, {name: value for name, value in (("a", a), ("b", b)) if value is not None}, size, hour * HOUR_S)
+    RequestFacts(model, {name: value for name, value in (("a", a), ("b", b)) if value is not None}, size, hour * HOUR_S)
     for model, a, b, size, hour in itertools.product(
         ["m", "n", "o"], [None, *VALUES], [None, "x", "y"], [1, 50, 200], [3, 12]
     )
@@ -46,7 +46,7 @@ def policy(written: list[dict[str, Any]], zone: str = "UTC") -> Policy:
 
 def kept(of: Policy) -> list[bool]:
     compiled = CompiledPolicy(of)
-    return [bool(compiled.judge(subject).egress_rule) for subject in SUBJECTS]
+    return [bool(compiled.judge(request_facts).egress_rule) for request_facts in SUBJECTS]
 
 
 @settings(max_examples=300, deadline=None)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from onnx.external_data_helper import ExternalDataInfo
 
 from tests.examples import examples
-from upwell.edge.runtimes.onnx_graph import read_graph
-from upwell.shared.onnx_bytes import BadOnnxFile
-from upwell.shared.onnx_files import external_locations
+from upwell.edge.runtimes.onnx.graph import read_graph
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import external_locations
 from upwell.shared.partition.split.onnx_whole import tensors_of
 
 seen: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as npst
 from PIL import Image
 
 from tests.examples import examples
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.geometry import Geometry
@@ -25,7 +26,6 @@ from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import own_signature
 from upwell.shared.signature.values import Pictures
 from upwell.shared.tensors import DTYPES, Array, TensorSpec
-from upwell.shared.yaml import parse_yaml
 
 FLOATS = npst.arrays(np.float32, npst.array_shapes(min_dims=1, max_dims=3, max_side=6), elements=st.floats(width=32))
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)

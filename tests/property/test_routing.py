@@ -11,18 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.shared.routing.breaker import CLOSED, Admission, Breaker
-from upwell.shared.routing.latency import LatencyWindow, RunTimes
-from upwell.shared.routing.link import LinkEstimate, LinkSample
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Plan, Reason
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.rules import Subject
-from upwell.shared.routing.state import (
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import (
     Audited,
     CloudAnswered,
+    CloudCallFailed,
     CloudDropped,
-    CloudFailure,
     CloudHeld,
     CloudMoved,
     CloudSent,
@@ -33,6 +27,12 @@ from upwell.shared.routing.state import (
     RouterState,
     Signals,
 )
+from upwell.shared.routing.estimators.breaker import CLOSED, Breaker, BreakerVerdict
+from upwell.shared.routing.estimators.latency import LatencyWindow, RunTimes
+from upwell.shared.routing.estimators.link import LinkEstimate, LinkSample
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import RequestFacts
+from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Plan, Reason
 
 Past: TypeAlias = list[tuple[Outcome, float]]
 
@@ -41,7 +41,7 @@ UP = Policy.model_validate({"rules": [{"name": "up", "match": {}, "route": "clou
 
 def one(model: str, at_s: float) -> Signals:
     """A request of one small row."""
-    return Signals(Subject(model, {}, 10, 0.0), (10,), at_s)
+    return Signals(RequestFacts(model, {}, 10, 0.0), (10,), at_s)
 
 
 MODELS = ("digits", "pages", "unknown to the policy")
@@ -114,7 +114,7 @@ outcomes = st.one_of(
     st.builds(
         CloudAnswered, models, st.integers(1, 2000), sizes_bytes, durations_s, st.none() | durations_s, st.booleans()
     ),
-    st.builds(CloudFailure, models, st.sampled_from(sorted(CLOUD_FAILURES))),
+    st.builds(CloudCallFailed, models, st.sampled_from(sorted(CLOUD_FAILURES))),
     st.builds(CloudDropped, models),
     st.builds(CloudSent, models, calls, st.integers(1, 2000), sizes_bytes),
     st.builds(
@@ -130,7 +130,7 @@ outcomes = st.one_of(
         st.booleans(),
     ),
     st.builds(
-        CloudFailure,
+        CloudCallFailed,
         models,
         st.sampled_from(sorted(CLOUD_FAILURES)),
         st.just(()),
@@ -144,8 +144,8 @@ outcomes = st.one_of(
     st.builds(Audited, models, st.just("no such scope"), st.booleans()),
 )
 pasts = st.lists(st.tuples(outcomes, waits_s), max_size=40)
-subjects = st.builds(
-    Subject,
+requests_facts = st.builds(
+    RequestFacts,
     models,
     st.dictionaries(st.sampled_from(TAGS), st.sampled_from(VALUES), max_size=2),
     sizes_bytes,
@@ -156,10 +156,10 @@ subjects = st.builds(
 @st.composite
 def requests(draw: st.DrawFn) -> Signals:
     sizes = tuple(draw(st.lists(sizes_bytes, min_size=1, max_size=6)))
-    subject = replace(draw(subjects), size_bytes=max(sizes))
+    request_facts = replace(draw(requests_facts), size_bytes=max(sizes))
     arrived_s = draw(st.floats(-10, 400))
     return Signals(
-        subject=subject,
+        request_facts=request_facts,
         row_sizes_bytes=sizes,
         arrived_s=arrived_s,
         caller_deadline_s=draw(st.one_of(st.just(math.inf), st.floats(-20, 500))),
@@ -208,19 +208,19 @@ def told(decisions: Told) -> list[Decision]:
     return [decisions.first] if decisions.second is None else [decisions.first, decisions.second]
 
 
-def applies(match: dict[str, Any], subject: Subject, zone_minutes: int) -> bool:
+def applies(match: dict[str, Any], request_facts: RequestFacts, zone_minutes: int) -> bool:
     """What docs/policy.md says of `match`, once more and in other words."""
-    minute = (int(subject.wall_time_s) // 60 + zone_minutes) % 1440
+    minute = (int(request_facts.wall_time_s) // 60 + zone_minutes) % 1440
     if "hours" in match:
         start, end = (int(text[:2]) * 60 + int(text[3:]) for text in match["hours"].split("-"))
         length = (end - start) % 1440 or 1440
         if (minute - start) % 1440 >= length:
             return False
-    if "size" in match and subject.size_bytes <= {0: 0, "1kB": 1000}[match["size"]["above"]]:
+    if "size" in match and request_facts.size_bytes <= {0: 0, "1kB": 1000}[match["size"]["above"]]:
         return False
-    if "model" in match and subject.model not in match["model"]:
+    if "model" in match and request_facts.model not in match["model"]:
         return False
-    return all(subject.tags.get(name, "") == value for name, value in match.get("tags", {}).items())
+    return all(request_facts.tags.get(name, "") == value for name, value in match.get("tags", {}).items())
 
 
 @settings(deadline=None, max_examples=120)
@@ -233,7 +233,9 @@ def test_nothing_goes_up_under_egress_deny(
         listed.insert(place, {"name": "deny", "match": {}, "egress": "deny"})
     zone_minutes = {"UTC": 0, "Asia/Kolkata": 330}[written["timezone"]]
     denying = [
-        rule["name"] for rule in listed if "egress" in rule and applies(rule["match"], signals.subject, zone_minutes)
+        rule["name"]
+        for rule in listed
+        if "egress" in rule and applies(rule["match"], signals.request_facts, zone_minutes)
     ]
     router = Router(Policy.model_validate({**written, "rules": listed}))
     state, now_s = learn(router, past)
@@ -331,7 +333,7 @@ def test_a_failure_never_makes_a_side_look_faster(
 ) -> None:
     router = Router(policy)
     before, now_s = learn(router, past)
-    after = router.observe(before, CloudFailure(model, reason), now_s)
+    after = router.observe(before, CloudCallFailed(model, reason), now_s)
     after = router.observe(after, CloudDropped(model), now_s)
     assert (after.link, after.edge, after.cloud) == (before.link, before.edge, before.cloud)
     first, second = (router.decide(state, signals, now_s + wait_s) for state in (before, after))
@@ -349,7 +351,7 @@ def test_waiting_in_vain_never_makes_the_link_look_faster(
     state, now_s = learn(router, past)
     state = router.observe(state, CloudSent(model, "late", 1, sent_bytes), now_s)
     now_s += wait_s
-    late = CloudFailure(model, Reason.CLOUD_DEADLINE, waited_s=waited_s, call="late")
+    late = CloudCallFailed(model, Reason.CLOUD_DEADLINE, waited_s=waited_s, call="late")
     after = router.observe(state, late, now_s)
     if state.link.is_known:
         assert after.link.expect_s(size_bytes) >= state.link.expect_s(size_bytes)
@@ -392,7 +394,7 @@ STEPS: list[tuple[str, Any]] = [
 @given(st.lists(st.sampled_from(STEPS), min_size=15, max_size=30))
 def test_two_probes_are_never_under_way_at_once(script: list[tuple[str, Any]]) -> None:
     router, now_s = Router(UP), 0.0
-    state, _ = learn(router, [(CloudFailure(MODELS[0], Reason.CLOUD_UNAVAILABLE), 0.0)] * Breaker.FAILURES)
+    state, _ = learn(router, [(CloudCallFailed(MODELS[0], Reason.CLOUD_UNAVAILABLE), 0.0)] * Breaker.FAILURES)
     calls: list[tuple[str, tuple[str, ...]]] = [(MODELS[0], ())] * 2  # sent before the breaker opened
     for step, value in script:
         if step == "wait":
@@ -406,7 +408,7 @@ def test_two_probes_are_never_under_way_at_once(script: list[tuple[str, Any]]) -
             model, probes = calls.pop(value % len(calls))
             ended: dict[str, Outcome] = {
                 "answer": CloudAnswered(model, 1, 10, 0.01, 0.0),
-                "fail": CloudFailure(model, Reason.CLOUD_UNAVAILABLE, probes),
+                "fail": CloudCallFailed(model, Reason.CLOUD_UNAVAILABLE, probes),
                 "drop": CloudDropped(model, probes),
             }
             state = router.observe(state, ended[step], now_s)
@@ -463,15 +465,15 @@ def test_a_breaker_is_always_in_one_of_its_three_states(moves: list[tuple[str, f
     for move, wait_s in moves:
         now_s += wait_s
         admission = breaker.admit(now_s, 0.0)
-        assert (admission is Admission.ALLOW) == (not breaker.is_open)
-        if move == "probe" and admission is Admission.PROBE:
+        assert (admission is BreakerVerdict.ALLOW) == (not breaker.is_open)
+        if move == "probe" and admission is BreakerVerdict.PROBE:
             breaker = breaker.take_probe(now_s)
-            assert breaker.admit(now_s, 0.0) is Admission.REFUSE
+            assert breaker.admit(now_s, 0.0) is BreakerVerdict.REFUSE
         elif move == "fail":
             breaker = breaker.failed(now_s)
         elif move == "succeed":
             breaker = CLOSED
-            assert breaker.admit(now_s, 0.0) is Admission.ALLOW
+            assert breaker.admit(now_s, 0.0) is BreakerVerdict.ALLOW
         elif move == "release":
             breaker = breaker.release_probe()
         assert 0.0 <= breaker.wait_s <= Breaker.LONGEST_WAIT_S

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.property.test_routing import Past, learn, many, pasts, policies, requests, waits_s
-from upwell.shared.routing.budget import period_bounds
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.settings import Limit
-from upwell.shared.routing.state import Signals
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import Signals
+from upwell.shared.routing.estimators.budget import period_bounds
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.settings import Limit
 
 
 @many

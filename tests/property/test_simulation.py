@@ -17,8 +17,8 @@ from upwell.shared.routing.reasons import Route
 from upwell.shared.routing.simulation.capacity import PacketTrace, StepTrace
 from upwell.shared.routing.simulation.kernel import Kernel
 from upwell.shared.routing.simulation.runs import cloud_only, edge_only, oracle, random_share, routed
-from upwell.shared.routing.simulation.served import Report, Served
-from upwell.shared.routing.simulation.uplink import Call, SimulatedUplink
+from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
+from upwell.shared.routing.simulation.uplink import SimulatedCall, SimulatedUplink
 
 modest = settings(deadline=None, max_examples=examples(150))
 traces = st.lists(st.integers(0, 60), min_size=1, max_size=12).map(sorted).filter(lambda packets: packets[-1] > 0)
@@ -72,7 +72,7 @@ messages = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 6000)), min_si
 def test_the_queue_sends_packet_by_packet(trace: list[int], sends: list[tuple[int, int]]) -> None:
     sends = sorted(sends)
     kernel = Kernel()
-    uplink, calls = SimulatedUplink(kernel, PacketTrace(trace), 0.0), list[Call]()
+    uplink, calls = SimulatedUplink(kernel, PacketTrace(trace), 0.0), list[SimulatedCall]()
     for at_ms, size_bytes in sends:
         # Half a millisecond after a packet's instant, so that what leaves at the very moment of arrival is no question.
         kernel.call((at_ms + 0.5) / 1000, lambda size=size_bytes: calls.append(uplink.send(size, 0.0)))  # type: ignore[misc]
@@ -129,7 +129,7 @@ def test_whatever_happens_the_accounts_are_right(lines: list[LogLine], text: str
         assert [one.request for one in served] == list(what.requests), name
         for one in served:
             check(one)
-        report = Report.of(served)
+        report = SimulationReport.of(served)
         assert report.requests == len(lines)
         assert sum(report.reasons.values()) == len(lines)
         assert report.bytes_up == sum(one.left_bytes for one in served)
@@ -138,7 +138,7 @@ def test_whatever_happens_the_accounts_are_right(lines: list[LogLine], text: str
     assert all(one.in_time for one in ways["oracle"] if one.route is Route.CLOUD)
 
 
-def check(one: Served) -> None:
+def check(one: SimulatedOutcome) -> None:
     assert (one.route is None) == math.isnan(one.answered_s)
     if one.route is Route.CLOUD:
         assert one.left_bytes in (one.request.size_bytes, 0)

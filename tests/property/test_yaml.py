@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from tests.examples import examples
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.units import parse_bytes, parse_seconds, parse_share
-from upwell.shared.yaml import parse_yaml
-from upwell.shared.yaml_tree import read_tree
 
 printable = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12)
 scalars = st.none() | st.booleans() | st.integers(-(10**39), 10**39) | printable

@@ -22,15 +22,15 @@ pytest.importorskip("ray")
 
 from tests.integration.cloud.serving import serving
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.scale import ray_serve
+from upwell.cloud.ray import serve
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.shared.errors import ModelFailed
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.converters import serialize_infer_request
+from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.tensors import Array
 
-MODELS = Path(__file__).parents[2] / "edge/upwell/edge/demo/assets/cloud"
+MODELS = Path(__file__).parents[2] / "shared/upwell/tools/demo/assets/cloud"
 PAGE = Path(__file__).parents[2] / "docs/ray.md"
 MODEL = "digits-large"
 PORT = 18451
@@ -80,7 +80,7 @@ class Nodes:
     def replicas(self) -> int:
         from ray import serve
 
-        deployment = serve.status().applications[ray_serve.NAME].deployments[ray_serve.NAME]
+        deployment = serve.status().applications[serve.NAME].deployments[serve.NAME]
         return sum(count for state, count in deployment.replica_states.items() if state == "RUNNING")
 
     def lose_second(self) -> None:
@@ -117,8 +117,8 @@ def nodes(repository: Path) -> Iterator[Nodes]:
             second = cluster.add_node(**node, node_ip_address=SECOND)
             ray.init(address=cluster.address, _node_ip_address=HEAD, log_to_driver=False)
             cluster.wait_for_nodes(SETTLED_S)
-            scale = ray_serve.Scale(max_replicas=4, target=1.0, upscale_delay_s=1.0)
-            ray_serve.start(config(repository, max_message="100kB"), scale, LIMIT_S)
+            scale = serve.Scale(max_replicas=4, target=1.0, upscale_delay_s=1.0)
+            serve.start(config(repository, max_message="100kB"), scale, LIMIT_S)
             yield Nodes(cluster, second)
         finally:
             serve.shutdown()
@@ -168,7 +168,7 @@ def test_it_answers_as_the_service_does(client: OipClient, repository: Path) -> 
 def test_the_builder_takes_what_a_command_line_says(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "cloud.yaml").write_text(f"serve: {{listen: ['[::]:8001'], insecure: true, models: {repository}}}")
     args = {"config": str(tmp_path / "cloud.yaml"), "min_replicas": "2", "max_replicas": "3"}
-    deployment: Any = ray_serve.build(args)._bound_deployment
+    deployment: Any = serve.build(args)._bound_deployment
     scaling = deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 3, 1.0)
 
@@ -276,8 +276,8 @@ def test_a_service_without_a_model_that_works_says_why(nodes: Nodes, tmp_path: P
     """The last test: it takes the place of the service of the others."""
     (tmp_path / "bad" / "1").mkdir(parents=True)
     (tmp_path / "bad" / "1" / "model.onnx").write_bytes(b"no model")
-    scale = ray_serve.Scale(max_replicas=1)
+    scale = serve.Scale(max_replicas=1)
     with pytest.raises(
         ModelFailed, match=r"^no model can be served: bad version 1: bad/1/model\.onnx: not an ONNX file"
     ):
-        ray_serve.start(config(tmp_path), scale, LIMIT_S)
+        serve.start(config(tmp_path), scale, LIMIT_S)

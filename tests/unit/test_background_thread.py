@@ -8,7 +8,7 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from upwell.shared.background_thread import BackgroundThread, RestartCollector, restarts
+from upwell.shared.platform.background_thread import BackgroundThread, RestartCollector, restarts
 
 
 def test_a_loop_that_fails_is_begun_again_and_counted(caplog: pytest.LogCaptureFixture) -> None:

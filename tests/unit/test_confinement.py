@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.shared.confinement import LeadsOut, NoPlainFile, confined, open_plain, plain_file
+from upwell.shared.files import LeadsOut, NoPlainFile, confined, open_plain, plain_file
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from upwell.edge.demo.data import ASSETS, Page, digit_png, heldout, pages
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.tensors import Array
-from upwell.shared.yaml import load_yaml
+from upwell.tools.demo.data import ASSETS, Page, digit_png, heldout, pages
 
 tflite = pytest.importorskip("ai_edge_litert.interpreter")
 TASKS = ("digits", "pages")
@@ -71,7 +71,7 @@ def edge_tflite(task: str) -> Array:
 
 def torch_class(task: str) -> Any:
     pytest.importorskip("torch")
-    module = importlib.import_module("upwell.cloud.engines.torch_demo")
+    module = importlib.import_module("upwell.cloud.engines.torch.demo")
     return {"digits": module.LargeNet, "pages": module.LargePageNet}[task]
 
 

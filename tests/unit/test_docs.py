@@ -17,26 +17,26 @@ import pytest
 from pydantic import BaseModel
 
 from upwell.cloud.config import CloudConfig
-from upwell.edge.answer import Answer, Timings
 from upwell.edge.bundle.calibrations import CalibrationsFile
 from upwell.edge.config import AgentConfig
-from upwell.edge.metrics import AgentMetrics
 from upwell.edge.models.report import LoadReport, ModelHealth
+from upwell.edge.observe.metrics import AgentMetrics
+from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.runtimes.base import Placement
-from upwell.shared.background_thread import BackgroundThread
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import Refused
-from upwell.shared.oip.tokens import TokensConfig
+from upwell.shared.oip.auth.tokens import TokensConfig
+from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing import reasons
-from upwell.shared.routing.audit import AuditTally
-from upwell.shared.routing.breaker import Breaker
-from upwell.shared.routing.deciding import reserve_s
-from upwell.shared.routing.link import fade
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.decide.decide import reserve_s
+from upwell.shared.routing.decide.state import RouterState
+from upwell.shared.routing.estimators.audit import AuditTally
+from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.estimators.link import fade
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
-from upwell.shared.routing.settings import HardSettings
-from upwell.shared.routing.state import RouterState
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.yaml import load_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
@@ -341,9 +341,9 @@ def test_names_in_the_walk_exist() -> None:
 
 
 def test_names_that_do_not_exist_are_noticed() -> None:
-    assert not is_known("Handling.gone")
+    assert not is_known("RequestFlow.gone")
     assert not is_known("upwell.edge.gone")
-    assert is_known("Handling._settle")
+    assert is_known("RequestFlow._settle")
     assert is_known("Decision.give_up_s")
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-from upwell.shared.npy import read_npy, read_npz
+from upwell.shared.formats.npy import read_npy, read_npz
 from upwell.shared.tensors import Array
 
 MAGIC = b"\x93NUMPY\x01\x00"

@@ -29,8 +29,8 @@ from tests.unit.models_for_tests import (
     tensor,
 )
 from upwell.shared.digest import model_digest
-from upwell.shared.onnx_bytes import BadOnnxFile
-from upwell.shared.onnx_files import MESSAGES, external_locations, external_weights
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import MESSAGES, external_locations, external_weights
 
 GRAPH, TENSOR, ENTRY = 7, 5, 13
 """Field numbers of the way from a model to a location."""

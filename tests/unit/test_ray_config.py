@@ -10,7 +10,7 @@ import pytest
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.loading import ExtraMissing
-from upwell.cloud.scale import ray_serve
+from upwell.cloud.ray import serve
 from upwell.shared.errors import ConfigError
 
 
@@ -39,30 +39,30 @@ def config(**serve: Any) -> CloudConfig:
     ],
 )
 def test_what_ray_cannot_honour_is_refused(key: str, value: Any) -> None:
-    ray_serve.check(config())
+    serve.check(config())
     with pytest.raises(ConfigError, match=rf"serve\.{key}"):
-        ray_serve.check(config(**{key: value}))
+        serve.check(config(**{key: value}))
 
 
 def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        ray_serve.check(config(workers=2, access_log=True, listen=["127.0.0.1:1"]))
+        serve.check(config(workers=2, access_log=True, listen=["127.0.0.1:1"]))
     assert all(key in str(caught.value) for key in ("serve.workers", "serve.access_log", "serve.listen"))
 
 
 def test_the_open_port_has_to_be_meant() -> None:
     with pytest.raises(ConfigError, match="insecure"):
-        ray_serve.check(config(insecure=False))
+        serve.check(config(insecure=False))
 
 
 def test_instances_left_out_count_the_cores_of_a_replica() -> None:
-    assert ray_serve.on_cpus(config(), 3).settings("any").instances == 3
+    assert serve.on_cpus(config(), 3).settings("any").instances == 3
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ExtraMissing, match=r"upwell\[ray\]"):
-        ray_serve.application(config(models=str(tmp_path)), ray_serve.Scale())
+        serve.application(config(models=str(tmp_path)), serve.Scale())
 
 
 def test_of_what_ray_says_of_a_failed_start_our_own_reason_is_told() -> None:
@@ -76,11 +76,11 @@ The above exception was the direct cause of the following exception:
 RuntimeError: Traceback (most recent call last):
 upwell.shared.errors.ModelFailed: no model can be served: m version 2: it is broken
 """
-    assert ray_serve.reason_in(message) == "no model can be served: m version 2: it is broken"
-    assert ray_serve.reason_in("no machine has 64 cores") == "no machine has 64 cores"
+    assert serve.reason_in(message) == "no model can be served: m version 2: it is broken"
+    assert serve.reason_in("no machine has 64 cores") == "no machine has 64 cores"
 
 
 @pytest.mark.parametrize("args", [{"min_replicas": 3, "max_replicas": 2}, {"cpus": 0}, {"target": 0.0}])
 def test_a_scale_that_cannot_be_is_refused(args: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        ray_serve.Scale(**args)
+        serve.Scale(**args)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.shared.systemd import Systemd
+from upwell.shared.platform.systemd import Systemd
 
 LIMIT_S = 10.0
 

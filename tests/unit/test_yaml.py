@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator, model_validator
 
+from upwell.shared.config.yaml import MAX_FILE_BYTES, RelativePath, load_yaml, parse_yaml, resolve
+from upwell.shared.config.yaml_tree import MAX_DEPTH, MAX_NODES
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Seconds
-from upwell.shared.yaml import MAX_FILE_BYTES, RelativePath, load_yaml, parse_yaml, resolve
-from upwell.shared.yaml_tree import MAX_DEPTH, MAX_NODES
 
 
 class Part(BaseModel):

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.config.yaml_tree import Tree, read_tree
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.yaml import parse_yaml
-from upwell.shared.yaml_tree import Tree, read_tree
 
 KINDS: dict[str, type[BaseModel]] = {
     "agent.yaml": AgentConfig,

@@ -1,21 +1,39 @@
-"""`upwell serve`: the cloud service's command line."""
+"""`upwell serve --print-config`: what is in force, as a file that says the same."""
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from ruamel.yaml import YAML
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.loading import ExtraMissing
-from upwell.cloud.printing import printed
+from upwell.shared.config.security import parse_address
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.security import parse_address
-from upwell.shared.units import parse_bytes
-from upwell.shared.yaml import load_yaml
+from upwell.shared.units import parse_bytes, seconds_as_written
+
+
+def printed(config: CloudConfig, *, as_json: bool) -> str:
+    """The configuration with all defaults, as YAML or JSON that reads back as the same. Of secrets it holds the paths.
+
+    What depends on the machine (`instances`) is left out where it is not written, so that it goes on to depend on it.
+    """
+    written = config.as_written()
+    written["serve"]["max_connection_age"] = seconds_as_written(config.serve.connection_age_s or 0.0)
+    if as_json:
+        return json.dumps(written)
+    yaml, buffer = YAML(), io.StringIO()
+    yaml.width = 1 << 20
+    yaml.dump(written, buffer)
+    return buffer.getvalue().rstrip("\n")
+
 
 DEFAULT_LISTEN = "127.0.0.1:8001"
 
@@ -114,7 +132,7 @@ def _flag(name: str) -> str:
 def _run(config: CloudConfig, path: Path | None) -> None:
     """Serve. What is found only then to be wrong with a key is said with the file at `path`, if one holds it."""
     try:
-        from upwell.cloud.process import run
+        from upwell.cloud.workers.process import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("upwell"):
             raise

@@ -1,25 +1,50 @@
-"""`cloud.yaml`: where the service listens, which models it serves and how each is run."""
+"""Words of `cloud.yaml` that have to be spelled in a certain way, and what is said where they are not."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from upwell.cloud.config_words import ClassName, Device, Provider, Sha256
 from upwell.cloud.engines.base import ModelSettings, Precision
 from upwell.cloud.repository.repository import Versions
-from upwell.shared.addresses import ListenAddress, TcpAddress, check_all_differ
-from upwell.shared.oip.limits import UNLIMITED, Limits
-from upwell.shared.oip.security import ServerSecurity, TlsFiles
-from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.wire import MAX_MESSAGE_BYTES
+from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ
+from upwell.shared.config.security import ServerSecurity, TlsFiles
+from upwell.shared.config.yaml import RelativePath
+from upwell.shared.oip.auth.limits import UNLIMITED, Limits
+from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
+from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
 from upwell.shared.units import Bytes, Seconds
-from upwell.shared.yaml import RelativePath
+
+
+def _spelled(pattern: str, expected: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"expected {expected}, got {text!r}")
+        return text
+
+    return AfterValidator(check)
+
+
+Sha256: TypeAlias = Annotated[
+    str,
+    _spelled("[0-9a-f]{64}", "the SHA-256 of a file, 64 hex digits in small letters as `sha256sum FILE` prints them"),
+]
+Device: TypeAlias = Annotated[
+    str, _spelled("[a-z]+(:[0-9]+)?", "a device in small letters, such as cpu, cuda, cuda:0, xpu or auto")
+]
+Provider: TypeAlias = Annotated[
+    str, _spelled("[A-Za-z]{1,50}", "an execution provider of ONNX Runtime, such as cuda or CUDAExecutionProvider")
+]
+ClassName: TypeAlias = Annotated[
+    str, _spelled(r"(([A-Za-z_]\w*\.)+[A-Za-z_]\w*)?", "a class with its module, such as mypackage.LargeNet")
+]
+
 
 _MOST_ROWS = 4096
 Rows = Annotated[int, Field(strict=True, ge=1, le=_MOST_ROWS)]
@@ -114,7 +139,7 @@ class Tls(_Section):
     client_ca: RelativePath | None = Field(None, description="Issuers of client certificates; clients must show one.")
 
 
-class Repository(_Section):
+class RepositorySection(_Section):
     """Whether what is served may change while the service runs. Without these keys it may not."""
 
     control: bool = Field(
@@ -138,7 +163,9 @@ class Serve(_Section):
     )
     listen_http: tuple[ListenAddress, ...] = Field((), description="The same over HTTP/1.1; needs the extra `http`.")
     models: RelativePath = Field(description="The model repository: <name>/<version>/model.onnx and so on.")
-    repository: Repository = Field(Repository(), description="Whether what is served may change meanwhile.")
+    repository: RepositorySection = Field(
+        RepositorySection(), description="Whether what is served may change meanwhile."
+    )
     tls: Tls | None = Field(None, description="TLS.")
     tokens: RelativePath | None = Field(None, description="File of known bearer tokens; callers must send one.")
     insecure: bool = Field(False, description="Allow addresses off loopback without TLS and authentication.")

@@ -15,11 +15,11 @@ from upwell.shared.errors import (
     Unavailable,
     UpwellError,
 )
-from upwell.shared.no_telemetry import forbid_telemetry
+from upwell.shared.platform.no_telemetry import forbid_telemetry
 
 if TYPE_CHECKING:
     from upwell.edge.agent import Agent
-    from upwell.edge.answer import Answer, Timings
+    from upwell.edge.request.answer import Answer, Timings
 
 __all__ = [
     "Agent",
@@ -46,6 +46,7 @@ def __getattr__(name: str) -> object:
     """Import the agent when it is asked for: tools and probing processes use other modules of this package alone."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from upwell.edge import agent, answer
+    from upwell.edge import agent
+    from upwell.edge.request import answer
 
     return getattr(agent, name, None) or getattr(answer, name)

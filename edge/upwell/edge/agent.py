@@ -12,36 +12,35 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from upwell.edge.admission import Admission
-from upwell.edge.answer import Answer
-from upwell.edge.background import Sender
-from upwell.edge.cloud_models import CloudModels
-from upwell.edge.desk import Desk
-from upwell.edge.flight.flight import Flight
-from upwell.edge.flight.recorder import FOLDER_NAME, LIMIT, FlightRecorder
-from upwell.edge.handled import Handled
-from upwell.edge.handling import Handling
-from upwell.edge.health import health_of
-from upwell.edge.ids import Ids
-from upwell.edge.inputs import as_arrays, as_tags
-from upwell.edge.keeping import Keeping
-from upwell.edge.metrics import AgentMetrics
+from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.models.report import ModelHealth
 from upwell.edge.models.served import EdgeModel, ServedModel
-from upwell.edge.policy_check import check_policy
-from upwell.edge.policy_file import PolicyFile
-from upwell.edge.router_cell import RouterCell
+from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, LIMIT, FlightRecorder
+from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
+from upwell.edge.observe.health import health_of
+from upwell.edge.observe.metrics import AgentMetrics
+from upwell.edge.observe.outcome_recorder import OutcomeRecorder
+from upwell.edge.policy.policy_check import check_policy
+from upwell.edge.policy.policy_file import PolicyFile
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.request.answer import Answer
+from upwell.edge.request.context import RequestContext
+from upwell.edge.request.flow import RequestFlow
+from upwell.edge.request.record import RequestRecord
+from upwell.edge.request.request import Ids, as_arrays, as_tags
+from upwell.edge.request.spans import end_request
+from upwell.edge.server.cloud_models import CloudModels
+from upwell.edge.server.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
+from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.item import SpoolLimits, SpoolResult
+from upwell.edge.spool.sender import SpoolSender
 from upwell.edge.spool.sinks import CallbackSink, Sink
 from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.edge.state_dir import StateDir
-from upwell.edge.tracing import end_request
-from upwell.edge.upkeep import BUDGETS_NAME, BudgetFile, Upkeep
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
+from upwell.shared.routing.decide.state import EdgeRan
 from upwell.shared.routing.egress import dropped_denies
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.state import EdgeRan
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.tags import NO_TAGS
 from upwell.shared.telemetry.tracer import Tracer
 from upwell.shared.tensors import Array
@@ -71,9 +70,9 @@ class Agent:
         """What is served now. A request keeps to the version that it found here."""
         self._switching = threading.Lock()
         self.uplink = uplink
-        self.router = RouterCell(
+        self.router = RouterService(
             policy,
-            {model.name: model.identity for model in models},
+            {model.name: model.model_pair for model in models},
             {model.name: model.edge.calibrations for model in models if model.edge and model.edge.calibrations},
         )
         for model in models:
@@ -83,20 +82,20 @@ class Agent:
                 for duration_s in head.edge.durations_s:
                     self.router.observe(EdgeRan(head.way.key, 1, duration_s))
         self.metrics = AgentMetrics(lambda: self.router.state, self.health, name, lambda: self.policy_problem)
-        self._desk = Desk(self.router, uplink, self.metrics, Admission(), tracer, name)
+        self._context = RequestContext(self.router, uplink, self.metrics, Admission(), tracer, name)
         self._state_dir = state_dir
         folder = None if state_dir is None else state_dir.path
         self.flights = FlightRecorder(None if folder is None else folder / FOLDER_NAME, flights)
-        self._keeping = None if folder is None else Keeping(folder, self.models, self.router)
-        if self._keeping is not None:
-            self.metrics.watch_log(self._keeping.recorded)
+        self._outcome_recorder = None if folder is None else OutcomeRecorder(folder, self.models, self.router)
+        if self._outcome_recorder is not None:
+            self.metrics.watch_log(self._outcome_recorder.recorded)
         # Before anything is sent: what a restart finds in the spool must not be paid for twice.
         self._budgets = None if folder is None else BudgetFile(folder / BUDGETS_NAME, self.router)
         self.spool: Spool | None = None
         if uplink is not None:
             uplink.watch(self.router.observe, self.router.wants_probe)
-            if folder is not None and self._keeping is not None:
-                sender = Sender(self.router, uplink, self.models)
+            if folder is not None and self._outcome_recorder is not None:
+                sender = SpoolSender(self.router, uplink, self.models)
                 self.spool = Spool(
                     folder / FILE_NAME,
                     limits=spool or SpoolLimits(),
@@ -104,11 +103,11 @@ class Agent:
                     may_send=sender.may_send,
                     left_alone=sender.left_alone,
                     still_allowed=sender.still_allowed,
-                    sinks=[*sinks, CallbackSink(self._keeping.take, "agent")],
+                    sinks=[*sinks, CallbackSink(self._outcome_recorder.take, "agent")],
                 )
-                self._keeping.spool = self.spool
+                self._outcome_recorder.spool = self.spool
                 self.metrics.watch_spool(self.spool)
-        self._upkeep: Upkeep | None = None
+        self._housekeeping: Housekeeping | None = None
         self._policy_file: PolicyFile | None = None
         self._cloud_models = CloudModels(uplink, self.models, self.router)
         self.metrics.watch_cloud_models(lambda: self._cloud_models.missing)
@@ -124,7 +123,7 @@ class Agent:
         It serves `agent.metrics`, and leaves out what is about other callers (`listen` and the like): the log says so.
         `on_result` is called, on a thread of the agent's, with each answer of the cloud to a case that was kept.
         """
-        from upwell.edge.assembly import embedded_agent
+        from upwell.edge.server.assembly import embedded_agent
 
         return embedded_agent(Path(path), on_result)
 
@@ -138,7 +137,7 @@ class Agent:
             jobs.append(file.poll)
         jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
         jobs += [] if self._budgets is None else [self._budgets.save]
-        self._upkeep = Upkeep(*jobs)
+        self._housekeeping = Housekeeping(*jobs)
         self._cloud_models.start()
 
     def _take_policy(self, policy: Policy) -> str:
@@ -212,34 +211,36 @@ class Agent:
     ) -> Answer:
         if self._closed:
             raise Unavailable("the agent is closed")
-        handling: Handling | None = None
-        desk, told_id, id = self._desk, id, id or self._ids.new()
-        if traceparent or desk.tracer is not None:
-            desk = desk.placed(traceparent, arrived_s)
+        handling: RequestFlow | None = None
+        context, told_id, id = self._context, id, id or self._ids.new()
+        if traceparent or context.tracer is not None:
+            context = context.placed(traceparent, arrived_s)
         try:
             if not arrived_s < deadline_s:  # so that NaN is no deadline to work for either
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
-            handling = Handling(desk, served, inputs, deadline_s, tags, id, arrived_s)
+            handling = RequestFlow(context, served, inputs, deadline_s, tags, id, arrived_s)
             answer, done = handling.run()
         except UpwellError as error:
             self.metrics.failed(served.name, error)
             failed = None if handling is None else handling.done()
-            end_request(desk, served.name, told_id, deadline_s, failed, error)
+            end_request(context, served.name, told_id, deadline_s, failed, error)
             if failed is not None:
-                self.flights.note(Flight.of(failed, error, self.router.recent, time.monotonic(), self.router.digest))
+                self.flights.note(
+                    RequestTrace.of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
+                )
             raise
-        return self._kept(done, answer, desk, told_id)
+        return self._kept(done, answer, context, told_id)
 
-    def _kept(self, done: Handled, answer: Answer, desk: Desk, told_id: str) -> Answer:
+    def _kept(self, done: RequestRecord, answer: Answer, context: RequestContext, told_id: str) -> Answer:
         """The answer, once what is to be kept of the request is on its way to the disk."""
-        if self._keeping is not None:
-            answer = self._keeping.keep(done, answer)
+        if self._outcome_recorder is not None:
+            answer = self._outcome_recorder.keep(done, answer)
         model = done.model.name
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
         self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
-        self.flights.note(Flight.of(done, answer, self.router.recent, time.monotonic(), self.router.digest))
+        self.flights.note(RequestTrace.of(done, answer, self.router.recent, time.monotonic(), self.router.digest))
         if answer.cloud_digest:
             if not answer.cut:  # a tail is not the model in the cloud that calibrations are about
                 self.router.identify_cloud(model, answer.cloud_digest)
@@ -248,8 +249,8 @@ class Agent:
         if answer.degraded:
             self.metrics.degraded(model, answer.reason)
             _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
-        if desk.trace is not None:
-            end_request(desk, model, told_id, done.first.deadline_s, done, answer)
+        if context.trace is not None:
+            end_request(context, model, told_id, done.first.deadline_s, done, answer)
         return answer
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
@@ -263,13 +264,13 @@ class Agent:
             if former is not None and served.edge is not former:
                 return False
             if served.edge is not None:
-                edge.lane = served.edge.lane
-                edge.lane.resize(edge.runtime.instances)
+                edge.scheduler = served.edge.scheduler
+                edge.scheduler.resize(edge.runtime.instances)
             heads = served.heads if edge.heads is None else edge.heads
             for head in heads:
-                head.edge.lane = edge.lane
+                head.edge.scheduler = edge.scheduler
             served = replace(served, edge=edge, heads=heads)
-            self.router.replace_model(name, served.identity, edge.calibrations, edge.durations_s)
+            self.router.replace_model(name, served.model_pair, edge.calibrations, edge.durations_s)
             self._models[name] = served
         return True
 
@@ -303,7 +304,12 @@ class Agent:
         if self.uplink is not None:
             self.uplink.close()  # first, since it ends the call that the spool may have under way
         self._cloud_models.close()
-        for part in (self.spool, self._keeping, self._upkeep, self.flights):  # the spool may spend of a budget yet
+        for part in (
+            self.spool,
+            self._outcome_recorder,
+            self._housekeeping,
+            self.flights,
+        ):  # the spool may spend of a budget yet
             if part is not None:
                 part.close()
         for model in self.models.values():

@@ -12,19 +12,19 @@ from typing import Annotated
 import typer
 
 from upwell.edge.agent import Agent
-from upwell.edge.assembly import build_agent
 from upwell.edge.config import AgentConfig
-from upwell.edge.dataplane import AgentDataplane
-from upwell.edge.health import summary
-from upwell.edge.spool.service import MAX_STREAMS, add_agent_service
+from upwell.edge.observe.health import summary
+from upwell.edge.server.agent_service import MAX_STREAMS, add_agent_service
+from upwell.edge.server.assembly import build_agent
+from upwell.edge.server.dataplane import AgentDataplane
+from upwell.shared.config.security import Address, parse_address
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.oip.auth.quotas import limited
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.oip.http.server import start_http_server
-from upwell.shared.oip.quotas import limited
-from upwell.shared.oip.security import Address, parse_address
-from upwell.shared.oip.server import start_server
-from upwell.shared.stopping import stop_signals
-from upwell.shared.systemd import Systemd
+from upwell.shared.platform.stopping import stop_signals
+from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.logs import set_up_logs
-from upwell.shared.yaml import load_yaml
 
 DRAIN_S = 10.0
 SPARE_WORKERS = 4

@@ -8,23 +8,23 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from upwell.edge.bundle.base import Trust
-from upwell.edge.model_sections import ModelSection
-from upwell.shared.addresses import Endpoint, ListenAddress, TcpAddress, check_all_differ
-from upwell.shared.errors import ConfigError
-from upwell.shared.located import Location, located
-from upwell.shared.oip.limits import UNLIMITED, Limits
-from upwell.shared.oip.security import (
+from upwell.edge.models.sections import ModelSection
+from upwell.shared.config.addresses import Endpoint, ListenAddress, TcpAddress, check_all_differ
+from upwell.shared.config.located import Location, located
+from upwell.shared.config.security import (
     ClientSecurity,
     ServerSecurity,
     TlsFiles,
     check_endpoint,
     check_exposure,
 )
-from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.wire import MAX_MESSAGE_BYTES
+from upwell.shared.config.yaml import RelativePath
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.auth.limits import UNLIMITED, Limits
+from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
+from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
 from upwell.shared.units import Bytes, Seconds
-from upwell.shared.yaml import RelativePath
 
 DEFAULT_MAX_REQUESTS = 32
 

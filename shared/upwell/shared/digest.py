@@ -6,8 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from upwell.shared.confinement import open_plain
-from upwell.shared.onnx_files import external_weights
+from upwell.shared.files import open_plain
+from upwell.shared.formats.onnx.files import external_weights
 
 _CHUNK_BYTES = 1 << 20
 

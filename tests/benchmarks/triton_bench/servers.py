@@ -20,7 +20,7 @@ import grpc
 
 from tests.benchmarks.triton_bench.report import TRITON
 from tests.benchmarks.triton_bench.work import ROOT, SERVICE, Work, WrongAnswer, check
-from upwell.shared.oip.converters import parse_server_metadata
+from upwell.shared.oip.codec.converters import parse_server_metadata
 
 HERE = Path(__file__).parent
 ENVIRONMENT = ROOT / ".venv-triton"

@@ -13,12 +13,12 @@ import onnx
 import onnxruntime
 
 from tests.models.mobilenet import build_mobilenet_v2
-from upwell.shared.oip.converters import parse_infer_response, serialize_infer_request
+from upwell.shared.oip.codec.converters import parse_infer_response, serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.tensors import Array
 
 ROOT = Path(__file__).parents[3]
-_DIGITS = ROOT / "edge" / "upwell" / "edge" / "demo" / "assets" / "edge" / "digits" / "model.onnx"
+_DIGITS = ROOT / "shared" / "upwell" / "tools" / "demo" / "assets" / "edge" / "digits" / "model.onnx"
 SERVICE = "/inference.GRPCInferenceService"
 
 STREAM_ANSWER = 0x12

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.contract.clients.harness import TRANSPORTS, Connect, Running, Serve, Transport
-from upwell.shared.oip.clients import Client, open_client
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.oip.open_client import Client, open_client
 
 
 @pytest.fixture(params=TRANSPORTS, ids=lambda transport: transport.name)

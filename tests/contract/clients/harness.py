@@ -15,13 +15,13 @@ import pytest
 from tests.faults.raw_http import OK, answering
 from tests.faults.raw_servers import RawServer
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.oip.client import RemoteError
-from upwell.shared.oip.clients import Client
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE
+from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.grpc.server import RunningServer, start_server
+from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
-from upwell.shared.oip.server import RunningServer, start_server
-from upwell.shared.oip.servicer import METHODS, SERVICE
+from upwell.shared.oip.open_client import Client
 
 TIMEOUT_S = 10.0
 """For calls that should end long before."""

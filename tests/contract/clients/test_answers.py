@@ -14,11 +14,11 @@ import pytest
 
 from tests.contract.clients.harness import REQUEST, TIMEOUT_S, Connect, Serve, Transport, error_of
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.clients import Pending
-from upwell.shared.oip.converters import serialize_infer_request
+from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.open_client import Pending
 from upwell.shared.tensors import DTYPES, Array
 
 SHAPES = [(), (1,), (0,), (2, 0, 3), (2, 3), (1, 20_000)]

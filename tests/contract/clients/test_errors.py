@@ -17,10 +17,10 @@ import pytest
 from tests.contract.clients.harness import REQUEST, TIMEOUT_S, Connect, Output, Serve, Transport, error_of
 from tests.faults.raw_servers import RawServer
 from upwell.shared.errors import ModelFailed, Refused, UpwellError
-from upwell.shared.oip.client import KINDS, RemoteErrorKind
-from upwell.shared.oip.clients import Client
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
+from upwell.shared.oip.grpc.client import KINDS, RemoteErrorKind
+from upwell.shared.oip.open_client import Client
 from upwell.shared.oip.statuses import STATUSES
 
 LARGE = InferRequest("echo", {"uint8": np.zeros(5 << 20, np.uint8)})

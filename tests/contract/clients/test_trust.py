@@ -13,11 +13,11 @@ import pytest
 
 from tests.contract.clients.harness import REQUEST, TIMEOUT_S, Connect, Serve, Transport, error_of
 from tests.faults.certificates import Authority
+from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import RemoteErrorKind
-from upwell.shared.oip.clients import open_client
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.security import ClientSecurity, ServerSecurity, TlsFiles
+from upwell.shared.oip.grpc.client import RemoteErrorKind
+from upwell.shared.oip.open_client import open_client
 
 UNBELIEVABLE: Mapping[str, dict[str, Any]] = {
     "expired": {"starts_in": timedelta(days=-3)},

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.engines.onnx import OnnxEngine
-from upwell.cloud.engines.torch import TorchEngine
+from upwell.cloud.engines.onnx.engine import OnnxEngine
+from upwell.cloud.engines.torch.engine import TorchEngine
 
 Build: TypeAlias = Callable[[Path], Engine]
 

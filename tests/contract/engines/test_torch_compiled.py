@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.torch import TorchEngine
-from upwell.cloud.loading import ServedModel, load_model
+from upwell.cloud.engines.torch.engine import TorchEngine
 from upwell.cloud.repository.repository import ModelFolder
+from upwell.cloud.service.loading import CloudModel, load_model
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import Call
 
@@ -79,7 +79,7 @@ def test_nothing_is_compiled_after_ready_whatever_the_rows_and_the_thread(tmp_pa
     )
     before = compilations()
     served = load_model(ModelFolder("net", 1, version, tmp_path / "models"), config)
-    assert isinstance(served, ServedModel), served
+    assert isinstance(served, CloudModel), served
     ready = compilations()
     assert ready["graphs"] - before["graphs"] == 3  # 1, 4 and 8 rows
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from upwell.cloud.engines import torch_modules
 from upwell.cloud.engines.base import ModelSettings
-from upwell.cloud.engines.torch import TorchEngine
-from upwell.cloud.engines.torch_demo import LargeNet
+from upwell.cloud.engines.torch import modules
+from upwell.cloud.engines.torch.demo import LargeNet
+from upwell.cloud.engines.torch.engine import TorchEngine
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array
 
@@ -156,9 +156,9 @@ def test_threads_hold_in_whatever_thread_runs(tmp_path: Path) -> None:
 def test_without_a_class_the_entry_point_of_the_name_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelFailed, match=r"write `class: package\.module\.Class` under models\.m in cloud\.yaml"):
         load(tmp_path, "")
-    entry = EntryPoint("m", "classes_of_torch_tests:Scale", torch_modules.CLASSES)
+    entry = EntryPoint("m", "classes_of_torch_tests:Scale", modules.CLASSES)
     monkeypatch.setattr(
-        torch_modules,
+        modules,
         "entry_points",
         lambda **wanted: [entry] if wanted == {"group": entry.group, "name": entry.name} else [],
     )
@@ -271,8 +271,8 @@ def test_a_network_computes_in_what_is_asked_for_and_answers_as_declared(
             one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(one.numel())) * 0.1)
     weights = {name: one.detach().numpy() for name, one in network.state_dict().items()}
     x = np.random.default_rng(0).random((3, 32, 32, 1), np.float32)
-    exact = load(tmp_path, "upwell.cloud.engines.torch_demo.LargeNet", weights).run({"x": x})["logits"]
-    engine = load(tmp_path, "upwell.cloud.engines.torch_demo.LargeNet", weights, precision=precision)
+    exact = load(tmp_path, "upwell.cloud.engines.torch.demo.LargeNet", weights).run({"x": x})["logits"]
+    engine = load(tmp_path, "upwell.cloud.engines.torch.demo.LargeNet", weights, precision=precision)
     logits = engine.run({"x": x})["logits"]
     assert logits.dtype == np.float32
     np.testing.assert_allclose(logits, exact, atol=np.abs(exact).max() * 2.0**-bits)
@@ -343,16 +343,16 @@ def test_weights_that_others_are_copied_over_while_they_are_read_are_those_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mapping of the file, which safetensors reads by, would end the process where it has become shorter."""
-    compare = torch_modules._compare
+    compare = modules._compare
 
     def and_cut(path: Path, network: str, expected: Any, found: Any) -> None:
         compare(path, network, expected, found)
         os.truncate(path, 0)
 
-    monkeypatch.setattr(torch_modules, "_compare", and_cut)
+    monkeypatch.setattr(modules, "_compare", and_cut)
     network = LargeNet()
     weights = {name: one.detach().numpy() for name, one in network.state_dict().items()}
-    engine = load(tmp_path, "upwell.cloud.engines.torch_demo.LargeNet", weights)
+    engine = load(tmp_path, "upwell.cloud.engines.torch.demo.LargeNet", weights)
     x = np.random.default_rng(0).random((2, 32, 32, 1), np.float32)
     with torch.inference_mode():
         expected = network.eval()(torch.from_numpy(x)).numpy()

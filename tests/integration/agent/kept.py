@@ -19,14 +19,14 @@ from tests.faults.oracles import pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, write_agent
 from upwell.edge import Agent, Answer
-from upwell.edge.dataplane import AgentDataplane
+from upwell.edge.server.agent_service import add_agent_service
+from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.spool.item import SPOOL_ID, SpoolResult
-from upwell.edge.spool.service import add_agent_service
 from upwell.edge.spool.spool import Spool
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.server import start_server
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.tensors import Array
 
 STATE: Mapping[str, Any] = {"listen": ["127.0.0.1:0"], "state_dir": "state", "spool": {"results": "results.jsonl"}}

@@ -22,7 +22,7 @@ from tests.unit.models_for_tests import identity
 from upwell.edge import Agent
 from upwell.shared.errors import ModelNotFound
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.server import start_server
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.routing.reasons import Reason, Route
 
 INPUTS = {"x": np.zeros((1, 2), np.float32)}

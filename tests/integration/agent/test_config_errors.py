@@ -16,7 +16,7 @@ from tests.faults.certificates import Authority
 from tests.faults.oracles import EDGE_BUNDLE
 from tests.faults.programs import Program
 from tests.unit.models_for_tests import linear
-from upwell.shared.cli import EXIT_USAGE, main
+from upwell.tools.cli import EXIT_USAGE, main
 
 Run = Callable[[str], list[str]]
 GOOD = "models: {m: {edge: {file: good.onnx}}}"

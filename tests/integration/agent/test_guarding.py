@@ -16,9 +16,9 @@ from tests.faults.programs import Program
 from tests.faults.scene import until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, write
 from upwell.edge import Agent
+from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.security import ClientSecurity, TlsFiles
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 
 TOKEN, OTHER = "a-token-for-tests", "another-token"
 UP = {"defaults": {"deadline": "2s"}, "rules": [{"name": "up", "match": {}, "route": "cloud"}]}

@@ -22,7 +22,8 @@ from tests.faults.scene import HARD_ALWAYS, until, write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact, scraped
 from tests.integration.agent.kept import EASY, SPOOLED, STATE, keeping, kept_ids, put
 from tests.unit.models_for_tests import linear
-from upwell.edge import Agent, assembly, upkeep
+from upwell.edge import Agent
+from upwell.edge.server import assembly, housekeeping
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.errors import CloudFailed, ConfigError
 from upwell.shared.routing.reasons import Reason
@@ -139,7 +140,7 @@ def test_a_policy_nested_however_deeply_leaves_the_former_one_in_force(
 def test_a_changed_policy_takes_over_and_a_wrong_one_does_not(
     folder: Path, cloud: ScriptedCloud, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "PERIOD_S", 0.1)
+    monkeypatch.setattr(housekeeping, "PERIOD_S", 0.1)
     with keeping(folder, EASY, cloud) as it:
         assert it.ask(0).reason is Reason.EASY
         it.write_policy(HARD_ALWAYS)

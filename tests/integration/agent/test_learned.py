@@ -22,11 +22,11 @@ from tests.integration.agent.kept import EASY, Kept, keeping, kept_ids, put
 from tests.unit.edge.test_metrics import read
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.policy_cli.calibrate import calibrate
-from upwell.shared.policy_cli.request_logs import read_log
-from upwell.shared.policy_cli.simulate import simulate
 from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.reasons import Reason
+from upwell.tools.policy.calibrate import calibrate
+from upwell.tools.policy.request_logs import read_log
+from upwell.tools.policy.simulate import simulate
 
 LOG = Path("state", "requests.jsonl")
 UNDECIDED: Mapping[str, Any] = {"deadline": "5s", "hard": {"measure": "margin", "below": 0.3}}

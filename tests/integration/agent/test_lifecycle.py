@@ -25,8 +25,8 @@ from tests.integration.agent.harness import (
 )
 from tests.unit.models_for_tests import slow
 from upwell.edge import Agent
-from upwell.shared.oip.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 
 EDGE_ONLY = {"digits": {"edge": {"bundle": str(EDGE_BUNDLE)}}}
 PATIENT = {"defaults": {"deadline": "60s"}}

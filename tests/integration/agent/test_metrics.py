@@ -16,9 +16,9 @@ from tests.faults.clouds import ScriptedCloud, status
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE
 from tests.faults.scene import write_agent
 from tests.integration.agent.harness import LIMIT_S, Running, agent_process, ask, client_of, digits_request, scraped
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import OipClient, RemoteError
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient, RemoteError
 
 POLICY = {
     "defaults": {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}},

@@ -18,7 +18,7 @@ from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE
 from tests.faults.scene import write_agent
 from tests.integration.agent.harness import Running, agent_process, ask, client_of, fact
 from tests.integration.agent.kept import SPOOLED
-from upwell.edge.state_dir import StateDir
+from upwell.edge.server.state_dir import StateDir
 from upwell.shared.errors import ConfigError
 
 KEEPS = {"defaults": {**SPOOLED, "record": {"keep": "1MiB"}, "audit": "50%", "budget": {"cloud_requests": "1000/day"}}}
@@ -111,7 +111,7 @@ def test_it_starts_with_a_bundle_that_wants_the_folder(
             [
                 sys.executable,
                 "-m",
-                "upwell.shared.entry",
+                "upwell.tools.entry",
                 "model",
                 "pack",
                 EDGE_BUNDLE,

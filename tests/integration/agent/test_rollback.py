@@ -25,7 +25,7 @@ from tests.integration.agent.versions import (
     updates,
     write_config,
 )
-from upwell.edge import rollback_cli
+from upwell.edge.updates import rollback_cli
 
 PROVEN_S = 60.0
 

@@ -19,10 +19,10 @@ from tests.faults.scene import write_agent
 from tests.integration.agent.harness import LIMIT_S, Running, ask, client_of, digits_request, fact, scores
 from tests.unit.models_for_tests import linear_weights
 from upwell.edge import Agent
-from upwell.edge.demo.data import heldout
-from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.demo.data import heldout
 
 MARGINS = margins(edge_scores(pictures(range(300))))
 HARD, EASY = int(MARGINS.argmin()), int(MARGINS.argmax())

@@ -19,10 +19,10 @@ from tests.integration.agent.harness import write
 from tests.integration.agent.splits import CUTS, INPUT, MODEL, OUTPUT, Split, by_split, cut_names, picture
 from tests.integration.cloud.serving import Service
 from upwell.edge import Agent
-from upwell.edge.answer import Answer
+from upwell.edge.request.answer import Answer
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.partition.split.writing import half_paths
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.tensors import Array
 

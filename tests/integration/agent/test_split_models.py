@@ -17,13 +17,13 @@ from PIL import Image
 from tests.integration.agent.harness import write
 from tests.integration.cloud.serving import Service, serving
 from upwell.edge import Agent
-from upwell.edge.dataplane import AgentDataplane
+from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import cut_at
 from upwell.shared.partition.split.folder import SplitFacts
-from upwell.shared.partition.split.writing import Made, Whole, write_split
+from upwell.shared.partition.split.writing import Made, WholeModel, write_split
 from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.tensors import Array
 
@@ -145,7 +145,7 @@ class Halves:
         for name, make in MODELS.items():
             path = make(folder)
             graph = contract(read_graph(path))
-            whole = Whole.open(path, graph, name)
+            whole = WholeModel.open(path, graph, name)
             for count in range(1, len(graph.nodes)):
                 cut = cut_at(str(count), graph)
                 key = f"{name}-{count}"

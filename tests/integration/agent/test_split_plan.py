@@ -19,9 +19,9 @@ from tests.integration.agent.splits import by_split
 from tests.models.int8 import quantized
 from tests.models.mobilenet import build_mobilenet_v2
 from upwell.edge import Agent
-from upwell.edge.runtimes.onnx import OnnxRuntime
+from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.shared.partition.candidates import cuts_of
-from upwell.shared.partition.costs import Link
+from upwell.shared.partition.costs import TierLink
 from upwell.shared.routing.reasons import Route
 from upwell.shared.tensors import Array
 
@@ -57,7 +57,7 @@ def agent_over(bed: Bed, planned: Planned, folder: Path, address: str) -> Iterat
 def test_the_agent_comes_to_the_cut_of_the_plan(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_plan = {bps: planned.chosen(Link(bps, RTT_S), cut=True) for bps in (SLOW_BPS, FAST_BPS)}
+    of_plan = {bps: planned.chosen(TierLink(bps, RTT_S), cut=True) for bps in (SLOW_BPS, FAST_BPS)}
     assert planned.edge_side(of_plan[FAST_BPS]) < planned.edge_side(of_plan[SLOW_BPS])
     planned.prefix(max(cuts_of(planned.graph, {}), key=lambda cut: cut.bytes).nodes)  # to be left alone
     with contextlib.closing(Bed(planned, tmp_path, MODEL)) as bed, bed.service() as service:

@@ -19,13 +19,13 @@ from tests.integration.cloud.serving import Service, serving
 from upwell.edge import Agent
 from upwell.edge.bundle.base import GOLDEN_NAME, MANIFEST_NAME, Bundle
 from upwell.edge.bundle.files import entry_of, sizes_in
+from upwell.edge.bundle.golden import record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.signature import sign_bundle
-from upwell.edge.models.golden import record_golden
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import cut_at
-from upwell.shared.partition.split.writing import Made, Whole, write_split
+from upwell.shared.partition.split.writing import Made, WholeModel, write_split
 from upwell.shared.routing.reasons import Route
 
 MODEL = "shift"
@@ -66,7 +66,7 @@ class Makes:
         save(folder / "model.onnx", version)
         if version != UNSPLIT:
             graph = contract(read_graph(folder / "model.onnx"))
-            whole = Whole.open(folder / "model.onnx", graph, MODEL)
+            whole = WholeModel.open(folder / "model.onnx", graph, MODEL)
             cut = cut_at("1", graph)
             write_split(folder / "split", whole, [Made(cut, whole.divide(cut.edge))])
             for tail in (folder / "split" / "tails").iterdir():
@@ -129,6 +129,6 @@ def test_a_new_version_brings_its_own_heads_or_none(makes: Makes, service: Servi
             assert answered(agent) == (Route.EDGE if version == UNSPLIT else Route.SPLIT, version)
             served = agent.model(MODEL)
             assert served.edge is not None
-            assert all(head.edge.lane is served.edge.lane for head in served.heads)
+            assert all(head.edge.scheduler is served.edge.scheduler for head in served.heads)
     with Agent.from_config(makes.config(service.address)) as agent:
         assert answered(agent) == (Route.EDGE, UNSPLIT)

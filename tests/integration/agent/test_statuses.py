@@ -15,9 +15,9 @@ from PIL import Image
 
 from tests.faults.oracles import edge_scores, pictures
 from tests.integration.agent.harness import LIMIT_S, Running, ask, client_of, digits_request, raw_call, scores
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.tensors import Array
 
 X = np.zeros((2, 8), np.float32)

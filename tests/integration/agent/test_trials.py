@@ -22,18 +22,18 @@ from tests.integration.agent.versions import MODEL, health, serves, state, updat
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME, MANIFEST_NAME, Bundle
 from upwell.edge.bundle.files import entry_of, sizes_in
+from upwell.edge.bundle.golden import answering, record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.signature import sign_bundle
-from upwell.edge.models.golden import answering, record_golden
 from upwell.edge.runtimes.load import load_runtime
-from upwell.shared.oip.client import OipClient
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.server import start_server
+from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
-from upwell.shared.yaml import parse_yaml
 
 CLASSES = 10
 VERDICT_S = 120.0

@@ -29,7 +29,7 @@ from tests.integration.agent.versions import (
     write_config,
 )
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.server import start_server
+from upwell.shared.oip.grpc.server import start_server
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from tests.integration.agent.harness import LIMIT_S, Running, client_of
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.bundle.base import GOLDEN_NAME, MANIFEST_NAME, Bundle
 from upwell.edge.bundle.files import entry_of, sizes_in
+from upwell.edge.bundle.golden import record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.signature import sign_bundle
-from upwell.edge.models.golden import record_golden
-from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.tensors import Array
 
 MODEL = "shift"

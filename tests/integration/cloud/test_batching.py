@@ -18,14 +18,14 @@ from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.engines.onnx import OnnxEngine
-from upwell.cloud.loading import ServedModel, find_models, load_model
-from upwell.cloud.service import CloudService
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.converters import serialize_infer_request
+from upwell.cloud.engines.onnx.engine import OnnxEngine
+from upwell.cloud.service.loading import CloudModel, find_models, load_model
+from upwell.cloud.service.service import CloudService
+from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import Call, InferRequest
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.oip.http.server import start_http_server
-from upwell.shared.oip.server import start_server
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
 
@@ -36,7 +36,7 @@ BODY = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": 
 
 def served(engine: FakeEngine, batcher: Batcher) -> CloudService:
     processor = Processor(None, engine.inputs, engine.outputs, "onnx")
-    return CloudService([ServedModel("m", "1", "fake", "sha256:0", ModelSettings(), engine, processor, batcher)])
+    return CloudService([CloudModel("m", "1", "fake", "sha256:0", ModelSettings(), engine, processor, batcher)])
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_every_bucket_is_warm_before_the_model_serves(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(OnnxEngine, "run", counted)
     model = load_model(found, config)
-    assert isinstance(model, ServedModel)
+    assert isinstance(model, CloudModel)
     assert runs == [2, 4]
     service = CloudService([model])
     answers = [service.infer(InferRequest("m", {"x": np.ones((rows, 8), np.float32)}), Call()) for rows in range(1, 10)]

@@ -18,7 +18,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 sys.argv[:] = ["upwell", *{arguments!r}]
-from upwell.shared.cli import main
+from upwell.tools.cli import main
 main()
 """
 

@@ -25,10 +25,10 @@ from tests.faults.certificates import Authority
 from tests.integration.cloud.serving import serve_and_fail, serving
 from upwell.rpc.oip.v2 import model_repository_pb2 as repository_pb2
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb2
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.config.security import ClientSecurity, TlsFiles
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.security import ClientSecurity, TlsFiles
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 
 LIMIT_S = 10.0
 X = np.ones((1, 8), np.float32)

@@ -17,17 +17,17 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import linear_weights
-from upwell.cloud.probes import MAX_REFLECTIONS, MAX_WATCHES
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.converters import serialize_infer_request
+from upwell.cloud.workers.probes import MAX_REFLECTIONS, MAX_WATCHES
+from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.servicer import SERVICE
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.servicer import SERVICE
 from upwell.shared.tensors import Array
 
 LIMIT_S = 10.0
 JUNK = b"\xff\xff"
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
-ASSETS = Path(__file__).parents[3] / "edge" / "upwell" / "edge" / "demo" / "assets" / "cloud"
+ASSETS = Path(__file__).parents[3] / "shared" / "upwell" / "tools" / "demo" / "assets" / "cloud"
 
 NOT_FOUND, INVALID = RemoteErrorKind.NOT_FOUND, RemoteErrorKind.INVALID_ARGUMENT
 SERVING = health_pb2.HealthCheckResponse.SERVING

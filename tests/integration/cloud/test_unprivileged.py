@@ -42,8 +42,8 @@ def read_only() -> Iterator[Path]:
 
 AS_NOBODY = f"""
 import encodings.idna, os, sys
-import upwell.cloud.cli, upwell.cloud.process, upwell.cloud.engines.onnx, upwell.shared.cli
-from upwell.shared.entry import main
+import upwell.cloud.cli, upwell.cloud.workers.process, upwell.cloud.engines.onnx.engine, upwell.tools.cli
+from upwell.tools.entry import main
 
 # The interpreter itself may lie where only root can read, so the rights go once it has been read.
 os.setgroups([])

@@ -16,9 +16,9 @@ import pytest
 from tests.integration.agent.harness import LIMIT_S, agent_process, client_of, digits_request, fact
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.deploy.manifests import DEPLOY, ROOT
-from upwell.edge.demo.data import ASSETS
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.security import ClientSecurity, TlsFiles
+from upwell.shared.config.security import ClientSecurity, TlsFiles
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.tools.demo.data import ASSETS
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("openssl") is None, reason="the recipe is for Linux with OpenSSL"

@@ -13,10 +13,9 @@ import pytest
 
 from tests.faults.scene import until
 from tests.integration.oip.harness import TIMEOUT_S
-from upwell.shared.oip.polling import poll_in_their_threads
-from upwell.shared.oip.threads import CallThreads
-from upwell.shared.oip.unary_calls import begin_with_the_message
-from upwell.shared.oip.worker import give_way
+from upwell.shared.oip.grpc.fastpath.polling import poll_in_their_threads
+from upwell.shared.oip.grpc.fastpath.unary_calls import begin_with_the_message
+from upwell.shared.platform.call_threads import CallThreads, yield_permit
 
 PLACES = 4
 
@@ -60,7 +59,7 @@ class Scene:
         return data
 
     def _wait(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        give_way()
+        yield_permit()
         return self._wait_in_silence(data, context)
 
     def _wait_in_silence(self, _: bytes, __: grpc.ServicerContext) -> bytes:

@@ -16,11 +16,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tests.faults.certificates import Authority
 from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
+from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.security import ClientSecurity, ServerSecurity, TlsFiles
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 
 
 @pytest.fixture

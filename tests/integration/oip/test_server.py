@@ -21,13 +21,13 @@ import pytest
 from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2_grpc as pb_grpc
+from upwell.shared.config.security import ServerSecurity
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.security import ServerSecurity
-from upwell.shared.oip.server import start_server
-from upwell.shared.oip.servicer import METHODS, SERVICE
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
 from upwell.shared.oip.statuses import STATUSES
 
 REQUEST = InferRequest("echo", EXAMPLE, id="request-1")

@@ -12,10 +12,10 @@ import pytest
 
 from tests.faults.scene import until
 from tests.integration.oip.harness import TIMEOUT_S
-from upwell.shared.oip import grpc_inside
-from upwell.shared.oip.polling import poll_in_their_threads
-from upwell.shared.oip.threads import CallThreads
-from upwell.shared.oip.unary_calls import begin_with_the_message
+from upwell.shared.oip.grpc.fastpath import inner_parts
+from upwell.shared.oip.grpc.fastpath.polling import poll_in_their_threads
+from upwell.shared.oip.grpc.fastpath.unary_calls import begin_with_the_message
+from upwell.shared.platform.call_threads import CallThreads
 
 ECHO = "/tests.Echo/Say"
 
@@ -54,24 +54,24 @@ def _say(data: bytes, context: grpc.ServicerContext) -> bytes:
 
 def test_the_tested_grpc_is_one_of_those_known() -> None:
     """If not, gRPC has changed inside: nothing breaks, but small requests cost more until `grpc_inside` is right."""
-    assert grpc_inside.is_known()
+    assert inner_parts.is_known()
 
 
-@pytest.mark.parametrize("name", [*grpc_inside.FUNCTIONS, *grpc_inside.NAMES])
+@pytest.mark.parametrize("name", [*inner_parts.FUNCTIONS, *inner_parts.NAMES])
 def test_with_another_grpc_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     own = {"_handle_unary_unary": "handle_unary_unary", "_serve": "serve"}
     for replaced, kept in own.items():
-        monkeypatch.setattr(grpc_inside.server, replaced, getattr(grpc_inside, kept))
+        monkeypatch.setattr(inner_parts.server, replaced, getattr(inner_parts, kept))
     if name in own:
-        monkeypatch.setattr(grpc_inside, own[name], len)
-    elif name in grpc_inside.FUNCTIONS:
-        monkeypatch.setattr(grpc_inside.server, name, len)
+        monkeypatch.setattr(inner_parts, own[name], len)
+    elif name in inner_parts.FUNCTIONS:
+        monkeypatch.setattr(inner_parts.server, name, len)
     else:
-        monkeypatch.delattr(grpc_inside.server, name)
-    before = [getattr(grpc_inside.server, replaced) for replaced in own]
+        monkeypatch.delattr(inner_parts.server, name)
+    before = [getattr(inner_parts.server, replaced) for replaced in own]
     begin_with_the_message()
     poll_in_their_threads()
-    assert [getattr(grpc_inside.server, replaced) for replaced in own] == before
+    assert [getattr(inner_parts.server, replaced) for replaced in own] == before
 
 
 def test_answers_aborts_and_failures(channel: grpc.Channel) -> None:

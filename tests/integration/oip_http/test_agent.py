@@ -6,7 +6,7 @@ import json
 
 from tests.integration.oip_http.harness import Serve, ask
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, rows_of, scene
-from upwell.edge.dataplane import AgentDataplane
+from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.oip.http.tensors import encode_json
 
 DENY = "defaults: {deadline: 5s}\nrules: [{name: p, match: {tags: {privacy: device}}, egress: deny}]"

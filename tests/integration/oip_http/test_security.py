@@ -13,10 +13,10 @@ import pytest
 
 from tests.faults.certificates import Authority
 from tests.integration.oip_http.harness import BODY, INFER, PictureModel, Serve, ask, dial, exchange
+from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.http.server import start_http_server
-from upwell.shared.oip.security import ServerSecurity, TlsFiles
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from tests.integration.oip_http.harness import (
 )
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.grpc.server import Connections
 from upwell.shared.oip.http.server import start_http_server
-from upwell.shared.oip.server import Connections
 
 
 def test_requests_under_way_are_answered_before_it_ends(serve: Serve, fake: PictureModel) -> None:

@@ -23,10 +23,10 @@ from tests.unit.tflite_graphs_for_tests import mobile
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.combining import combine, load_profile
 from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.costs import Link
+from upwell.shared.partition.costs import TierLink
 from upwell.shared.partition.profile import Profile
 from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition_cli.profile import profile
+from upwell.tools.partition.profile import profile
 
 QUICK = ("--runs", "3", "--budget", "1s")
 
@@ -85,7 +85,7 @@ def test_both_sides_have_the_same_graph_and_can_be_combined(digits: Path) -> Non
     cloud, _ = profiled(digits, "--points", "all", "--tier", "cloud")
     legal = [0, *prefix_cuts(contract(read_graph(digits))), len(edge.nodes)]
     assert [point.nodes for point in edge.points] == [point.nodes for point in cloud.points] == legal
-    costs = combine(edge, cloud, Link(bps=1e6))
+    costs = combine(edge, cloud, TierLink(bps=1e6))
     total_s = sum(node.cost_s["edge"] for node in costs.nodes)
     assert total_s == pytest.approx(edge.points[-1].corrected_s)
     assert any(len(point.tensors) > 1 for point in edge.points)  # it is a residual network
@@ -217,7 +217,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(digits: Path, tmp
 def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
     digits: Path, tier: str, package: str, extra: str
 ) -> None:
-    script = f"import sys; sys.modules[{package!r}] = None; from upwell.shared.entry import main; main()"
+    script = f"import sys; sys.modules[{package!r}] = None; from upwell.tools.entry import main; main()"
     command = [sys.executable, "-c", script, "partition", "profile", str(digits), "--tier", tier]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode in (1, 2), done.stdout) == (True, "")

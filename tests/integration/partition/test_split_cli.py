@@ -24,14 +24,14 @@ from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
+from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition_cli.plan import plan
-from upwell.shared.partition_cli.split import split
 from upwell.shared.tensors import Array
+from upwell.tools.partition.plan import plan
+from upwell.tools.partition.split import split
 
 LIMIT_S = 20.0
 

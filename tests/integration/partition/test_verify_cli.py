@@ -17,12 +17,12 @@ from typer.testing import CliRunner, Result
 from tests.models.make_mobilenet_tflite import PATH as MOBILENET
 from tests.models.residual_digits import build_residual_digits
 from tests.unit.partition.tflite_parts_for_tests import early_exit
-from upwell.edge.partition.verify_cli import verify
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import cut_at
-from upwell.shared.partition.split.writing import Made, Whole, write_split
+from upwell.shared.partition.split.writing import Made, WholeModel, write_split
+from upwell.tools.partition.verify_cli import verify
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(verify)
@@ -55,7 +55,7 @@ def refused(*arguments: object) -> str:
 def written(model: Path, out: Path, *cuts: str) -> Path:
     """The folder with the halves of these cuts."""
     graph = contract(read_graph(model))
-    whole = Whole.open(model, graph, "model")
+    whole = WholeModel.open(model, graph, "model")
     chosen = [cut_at(cut, graph) for cut in cuts]
     write_split(out, whole, (Made(one, whole.divide(one.edge)) for one in chosen))
     return out

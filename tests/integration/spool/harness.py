@@ -14,12 +14,12 @@ import numpy as np
 
 from upwell.edge.spool.item import SPOOL_ID, Case, Kind, SpoolLimits
 from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.shared.oip.client import OipClient
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.server import start_server
-from upwell.shared.routing.rules import Verdict
-from upwell.shared.routing.settings import Settings
+from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.routing.policy.rules import Verdict
+from upwell.shared.routing.policy.settings import Settings
 
 ALLOWED = Verdict(Settings(), None, "", "")
 DENIED = Verdict(Settings(), None, "", "private")

@@ -16,8 +16,8 @@ from upwell.edge.spool.item import SPOOL_ID, Later, SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Unauthenticated, Unavailable
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 
 
 def answered(it: Scene, count: int) -> None:

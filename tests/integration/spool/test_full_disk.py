@@ -13,8 +13,8 @@ from tests.integration.spool.harness import Scene, scene, until
 from upwell.edge.spool import drainer, keeper
 from upwell.edge.spool.drainer import Drainer
 from upwell.edge.spool.spool import FILE_NAME
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 
 BLOCKED_S = 3.0
 LARGE = 50_000

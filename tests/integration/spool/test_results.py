@@ -14,15 +14,15 @@ import grpc
 import pytest
 
 from tests.integration.spool.harness import Scene, scene, until
+from upwell.edge.server.agent_service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.edge.spool.item import SpoolResult
-from upwell.edge.spool.service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
-from upwell.shared.oip.client import OipClient
-from upwell.shared.oip.converters import parse_infer_response
+from upwell.shared.oip.codec.converters import parse_infer_response
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.server import RunningServer, start_server
+from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.oip.grpc.server import RunningServer, start_server
 
 
 def ids(path: Path) -> list[str]:

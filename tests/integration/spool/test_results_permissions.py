@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 
 from tests.integration.spool.harness import ALLOWED, Scene, case, scene, until
-from upwell.edge.spool.service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
+from upwell.edge.server.agent_service import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
-from upwell.shared.oip.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.config.security import ServerSecurity
+from upwell.shared.oip.auth.limits import Limits
+from upwell.shared.oip.auth.quotas import limited
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.limits import Limits
-from upwell.shared.oip.quotas import limited
-from upwell.shared.oip.security import ServerSecurity
-from upwell.shared.oip.server import start_server
+from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server import start_server
 
 ALICE, BOB, BOSS = "alice", "bob", "boss"
 
@@ -124,7 +124,7 @@ def test_streams_of_one_client_do_not_shut_out_another(tmp_path: Path) -> None:
 
 
 def test_a_stream_ends_of_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("upwell.edge.spool.service.MAX_AGE_S", 0.5)
+    monkeypatch.setattr("upwell.edge.server.agent_service.MAX_AGE_S", 0.5)
     with guarded(tmp_path) as (it, _, results, _):
         keep(it, 1, ALICE)
         assert len([*results(ALICE)]) == 1
@@ -133,7 +133,7 @@ def test_a_stream_ends_of_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_stream_of_requests_ends_once_its_token_is_gone(tmp_path: Path) -> None:
     with guarded(tmp_path) as (_, doors, _, address):
         asking = threading.Event()
-        from upwell.shared.oip.converters import serialize_infer_request
+        from upwell.shared.oip.codec.converters import serialize_infer_request
 
         message = serialize_infer_request(InferRequest("echo", EXAMPLE))
 
@@ -173,7 +173,8 @@ def test_two_authorization_entries_are_refused(tmp_path: Path) -> None:
 
 
 def test_messages_that_cannot_be_read_count_and_then_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from upwell.shared.oip import calls, converters
+    from upwell.shared.oip.codec import converters
+    from upwell.shared.oip.grpc import calls
 
     reads: list[int] = []
     read = converters.parse_infer_request

@@ -19,9 +19,9 @@ from tests.faults.programs import Program
 from tests.integration.agent.harness import LIMIT_S, client_of, scraped
 from tests.integration.cloud.processes import children, until
 from tests.unit.models_for_tests import linear
-from upwell.shared.oip.client import RemoteError
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.oip.grpc.client import RemoteError
 
 TOKEN = "-".join(("a", "token", "that", "nobody", "must", "read", "in", "a", "log"))
 ROWS = 3

@@ -175,7 +175,8 @@ def test_a_collector_that_fails_costs_no_request(tmp_path: Path, collector: Coll
 def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
     script = (
         "import sys\n"
-        "import upwell.cloud.process, upwell.edge.cli, upwell.cloud.telemetry, upwell.edge.assembly\n"
+        "import upwell.cloud.workers.process, upwell.cloud.observe.telemetry\n"
+        "import upwell.edge.cli, upwell.edge.server.assembly\n"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, Link
+from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
 from upwell.shared.tensors import Array
 
 
@@ -116,9 +116,9 @@ def _tensor(chance: random.Random, kind: Kind) -> CostTensor:
     return CostTensor(_number(chance, kind), chance.random() < 0.92, codecs)
 
 
-def _link(chance: random.Random, kind: Kind) -> Link:
+def _link(chance: random.Random, kind: Kind) -> TierLink:
     fixed_s = _number(chance, kind) if chance.random() < 0.7 else 0.0
-    return Link(chance.choice((4.0, 8.0, 16.0, 64.0)), fixed_s, chance.choice((4.0, 8.0, math.inf)))
+    return TierLink(chance.choice((4.0, 8.0, 16.0, 64.0)), fixed_s, chance.choice((4.0, 8.0, math.inf)))
 
 
 def _fused(chance: random.Random, kind: Kind, names: list[str]) -> Fused:

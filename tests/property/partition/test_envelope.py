@@ -12,9 +12,9 @@ import pytest
 from tests.unit.partition.all_placements_for_tests import all_placements, best_placement
 from tests.unit.partition.profiles_for_tests import LINK, random_profiles
 from upwell.shared.partition.combining import combine
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Link
-from upwell.shared.partition.envelope import SLOWEST_BPS, Line, Piece, Sweep, Way, envelope, lower
-from upwell.shared.partition.objectives import Objective, Power, Prices, cost, energy, latency, weighted
+from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, TierLink
+from upwell.shared.partition.envelope import SLOWEST_BPS, BandwidthSweep, LabelledCost, Line, Piece, envelope, lower
+from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
 from upwell.shared.partition.placement import total_s
 from upwell.shared.partition.planner import Cutter, plan
 
@@ -23,21 +23,21 @@ POWER = Power(busy_w=5.0, idle_w=1.0, send_w=3.0, receive_w=2.0, joules_per_byte
 OBJECTIVES = (
     latency(TWO),
     energy(TWO, POWER),
-    cost(TWO, Prices(0.5, 0.001, 4.0)),
+    cost(TWO, LinkPrices(0.5, 0.001, 4.0)),
     weighted([(1.0, latency(TWO)), (0.1, energy(TWO, POWER))]),
 )
 GRID = [SLOWEST_BPS * 10 ** (step / 4) for step in range(29)]
 
 
-def at(sweep: Sweep, bps: float) -> CostGraph:
+def at(sweep: BandwidthSweep, bps: float) -> CostGraph:
     return sweep.at(1 / bps)
 
 
-def piece_at(pieces: tuple[Piece[Way], ...], bps: float) -> Piece[Way]:
+def piece_at(pieces: tuple[Piece[LabelledCost], ...], bps: float) -> Piece[LabelledCost]:
     return next(piece for piece in pieces if piece.from_bps <= bps <= piece.to_bps)
 
 
-def check(sweep: Sweep) -> tuple[Piece[Way], ...]:
+def check(sweep: BandwidthSweep) -> tuple[Piece[LabelledCost], ...]:
     pieces = envelope(sweep, best_placement)
     everything = list(all_placements(sweep.graph))
     for bps in [*GRID, *(piece.to_bps * (1 + step) for piece in pieces[:-1] for step in (-1e-6, 1e-6))]:
@@ -57,7 +57,7 @@ def check(sweep: Sweep) -> tuple[Piece[Way], ...]:
 def test_it_is_the_least_of_all_placements(seed: int) -> None:
     rng = random.Random(seed)
     graph = combine(*random_profiles(rng, rng.randint(1, 7)), LINK)
-    pieces = check(Sweep(graph, OBJECTIVES[seed % 4], symmetric=rng.random() < 0.5))
+    pieces = check(BandwidthSweep(graph, OBJECTIVES[seed % 4], symmetric=rng.random() < 0.5))
     assert pieces[0].from_bps == 0.0
 
 
@@ -67,7 +67,7 @@ def test_most_graphs_have_several_pieces() -> None:
     for seed in range(10):
         rng = random.Random(seed)
         graph = combine(*random_profiles(rng, 7), replace(LINK, fixed_s=0.0))
-        counts.append(len(envelope(Sweep(graph, latency(TWO)), best_placement)))
+        counts.append(len(envelope(BandwidthSweep(graph, latency(TWO)), best_placement)))
     assert sum(count >= 3 for count in counts) >= 5, counts
 
 
@@ -79,7 +79,7 @@ def test_a_codec_bends_it(seed: int) -> None:
         name: replace(tensor, codecs=(Codec("int8", tensor.bytes / 4, rng.random() * 0.02, rng.random() * 0.002),))
         for name, tensor in graph.tensors.items()
     }
-    check(Sweep(replace(graph, tensors=tensors), latency(TWO)))
+    check(BandwidthSweep(replace(graph, tensors=tensors), latency(TWO)))
 
 
 @pytest.mark.parametrize("link", [0, 1])
@@ -92,14 +92,18 @@ def test_each_link_of_three_tiers_has_its_own(seed: int, link: int) -> None:
         replace(node, cost_s={**node.cost_s, "gateway": math.sqrt(node.cost_s["edge"] * node.cost_s["cloud"])})
         for node in graph.nodes
     )
-    links = (Link(20e6, 0.005, 20e6), Link(5e6, 0.03, 5e6))
-    check(Sweep(replace(graph, tiers=tiers, nodes=nodes, links=links), latency(tiers), link, symmetric=seed % 2 == 0))
+    links = (TierLink(20e6, 0.005, 20e6), TierLink(5e6, 0.03, 5e6))
+    check(
+        BandwidthSweep(
+            replace(graph, tiers=tiers, nodes=nodes, links=links), latency(tiers), link, symmetric=seed % 2 == 0
+        )
+    )
 
 
 def test_where_something_must_be_sent_nothing_is_claimed_of_slower_links() -> None:
     nodes = (CostNode("a", ("x",), ("y",), {"cloud": 0.1}),)
     graph = CostGraph(TWO, nodes, {"x": CostTensor(10), "y": CostTensor(1)}, ("x",), ("y",), (LINK,), "edge", "edge")
-    (piece,) = envelope(Sweep(graph, latency(TWO)), best_placement)
+    (piece,) = envelope(BandwidthSweep(graph, latency(TWO)), best_placement)
     assert (piece.from_bps, piece.to_bps) == (SLOWEST_BPS, math.inf)
 
 
@@ -111,13 +115,13 @@ def test_on_a_symmetric_link_the_way_back_counts_like_the_way_up() -> None:
         {"x": CostTensor(1000), "y": CostTensor(500)},
         ("x",),
         ("y",),
-        (Link(1.0, 0.0, 8e6),),
+        (TierLink(1.0, 0.0, 8e6),),
         "edge",
         "edge",
     )
-    fast = envelope(Sweep(graph, latency(TWO)), best_placement)[-1].line
+    fast = envelope(BandwidthSweep(graph, latency(TWO)), best_placement)[-1].line
     assert [fast.base, fast.slope] == pytest.approx([0.1005, 8000])
-    fast = envelope(Sweep(graph, latency(TWO), symmetric=True), best_placement)[-1].line
+    fast = envelope(BandwidthSweep(graph, latency(TWO), symmetric=True), best_placement)[-1].line
     assert [fast.base, fast.slope] == pytest.approx([0.1, 12000])
 
 
@@ -126,7 +130,7 @@ def test_the_planner_finds_nothing_better_at_any_bandwidth(seed: int) -> None:
     """With its prepared solver, on graphs that are too large to try everything."""
     rng = random.Random(seed)
     graph = combine(*random_profiles(rng, rng.randint(15, 60)), replace(LINK, fixed_s=rng.choice((0.0, 0.01))))
-    sweep = Sweep(graph, OBJECTIVES[seed % 4], symmetric=seed % 2 == 0)
+    sweep = BandwidthSweep(graph, OBJECTIVES[seed % 4], symmetric=seed % 2 == 0)
     cutter = Cutter(sweep.weighed)
     pieces = envelope(sweep, lambda at: cutter.solve(at.links))
     for bps in [10 ** (3 + step / 4) for step in range(25)]:
@@ -137,7 +141,7 @@ def test_the_planner_finds_nothing_better_at_any_bandwidth(seed: int) -> None:
 def test_the_prepared_solver_gives_the_same_envelope_as_trying_everything() -> None:
     rng = random.Random(5)
     graph = combine(*random_profiles(rng, 7), replace(LINK, fixed_s=0.0))
-    sweep = Sweep(graph, latency(TWO), symmetric=True)
+    sweep = BandwidthSweep(graph, latency(TWO), symmetric=True)
     cutter = Cutter(sweep.weighed)
     solved, tried = envelope(sweep, lambda at: cutter.solve(at.links)), envelope(sweep, best_placement)
     assert len(solved) > 2
@@ -174,5 +178,5 @@ def test_where_two_lines_meet_is_told_in_bits_per_second() -> None:
 
 def test_objectives_that_know_no_bandwidth_have_one_piece() -> None:
     graph = combine(*random_profiles(random.Random(3), 5), LINK)
-    objective: Objective = cost(TWO, Prices(0.5, 0.0, 4.0))
-    assert len(envelope(Sweep(graph, objective), best_placement)) == 1
+    objective: Objective = cost(TWO, LinkPrices(0.5, 0.0, 4.0))
+    assert len(envelope(BandwidthSweep(graph, objective), best_placement)) == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.property.partition.planner_oracle import Kind, every_total, random_graph
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, Link, Placement, Sent
+from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, Placement, Sent, TierLink
 from upwell.shared.partition.placement import total_s
 from upwell.shared.partition.planner import Cutter, NoPlan, plan
 from upwell.shared.tensors import Array
@@ -138,7 +138,9 @@ def test_the_random_graphs_have_everything_in_them() -> None:
     assert min(counts.values()) > 5, counts
 
 
-def chain(costs: list[tuple[float, float]], sizes: list[float], link: Link, fused: tuple[Fused, ...] = ()) -> CostGraph:
+def chain(
+    costs: list[tuple[float, float]], sizes: list[float], link: TierLink, fused: tuple[Fused, ...] = ()
+) -> CostGraph:
     """Nodes one after the other, edge and cloud seconds each; `sizes` of the input and of what each makes."""
     nodes = tuple(
         CostNode(f"n{index}", (f"t{index}",), (f"t{index + 1}",), {"edge": edge, "cloud": cloud})
@@ -151,15 +153,15 @@ def chain(costs: list[tuple[float, float]], sizes: list[float], link: Link, fuse
 
 def test_what_is_equal_in_decimals_is_a_tie_though_floating_point_sees_a_difference() -> None:
     assert 0.1 + 0.2 > 0.3
-    graph = chain([(0.3, 0.2)], [0.1e6, 0.0], Link(8e6))  # cloud: 0.1 s to send, 0.2 s to run
+    graph = chain([(0.3, 0.2)], [0.1e6, 0.0], TierLink(8e6))  # cloud: 0.1 s to send, 0.2 s to run
     assert plan(graph).placement == {"n0": "cloud"}
-    assert plan(chain([(0.3, 0.2)], [0.1e6 + 1e-3, 0.0], Link(8e6))).placement == {"n0": "edge"}
+    assert plan(chain([(0.3, 0.2)], [0.1e6 + 1e-3, 0.0], TierLink(8e6))).placement == {"n0": "edge"}
 
 
 @pytest.mark.parametrize(("more_s", "tier"), [(1e-9, "edge"), (-1e-9, "cloud"), (0.0, "cloud")])
 def test_sentinels_of_years_cost_no_precision(more_s: float, tier: str) -> None:
     """A nanosecond decides beside costs of 10^12 s; 64-bit integers that hold both would count in milliseconds."""
-    free = Link(math.inf)
+    free = TierLink(math.inf)
     graph = chain([(0.02, 0.02 + more_s), (1e12, 0.5)], [0.0] * 3, free)
     assert plan(graph).placement == {"n0": tier, "n1": "cloud"}
     both_ends = chain([(0.5, 1e12), (0.02, 0.02 + more_s), (1e12, 0.5)], [0.0] * 4, free)  # no tier alone will do
@@ -168,7 +170,7 @@ def test_sentinels_of_years_cost_no_precision(more_s: float, tier: str) -> None:
 
 def test_savings_larger_than_all_costs_make_a_negative_total() -> None:
     fused = Fused(("n0", "n2"), {"edge": 10.0, "cloud": 9.0})
-    found = plan(chain([(1.0, 0.1), (1.0, 0.1), (1.0, 0.1)], [0.0] * 4, Link(8e6), (fused,)))
+    found = plan(chain([(1.0, 0.1), (1.0, 0.1), (1.0, 0.1)], [0.0] * 4, TierLink(8e6), (fused,)))
     assert set(found.placement.values()) == {"cloud"}
     assert found.total_s == pytest.approx(0.3 - 9.0)
 
@@ -177,7 +179,7 @@ def test_one_cutter_plans_for_any_links() -> None:
     graph = random_graph(random.Random(7), KINDS["two tiers"][0])
     cutter = Cutter(graph)
     for bps in (0.5, 4.0, 100.0, math.inf):
-        links = (Link(bps, 0.25, 3.0),)
+        links = (TierLink(bps, 0.25, 3.0),)
         assert cutter.solve(links) == plan(replace(graph, links=links)).placement
     assert cutter.solve() == plan(graph).placement
 
@@ -185,11 +187,11 @@ def test_one_cutter_plans_for_any_links() -> None:
 def test_what_the_best_plan_sends() -> None:
     """The codec is named where it is used, and where it is not the plain tensor goes."""
     coded = CostTensor(1e6, codecs=(Codec("jpeg", 1e5, encode_s=0.02, decode_s=0.01),))
-    graph = replace(chain([(9.0, 0.1)], [0.0, 0.0], Link(8e6)), tensors={"t0": coded, "t1": CostTensor(0.0)})
+    graph = replace(chain([(9.0, 0.1)], [0.0, 0.0], TierLink(8e6)), tensors={"t0": coded, "t1": CostTensor(0.0)})
     found = plan(graph)
     assert found.sent == (Sent("t0", "edge", "cloud", 1e5, "jpeg"),)
     assert found.total_s == pytest.approx(0.02 + 0.1 + 0.01 + 0.1)
-    fast = plan(replace(graph, links=(Link(8e9),)))
+    fast = plan(replace(graph, links=(TierLink(8e9),)))
     assert fast.sent == (Sent("t0", "edge", "cloud", 1e6),)
 
 
@@ -198,7 +200,7 @@ def test_a_thousand_nodes_are_planned_like_hand_made_prefixes_of_a_chain() -> No
     chance = random.Random(5)
     costs = [(chance.random(), chance.random() / 4) for _ in range(1000)]
     for bps in (1e4, 1e6, 1e7, 1e9):
-        graph = chain(costs, [chance.random() * 1e5 for _ in range(1001)], Link(bps, 0.1))
+        graph = chain(costs, [chance.random() * 1e5 for _ in range(1001)], TierLink(bps, 0.1))
         names = [node.name for node in graph.nodes]
         cuts = [0, *sorted(chance.sample(range(1, 1000), 40)), 1000]
         totals = [

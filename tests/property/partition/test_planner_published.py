@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Link, Sent
+from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Sent, TierLink
 from upwell.shared.partition.placement import total_s
 from upwell.shared.partition.planner import plan
 
@@ -27,7 +27,7 @@ def scission() -> CostGraph:
     Sizes are those of VGG19's float32 activations and 128 bytes of header: 2.4087 MB and 3.2115 MB in all, as
     published for the first and the fifth result. Those two also tell what layer 12 takes more on the edge.
     """
-    up = Link(1.6e6, fixed_s=0.0667), Link(50e6, fixed_s=0.020)
+    up = TierLink(1.6e6, fixed_s=0.0667), TierLink(50e6, fixed_s=0.020)
     after_6, after_11, after_12 = (4.0 * 56 * 56 * 128 + 128, 4.0 * 28 * 28 * 256 + 128, 4.0 * 28 * 28 * 512 + 128)
     sending_s = 0.0667 + after_6 * 8 / 1.6e6 + 0.020 + after_11 * 8 / 50e6
     more_s = (9.1511 - 9.0106) - (after_12 - after_11) * 8 / 50e6
@@ -97,7 +97,7 @@ def scission_tl() -> CostGraph:
         nodes.append(CostNode(name, (read,), (made,), costs))
         read, computed_s = made, compute_s
     nodes.append(CostNode("140-596", (read,), ("classes",), {"edge": 0.0}))
-    link = Link(58.8e6, fixed_s=0.0274)
+    link = TierLink(58.8e6, fixed_s=0.0274)
     return CostGraph(("device", "edge"), tuple(nodes), tensors, ("picture",), ("classes",), (link,), "device", None)
 
 

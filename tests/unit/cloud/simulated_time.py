@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from upwell.cloud.batching.choosing import Sizes
+from upwell.cloud.batching.choosing import RunSizes
 from upwell.cloud.batching.device import Batch, Device
-from upwell.cloud.batching.entry import DEFAULT_PRIORITY, Entry
 from upwell.cloud.batching.queue import ModelQueue
+from upwell.cloud.batching.request import DEFAULT_PRIORITY, QueuedRequest
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
 
@@ -61,7 +61,7 @@ class Simulation:
     """Models by name, each with its queue and its run times, on one device."""
 
     queues: Mapping[str, ModelQueue]
-    sizes: Sizes
+    sizes: RunSizes
     paces: Mapping[str, Callable[[int], float]] = field(default_factory=dict)
     device: Device = field(default_factory=Device)
     batches: list[tuple[float, str, list[Arrival]]] = field(default_factory=list)
@@ -74,15 +74,15 @@ class Simulation:
             self.device.admit(queue)
 
     @classmethod
-    def of_one(cls, sizes: Sizes | None = None, max_queue: int = 64, instances: int = 1) -> Simulation:
+    def of_one(cls, sizes: RunSizes | None = None, max_queue: int = 64, instances: int = 1) -> Simulation:
         """One model alone, in batches of up to 32 rows unless told."""
-        sizes = sizes or Sizes(LARGEST)
+        sizes = sizes or RunSizes(LARGEST)
         return cls({"m": ModelQueue(sizes, instances=instances, max_queue=max_queue)}, sizes)
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Outcome]:
         """Let them come, and wait until the last has ended."""
-        outcomes: dict[Entry, Outcome] = {}
-        waiting: set[Entry] = set()
+        outcomes: dict[QueuedRequest, Outcome] = {}
+        waiting: set[QueuedRequest] = set()
         events: list[tuple[float, int, Arrival | Batch]] = [
             (one.at_s, place, one) for place, one in enumerate(sorted(arrivals, key=lambda one: one.at_s))
         ]
@@ -92,14 +92,14 @@ class Simulation:
             begun: Sequence[Batch]
             if isinstance(event, Arrival):
                 call = Call(deadline_s=now_s + event.limit_s, client=event.client)
-                entry = Entry({}, call, event.rows, None, _nobody, now_s, event.client, event.priority)
-                outcomes[entry] = Outcome(event)
+                queued = QueuedRequest({}, call, event.rows, None, _nobody, now_s, event.client, event.priority)
+                outcomes[queued] = Outcome(event)
                 try:
-                    at_once = self.device.enter(self.queues[event.model], entry, now_s)
+                    at_once = self.device.enter(self.queues[event.model], queued, now_s)
                 except UpwellError as error:
-                    outcomes[entry].error, outcomes[entry].ended_s = error, now_s
+                    outcomes[queued].error, outcomes[queued].ended_s = error, now_s
                     continue
-                waiting.add(entry)
+                waiting.add(queued)
                 begun = [at_once] if at_once is not None else []
             else:
                 size = self.sizes.of_run(event.rows)
@@ -115,10 +115,10 @@ class Simulation:
                 self.busy_s[model] = self.busy_s.get(model, 0.0) + run_s
                 heapq.heappush(events, (now_s + run_s, count, batch))
                 waiting.difference_update(batch.entries)
-            for entry in [one for one in waiting if one.error is not None]:
-                assert isinstance(entry.error, UpwellError)
-                outcomes[entry].error, outcomes[entry].ended_s = entry.error, now_s
-                waiting.remove(entry)
+            for queued in [one for one in waiting if one.error is not None]:
+                assert isinstance(queued.error, UpwellError)
+                outcomes[queued].error, outcomes[queued].ended_s = queued.error, now_s
+                waiting.remove(queued)
         return list(outcomes.values())
 
     def _pace(self, model: str) -> Callable[[int], float]:

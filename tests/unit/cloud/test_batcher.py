@@ -12,13 +12,13 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from upwell.cloud.batching import running
+from upwell.cloud.batching import batcher
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.batching.entry import Ran
+from upwell.cloud.batching.request import RunResult
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.oip.dataplane import Call
-from upwell.shared.oip.threads import CallThreads
+from upwell.shared.platform.call_threads import CallThreads
 from upwell.shared.tensors import Array, TensorSpec
 
 LIMIT_S = 10.0
@@ -69,7 +69,7 @@ class Busy:
         self.first = pool.submit(self.batcher.run, x(0), Call())
         assert engine.started.acquire(timeout=LIMIT_S)
 
-    def queue(self, inputs: Batch, call: Call | None = None) -> Future[Ran]:
+    def queue(self, inputs: Batch, call: Call | None = None) -> Future[RunResult]:
         before = self.batcher.waiting
         future = self._pool.submit(self.batcher.run, inputs, call or Call())
         until(lambda: self.batcher.waiting == before + 1 or future.done())
@@ -260,13 +260,13 @@ def test_what_waits_runs_also_where_the_system_gives_no_more_threads(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError(f"can't start {thread.name}")
 
-    monkeypatch.setattr(running, "_threads", CallThreads(8, "fresh"))
+    monkeypatch.setattr(batcher, "_threads", CallThreads(8, "fresh"))
     busy = Busy(pool, engine)
     futures = [busy.queue(x(1), due(LIMIT_S)), busy.queue(x(2), due(LIMIT_S))]  # so that they end at all
     monkeypatch.setattr(threading.Thread, "start", refuse)
     engine.let_go()
     assert [future.result(LIMIT_S).outputs["y"][0, 0] for future in futures] == [2, 4]
-    running._threads.shutdown()
+    batcher._threads.shutdown()
 
 
 def test_a_caller_that_left_is_dropped_before_it_costs_anything(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:

@@ -20,11 +20,11 @@ from tests.unit.cloud.test_batcher import LIMIT_S, until, x
 from tests.unit.models_for_tests import linear
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.device import device_for
-from upwell.cloud.batching.entry import Ran
 from upwell.cloud.batching.fixed import by_rows
+from upwell.cloud.batching.request import RunResult
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.engines.onnx import OnnxEngine
+from upwell.cloud.engines.onnx.engine import OnnxEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.tensors import Array, TensorSpec
@@ -54,10 +54,10 @@ class Held:
         self.first = pool.submit(batcher.run, x(0), Call())
         assert engine.started.acquire(timeout=LIMIT_S)
 
-    def submit(self, inputs: Mapping[str, Array], client: str, priority: int = 10) -> Future[Ran]:
+    def submit(self, inputs: Mapping[str, Array], client: str, priority: int = 10) -> Future[RunResult]:
         return self._pool.submit(self._batcher.run, inputs, Call(client=client), priority)
 
-    def queue(self, inputs: Mapping[str, Array], client: str = "", priority: int = 10) -> Future[Ran]:
+    def queue(self, inputs: Mapping[str, Array], client: str = "", priority: int = 10) -> Future[RunResult]:
         before = self._batcher.waiting
         future = self.submit(inputs, client, priority)
         until(lambda: self._batcher.waiting == before + 1 or future.done())
@@ -68,7 +68,7 @@ def sizes(engine: FakeEngine) -> list[int]:
     return [len(batch["x"]) for batch in engine.batches]
 
 
-def y(ran: Future[Ran]) -> list[float]:
+def y(ran: Future[RunResult]) -> list[float]:
     values: list[float] = ran.result(LIMIT_S).outputs["y"][:, 0].tolist()
     return values
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.unit.cloud.simulated_time import CAPACITY, LARGEST, Arrival, Outcome, Simulation, pace_s
-from upwell.cloud.batching.choosing import Sizes
+from upwell.cloud.batching.choosing import RunSizes
 from upwell.cloud.batching.queue import PATIENCE_S, ModelQueue
 from upwell.shared.errors import Refused
 
-ALONE = Sizes(1)
+ALONE = RunSizes(1)
 ALONE_CAPACITY = 1 / pace_s(1)
 BUCKETS = (1, 2, 4, 8, 16, 32)
 
@@ -55,8 +55,8 @@ def fifo_in_time(arrivals: Sequence[Arrival]) -> float:
     return in_time / len(arrivals)
 
 
-@pytest.mark.parametrize("sizes", [Sizes(LARGEST), Sizes(LARGEST, BUCKETS), Sizes(LARGEST, (1, 8, 32))])
-def test_at_120_percent_of_capacity_four_of_five_are_in_time(sizes: Sizes) -> None:
+@pytest.mark.parametrize("sizes", [RunSizes(LARGEST), RunSizes(LARGEST, BUCKETS), RunSizes(LARGEST, (1, 8, 32))])
+def test_at_120_percent_of_capacity_four_of_five_are_in_time(sizes: RunSizes) -> None:
     arrivals = list(poisson(1.2 * CAPACITY, 1.5, seed=1, limits_s=[0.05]))
     outcomes = Simulation.of_one(sizes).run(arrivals)
     assert share_in_time(outcomes) >= 0.8
@@ -69,7 +69,7 @@ def test_at_120_percent_of_capacity_four_of_five_are_in_time(sizes: Sizes) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_runs_that_take_a_little_longer_than_was_thought_make_few_late(seed: int, largest: int) -> None:
     dice, longest_s = random.Random(seed), 0.1 * pace_s(largest)
-    simulation = Simulation.of_one(Sizes(largest))
+    simulation = Simulation.of_one(RunSizes(largest))
     simulation.paces = {"m": lambda rows: pace_s(rows) + dice.uniform(0.0, longest_s)}
     load = 1.2 * largest / pace_s(largest)
     outcomes = simulation.run(poisson(load, 3000 / load, seed=seed, limits_s=[0.05]))
@@ -112,7 +112,7 @@ def test_at_10_percent_of_capacity_the_median_waits_less_than_2_ms() -> None:
 
 
 def test_buckets_filled_up_cost_less_latency_than_always_taking_all_that_wait() -> None:
-    outcomes = Simulation.of_one(Sizes(LARGEST, BUCKETS)).run(poisson(0.6 * CAPACITY, 3, seed=3))
+    outcomes = Simulation.of_one(RunSizes(LARGEST, BUCKETS)).run(poisson(0.6 * CAPACITY, 3, seed=3))
     latencies_s = [one.latency_s for one in outcomes]
     assert statistics.median(latencies_s) < 0.0155  # 18 ms where each batch holds all that wait
     assert statistics.quantiles(latencies_s, n=100)[98] < 0.027  # 36 ms
@@ -137,9 +137,9 @@ def test_what_has_waited_long_enough_goes_before_every_priority() -> None:
     assert PATIENCE_S < took_s < PATIENCE_S + 2 * pace_s(1)
 
 
-@pytest.mark.parametrize("sizes", [Sizes(LARGEST), ALONE])
+@pytest.mark.parametrize("sizes", [RunSizes(LARGEST), ALONE])
 @pytest.mark.parametrize("limit_s", [0.03, 0.05, float("inf")])
-def test_a_client_that_floods_does_not_keep_another_from_its_share(sizes: Sizes, limit_s: float) -> None:
+def test_a_client_that_floods_does_not_keep_another_from_its_share(sizes: RunSizes, limit_s: float) -> None:
     capacity = sizes.largest / pace_s(sizes.largest)
     seconds = 2 if sizes is ALONE else 0.7
     flood = poisson(3 * capacity, seconds, seed=7, limits_s=[limit_s], client="flood")

@@ -6,9 +6,9 @@ import pytest
 
 from upwell.cloud import config as config_module
 from upwell.cloud.config import CloudConfig
+from upwell.shared.config.security import ServerSecurity, TlsFiles
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.security import ServerSecurity, TlsFiles
-from upwell.shared.yaml import load_yaml
 
 FULL = """
 version: 1

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import linear, linear_weights
-from upwell.cloud import loading
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.loading import attempt, find_models
 from upwell.cloud.repository.control import MAX_CHANGES, ModelRepository
 from upwell.cloud.repository.watch import RepositoryWatch
-from upwell.cloud.service import CloudService
+from upwell.cloud.service import loading
+from upwell.cloud.service.loading import attempt, find_models
+from upwell.cloud.service.service import CloudService
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest
-from upwell.shared.oip.repository import IndexEntry, ModelState
+from upwell.shared.oip.grpc.repository import IndexEntry, ModelState
 
 LIMIT_S = 10.0
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
@@ -102,12 +102,12 @@ def test_a_new_version_answers_after_its_load_and_the_old_one_beside_it(root: Pa
 def test_a_load_takes_what_has_changed_and_leaves_the_rest_loaded(root: Path) -> None:
     put(root, "m", 2, seed=2)
     scene = Scene(root)
-    first, second = scene.service.offers["m"].served
+    first, second = scene.service.versions_by_model["m"].served
     put(root, "m", 2, seed=3)
     scene.repository.load("m")
     assert scene.answer() == ("2", 3)
-    assert scene.service.offers["m"].served[0] is first
-    assert scene.service.offers["m"].served[1] is not second
+    assert scene.service.versions_by_model["m"].served[0] is first
+    assert scene.service.versions_by_model["m"].served[1] is not second
     with pytest.raises(Exception, match="closed"):
         second.engine.run({"x": X})
 
@@ -115,13 +115,13 @@ def test_a_load_takes_what_has_changed_and_leaves_the_rest_loaded(root: Path) ->
 @pytest.mark.parametrize("file", ["model.yaml", "1/model.yaml", "1/deep/er/labels.txt"])
 def test_every_file_of_a_model_counts_as_a_change(root: Path, file: str) -> None:
     scene = Scene(root)
-    (before,) = scene.service.offers["m"].served
+    (before,) = scene.service.versions_by_model["m"].served
     scene.repository.load("m")
-    assert scene.service.offers["m"].served == (before,)
+    assert scene.service.versions_by_model["m"].served == (before,)
     (root / "m" / file).parent.mkdir(parents=True, exist_ok=True)
     (root / "m" / file).write_text(DESCRIPTION)
     scene.repository.load("m")
-    assert scene.service.offers["m"].served != (before,)
+    assert scene.service.versions_by_model["m"].served != (before,)
 
 
 def test_a_model_that_was_not_there_at_the_start(root: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_model_that_was_not_there_at_the_start(root: Path) -> None:
     scene.repository.load("n")
     assert scene.answer("n") == ("7", 4)
     assert scene.changes.get(timeout=LIMIT_S) == ("n", True)
-    assert list(scene.service.offers) == ["m", "n"]
+    assert list(scene.service.versions_by_model) == ["m", "n"]
 
 
 def test_broken_new_files_of_a_version_leave_the_old_in_force_and_say_why(
@@ -169,7 +169,7 @@ def test_a_broken_new_version_does_not_take_the_place_of_the_old_one(root: Path,
     put(root, "m", 2, seed=2)
     scene.repository.load("m")
     assert scene.answer() == ("2", 2)
-    assert set(scene.service.offers["m"].versions) == ({"1", "2"} if versions == "all" else {"2"})
+    assert set(scene.service.versions_by_model["m"].versions) == ({"1", "2"} if versions == "all" else {"2"})
 
 
 def test_a_version_whose_folder_has_gone_gives_way_to_one_that_answers_although_the_highest_is_broken(
@@ -200,7 +200,7 @@ def test_a_folder_whose_name_no_model_can_have_is_said_once_and_harms_nobody(
 
 def test_an_unloaded_model_says_so_and_can_be_loaded_again(root: Path) -> None:
     scene = Scene(root)
-    (before,) = scene.service.offers["m"].served
+    (before,) = scene.service.versions_by_model["m"].served
     scene.repository.unload("m")
     assert scene.changes.get(timeout=LIMIT_S) == ("m", False)
     with pytest.raises(Unavailable, match="'m' version 1 is not ready: unloaded"):
@@ -270,16 +270,16 @@ def test_the_versions_that_are_asked_for_are_served(
         if "defaults" in settings and isinstance(versions, list):
             continue
         scene = Scene(root, **settings)
-        assert list(scene.service.offers["m"].versions) == served
+        assert list(scene.service.versions_by_model["m"].versions) == served
         assert scene.answer()[0] == default
 
 
 def test_the_latest_takes_the_place_of_the_one_before(root: Path) -> None:
     scene = Scene(root, defaults={"versions": "latest"})
-    (before,) = scene.service.offers["m"].served
+    (before,) = scene.service.versions_by_model["m"].served
     put(root, "m", 2, seed=2)
     scene.repository.load("m")
-    assert list(scene.service.offers["m"].versions) == ["2"]
+    assert list(scene.service.versions_by_model["m"].versions) == ["2"]
     with pytest.raises(Exception, match="closed"):
         before.engine.run({"x": X})
 
@@ -315,7 +315,7 @@ def test_a_change_is_taken_over_once_it_has_come_to_rest(root: Path) -> None:
     for part in range(1, 5):  # a copy under way
         target.write_bytes(whole[: len(whole) * part // 4])
         look(scene, 1)
-        assert "2" not in scene.service.offers["m"].versions
+        assert "2" not in scene.service.versions_by_model["m"].versions
     look(scene, 1)
     assert scene.answer() == ("2", 1)
     assert scene.changes.get(timeout=LIMIT_S) == ("m", True)
@@ -359,7 +359,7 @@ def test_models_come_and_go_with_their_folders(root: Path) -> None:
     look(scene, 1)
     assert scene.answer() == ("1", 1)
     look(scene, 1)
-    assert list(scene.service.offers) == ["n"]
+    assert list(scene.service.versions_by_model) == ["n"]
     with pytest.raises(ModelNotFound):
         scene.answer()
     (root / ".m").rename(root / "m")

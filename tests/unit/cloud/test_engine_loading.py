@@ -9,10 +9,10 @@ import pytest
 
 from upwell.cloud.engines.checks import reason_of, tellable, zero_batch
 from upwell.cloud.engines.loading import ExtraMissing, engine_type
-from upwell.cloud.engines.onnx import OnnxEngine
-from upwell.cloud.engines.onnx_providers import INSTALL
-from upwell.cloud.engines.torch import TorchEngine
-from upwell.cloud.engines.torch_devices import PACKAGES
+from upwell.cloud.engines.onnx.engine import OnnxEngine
+from upwell.cloud.engines.onnx.providers import INSTALL
+from upwell.cloud.engines.torch.devices import PACKAGES
+from upwell.cloud.engines.torch.engine import TorchEngine
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import TensorSpec
 
@@ -25,12 +25,12 @@ def test_engines_come_from_their_entry_points() -> None:
 
 
 def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("jax", "upwell.cloud.engines.jax:JaxEngine", "upwell.engines")
+    queued = EntryPoint("jax", "upwell.cloud.engines.jax.engine:JaxEngine", "upwell.engines")
     monkeypatch.setattr(
-        "upwell.cloud.engines.loading.entry_points", lambda group: [entry] if group == entry.group else []
+        "upwell.cloud.engines.loading.entry_points", lambda group: [queued] if group == queued.group else []
     )
     monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.delitem(sys.modules, "upwell.cloud.engines.jax", raising=False)
+    monkeypatch.delitem(sys.modules, "upwell.cloud.engines.jax.engine", raising=False)
     with pytest.raises(ExtraMissing, match=r"engine jax needs jax: pip install 'upwell\[jax\]'"):
         engine_type("jax")
 

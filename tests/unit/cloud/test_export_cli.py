@@ -8,12 +8,12 @@ import typer
 from typer.testing import CliRunner
 
 from upwell.cloud.engines.loading import ExtraMissing
-from upwell.cloud.export_cli import export_jax
+from upwell.tools.export.cli import export_jax
 
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.delitem(sys.modules, "upwell.cloud.engines.jax_export", raising=False)
+    monkeypatch.delitem(sys.modules, "upwell.tools.export.jax", raising=False)
     app = typer.Typer()
     app.command()(export_jax)
     result = CliRunner().invoke(app, ["package.Class", "weights.safetensors", str(tmp_path / "1")])

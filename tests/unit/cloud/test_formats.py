@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.weights_header import check_header
-from upwell.cloud.loading import BrokenModel, load_model
 from upwell.cloud.repository.formats import why_never
 from upwell.cloud.repository.repository import ModelFolder
+from upwell.cloud.service.loading import BrokenModel, load_model
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from upwell.cloud.metrics.families import FAMILIES, SECONDS, CloudCollector, Histogram, Snapshot, merged
-from upwell.cloud.metrics.tally import MAX_CLIENTS, OTHERS, ModelState, Tally
-from upwell.cloud.metrics.together import Reporter, Workers, from_wire, to_wire
+from upwell.cloud.observe.families import FAMILIES, SECONDS, CloudCollector, Histogram, Snapshot, merged
+from upwell.cloud.observe.request_counters import MAX_CLIENTS, OTHERS, ModelCounts, RequestCounters
+from upwell.cloud.observe.worker_metrics import Reporter, WorkerMetrics, from_wire, to_wire
 
 UNITS = {"answers", "seconds", "bytes", "rows", "requests", "ready", "workers", "traces", "restarts"}
 
 
-def tally() -> Tally:
-    return Tally(
-        lambda: [ModelState("m", "1", True, 3, 0.5), ModelState("b", "2", False, 0, None)], lambda: {"sent": 4}
+def tally() -> RequestCounters:
+    return RequestCounters(
+        lambda: [ModelCounts("m", "1", True, 3, 0.5), ModelCounts("b", "2", False, 0, None)], lambda: {"sent": 4}
     )
 
 
@@ -86,7 +86,7 @@ def test_strangers_make_no_new_series_without_end() -> None:
 
 
 def test_what_workers_count_adds_up_and_outlives_them() -> None:
-    together, one, other = Workers(), tally(), tally()
+    together, one, other = WorkerMetrics(), tally(), tally()
     for each in (one, other):
         each.answered("m", "1", "dock", 0.01, 0.0, 100, 10)
     together.told(1, json.loads(json.dumps(to_wire(one.snapshot()))))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import identity
-from upwell.cloud import loading
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.buckets import buckets_for
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.loading import BrokenModel, ServedModel, find_models, load_model
+from upwell.cloud.service import loading
+from upwell.cloud.service.loading import BrokenModel, CloudModel, find_models, load_model
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.tensors import Array
@@ -52,7 +52,7 @@ class PreparedEngine(FakeEngine):
 
 def load(
     root: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[ModelSettings], Engine], **model: object
-) -> ServedModel | BrokenModel:
+) -> CloudModel | BrokenModel:
     (root / "m" / "1").mkdir(parents=True)
     (root / "m" / "1" / "model.onnx").write_bytes(b"\x08\x07")
     monkeypatch.setattr(loading, "engine_type", lambda _: Kind(make))
@@ -76,7 +76,7 @@ def test_what_an_engine_prepares_is_what_its_batches_have(
 ) -> None:
     with caplog.at_level("INFO"):
         served = load(tmp_path, monkeypatch, PreparedEngine, **model)
-    assert isinstance(served, ServedModel)
+    assert isinstance(served, CloudModel)
     assert isinstance(served.engine, PreparedEngine)
     assert tuple(served.engine.warm) == served.engine.buckets == buckets
     listed = ", ".join(map(str, buckets))
@@ -177,4 +177,4 @@ def test_labels_come_from_the_repository_alone(tmp_path: Path, caplog: pytest.Lo
     assert f"lies outside {root}; copy it to beside the model" in caplog.text
     (root / "m" / "labels.txt").write_text("no\nyes\n")
     description.write_text(LABELLED.replace("LABELS", str(root / "m" / "labels.txt")))
-    assert isinstance(load_model(found, config), ServedModel)
+    assert isinstance(load_model(found, config), CloudModel)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.cloud.engines.onnx_errors import told_by
+from upwell.cloud.engines.onnx.errors import told_by
 
 SOURCE = "/onnxruntime_src/onnxruntime/core"
 HEAD = "[ONNXRuntimeError] : 1 : FAIL : "

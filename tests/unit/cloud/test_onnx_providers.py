@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from upwell.cloud.engines.onnx_providers import (
+from upwell.cloud.engines.onnx.providers import (
     CPU,
     INSTALL,
-    Wanted,
+    WantedProvider,
     choose_providers,
     full_name,
     short_name,
@@ -34,17 +34,17 @@ def test_short_and_full_names_are_the_same(text: str) -> None:
 @pytest.mark.parametrize(
     ("device", "providers", "wanted"),
     [
-        ("cpu", (), Wanted((CPU,), first=True)),
-        ("auto", (), Wanted(tuple(INSTALL), first=True)),
-        ("cpu", ("auto",), Wanted(tuple(INSTALL), first=True)),
-        ("cuda:1", (), Wanted((TENSORRT, MIGRAPHX, CUDA), first=True)),
-        ("cuda", ("cuda", "cpu"), Wanted((CUDA, CPU), first=False)),
-        ("npu:0", (), Wanted((CANN,), first=True)),
-        ("xpu", (), Wanted((OPENVINO,), first=True)),
-        ("mps", (), Wanted((COREML,), first=True)),
+        ("cpu", (), WantedProvider((CPU,), first=True)),
+        ("auto", (), WantedProvider(tuple(INSTALL), first=True)),
+        ("cpu", ("auto",), WantedProvider(tuple(INSTALL), first=True)),
+        ("cuda:1", (), WantedProvider((TENSORRT, MIGRAPHX, CUDA), first=True)),
+        ("cuda", ("cuda", "cpu"), WantedProvider((CUDA, CPU), first=False)),
+        ("npu:0", (), WantedProvider((CANN,), first=True)),
+        ("xpu", (), WantedProvider((OPENVINO,), first=True)),
+        ("mps", (), WantedProvider((COREML,), first=True)),
     ],
 )
-def test_settings_say_what_is_wanted(device: str, providers: tuple[str, ...], wanted: Wanted) -> None:
+def test_settings_say_what_is_wanted(device: str, providers: tuple[str, ...], wanted: WantedProvider) -> None:
     assert wanted_providers(device, providers) == wanted
 
 
@@ -70,7 +70,7 @@ def test_the_cpu_alone_for_a_device_that_is_none_is_a_contradiction(device: str)
     with pytest.raises(ModelFailed, match=f"`providers` name the CPU alone, and `device` is '{device}'"):
         wanted_providers(device, ("cpu",))
     for plain in ("cpu", "auto"):
-        assert wanted_providers(plain, ("cpu",)) == Wanted((CPU,), first=False)
+        assert wanted_providers(plain, ("cpu",)) == WantedProvider((CPU,), first=False)
 
 
 def test_a_device_gets_no_cpu_of_its_own() -> None:
@@ -84,10 +84,10 @@ def test_tensorrt_without_cuda_beside_it_leaves_the_rest_to_the_cpu() -> None:
 
 
 def test_providers_by_name_must_all_be_there() -> None:
-    assert choose_providers(GPU_BUILD, Wanted((CUDA, TENSORRT), first=False)).chains == ((CUDA, TENSORRT, CPU),)
-    assert choose_providers(GPU_BUILD, Wanted((CPU, CUDA, CUDA), first=False)).chains == ((CUDA, CPU),)
+    assert choose_providers(GPU_BUILD, WantedProvider((CUDA, TENSORRT), first=False)).chains == ((CUDA, TENSORRT, CPU),)
+    assert choose_providers(GPU_BUILD, WantedProvider((CPU, CUDA, CUDA), first=False)).chains == ((CUDA, CPU),)
     with pytest.raises(ModelFailed, match=r"coreml is not in this onnxruntime: .*; it has tensorrt, cuda, cpu"):
-        choose_providers(GPU_BUILD, Wanted((CUDA, COREML), first=False))
+        choose_providers(GPU_BUILD, WantedProvider((CUDA, COREML), first=False))
 
 
 def test_a_provider_of_another_build_is_found_however_it_is_written() -> None:

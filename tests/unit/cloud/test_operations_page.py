@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from upwell.cloud.metrics.families import FAMILIES
-from upwell.cloud.metrics.tally import MAX_CLIENTS
-from upwell.edge import tracing
+from upwell.cloud.observe.families import FAMILIES
+from upwell.cloud.observe.request_counters import MAX_CLIENTS
+from upwell.edge.request import spans
 from upwell.shared.telemetry.tracer import MAX_WAITING
 
 ROOT = Path(__file__).parents[3]
@@ -28,9 +28,9 @@ def test_every_metric_is_in_the_table_as_it_is() -> None:
 
 
 def test_every_span_is_in_the_tree_and_the_limits_are_these() -> None:
-    sources = [ROOT / "cloud/upwell/cloud" / name for name in ("observing.py", "service.py")]
+    sources = [ROOT / "cloud/upwell/cloud" / name for name in ("observe/observer.py", "service/service.py")]
     of_cloud = set(re.findall(r'"(upwell\.cloud\.[a-z]+)"', "".join(path.read_text() for path in sources)))
-    of_agent = {tracing.REQUEST, tracing.DECIDE, tracing.EDGE, tracing.HEAD, tracing.UPLINK}
+    of_agent = {spans.REQUEST, spans.DECIDE, spans.EDGE, spans.HEAD, spans.UPLINK}
     assert set(re.findall(r"upwell\.(?:agent|cloud)\.[a-z]+", PAGE)) == of_cloud | of_agent
     assert f"queue of {MAX_WAITING} requests" in PAGE
     assert f"After {MAX_CLIENTS}\n  names" in PAGE

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from upwell.cloud.cli import printed
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.printing import printed
-from upwell.shared.yaml import parse_yaml
+from upwell.shared.config.yaml import parse_yaml
 
 LEAST = "version: 1\nserve: {listen: ['127.0.0.1:0'], models: models}\n"
 FULL = """

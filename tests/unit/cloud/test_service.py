@@ -14,9 +14,9 @@ from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
-from upwell.cloud.loading import BrokenModel, ServedModel, calls_at_once, find_models, load_model
-from upwell.cloud.offer import offered
-from upwell.cloud.service import CloudService
+from upwell.cloud.service.loading import BrokenModel, CloudModel, calls_at_once, find_models, load_model
+from upwell.cloud.service.model_versions import offered
+from upwell.cloud.service.service import CloudService
 from upwell.shared.errors import (
     CallerLeft,
     ConfigError,
@@ -57,10 +57,10 @@ def put(root: Path, name: str, version: int, seed: int = 0) -> Path:
     return linear(folder, seed).rename(folder / "model.onnx")
 
 
-def fake(engine: FakeEngine, **settings: int) -> ServedModel:
+def fake(engine: FakeEngine, **settings: int) -> CloudModel:
     batcher = Batcher(engine, max_batch=settings.get("max_batch", 1))
     processor = Processor(None, engine.inputs, engine.outputs, "onnx")
-    return ServedModel("fake", "1", "fake", "sha256:0", ModelSettings(), engine, processor, batcher)
+    return CloudModel("fake", "1", "fake", "sha256:0", ModelSettings(), engine, processor, batcher)
 
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
@@ -210,7 +210,7 @@ def test_there_is_room_for_what_may_run_and_wait_and_twice_that_where_models_cha
     )
     models = [load_model(folder, configured) for folder in find_models(configured)]
     assert calls_at_once(models, configured) == calls
-    assert tuple(CloudService(models).offers) == ("a", "b")
+    assert tuple(CloudService(models).versions_by_model) == ("a", "b")
 
 
 def test_draining_refuses_new_requests_and_waits_for_those_under_way() -> None:
@@ -257,7 +257,7 @@ def test_a_request_ends_on_the_engine_it_began_on_which_is_closed_then() -> None
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(cloud.infer, request, Call())
         assert old.started.acquire(timeout=LIMIT_S)
-        cloud.put("fake", offered([fake(new)], cloud.offers["fake"]))
+        cloud.put("fake", offered([fake(new)], cloud.versions_by_model["fake"]))
         assert cloud.infer(request, Call()).outputs["y"].tolist() == [[3, 3]]
         assert not old.closed.is_set()
         old.let_go()
@@ -319,7 +319,7 @@ def test_what_is_loaded_while_draining_is_closed_again() -> None:
     old, new = ClosingEngine(), ClosingEngine()
     cloud = CloudService([fake(old)])
     assert cloud.drain(0)
-    cloud.put("fake", offered([fake(new)], cloud.offers["fake"]))
+    cloud.put("fake", offered([fake(new)], cloud.versions_by_model["fake"]))
     assert new.closed.is_set()
     assert not old.closed.is_set()
     cloud.close()

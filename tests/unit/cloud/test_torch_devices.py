@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from upwell.cloud.engines.torch_devices import PACKAGES, lacks_unit, open_device, warn_of_slow_precision
+from upwell.cloud.engines.torch.devices import PACKAGES, lacks_unit, open_device, warn_of_slow_precision
 from upwell.shared.errors import ModelFailed
 
 
@@ -95,7 +95,7 @@ def test_a_slow_precision_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert not caplog.records
 
 
-@pytest.mark.parametrize("first", ["upwell.cloud.loading", "upwell.cloud.engines.torch"])
+@pytest.mark.parametrize("first", ["upwell.cloud.service.loading", "upwell.cloud.engines.torch.engine"])
 def test_a_broken_plugin_of_another_accelerator_does_not_break_the_service(tmp_path: Path, first: str) -> None:
     """Whoever imports torch in the service: the variable that keeps plugins away is set before."""
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no driver')")

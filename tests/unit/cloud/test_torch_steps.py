@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from upwell.cloud.engines.torch_steps import GraphStep, Tensors, check_compiler, check_graphs, forward_of
+from upwell.cloud.engines.torch.steps import GraphStep, Tensors, check_compiler, check_graphs, forward_of
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import TensorSpec
 

@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
-from upwell.shared.routing.policy import Policy
-from upwell.shared.yaml import parse_yaml
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.routing.policy.policy import Policy
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "examples" / "deploy"

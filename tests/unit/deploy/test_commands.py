@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.unit.deploy.manifests import DEPLOY, ROOT, container, documents, stages
-from upwell.shared.cli import build_app
+from upwell.tools.cli import build_app
 
 FENCED = re.compile(r"^```(?:sh)?[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deploy", "engines", "jax", "ray", "serving")]

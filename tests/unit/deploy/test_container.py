@@ -11,9 +11,9 @@ import pytest
 from tests.unit.deploy.manifests import DEPLOY, DOCKERFILE, ROOT, container, pod, stages
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
-from upwell.shared.oip.security import check_endpoint, check_exposure, parse_address
-from upwell.shared.routing.policy import Policy
-from upwell.shared.yaml import load_yaml
+from upwell.shared.config.security import check_endpoint, check_exposure, parse_address
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.routing.policy.policy import Policy
 
 MANIFESTS = {"service": DEPLOY / "kubernetes" / "service.yaml", "agent": DEPLOY / "kubernetes" / "agent.yaml"}
 STAGES = dict(stages())

@@ -15,9 +15,9 @@ from tests.unit.deploy.manifests import DEPLOY
 from upwell.cloud.config import CloudConfig
 from upwell.edge.cli import DRAIN_S
 from upwell.edge.config import AgentConfig
-from upwell.shared.oip.security import parse_address
+from upwell.shared.config.security import parse_address
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.units import parse_seconds
-from upwell.shared.yaml import load_yaml
 
 UNITS = {"upwell": DEPLOY / "systemd" / "upwell.service", "upwell-agent": DEPLOY / "systemd" / "upwell-agent.service"}
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -72,7 +72,7 @@ def test_it_has_sections_and_users(name: str) -> None:
     unit = Unit(UNITS[name])
     assert unit["User"] == unit["Group"] == name
     assert name in users
-    assert unit["Type"] == "notify"  # upwell.shared.systemd says when it is ready
+    assert unit["Type"] == "notify"  # upwell.shared.platform.systemd says when it is ready
     assert unit["NoNewPrivileges"] == "yes"
     assert unit["ProtectSystem"] == "strict"
     assert unit["CapabilityBoundingSet"] == ""

@@ -18,16 +18,16 @@ from upwell.edge import Agent, Answer
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.config.security import ClientSecurity
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.security import ClientSecurity
-from upwell.shared.oip.server import start_server
-from upwell.shared.routing.policy import Policy
+from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, EdgeRan
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import CloudAnswered, CloudFailure, EdgeRan
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.shared.yaml import parse_yaml
 
 MODEL = "model"
 CLOUD_MODEL = "echo"
@@ -110,7 +110,7 @@ class Scene:
     def cut(self) -> None:
         """Let the router believe that the cloud is down."""
         for _ in range(3):
-            self.agent.router.observe(CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE))
+            self.agent.router.observe(CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE))
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def busy(edge: EdgeModel) -> Iterator[None]:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with edge.lane.turn(float("inf")):
+        with edge.scheduler.turn(float("inf")):
             held.set()
             done.wait()
 

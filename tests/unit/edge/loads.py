@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tests.unit import models_for_tests, tflite_for_tests
-from upwell.edge.model_sections import EdgeSide
-from upwell.edge.models.golden import record_golden
+from upwell.edge.bundle.golden import record_golden
+from upwell.edge.models.sections import EdgeSide
 from upwell.edge.runtimes.load import load_runtime
 from upwell.shared.tensors import Array
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upwell.edge.admission import LONGEST_KEY, MOST_SPREAD, Admission, Bucket, timed
-from upwell.edge.timetable import Claim
+from upwell.edge.admission.rate_limits import LONGEST_KEY, MOST_SPREAD, Admission, RateBucket, timed
+from upwell.edge.admission.schedulability import RunRequest
 from upwell.shared.errors import Refused
-from upwell.shared.routing.latency import RunTimes
-from upwell.shared.routing.settings import Settings, Source
+from upwell.shared.routing.estimators.latency import RunTimes
+from upwell.shared.routing.policy.settings import Settings, SourceLimits
 
-TEN = Settings(source=Source("camera", rate_per_s=10.0))
+TEN = Settings(source=SourceLimits("camera", rate_per_s=10.0))
 DOCK = {"camera": "dock"}
 
 
@@ -29,7 +29,7 @@ def passes(admission: Admission, now_s: float, tags: dict[str, str] = DOCK, aske
 
 def test_without_a_source_everyone_passes_with_the_policy_s_priority() -> None:
     claim = Admission().admit("digits", Settings(priority="high"), {}, 5.0)
-    assert claim == Claim(priority="high")
+    assert claim == RunRequest(priority="high")
 
 
 def test_a_second_s_worth_passes_at_once_and_then_the_rate() -> None:
@@ -39,7 +39,7 @@ def test_a_second_s_worth_passes_at_once_and_then_the_rate() -> None:
 
 
 def test_the_refusal_names_the_source_its_rate_and_when_to_come_back() -> None:
-    admission, asked = Admission(), Settings(source=Source("camera", rate_per_s=0.5))
+    admission, asked = Admission(), Settings(source=SourceLimits("camera", rate_per_s=0.5))
     admission.admit("digits", asked, DOCK, 0.0)
     with pytest.raises(Refused) as caught:
         admission.admit("digits", asked, DOCK, 0.5)
@@ -49,7 +49,7 @@ def test_the_refusal_names_the_source_its_rate_and_when_to_come_back() -> None:
 
 
 def test_what_is_given_back_may_be_had_again_and_no_more_than_that() -> None:
-    admission, asked = Admission(), Settings(source=Source("camera", rate_per_s=1.0))
+    admission, asked = Admission(), Settings(source=SourceLimits("camera", rate_per_s=1.0))
     assert passes(admission, 0.0, DOCK, asked)
     admission.give_back("digits", asked, DOCK)
     assert passes(admission, 0.0, DOCK, asked)
@@ -62,30 +62,30 @@ def test_what_is_given_back_may_be_had_again_and_no_more_than_that() -> None:
 
 
 def test_sources_models_and_tags_have_a_rate_each() -> None:
-    admission, asked = Admission(), Settings(source=Source("camera", rate_per_s=1.0))
+    admission, asked = Admission(), Settings(source=SourceLimits("camera", rate_per_s=1.0))
     assert passes(admission, 0.0, asked=asked)
     assert not passes(admission, 0.0, asked=asked)
     assert passes(admission, 0.0, {"camera": "gate"}, asked)
-    assert passes(admission, 0.0, DOCK, Settings(source=Source("line", rate_per_s=1.0)))
+    assert passes(admission, 0.0, DOCK, Settings(source=SourceLimits("line", rate_per_s=1.0)))
     admission.admit("pages", asked, DOCK, 0.0)
 
 
 def test_requests_without_the_tag_share_a_rate_and_replace_nobody() -> None:
     admission = Admission()
-    asked = Settings(source=Source("camera", keep_latest=True, rate_per_s=1.0))
+    asked = Settings(source=SourceLimits("camera", keep_latest=True, rate_per_s=1.0))
     assert admission.admit("digits", asked, {"other": "x"}, 0.0).stream is None
     assert not passes(admission, 0.0, {}, asked)
 
 
 def test_keep_latest_makes_streams_of_equal_tag_values() -> None:
-    admission, asked = Admission(), Settings(source=Source("camera", keep_latest=True))
+    admission, asked = Admission(), Settings(source=SourceLimits("camera", keep_latest=True))
     streams = [admission.admit("digits", asked, {"camera": value}, 0.0).stream for value in ("dock", "gate", "dock")]
     assert streams[0] == streams[2] != streams[1]
     assert admission.admit("digits", TEN, DOCK, 0.0).stream is None
 
 
 def test_invented_sources_are_forgotten_the_idlest_first() -> None:
-    admission, asked = Admission(max_sources=100), Settings(source=Source("camera", rate_per_s=1.0))
+    admission, asked = Admission(max_sources=100), Settings(source=SourceLimits("camera", rate_per_s=1.0))
     assert passes(admission, 0.0, asked=asked)
     for index in range(1000):
         assert passes(admission, 0.0, {"camera": f"invented {index}"}, asked)
@@ -96,7 +96,7 @@ def test_invented_sources_are_forgotten_the_idlest_first() -> None:
 
 @pytest.mark.parametrize("value", ["é" * 10_000_000, "\ud800" * LONGEST_KEY * 2, "\0", "a\nb" * 100])
 def test_a_monstrous_tag_value_is_not_kept(value: str) -> None:
-    admission, asked = Admission(), Settings(source=Source("camera", keep_latest=True, rate_per_s=1.0))
+    admission, asked = Admission(), Settings(source=SourceLimits("camera", keep_latest=True, rate_per_s=1.0))
     admission.admit("digits", asked, {"camera": value}, 0.0)
     assert all(len(part) <= LONGEST_KEY for key in admission._buckets for part in key)
     with pytest.raises(Refused) as caught:
@@ -107,7 +107,7 @@ def test_a_monstrous_tag_value_is_not_kept(value: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.floats(0.01, 1000), st.lists(st.floats(0, 1), max_size=60))
 def test_no_window_sees_more_than_its_rate_and_a_second_s_worth(rate_per_s: float, pauses: list[float]) -> None:
-    bucket, now_s, taken_at = Bucket(), 1e6, list[float]()
+    bucket, now_s, taken_at = RateBucket(), 1e6, list[float]()
     for pause_s in pauses:
         now_s += pause_s
         bucket = bucket.refilled(rate_per_s, now_s)
@@ -124,7 +124,7 @@ def test_no_window_sees_more_than_its_rate_and_a_second_s_worth(rate_per_s: floa
 
 
 def test_time_that_goes_back_gives_nothing_away() -> None:
-    bucket = Bucket().refilled(1.0, 100.0).take()
+    bucket = RateBucket().refilled(1.0, 100.0).take()
     assert bucket is not None
     assert bucket.refilled(1.0, 50.0) == bucket
 
@@ -147,7 +147,7 @@ def test_a_claim_takes_its_times_from_what_the_router_has_learnt() -> None:
     times = RunTimes()
     for index in range(10):
         times = times.add(1, 0.1, index * 0.1)
-    claim = timed(Claim(priority="high", stream="s"), times, 1, 0.5, 1.0)
+    claim = timed(RunRequest(priority="high", stream="s"), times, 1, 0.5, 1.0)
     assert (claim.priority, claim.stream, claim.arrived_s) == ("high", "s", 0.5)
     assert claim.run_s == pytest.approx(0.1)
     assert claim.spread_s == pytest.approx(0.01)
@@ -158,13 +158,13 @@ def test_one_hiccup_does_not_halve_the_device_and_silence_is_forgotten() -> None
     times = RunTimes()
     for index in range(10):
         times = times.add(1, 5.0 if index == 4 else 0.1, index * 0.1)
-    claim = timed(Claim(), times, 1, 0.5, 1.0)
+    claim = timed(RunRequest(), times, 1, 0.5, 1.0)
     assert [claim.run_s, claim.spread_s] == pytest.approx([0.1, 0.1 * MOST_SPREAD])
-    assert timed(Claim(), times, 1, 0.5, 5.0).run_s == pytest.approx(0.1)
-    assert math.isnan(timed(Claim(), times, 1, 0.5, 60.0).run_s)
+    assert timed(RunRequest(), times, 1, 0.5, 5.0).run_s == pytest.approx(0.1)
+    assert math.isnan(timed(RunRequest(), times, 1, 0.5, 60.0).run_s)
 
 
 @pytest.mark.parametrize("times", [None, RunTimes()])
 def test_what_never_ran_claims_no_time(times: RunTimes | None) -> None:
-    claim = timed(Claim(), times, 1, 0.0, 0.0)
+    claim = timed(RunRequest(), times, 1, 0.0, 0.0)
     assert (math.isnan(claim.run_s), claim.spread_s) == (True, 0.0)

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import identity, linear, save, tensor
-from upwell.edge import Agent, assembly
-from upwell.edge.assembly import WARM_UP_RUNS
-from upwell.edge.model_sections import ModelSection
+from upwell.edge import Agent
+from upwell.edge.models.sections import ModelSection
 from upwell.edge.runtimes import options
+from upwell.edge.server import assembly
+from upwell.edge.server.assembly import WARM_UP_RUNS
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.reasons import Reason
 

@@ -113,7 +113,7 @@ def test_an_address_that_is_taken_ends_the_agent_with_a_sentence(tmp_path: Path,
 @pytest.mark.parametrize("arguments", ["--version", "agent --help", "infer --help"])
 def test_a_command_imports_no_other_and_no_runtime(arguments: str) -> None:
     script = (
-        "import sys; from upwell.shared import cli\n"
+        "import sys; from upwell.tools import cli\n"
         f"sys.argv = ['upwell', *{arguments!r}.split()]\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge.collect.items import MAX_LABELS_BYTES, find_items, read_labels
 from upwell.shared.errors import ConfigError
+from upwell.tools.policy.collect.items import MAX_LABELS_BYTES, find_items, read_labels
 
 NAMES = ("001.png", "002.png", "b c.png", "ü.png")
 

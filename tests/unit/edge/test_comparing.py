@@ -12,12 +12,12 @@ import pytest
 from tests.faults.scene import until
 from tests.unit.edge.agents import busy, edge_model, rows_of
 from tests.unit.test_docs import ROOT, prose
-from upwell.edge.models import comparing
 from upwell.edge.models import trial as trials
-from upwell.edge.models.comparing import Versions
 from upwell.edge.models.served import EdgeModel, EdgeRun
 from upwell.edge.models.trial import Trial
-from upwell.shared.routing.settings import HardSettings
+from upwell.edge.updates import comparing
+from upwell.edge.updates.comparing import Versions
+from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.tensors import Array
 
 _EVERY_S = comparing.EVERY_S
@@ -162,7 +162,7 @@ def test_the_former_version_waits_for_the_device_like_everybody() -> None:
     run = scene.new.run_now(rows_of(one.tolist()))
     with busy(scene.new):
         scene.versions.offer(rows_of(one.tolist()), run, lambda: None)
-        until(lambda: scene.new.lane.ahead == 2)
+        until(lambda: scene.new.scheduler.ahead == 2)
         assert scene.versions._pairs == 0
     until(lambda: scene.versions._pairs == 1)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.model_sections import ModelSection
+from upwell.edge.models.sections import ModelSection
+from upwell.shared.config.security import TlsFiles
+from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.security import TlsFiles
-from upwell.shared.yaml import load_yaml, parse_yaml
 
 EDGE = "models: {m: {edge: {file: m.onnx}}}"
 

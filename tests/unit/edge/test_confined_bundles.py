@@ -19,15 +19,15 @@ from tests.unit.models_for_tests import linear, refer, tensor
 from tests.unit.tflite_for_tests import linear as tflite_linear
 from upwell.edge.bundle.base import BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
-from upwell.edge.model_sections import ModelSection
-from upwell.edge.models.compiling import load_edge
-from upwell.edge.models.starting import loaded
+from upwell.edge.models.background_load import load_edge
+from upwell.edge.models.sections import ModelSection
 from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx_saturation import saturation
+from upwell.edge.runtimes.onnx.saturation import saturation
 from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.updates.model_start import loaded
 from upwell.shared.errors import ConfigError
-from upwell.shared.onnx_bytes import BadOnnxFile, fields
-from upwell.shared.onnx_files import external_weights
+from upwell.shared.formats.onnx.bytes import BadOnnxFile, fields
+from upwell.shared.formats.onnx.files import external_weights
 
 HIDDEN = "what-only-the-device-knows"
 DESCRIPTION: dict[str, Any] = {

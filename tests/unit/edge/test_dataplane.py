@@ -11,14 +11,14 @@ import pytest
 
 from tests.unit.edge.agents import MAX_MESSAGE_BYTES, MODEL, SURE, UNSURE, rows_of, scene, sides
 from upwell.edge import Agent
-from upwell.edge.dataplane import AgentDataplane
 from upwell.edge.models.served import ServedModel
+from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, Parameter
 from upwell.shared.oip.labels import LABELS, take_labels
-from upwell.shared.oip.security import ClientSecurity
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import TensorSpec
 
 DENY = "defaults: {deadline: 5s}\nrules: [{name: p, match: {tags: {privacy: device}}, egress: deny}]"

@@ -14,22 +14,22 @@ import pytest
 
 from tests.accelerators.make_samples import make
 from upwell.edge.config import AgentConfig
-from upwell.edge.devices import asking, system, trying
-from upwell.edge.devices.catalogue import RECIPES, missing, missing_packages
-from upwell.edge.devices.rows import Check, Row, judged, with_options
-from upwell.edge.devices.samples import ASSETS, samples
 from upwell.edge.runtimes import device_lock
-from upwell.shared.yaml import load_yaml
+from upwell.shared.config.yaml import load_yaml
+from upwell.tools.devices import asking, system, trying
+from upwell.tools.devices.cli import RECIPES, missing, missing_packages
+from upwell.tools.devices.rows import DeviceCheck, Row, judged, with_options
+from upwell.tools.devices.samples import ASSETS, samples
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "accelerators.md"
 
 # --- What counts as executed
 
-THERE = Check("int8", 10, 10, True)
-NOWHERE = Check("float", 3, 0, True, "npu took none of the 3 nodes")
-WRONG = Check("float", 3, 3, False, "its answers are wrong")
-REFUSED = Check("float", reason="npu refused the model")
+THERE = DeviceCheck("int8", 10, 10, True)
+NOWHERE = DeviceCheck("float", 3, 0, True, "npu took none of the 3 nodes")
+WRONG = DeviceCheck("float", 3, 3, False, "its answers are wrong")
+REFUSED = DeviceCheck("float", reason="npu refused the model")
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,19 @@ REFUSED = Check("float", reason="npu refused the model")
         ((), "not usable", ""),
     ],
 )
-def test_executed_needs_nodes_there_and_no_wrong_answer(checks: tuple[Check, ...], status: str, reason: str) -> None:
+def test_executed_needs_nodes_there_and_no_wrong_answer(
+    checks: tuple[DeviceCheck, ...], status: str, reason: str
+) -> None:
     row = judged("onnxruntime 1.31.1", "npu", checks)
     assert (row.status, row.reason) == (status, reason)
 
 
 def test_the_cpu_needs_no_count_of_nodes() -> None:
     """ONNX Runtime before 1.24 tells none."""
-    uncounted = Check("int8", 0, 0, True)
+    uncounted = DeviceCheck("int8", 0, 0, True)
     assert judged("onnxruntime 1.23.0", "CPU", [uncounted]).status == "executed"
     assert judged("onnxruntime 1.23.0", "npu", [uncounted]).status == "not usable"
-    assert judged("onnxruntime 1.23.0", "CPU", [Check("int8", 0, 0, False)]).status == "not usable"
+    assert judged("onnxruntime 1.23.0", "CPU", [DeviceCheck("int8", 0, 0, False)]).status == "not usable"
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.edge.flights import flight, signals
-from upwell.edge.flight import recorder as recorder_module
-from upwell.edge.flight.flight import LONGEST_TAG, Flight, to_line
-from upwell.edge.flight.recorder import MOST_PENDING, FlightRecorder, UnknownFlight, find, last
-from upwell.edge.flight.segments import SEGMENTS, Segments, newest_lines
+from tests.unit.edge.request_traces import flight, signals
+from upwell.edge.observe.flight_recorder import recorder as recorder_module
+from upwell.edge.observe.flight_recorder.recorder import MOST_PENDING, FlightRecorder, UnknownFlight, find, last
+from upwell.edge.observe.flight_recorder.request_trace import LONGEST_TAG, RequestTrace, to_line
+from upwell.edge.observe.flight_recorder.segments import SEGMENTS, Segments, newest_lines
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -197,7 +197,7 @@ def test_in_memory_what_a_caller_makes_long_is_cut_before_it_is_kept() -> None:
     kept = recorder.last(1000)
     assert [one["id"] for one in kept[:3]] == ["usual-99", "rows-99", "tags-99"]
     assert 30 <= len(kept) <= 45
-    assert sum(len(to_line(one)) if isinstance(one, Flight) else len(one) for one in recorder._kept) < 60_000
+    assert sum(len(to_line(one)) if isinstance(one, RequestTrace) else len(one) for one in recorder._kept) < 60_000
 
 
 def test_many_write_while_others_read(tmp_path: Path) -> None:

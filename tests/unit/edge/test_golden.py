@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.edge.agents import SURE, UNSURE, edge_model, rows_of
-from upwell.edge.models import golden as module
-from upwell.edge.models.agreement import Limits
-from upwell.edge.models.golden import GoldenVectors, Labels, check_golden, read_golden, record_golden
+from upwell.edge.bundle import golden as module
+from upwell.edge.bundle.agreement import Tolerances
+from upwell.edge.bundle.golden import GoldenVectors, Labels, check_golden, read_golden, record_golden
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import DTYPES, Array
 
@@ -188,9 +188,9 @@ def test_a_model_is_asked_through_its_signature() -> None:
     inputs = rows_of(SURE, UNSURE)
     outputs = dict(edge.run_now(inputs).outputs)
     right = GoldenVectors(inputs, outputs)
-    assert check_golden(edge.processor, edge.runtime, right, Limits()).passed
+    assert check_golden(edge.processor, edge.runtime, right, Tolerances()).passed
     turned = GoldenVectors(inputs, {**outputs, "fp64": -outputs["fp64"]})
-    verdict = check_golden(edge.processor, edge.runtime, turned, Limits())
+    verdict = check_golden(edge.processor, edge.runtime, turned, Tolerances())
     assert (verdict.passed, verdict.text) == (False, "fp64: relative error 200 %, at most 5 % is allowed")
 
 
@@ -205,14 +205,14 @@ def test_golden_vectors_of_another_signature_are_not_passed(
     inputs: dict[str, Array], outputs: dict[str, Array], said: str
 ) -> None:
     edge = edge_model()
-    verdict = check_golden(edge.processor, edge.runtime, GoldenVectors(inputs, outputs), Limits())
+    verdict = check_golden(edge.processor, edge.runtime, GoldenVectors(inputs, outputs), Tolerances())
     assert (verdict.passed, said in verdict.text) == (False, True)
 
 
 def test_a_model_that_fails_on_them_has_not_passed_and_recording_tells() -> None:
     edge = edge_model(failure="no power")
     golden = GoldenVectors(rows_of(SURE), rows_of(SURE))
-    assert "no power" in check_golden(edge.processor, edge.runtime, golden, Limits()).text
+    assert "no power" in check_golden(edge.processor, edge.runtime, golden, Tolerances()).text
 
     def refuse(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         raise InvalidRequest("other inputs")
@@ -236,5 +236,5 @@ def test_labels_say_what_is_right_whatever_the_model_said_before(classes: list[i
     edge = edge_model()
     inputs = rows_of(SURE, UNSURE, SURE)
     golden = GoldenVectors(inputs, dict(edge.run_now(inputs).outputs), Labels(np.array(classes), 0.6))
-    verdict = check_golden(edge.processor, edge.runtime, golden, Limits())
+    verdict = check_golden(edge.processor, edge.runtime, golden, Tolerances())
     assert (verdict.passed, said in verdict.text) == (passed, True), verdict.text

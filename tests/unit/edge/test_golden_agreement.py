@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.edge.models.agreement import Limits, Verdict, compare
+from upwell.edge.bundle.agreement import Agreement, Tolerances, compare
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array, TensorSpec, oip_datatype
 
@@ -19,8 +19,8 @@ def output(kind: Any, like: Array, name: str = "y") -> LogicalOutput:
     return LogicalOutput(name, kind, TensorSpec(name, oip_datatype(like.dtype), (-1, *like.shape[1:])))
 
 
-def judged(kind: Any, answer: Array, reference: Array, **limits: float) -> Verdict:
-    return compare([output(kind, reference)], {"y": answer}, {"y": reference}, Limits(**limits))
+def judged(kind: Any, answer: Array, reference: Array, **limits: float) -> Agreement:
+    return compare([output(kind, reference)], {"y": answer}, {"y": reference}, Tolerances(**limits))
 
 
 def one_hot(classes: Array, of: int = 4, high: float = 0.97) -> Array:
@@ -36,7 +36,7 @@ def test_classes_agree_by_argmax(wrong: int, passed: bool) -> None:
     answer = SEVERAL.copy()
     answer[:wrong] = np.roll(answer[:wrong], 1, axis=1)
     verdict = judged("probabilities", answer, SEVERAL)
-    assert verdict == Verdict(passed, f"y: argmax agrees in {100 - wrong} of 100 rows, 95 % are needed")
+    assert verdict == Agreement(passed, f"y: argmax agrees in {100 - wrong} of 100 rows, 95 % are needed")
 
 
 def test_scores_may_differ_while_the_classes_agree() -> None:
@@ -97,7 +97,7 @@ def test_numbers_agree_by_relative_error(kind: str, dtype: Any) -> None:
     near[0] -= 10  # sqrt(5 * 100) / sqrt(20 * 10000) = 5 %
     far[0] -= 11
     assert judged(kind, near, reference, tolerance=0.0501).passed
-    assert judged(kind, far, reference) == Verdict(False, "y: relative error 5.5 %, at most 5 % is allowed")
+    assert judged(kind, far, reference) == Agreement(False, "y: relative error 5.5 %, at most 5 % is allowed")
 
 
 def test_a_reference_of_zeros_allows_nothing_else() -> None:
@@ -112,15 +112,15 @@ def test_what_is_not_finite_fails(kind: str, bad: float) -> None:
     reference = np.ones((20, 2, 6), np.float32)
     answer = reference.copy()
     answer[3, 1, 0] = bad
-    assert judged(kind, answer, reference) == Verdict(False, "y: 1 of 240 values are not finite")
+    assert judged(kind, answer, reference) == Agreement(False, "y: 1 of 240 values are not finite")
 
 
 @pytest.mark.parametrize("kind", ["probabilities", "tensor"])
 def test_another_shape_or_dtype_or_none_fails(kind: str) -> None:
     for answer in (SEVERAL[:99], SEVERAL.astype(np.float64), SEVERAL.reshape(-1)):
         assert not judged(kind, answer, SEVERAL).passed
-    missing = compare([output("tensor", SEVERAL)], {}, {"y": SEVERAL}, Limits())
-    assert missing == Verdict(False, "y: expected float32 [100, 4], got nothing")
+    missing = compare([output("tensor", SEVERAL)], {}, {"y": SEVERAL}, Tolerances())
+    assert missing == Agreement(False, "y: expected float32 [100, 4], got nothing")
 
 
 @pytest.mark.parametrize("reference", [np.arange(100), np.array([b"%d" % n for n in range(100)], np.object_)])
@@ -129,13 +129,13 @@ def test_classes_and_labels_agree_by_equality(reference: Array) -> None:
     answer[:5] = answer[50]
     assert judged("tensor", answer, reference).passed
     answer[5] = answer[50]
-    assert judged("tensor", answer, reference) == Verdict(False, "y: 94 % equal values, 95 % are needed")
+    assert judged("tensor", answer, reference) == Agreement(False, "y: 94 % equal values, 95 % are needed")
 
 
 def test_every_output_that_fails_is_named_and_no_other() -> None:
     outputs = [output("tensor", SEVERAL, name) for name in "abc"]
     answers = {"a": SEVERAL, "b": SEVERAL * 2, "c": -SEVERAL}
-    verdict = compare(outputs, answers, dict.fromkeys("abc", SEVERAL), Limits())
+    verdict = compare(outputs, answers, dict.fromkeys("abc", SEVERAL), Tolerances())
     assert (verdict.passed, verdict.text.count(";")) == (False, 1)
     assert "b: relative error 100 %" in verdict.text
     assert "c: relative error 200 %" in verdict.text

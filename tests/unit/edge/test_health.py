@@ -10,14 +10,14 @@ import pytest
 from prometheus_client import generate_latest
 
 from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of, scene
-from upwell.edge.health import document, health_of, summary
-from upwell.edge.models.report import Attempt, LoadReport
+from upwell.edge.models.report import LoadReport, RuntimeAttempt
 from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.observe.health import document, health_of, summary
 from upwell.edge.runtimes.base import Placement
 
 TAKEN = Placement("npu", nodes=10, nodes_on_accelerator=8, left_on_cpu=("a (Softmax)", "b (Resize)"))
 TESTED = LoadReport(checked_by="golden vectors")
-LEFT = LoadReport("fallback", "golden vectors", (Attempt("onnx on npu", "no such device"),), 0.5, 0.1, 1 << 20)
+LEFT = LoadReport("fallback", "golden vectors", (RuntimeAttempt("onnx on npu", "no such device"),), 0.5, 0.1, 1 << 20)
 
 
 def on(placement: Placement, report: LoadReport = TESTED) -> EdgeModel:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from upwell.edge.bundle.base import Bundle
-from upwell.edge.model_sections import EdgeSide
 from upwell.edge.models.candidates import accelerated, files_of, on_cpu
+from upwell.edge.models.sections import EdgeSide
 from upwell.shared.errors import ConfigError
 
 both_packages = pytest.mark.skipif(

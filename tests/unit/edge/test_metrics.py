@@ -12,10 +12,10 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, rows_of, scene
-from upwell.edge.metrics import AgentMetrics
+from upwell.edge.observe.metrics import AgentMetrics
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelNotFound, Refused
+from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, RouterState
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import CloudAnswered, CloudFailure, RouterState
 
 Samples = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -135,7 +135,7 @@ def test_the_link_is_nan_until_it_is_known() -> None:
 def test_breakers_are_shown_by_model_and_the_links_as_a_star() -> None:
     with scene() as at:
         at.cut()
-        at.agent.router.observe(CloudFailure(MODEL, Reason.CLOUD_ERROR))
+        at.agent.router.observe(CloudCallFailed(MODEL, Reason.CLOUD_ERROR))
         found = samples(at)
         assert value(found, "upwell_breaker_open", model="*") == 1
         assert value(found, "upwell_breaker_open", model=MODEL) == 0

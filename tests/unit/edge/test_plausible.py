@@ -12,11 +12,11 @@ import pytest
 
 from tests.unit.models_for_tests import linear
 from upwell.edge import Agent
-from upwell.edge.bundle.packing import Order, packed
-from upwell.edge.health import document, summary
 from upwell.edge.models.plausible import implausible
+from upwell.edge.observe.health import document, summary
 from upwell.shared.signature.signature import LogicalOutput, OutputKind
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.bundle.packing import PackRequest, packed
 
 
 def said(numbers: Any, kind: OutputKind = "probabilities") -> tuple[str, ...]:
@@ -86,6 +86,6 @@ def test_an_agent_says_so_at_its_start_and_serves(
 @pytest.mark.parametrize("kind", ["probabilities", "logits"])
 def test_packing_says_so_too(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     folder = bundle(tmp_path, kind, [])
-    with packed(folder, Order("m", 1), tmp_path / "out", lambda _: None):
+    with packed(folder, PackRequest("m", 1), tmp_path / "out", lambda _: None):
         pass
     assert ("in the golden vectors output 'y' is `kind: probabilities`" in caplog.text) is (kind == "probabilities")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge import policy_file
-from upwell.edge.policy_file import PolicyFile
+from upwell.edge.policy import policy_file
+from upwell.edge.policy.policy_file import PolicyFile
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.policy import Policy
-from upwell.shared.yaml import load_yaml
+from upwell.shared.routing.policy.policy import Policy
 
 
 class Watched:

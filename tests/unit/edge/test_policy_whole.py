@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.edge.agents import MODEL, UNSURE, Scene, rows_of, scene
-from upwell.edge import policy_file
-from upwell.edge.health import health_page
-from upwell.edge.policy_file import REST_IN_PLACE_S, PolicyFile
+from upwell.edge.observe.health import health_page
+from upwell.edge.policy import policy_file
+from upwell.edge.policy.policy_file import REST_IN_PLACE_S, PolicyFile
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.policy import Policy
-from upwell.shared.yaml import load_yaml
+from upwell.shared.routing.policy.policy import Policy
 
 EXAMPLE = """\
 version: 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from upwell.edge import request_log
-from upwell.edge.request_log import QUEUE_LINES, RequestLog, encode_line, open_log, runtime_name
+from upwell.edge.observe import request_log
+from upwell.edge.observe.request_log import QUEUE_LINES, RequestLog, encode_line, open_log, runtime_name
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.routing.log import LogLine
@@ -180,7 +180,7 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 from tests.unit.edge.test_request_log import SIZE, line
-from upwell.edge.request_log import RequestLog
+from upwell.edge.observe.request_log import RequestLog
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4 * SIZE + 9, resource.RLIM_INFINITY))
 log = RequestLog(Path(sys.argv[1]), 1 << 20)

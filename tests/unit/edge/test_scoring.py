@@ -16,20 +16,20 @@ from ai_edge_litert import schema_py_generated as schema
 from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
-from upwell.edge import scoring
-from upwell.edge.demo.data import ASSETS, digit_png, heldout
+from upwell.edge.models import scoring
+from upwell.edge.models.scoring import Scorer, hardness_function
 from upwell.edge.models.served import EdgeModel
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.edge.scoring import Scorer, hardness_function
+from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.hardness import Measure, hardness
-from upwell.shared.routing.settings import HardSettings
+from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, OutputKind, Signature
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.shared.yaml import load_yaml, parse_yaml
+from upwell.tools.demo.data import ASSETS, digit_png, heldout
 
 OF_SCORES: tuple[Measure, ...] = ("max_prob", "margin", "entropy", "energy", "logit_norm")
 OF_BOXES: tuple[Measure, ...] = ("mean_score", "low_share", "count")

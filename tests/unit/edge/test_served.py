@@ -17,21 +17,21 @@ from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec, oip_datatype
 
 
-def test_a_run_takes_the_lane_and_gives_it_back() -> None:
+def test_a_run_takes_the_scheduler_and_gives_it_back() -> None:
     edge = edge_model()
     run = edge.run(rows_of(SURE), math.inf)
     assert run.duration_s > 0
     np.testing.assert_array_equal(run.outputs["fp64"], [[-1.0]])
-    assert edge.lane.ahead == 0
+    assert edge.scheduler.ahead == 0
 
 
-def test_a_run_that_fails_gives_the_lane_back() -> None:
+def test_a_run_that_fails_gives_the_scheduler_back() -> None:
     edge = edge_model(failure="no power")
     with pytest.raises(ModelFailed, match="no power"):
         edge.run(rows_of(SURE), math.inf)
     with pytest.raises(InvalidRequest):
         edge.run({"fp32": np.zeros((1, 4), np.float32)}, math.inf)
-    assert edge.lane.ahead == 0
+    assert edge.scheduler.ahead == 0
 
 
 def test_a_run_that_gets_no_turn_costs_nothing() -> None:

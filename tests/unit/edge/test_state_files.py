@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.edge.agents import policy
-from upwell.edge.flight.recorder import UnknownFlight, find
-from upwell.edge.router_cell import RouterCell
+from upwell.edge.observe.flight_recorder.recorder import UnknownFlight, find
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.server.housekeeping import BudgetFile
 from upwell.edge.spool.sinks import JsonlSink
-from upwell.edge.upkeep import BudgetFile
 
 DEEP = b"[" * 200_000 + b"]" * 200_000
 BROKEN = [
@@ -29,7 +29,7 @@ BROKEN = [
 @pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
 def test_budgets_that_cannot_be_read_begin_anew(tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "budgets.json").write_bytes(data)
-    cell = RouterCell(policy("defaults: {budget: {cloud_requests: 1/day}}"))
+    cell = RouterService(policy("defaults: {budget: {cloud_requests: 1/day}}"))
     with caplog.at_level(logging.WARNING):
         BudgetFile(tmp_path / "budgets.json", cell)
     assert cell.state.budgets.windows == {}

@@ -17,31 +17,31 @@ from hypothesis import strategies as st
 from tests.faults.bundles_for_tests import Signer, archive_of, bundle_archive, bundle_folder
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
-from upwell.edge.fetch.base import FetchFailed
-from upwell.edge.models import store
-from upwell.edge.models.renewing import AlreadyInstalled
-from upwell.edge.models.shelf_folder import FOLDER_NAME, encoded
-from upwell.edge.models.shelf_state import FLOOR_NAME, STATE_NAME, Look
-from upwell.edge.models.store import Shelf
+from upwell.edge.updates import version_store
+from upwell.edge.updates.downgrade_check import AlreadyInstalled
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.version_state import FLOOR_NAME, STATE_NAME, Look
+from upwell.edge.updates.version_store import VersionStore
+from upwell.edge.updates.versions_folder import FOLDER_NAME, encoded
 
 NO_TRUST = Trust()
 
 
-def fetched(shelf: Shelf, version: int, **about: object) -> Path:
+def fetched(store: VersionStore, version: int, **about: object) -> Path:
     """An archive where a source would have put it."""
-    shelf.incoming.mkdir(exist_ok=True)
-    path = shelf.incoming / "download.bundle.tar"
+    store.incoming.mkdir(exist_ok=True)
+    path = store.incoming / "download.bundle.tar"
     return bundle_archive(path, version, **about)  # type: ignore[arg-type]  # names and sizes
 
 
-def installed(shelf: Shelf, version: int, **about: object) -> Bundle:
-    bundle = shelf.install(fetched(shelf, version, **about))
-    shelf.commit(bundle, f"offer {version}")
+def installed(store: VersionStore, version: int, **about: object) -> Bundle:
+    bundle = store.install(fetched(store, version, **about))
+    store.commit(bundle, f"offer {version}")
     return bundle
 
 
-def versions(shelf: Shelf) -> list[str]:
-    return sorted(path.name for path in shelf.folder.iterdir() if path.name not in (STATE_NAME, FLOOR_NAME))
+def versions(store: VersionStore) -> list[str]:
+    return sorted(path.name for path in store.folder.iterdir() if path.name not in (STATE_NAME, FLOOR_NAME))
 
 
 def refusal_of(action: Callable[[], object]) -> Refusal:
@@ -51,23 +51,23 @@ def refusal_of(action: Callable[[], object]) -> Refusal:
 
 
 def test_versions_lie_side_by_side_and_older_ones_go(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    assert shelf.open() is None
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    assert store.open() is None
     for version in (1, 2, 3):
-        bundle = installed(shelf, version)
+        bundle = installed(store, version)
         assert open_bundle(bundle.folder).version == version
-        again = Shelf(tmp_path, "digits", NO_TRUST)
+        again = VersionStore(tmp_path, "digits", NO_TRUST)
         assert again.open() == bundle
         assert again.look == Look(key=f"offer {version}")
-    assert versions(shelf) == ["2", "3"]
-    assert stat.S_IMODE(shelf.folder.stat().st_mode) == 0o700
+    assert versions(store) == ["2", "3"]
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
 
 
 def test_what_is_not_committed_is_not_served(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 1)
-    shelf.install(fetched(shelf, 2))
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    installed(store, 1)
+    store.install(fetched(store, 2))
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     bundle = again.open()
     assert bundle is not None
     assert bundle.version == 1
@@ -76,57 +76,57 @@ def test_what_is_not_committed_is_not_served(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_installed_too(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    folder = bundle_folder(shelf.incoming / "folder", 4)
-    shelf.commit(shelf.install(folder), "")
-    assert versions(shelf) == ["4"]
-    assert open_bundle(shelf.folder / "4").version == 4
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    folder = bundle_folder(store.incoming / "folder", 4)
+    store.commit(store.install(folder), "")
+    assert versions(store) == ["4"]
+    assert open_bundle(store.folder / "4").version == 4
 
 
 def test_each_reason_to_refuse_leaves_the_old_one(tmp_path: Path) -> None:
     signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
-    shelf = Shelf(tmp_path, "digits", signer.trust)
-    installed(shelf, 2, signer=signer)
+    store = VersionStore(tmp_path, "digits", signer.trust)
+    installed(store, 2, signer=signer)
     spoilt = bundle_folder(tmp_path / "spoilt", 3, signer=signer)
     (spoilt / "labels.txt").write_text("one\nzero\n")
     archive = archive_of(spoilt, tmp_path / "spoilt.bundle.tar")
-    assert refusal_of(lambda: shelf.install(archive)) is Refusal.TAMPERED
+    assert refusal_of(lambda: store.install(archive)) is Refusal.TAMPERED
     archive.write_bytes(bundle_archive(tmp_path / "x.bundle.tar", 3, signer=signer).read_bytes()[:-3000])
-    assert refusal_of(lambda: shelf.install(archive)) is Refusal.TRUNCATED
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 3, size=1))) is Refusal.UNSIGNED
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 3, size=2, signer=stranger))) is Refusal.WRONG_SIGNATURE
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 2, size=3, signer=signer))) is Refusal.OLDER
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 1, signer=signer))) is Refusal.OLDER
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 3, name="pages", signer=signer))) is Refusal.OTHER_MODEL
-    shelf.settle(Look(key="that one", refusal=Refusal.OTHER_MODEL, message="no"))
-    assert versions(shelf) == ["2"]
-    again = Shelf(tmp_path, "digits", signer.trust)
+    assert refusal_of(lambda: store.install(archive)) is Refusal.TRUNCATED
+    assert refusal_of(lambda: store.install(fetched(store, 3, size=1))) is Refusal.UNSIGNED
+    assert refusal_of(lambda: store.install(fetched(store, 3, size=2, signer=stranger))) is Refusal.WRONG_SIGNATURE
+    assert refusal_of(lambda: store.install(fetched(store, 2, size=3, signer=signer))) is Refusal.OLDER
+    assert refusal_of(lambda: store.install(fetched(store, 1, signer=signer))) is Refusal.OLDER
+    assert refusal_of(lambda: store.install(fetched(store, 3, name="pages", signer=signer))) is Refusal.OTHER_MODEL
+    store.settle(Look(key="that one", refusal=Refusal.OTHER_MODEL, message="no"))
+    assert versions(store) == ["2"]
+    again = VersionStore(tmp_path, "digits", signer.trust)
     assert again.look.refusal is Refusal.OTHER_MODEL
     assert again.open() is not None
 
 
 def test_a_version_that_was_rolled_back_does_not_come_again(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 1)
-    installed(shelf, 2)
-    shelf.condemn(2, "every tenth request failed")
-    again = Shelf(tmp_path, "digits", NO_TRUST)
-    for one in (shelf, again):
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    installed(store, 1)
+    installed(store, 2)
+    store.condemn(2, "every tenth request failed")
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
+    for one in (store, again):
         opened = one.open()
         assert opened is not None
         assert opened.version == one.current == 1
-        assert one.condemned == {2: "every tenth request failed"}
-        assert one.look.refusal is Refusal.CONDEMNED
-        assert refusal_of(lambda: again.install(fetched(again, 2))) is Refusal.CONDEMNED
+        assert one.blocklist == {2: "every tenth request failed"}
+        assert one.look.refusal is Refusal.BLOCKLISTED
+        assert refusal_of(lambda: again.install(fetched(again, 2))) is Refusal.BLOCKLISTED
     assert installed(again, 3).version == 3
 
 
 def test_a_version_is_on_trial_until_it_is_proven_also_over_restarts(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 1)
-    assert not shelf.is_on_trial  # there is nothing to go back to
-    installed(shelf, 2)
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    installed(store, 1)
+    assert not store.is_on_trial  # there is nothing to go back to
+    installed(store, 2)
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     again.prove(1)  # too late to say so
     assert again.is_on_trial
     former = again.open(2)
@@ -134,78 +134,78 @@ def test_a_version_is_on_trial_until_it_is_proven_also_over_restarts(tmp_path: P
     assert former.version == 1
     assert again.open(1) is None
     again.prove(2)
-    assert not Shelf(tmp_path, "digits", NO_TRUST).is_on_trial
+    assert not VersionStore(tmp_path, "digits", NO_TRUST).is_on_trial
 
 
 def test_a_version_on_trial_that_keeps_ending_the_agent_is_given_up(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 1)
-    installed(shelf, 2)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    installed(store, 1)
+    installed(store, 2)
     served = []
     for _ in range(4):
-        shelf = Shelf(tmp_path, "digits", NO_TRUST)  # the one before was killed
-        shelf.begin()
-        served.append(shelf.current)
+        store = VersionStore(tmp_path, "digits", NO_TRUST)  # the one before was killed
+        store.begin()
+        served.append(store.current)
     assert served == [2, 2, 1, 1]
-    assert shelf.condemned == {2: "the agent ended 3 times while it was on trial"}
-    installed(shelf, 3)
+    assert store.blocklist == {2: "the agent ended 3 times while it was on trial"}
+    installed(store, 3)
     for _ in range(10):
-        shelf = Shelf(tmp_path, "digits", NO_TRUST)
-        shelf.begin()
-        shelf.stop_trying()  # the agent was told to end
-    assert (shelf.current, shelf.is_on_trial) == (3, True)
+        store = VersionStore(tmp_path, "digits", NO_TRUST)
+        store.begin()
+        store.stop_trying()  # the agent was told to end
+    assert (store.current, store.is_on_trial) == (3, True)
 
 
 def test_what_a_full_disk_does_not_take_holds_for_this_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 1)
-    installed(shelf, 2)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    installed(store, 1)
+    installed(store, 2)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        shelf.begin()
-        shelf.condemn(2, "it failed")
-        assert shelf.current == 1
+        store.begin()
+        store.condemn(2, "it failed")
+        assert store.current == 1
     assert caplog.text.count("No space left") == 2
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     assert (again.current, again.is_on_trial) == (2, True)  # so it is tried out again, and goes back again
 
 
 def test_the_same_version_signed_again_brings_its_signature(tmp_path: Path) -> None:
     signer, next_signer = Signer(tmp_path), Signer(tmp_path, "next")
     both = Trust((signer.public, next_signer.public), require=True)
-    shelf = Shelf(tmp_path, "digits", both)
-    installed(shelf, 2, signer=signer)
-    again = bundle_folder(shelf.incoming / "again", 2, signer=next_signer)
+    store = VersionStore(tmp_path, "digits", both)
+    installed(store, 2, signer=signer)
+    again = bundle_folder(store.incoming / "again", 2, signer=next_signer)
     with pytest.raises(AlreadyInstalled):
-        shelf.install(again)
-    bundle = Shelf(tmp_path, "digits", next_signer.trust).open()
+        store.install(again)
+    bundle = VersionStore(tmp_path, "digits", next_signer.trust).open()
     assert bundle is not None
     assert (bundle.version, bundle.signed_by) == (2, next_signer.key.fingerprint)
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 2, size=1, signer=signer))) is Refusal.OLDER
+    assert refusal_of(lambda: store.install(fetched(store, 2, size=1, signer=signer))) is Refusal.OLDER
 
 
 def test_the_condemned_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_MOST_CONDEMNED", 3)
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    monkeypatch.setattr(version_store, "_MOST_BLOCKED", 3)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (7, 1, 9, 8):
-        shelf.condemn(version, "x" * 10_000)
-    assert sorted(shelf.condemned) == [7, 8, 9]
-    assert len((shelf.folder / STATE_NAME).read_text()) < 3000
+        store.condemn(version, "x" * 10_000)
+    assert sorted(store.blocklist) == [7, 8, 9]
+    assert len((store.folder / STATE_NAME).read_text()) < 3000
 
 
 @pytest.mark.parametrize("damage", ["changed", "shortened", "missing", "added", "another"])
 def test_a_damaged_version_is_refused_at_the_next_start(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 1)
-    folder = installed(shelf, 2).folder
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    installed(store, 1)
+    folder = installed(store, 2).folder
     model = folder / "model.onnx"
     if damage == "changed":
         model.write_bytes(bytes(2000))
@@ -217,8 +217,8 @@ def test_a_damaged_version_is_refused_at_the_next_start(
         (folder / "more.bin").write_bytes(b"")
     else:
         shutil.rmtree(folder)
-        shutil.copytree(shelf.folder / "1", folder)
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+        shutil.copytree(store.folder / "1", folder)
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     bundle = again.open()
     assert bundle is not None
     assert bundle.version == 1
@@ -229,35 +229,35 @@ def test_a_damaged_version_is_refused_at_the_next_start(
 
 def test_keys_that_are_not_trusted_now_do_not_cost_the_bundle(tmp_path: Path) -> None:
     signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
-    installed(Shelf(tmp_path, "digits", signer.trust), 1, signer=signer)
-    assert Shelf(tmp_path, "digits", stranger.trust).open() is None
-    assert Shelf(tmp_path, "digits", signer.trust).open() is not None
+    installed(VersionStore(tmp_path, "digits", signer.trust), 1, signer=signer)
+    assert VersionStore(tmp_path, "digits", stranger.trust).open() is None
+    assert VersionStore(tmp_path, "digits", signer.trust).open() is not None
 
 
 def test_the_factory_bundle_is_fallen_back_on_and_goes_before_older_ones(tmp_path: Path) -> None:
     factory = open_bundle(bundle_folder(tmp_path / "factory", 5))
-    shelf = Shelf(tmp_path, "digits", NO_TRUST, factory)
-    assert shelf.open() == factory
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 5, size=1))) is Refusal.OLDER
+    store = VersionStore(tmp_path, "digits", NO_TRUST, factory)
+    assert store.open() == factory
+    assert refusal_of(lambda: store.install(fetched(store, 5, size=1))) is Refusal.OLDER
     with pytest.raises(AlreadyInstalled):
-        shelf.install(fetched(shelf, 5))
-    assert refusal_of(lambda: shelf.install(fetched(shelf, 6, name="pages"))) is Refusal.OTHER_MODEL
-    newer = installed(shelf, 6)
-    assert Shelf(tmp_path, "digits", NO_TRUST, factory).open() == newer
+        store.install(fetched(store, 5))
+    assert refusal_of(lambda: store.install(fetched(store, 6, name="pages"))) is Refusal.OTHER_MODEL
+    newer = installed(store, 6)
+    assert VersionStore(tmp_path, "digits", NO_TRUST, factory).open() == newer
     newest = open_bundle(bundle_folder(tmp_path / "newer", 7))
-    assert Shelf(tmp_path, "digits", NO_TRUST, newest).open() == newest
+    assert VersionStore(tmp_path, "digits", NO_TRUST, newest).open() == newest
     other = open_bundle(bundle_folder(tmp_path / "other", 1, name="pages"))
-    assert Shelf(tmp_path, "digits", NO_TRUST, other).open() == other
-    shelf.condemn(6, "it failed")
-    assert shelf.open() == factory
+    assert VersionStore(tmp_path, "digits", NO_TRUST, other).open() == other
+    store.condemn(6, "it failed")
+    assert store.open() == factory
 
 
 def test_a_disk_that_takes_nothing_is_a_failure_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    bundle = installed(shelf, 1)
-    path = fetched(shelf, 2)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    bundle = installed(store, 1)
+    path = fetched(store, 2)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -265,11 +265,11 @@ def test_a_disk_that_takes_nothing_is_a_failure_and_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(FetchFailed, match="No space left"):
-            shelf.install(path)
+            store.install(path)
         with pytest.raises(FetchFailed, match="No space left"):
-            shelf.commit(bundle, "")
-    assert versions(shelf) == ["1", "incoming"]
-    assert shelf.install(path).version == 2
+            store.commit(bundle, "")
+    assert versions(store) == ["1", "incoming"]
+    assert store.install(path).version == 2
 
 
 UNREADABLE = (b"", b"{", b"\0" * 300, b"\xff", b"[" * 10_000, json.dumps({"current": "x"}).encode())
@@ -279,19 +279,19 @@ UNREADABLE = (b"", b"{", b"\0" * 300, b"\xff", b"[" * 10_000, json.dumps({"curre
 def test_a_state_that_cannot_be_read_is_rebuilt_from_the_versions_there(
     tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (9, 10):
-        installed(shelf, version)
-    shelf.prove(10)
-    (shelf.folder / STATE_NAME).write_bytes(data)
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+        installed(store, version)
+    store.prove(10)
+    (store.folder / STATE_NAME).write_bytes(data)
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     assert "going on with the installed version 10" in caplog.text
     former = again.open(10)
     assert former is not None
     assert (again.current, former.version) == (10, 9)
     assert again.is_on_trial  # it may be one that was rolled back
     caplog.clear()
-    assert Shelf(tmp_path, "digits", NO_TRUST).current == 10
+    assert VersionStore(tmp_path, "digits", NO_TRUST).current == 10
     assert caplog.text == ""  # what was rebuilt was written down
     assert refusal_of(lambda: again.install(fetched(again, 11, name="pages"))) is Refusal.OTHER_MODEL
     assert refusal_of(lambda: again.install(fetched(again, 8))) is Refusal.OLDER
@@ -302,59 +302,59 @@ def test_a_state_that_cannot_be_read_is_rebuilt_from_the_versions_there(
 def test_what_is_damaged_or_was_never_whole_is_no_part_of_a_rebuilt_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (1, 2):
-        installed(shelf, version)
-    (shelf.folder / "2" / "model.onnx").write_bytes(bytes(2000))
-    shutil.copytree(shelf.folder / "1", shelf.folder / "3")  # another version than its name says
-    shutil.copytree(shelf.folder / "1", shelf.folder / "01")
-    (shelf.folder / "4").write_text("a file")
-    (shelf.folder / ".new").mkdir()
-    (shelf.folder / STATE_NAME).write_bytes(b"")
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+        installed(store, version)
+    (store.folder / "2" / "model.onnx").write_bytes(bytes(2000))
+    shutil.copytree(store.folder / "1", store.folder / "3")  # another version than its name says
+    shutil.copytree(store.folder / "1", store.folder / "01")
+    (store.folder / "4").write_text("a file")
+    (store.folder / ".new").mkdir()
+    (store.folder / STATE_NAME).write_bytes(b"")
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     bundle = again.open()
     assert bundle is not None
     assert (bundle.version, again.is_on_trial) == (1, False)  # there is nothing to go back to
     assert versions(again) == ["1"]
     assert installed(again, 2).version == 2
-    shutil.rmtree(shelf.folder / "1")
-    shutil.rmtree(shelf.folder / "2")
-    (shelf.folder / STATE_NAME).write_bytes(b"")
+    shutil.rmtree(store.folder / "1")
+    shutil.rmtree(store.folder / "2")
+    (store.folder / STATE_NAME).write_bytes(b"")
     factory = open_bundle(bundle_folder(tmp_path / "factory", 1))
-    empty = Shelf(tmp_path, "digits", NO_TRUST, factory)
+    empty = VersionStore(tmp_path, "digits", NO_TRUST, factory)
     assert (empty.open(), empty.is_on_trial) == (factory, False)
     assert "going on with nothing installed" in caplog.text
 
 
 def test_a_rebuilt_state_serves_nothing_that_nobody_trusts(tmp_path: Path) -> None:
     signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
-    shelf = Shelf(tmp_path, "digits", signer.trust)
-    installed(shelf, 1, signer=signer)
-    (shelf.folder / STATE_NAME).write_bytes(b"")
-    assert Shelf(tmp_path, "digits", stranger.trust).open() is None
-    assert Shelf(tmp_path, "digits", signer.trust).open() is not None
+    store = VersionStore(tmp_path, "digits", signer.trust)
+    installed(store, 1, signer=signer)
+    (store.folder / STATE_NAME).write_bytes(b"")
+    assert VersionStore(tmp_path, "digits", stranger.trust).open() is None
+    assert VersionStore(tmp_path, "digits", signer.trust).open() is not None
 
 
 def test_a_rebuilt_state_that_the_disk_does_not_take_holds_for_this_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 1)
-    (shelf.folder / STATE_NAME).write_bytes(b"")
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    installed(store, 1)
+    (store.folder / STATE_NAME).write_bytes(b"")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert Shelf(tmp_path, "digits", NO_TRUST).open() is not None
+    assert VersionStore(tmp_path, "digits", NO_TRUST).open() is not None
 
 
 def test_what_a_later_version_of_upwell_remembers_costs_no_bundle(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    bundle = installed(shelf, 1)
-    path = shelf.folder / STATE_NAME
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    bundle = installed(store, 1)
+    path = store.folder / STATE_NAME
     path.write_text(json.dumps({**json.loads(path.read_text()), "future": 1}))
-    assert Shelf(tmp_path, "digits", NO_TRUST).open() == bundle
+    assert VersionStore(tmp_path, "digits", NO_TRUST).open() == bundle
 
 
 class _Crash(BaseException):
@@ -365,9 +365,9 @@ def test_a_crash_at_any_step_leaves_one_version_or_the_other(tmp_path: Path, mon
     """Every call that changes something on disk is, in turn, the one that is not reached any more."""
     for steps in itertools.count():
         state_dir = tmp_path / str(steps)
-        shelf = Shelf(state_dir, "digits", NO_TRUST)
-        installed(shelf, 1)
-        path = fetched(shelf, 2)
+        store = VersionStore(state_dir, "digits", NO_TRUST)
+        installed(store, 1)
+        path = fetched(store, 2)
         left = steps
 
         def counted(wanted: Callable[..., object]) -> Callable[..., object]:
@@ -384,11 +384,11 @@ def test_a_crash_at_any_step_leaves_one_version_or_the_other(tmp_path: Path, mon
             for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "open", "fsync"):
                 patched.setattr(os, name, counted(getattr(os, name)))
             try:
-                shelf.commit(shelf.install(path), "offer 2")
+                store.commit(store.install(path), "offer 2")
                 crashed = False
             except _Crash:
                 crashed = True
-        again = Shelf(state_dir, "digits", NO_TRUST)
+        again = VersionStore(state_dir, "digits", NO_TRUST)
         bundle = again.open()
         assert bundle is not None
         assert bundle.version == again.current
@@ -417,6 +417,6 @@ def test_no_two_models_share_a_folder(models: set[str]) -> None:
     ("model", "folder"), [("digits", "digits"), ("..", "%2e%2e"), ("a/b", "a%2fb"), ("Ä b", "%c3%84%20b"), ("A", "%41")]
 )
 def test_the_folder_of_a_model(tmp_path: Path, model: str, folder: str) -> None:
-    shelf = Shelf(tmp_path, model, NO_TRUST)
-    assert shelf.folder == tmp_path / FOLDER_NAME / folder
-    assert shelf.folder.is_dir()
+    store = VersionStore(tmp_path, model, NO_TRUST)
+    assert store.folder == tmp_path / FOLDER_NAME / folder
+    assert store.folder.is_dir()

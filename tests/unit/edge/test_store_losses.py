@@ -11,20 +11,20 @@ from tests.faults.bundles_for_tests import Signer, bundle_folder
 from tests.unit.edge.test_store import NO_TRUST, fetched, installed, refusal_of
 from upwell.edge.bundle.base import Refusal
 from upwell.edge.bundle.verify import open_bundle
-from upwell.edge.models.shelf_state import STATE_NAME
-from upwell.edge.models.store import Shelf
+from upwell.edge.updates.version_state import STATE_NAME
+from upwell.edge.updates.version_store import VersionStore
 
 
 def test_a_state_that_is_gone_costs_neither_the_newest_version_nor_the_floor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     factory = open_bundle(bundle_folder(tmp_path / "factory", 1))
-    shelf = Shelf(tmp_path, "digits", NO_TRUST, factory)
+    store = VersionStore(tmp_path, "digits", NO_TRUST, factory)
     for version in (3, 4):
-        installed(shelf, version)
-        shelf.prove(version)
-    (shelf.folder / STATE_NAME).unlink()
-    again = Shelf(tmp_path, "digits", NO_TRUST, factory)
+        installed(store, version)
+        store.prove(version)
+    (store.folder / STATE_NAME).unlink()
+    again = VersionStore(tmp_path, "digits", NO_TRUST, factory)
     opened = again.open()
     assert opened is not None
     assert (opened.version, again.current) == (4, 4)
@@ -34,20 +34,20 @@ def test_a_state_that_is_gone_costs_neither_the_newest_version_nor_the_floor(
     assert "version 4" in again.notice
     assert refusal_of(lambda: again.install(fetched(again, 2))) is Refusal.OLDER
     caplog.clear()
-    later = Shelf(tmp_path, "digits", NO_TRUST, factory)
+    later = VersionStore(tmp_path, "digits", NO_TRUST, factory)
     assert (later.current, later.notice, caplog.text) == (4, "", "")  # it was written down again
 
 
 def test_without_state_and_versions_the_floor_still_holds(tmp_path: Path) -> None:
     factory = open_bundle(bundle_folder(tmp_path / "factory", 1))
-    shelf = Shelf(tmp_path, "digits", NO_TRUST, factory)
+    store = VersionStore(tmp_path, "digits", NO_TRUST, factory)
     for version in (3, 4):
-        installed(shelf, version)
-        shelf.prove(version)
+        installed(store, version)
+        store.prove(version)
     for name in ("3", "4"):
-        shutil.rmtree(shelf.folder / name)
-    (shelf.folder / STATE_NAME).unlink()
-    again = Shelf(tmp_path, "digits", NO_TRUST, factory)
+        shutil.rmtree(store.folder / name)
+    (store.folder / STATE_NAME).unlink()
+    again = VersionStore(tmp_path, "digits", NO_TRUST, factory)
     assert again.open() == factory
     assert refusal_of(lambda: again.install(fetched(again, 3))) is Refusal.OLDER
     assert again.floor == 4
@@ -56,66 +56,66 @@ def test_without_state_and_versions_the_floor_still_holds(tmp_path: Path) -> Non
 
 
 def test_an_older_copy_of_the_state_brings_no_older_version_back(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (3, 4):
-        installed(shelf, version)
-        shelf.prove(version)
-    copy = (shelf.folder / STATE_NAME).read_bytes()
-    installed(shelf, 5)
-    (shelf.folder / STATE_NAME).write_bytes(copy)
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+        installed(store, version)
+        store.prove(version)
+    copy = (store.folder / STATE_NAME).read_bytes()
+    installed(store, 5)
+    (store.folder / STATE_NAME).write_bytes(copy)
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     assert (again.current, again.is_on_trial) == (5, True)
     assert again.floor == 4
     assert "older" in again.notice
 
 
 def test_an_older_copy_of_the_state_does_not_bring_a_condemned_version_back(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    installed(shelf, 4)
-    installed(shelf, 5)
-    copy = (shelf.folder / STATE_NAME).read_bytes()
-    shelf.condemn(5, "it failed")
-    (shelf.folder / STATE_NAME).write_bytes(copy)
-    again = Shelf(tmp_path, "digits", NO_TRUST)
-    assert (again.current, again.condemned) == (4, {5: "it failed"})
-    assert refusal_of(lambda: again.install(fetched(again, 5))) is Refusal.CONDEMNED
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    installed(store, 4)
+    installed(store, 5)
+    copy = (store.folder / STATE_NAME).read_bytes()
+    store.condemn(5, "it failed")
+    (store.folder / STATE_NAME).write_bytes(copy)
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
+    assert (again.current, again.blocklist) == (4, {5: "it failed"})
+    assert refusal_of(lambda: again.install(fetched(again, 5))) is Refusal.BLOCKLISTED
     (again.folder / STATE_NAME).unlink()
-    assert Shelf(tmp_path, "digits", NO_TRUST).condemned == {5: "it failed"}
+    assert VersionStore(tmp_path, "digits", NO_TRUST).blocklist == {5: "it failed"}
 
 
 def test_a_version_that_is_damaged_on_the_disk_does_not_lower_the_floor(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (3, 5):
-        installed(shelf, version)
-        shelf.prove(version)
-    (shelf.folder / "5" / "model.onnx").write_bytes(b"")
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+        installed(store, version)
+        store.prove(version)
+    (store.folder / "5" / "model.onnx").write_bytes(b"")
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     opened = again.open()
     assert opened is not None
     assert opened.version == 3
     assert refusal_of(lambda: again.install(fetched(again, 4))) is Refusal.OLDER
     assert again.floor == 5
     assert "version 5 is not used" in again.notice
-    assert Shelf(tmp_path, "digits", NO_TRUST).current == 3  # not taken for an older copy
+    assert VersionStore(tmp_path, "digits", NO_TRUST).current == 3  # not taken for an older copy
     assert installed(again, 5).version == 5
 
 
 def test_a_stranger_s_folder_is_not_what_a_rebuilt_state_goes_on_with(tmp_path: Path) -> None:
     signer, stranger = Signer(tmp_path), Signer(tmp_path, "stranger")
-    shelf = Shelf(tmp_path, "digits", signer.trust)
-    installed(shelf, 4, signer=signer)
+    store = VersionStore(tmp_path, "digits", signer.trust)
+    installed(store, 4, signer=signer)
     for version in (98, 99):
-        bundle_folder(shelf.folder / str(version), version, signer=stranger)
-    (shelf.folder / STATE_NAME).unlink()
-    again = Shelf(tmp_path, "digits", signer.trust)
+        bundle_folder(store.folder / str(version), version, signer=stranger)
+    (store.folder / STATE_NAME).unlink()
+    again = VersionStore(tmp_path, "digits", signer.trust)
     assert again.current == 4
     assert again.floor == 4
     assert installed(again, 5, signer=signer).version == 5
 
 
 def test_a_first_version_that_was_not_committed_is_not_taken_for_one_whose_state_is_lost(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "digits", NO_TRUST)
-    shelf.install(fetched(shelf, 1))
-    again = Shelf(tmp_path, "digits", NO_TRUST)
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    store.install(fetched(store, 1))
+    again = VersionStore(tmp_path, "digits", NO_TRUST)
     assert (again.current, again.open()) == (0, None)
     assert again.notice == ""

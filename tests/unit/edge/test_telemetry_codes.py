@@ -13,10 +13,10 @@ from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, UNSURE
 from upwell.edge import Agent, Answer
 from upwell.edge.models.served import ServedModel
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ModelFailed, UpwellError
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.security import ClientSecurity
-from upwell.shared.oip.server import start_server
+from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.telemetry.tracer import Recorded, Tracer
 
 TENSOR, TAG, ID, ERROR = "424242424242", "TAGSECRET", "IDSECRET", "ERRORSECRET"
@@ -86,7 +86,7 @@ def test_a_request_that_may_leave_keeps_its_id_but_no_text_of_an_error(cloud: tu
 
 
 def test_ids_of_denied_requests_are_alike_where_the_ids_are(cloud: tuple[FakeDataplane, str]) -> None:
-    from upwell.edge.tracing import hashed
+    from upwell.edge.request.spans import hashed
 
     assert hashed(ID) == hashed(ID) != hashed(ID + "x")
     assert ID not in hashed(ID)

@@ -37,73 +37,73 @@ class Version:
 
 
 def test_where_the_new_version_fails_the_former_one_answers() -> None:
-    new, condemned = Version("new"), list[str]()
-    trial = Trial(Version("former"), condemned.append, nobody)
+    new, rejected = Version("new"), list[str]()
+    trial = Trial(Version("former"), rejected.append, nobody)
     assert trial.run(new, NOTHING) == "new"
     new.failure = ModelFailed("bad kernel")
     assert trial.run(new, NOTHING) == "former"
     new.failure = None
     assert trial.run(new, NOTHING) == "new"
-    assert condemned == []
+    assert rejected == []
 
 
 def test_a_version_that_fails_too_often_is_condemned_once_and_still_stood_in_for() -> None:
-    condemned: list[str] = []
-    trial = Trial(Version("former"), condemned.append, nobody)
+    rejected: list[str] = []
+    trial = Trial(Version("former"), rejected.append, nobody)
     new = Version("new", ModelFailed("bad kernel"))
     answers = [trial.run(new, NOTHING) for _ in range(trials.MIN_FAILURES + 5)]
     assert answers == ["former"] * len(answers)
-    assert condemned == ["3 of its first 3 runs failed, the last with ModelFailed"]
+    assert rejected == ["3 of its first 3 runs failed, the last with ModelFailed"]
     assert not trial.is_proven
 
 
 def test_failures_below_the_allowed_share_do_not_condemn() -> None:
-    condemned: list[str] = []
-    trial = Trial(Version("former"), condemned.append, nobody)
+    rejected: list[str] = []
+    trial = Trial(Version("former"), rejected.append, nobody)
     good, bad = Version("new"), Version("new", ModelFailed("now and then"))
     for index in range(1, trials.RUNS + 1):
         is_bad = index % 25 == 0  # 4 %, and the first three failures stand among enough runs
         trial.run(bad if is_bad else good, NOTHING)
-    assert condemned == []
+    assert rejected == []
     assert trial.is_proven
 
 
 def test_a_bad_request_counts_for_nothing() -> None:
-    condemned: list[str] = []
-    trial = Trial(Version("former", InvalidRequest("no picture")), condemned.append, nobody)
+    rejected: list[str] = []
+    trial = Trial(Version("former", InvalidRequest("no picture")), rejected.append, nobody)
     for _ in range(trials.RUNS * 2):
         with pytest.raises(InvalidRequest):
             trial.run(Version("new", InvalidRequest("no picture")), NOTHING)
-    assert condemned == []
+    assert rejected == []
     assert not trial.is_proven
 
 
 def test_what_the_former_version_can_answer_was_no_bad_request() -> None:
     """Kernels report values that they cannot take as invalid arguments."""
-    condemned: list[str] = []
-    trial = Trial(Version("former"), condemned.append, nobody)
+    rejected: list[str] = []
+    trial = Trial(Version("former"), rejected.append, nobody)
     for failure in (InvalidRequest("index out of bounds"), ModelFailed("bad kernel"), IndexError("in a step of ours")):
         assert trial.run(Version("new", failure), NOTHING) == "former"
-    assert condemned == ["3 of its first 3 runs failed, the last with IndexError"]
+    assert rejected == ["3 of its first 3 runs failed, the last with IndexError"]
 
 
 def test_what_neither_version_can_answer_counts_for_nothing() -> None:
-    condemned: list[str] = []
-    trial = Trial(Version("former", ModelFailed("the device is gone")), condemned.append, nobody)
+    rejected: list[str] = []
+    trial = Trial(Version("former", ModelFailed("the device is gone")), rejected.append, nobody)
     for _ in range(trials.RUNS):
         with pytest.raises(ModelFailed, match="also"):
             trial.run(Version("new", ModelFailed("also gone")), NOTHING)
-    assert condemned == []
+    assert rejected == []
     assert not trial.is_proven
 
 
 def test_where_the_former_version_takes_other_inputs_the_new_ones_error_stands_and_counts() -> None:
-    condemned: list[str] = []
-    trial = Trial(Version("former", InvalidRequest("unknown input")), condemned.append, nobody)
+    rejected: list[str] = []
+    trial = Trial(Version("former", InvalidRequest("unknown input")), rejected.append, nobody)
     for _ in range(trials.MIN_FAILURES):
         with pytest.raises(ModelFailed, match="bad kernel"):
             trial.run(Version("new", ModelFailed("bad kernel")), NOTHING)
-    assert len(condemned) == 1
+    assert len(rejected) == 1
 
 
 def test_who_waits_for_it_hears_once_that_a_version_has_proven_itself() -> None:
@@ -115,8 +115,8 @@ def test_who_waits_for_it_hears_once_that_a_version_has_proven_itself() -> None:
 
 
 def test_it_is_condemned_once_whatever_threads_fail_at_once() -> None:
-    condemned: list[str] = []
-    trial = Trial(Version("former"), condemned.append, nobody)
+    rejected: list[str] = []
+    trial = Trial(Version("former"), rejected.append, nobody)
     together = threading.Barrier(8)
 
     def fail() -> None:
@@ -129,11 +129,11 @@ def test_it_is_condemned_once_whatever_threads_fail_at_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(condemned) == 1
+    assert len(rejected) == 1
 
 
-def served_on_trial(former: EdgeModel, new: EdgeModel, condemned: list[str]) -> EdgeModel:
-    new.trial = Trial(former.run_now, condemned.append, nobody)
+def served_on_trial(former: EdgeModel, new: EdgeModel, rejected: list[str]) -> EdgeModel:
+    new.trial = Trial(former.run_now, rejected.append, nobody)
     return new
 
 
@@ -143,7 +143,7 @@ def test_an_edge_model_on_trial_says_which_version_answered() -> None:
     served_on_trial(former, new, [])
     run: EdgeRun = new.run(rows_of(SURE), np.inf)
     assert run.digest == former.digest
-    assert new.lane.ahead == 0
+    assert new.scheduler.ahead == 0
 
 
 def test_a_version_that_has_proven_itself_lets_the_former_one_go() -> None:

@@ -17,17 +17,17 @@ from tests.faults.bundles_for_tests import Signer, bundle_archive, bundle_folder
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
-from upwell.edge.fetch.base import FetchFailed
-from upwell.edge.models.following import Follower, Updates
-from upwell.edge.models.store import Shelf
-from upwell.edge.models.updating import Updater
+from upwell.edge.updates.follower import UpdateFollower, Updates
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.updater import Updater
+from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, ModelFailed
 
 NAME = "digits.bundle.tar"
 
 
 class Device:
-    """A shelf, a folder that it follows, and what was activated."""
+    """A store, a folder that it follows, and what was activated."""
 
     def __init__(self, folder: Path, trust: Trust | None = None) -> None:
         self.folder = folder
@@ -41,8 +41,8 @@ class Device:
 
     def restart(self, source: str = "", every_s: float = 3600.0, factory: Bundle | None = None) -> None:
         """As a new process would have it."""
-        self.shelf = Shelf(self.folder / "state", "digits", self.trust, factory)
-        self.follower = Follower(self.shelf, Updates(source or str(self.offered), every_s), self.activate)
+        self.store = VersionStore(self.folder / "state", "digits", self.trust, factory)
+        self.follower = UpdateFollower(self.store, Updates(source or str(self.offered), every_s), self.activate)
 
     def offer(self, version: int, *, signer: Signer | None = None, size: int = 2000) -> None:
         for path in self.offered.glob("*.bundle.tar"):
@@ -53,11 +53,11 @@ class Device:
         self.activated.append(bundle.version)
         if self.trouble is not None:
             raise self.trouble
-        return lambda: self.served.append(self.shelf.current)
+        return lambda: self.served.append(self.store.current)
 
     @property
     def serves(self) -> int:
-        bundle = self.shelf.open()
+        bundle = self.store.open()
         return bundle.version if bundle else 0
 
 
@@ -98,7 +98,7 @@ def test_a_bundle_that_fails_its_self_test_is_not_tried_again(device: Device) ->
         device.restart()
     assert device.activated == [1, 2]
     assert device.serves == 1
-    assert sorted(path.name for path in device.shelf.folder.iterdir()) == ["1", "floor.json", "state.json"]
+    assert sorted(path.name for path in device.store.folder.iterdir()) == ["1", "floor.json", "state.json"]
     device.offer(3)
     assert device.follower.look() == "installed"
     assert device.follower.status.refusal is None
@@ -120,16 +120,16 @@ DYING = """
 import os, sys
 from pathlib import Path
 from upwell.edge.bundle.base import Trust
-from upwell.edge.models.following import Follower, Updates
-from upwell.edge.models.store import Shelf
+from upwell.edge.updates.follower import UpdateFollower, Updates
+from upwell.edge.updates.version_store import VersionStore
 
 for _ in range(5):
     child = os.fork()
     if child:
         print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         continue
-    shelf = Shelf(Path(sys.argv[1]), "digits", Trust())
-    follower = Follower(shelf, Updates(sys.argv[2]), lambda bundle: os._exit(11))
+    store = VersionStore(Path(sys.argv[1]), "digits", Trust())
+    follower = UpdateFollower(store, Updates(sys.argv[2]), lambda bundle: os._exit(11))
     print(follower.look(), follower.status.message, flush=True)
     os._exit(0)
 """
@@ -224,7 +224,7 @@ def test_a_disk_that_is_full_when_a_version_is_to_be_served_leaves_the_one_befor
     activate = device.activate
 
     def fill(bundle: Bundle) -> Callable[[], None]:
-        monkeypatch.setattr("upwell.edge.models.shelf_state.write_whole", full)
+        monkeypatch.setattr("upwell.edge.updates.version_state.write_whole", full)
         return activate(bundle)
 
     device.follower._activate = fill
@@ -246,16 +246,16 @@ def test_a_version_that_is_rolled_back_stays_away(device: Device) -> None:
     device.follower.look()
     device.offer(2)
     device.follower.look()
-    device.shelf.condemn(2, "30% of the requests failed")
+    device.store.condemn(2, "30% of the requests failed")
     assert device.serves == 1
     status = device.follower.status
-    assert (status.installed, status.refusal) == (1, Refusal.CONDEMNED)
+    assert (status.installed, status.refusal) == (1, Refusal.BLOCKLISTED)
     assert "30%" in status.message
     device.restart()
     assert device.follower.look() == "nothing_new"
     device.offer(2, size=3000)
     assert device.follower.look() == "refused"
-    assert device.follower.status.refusal is Refusal.CONDEMNED
+    assert device.follower.status.refusal is Refusal.BLOCKLISTED
     device.offer(3)
     assert device.follower.look() == "installed"
 
@@ -338,10 +338,10 @@ def test_nothing_is_installed_once_it_is_closed(device: Device) -> None:
 class Clockless(Updater):
     """An updater without a thread, to ask how long it would wait."""
 
-    def __init__(self, follower: Follower, retry_s: float, draw: float) -> None:
+    def __init__(self, follower: UpdateFollower, retry_s: float, draw: float) -> None:
         super().__init__([], retry_s=retry_s, draw=lambda: draw)
-        self._followers = {follower.shelf.model: follower}
-        self._failures = {follower.shelf.model: 0}
+        self._followers = {follower.store.model: follower}
+        self._failures = {follower.store.model: 0}
 
     def pauses_s(self, count: int) -> list[float]:
         return [self._look(next(iter(self._followers.values()))) for _ in range(count)]

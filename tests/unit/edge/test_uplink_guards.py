@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from upwell.edge.agent import Agent
-from upwell.edge.dataplane import AgentDataplane
 from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.security import ClientSecurity
-from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES, start_server
-from upwell.shared.routing.policy import Policy
+from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES, start_server
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec

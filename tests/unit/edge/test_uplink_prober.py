@@ -11,13 +11,13 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, Sender, allowed, decision, sender, serving
-from upwell.edge.uplink.calls import CloudMiss
+from upwell.edge.uplink.calls import CloudFailure
 from upwell.edge.uplink.prober import Prober
 from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.security import ClientSecurity
-from upwell.shared.routing.state import LinkProbed
+from upwell.shared.routing.decide.state import LinkProbed
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_nothing_leaves_before_the_first_call_that_is_allowed(it: Sender) -> Non
     before = threads()
     it.uplink.note_candidate(allowed)
     it.cell.deny()
-    assert isinstance(it.send(decision()).outcome, CloudMiss)
+    assert isinstance(it.send(decision()).outcome, CloudFailure)
     assert threads() == before
     assert it.proxy.accepted == 0  # type: ignore[attr-defined]  # set by the fixture
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from upwell.shared.oip.worker import give_way
+from upwell.shared.platform.call_threads import yield_permit
 
 TIMEOUT_S = 10.0
 
@@ -13,7 +13,7 @@ TIMEOUT_S = 10.0
 class Gate:
     """Where any number of tasks wait until it is opened. Each calls `say` first: most give way."""
 
-    def __init__(self, say: Callable[[], object] = give_way) -> None:
+    def __init__(self, say: Callable[[], object] = yield_permit) -> None:
         self._say = say
         self._opened = threading.Event()
         self._reached = threading.Semaphore(0)

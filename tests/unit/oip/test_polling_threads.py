@@ -13,9 +13,7 @@ from queue import SimpleQueue
 import pytest
 
 from tests.unit.oip.gates import TIMEOUT_S, Gate, assert_ends_after
-from upwell.shared.oip.ended import Ended
-from upwell.shared.oip.threads import CallThreads
-from upwell.shared.oip.worker import give_way, goes_on
+from upwell.shared.platform.call_threads import CallFuture, CallThreads, goes_on, yield_permit
 
 
 class Source:
@@ -88,7 +86,7 @@ def test_what_is_not_short_runs_in_another_thread_while_events_are_waited_for(so
 
 
 def _say_so() -> None:
-    give_way()
+    yield_permit()
 
 
 def _say_nothing() -> None:
@@ -140,7 +138,7 @@ def test_a_task_that_came_with_an_event_that_is_not_understood_runs(source: Sour
     ran = threading.Event()
 
     def event() -> bool:
-        source.threads.begin(Ended(), ran.set)
+        source.threads.begin(CallFuture(), ran.set)
         raise ValueError
 
     source._events.put(event)
@@ -148,13 +146,13 @@ def test_a_task_that_came_with_an_event_that_is_not_understood_runs(source: Sour
     source.end()
 
 
-@pytest.mark.parametrize("say", [give_way, int], ids=["that waits", "that says nothing"])
+@pytest.mark.parametrize("say", [yield_permit, int], ids=["that waits", "that says nothing"])
 def test_a_task_that_a_task_begins_is_not_kept_for_the_next_event(source: Source, say: Callable[[], object]) -> None:
     ran = threading.Event()
 
     def begin() -> None:
         say()
-        source.threads.begin(Ended(), ran.set)
+        source.threads.begin(CallFuture(), ran.set)
 
     assert source.come(begin).wait(TIMEOUT_S)
     assert ran.wait(TIMEOUT_S)  # though no event comes
@@ -166,7 +164,7 @@ def test_a_task_goes_on_while_it_counts_as_at_work(source: Source) -> None:
 
     def go_on() -> None:
         went.append(goes_on())
-        give_way()
+        yield_permit()
         went.append(goes_on())
 
     assert source.come(go_on).wait(TIMEOUT_S)
@@ -186,7 +184,7 @@ def test_a_task_does_not_go_on_while_another_waits(source: Source) -> None:
 
     ended = source.come(go_on)
     assert gate.reached()
-    source.threads._tasks.append((Ended(), other.set, ()))  # as `submit`, and no watch lets it begin meanwhile
+    source.threads._tasks.append((CallFuture(), other.set, ()))  # as `submit`, and no watch lets it begin meanwhile
     gate.open()
     assert ended.wait(TIMEOUT_S)
     assert other.wait(TIMEOUT_S)
@@ -272,7 +270,7 @@ def test_a_task_that_ends_while_it_is_found_out_leaves_one_poller_and_the_permit
 
 
 def test_a_task_that_comes_with_the_last_event_runs_and_none_is_waited_for_after_it(source: Source) -> None:
-    assert source.come(give_way, goes_on=False).wait(TIMEOUT_S)
+    assert source.come(yield_permit, goes_on=False).wait(TIMEOUT_S)
     source.threads.shutdown()
 
 
@@ -329,10 +327,10 @@ def test_one_thread_waits_for_events_whatever_the_tasks_do(seed: int) -> None:
 
     def work(kind: int, gate: threading.Event) -> None:
         if kind == 1:
-            give_way()
+            yield_permit()
         elif kind == 2:
-            give_way()
-            give_way()
+            yield_permit()
+            yield_permit()
             gate.wait(TIMEOUT_S)
         elif kind == 3:
             time.sleep(0.0005)

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, DeadlineExceeded, Refused
-from upwell.shared.oip import quotas
-from upwell.shared.oip.buckets import Refill
-from upwell.shared.oip.callers import Caller, Grant, calling, client_key
+from upwell.shared.oip.auth import quotas
+from upwell.shared.oip.auth.buckets import Refill
+from upwell.shared.oip.auth.callers import Caller, Grant, calling, client_key
+from upwell.shared.oip.auth.limits import UNLIMITED, Limits
+from upwell.shared.oip.auth.quotas import ClientQuota, Quotas, limited, size_bytes
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
-from upwell.shared.oip.limits import UNLIMITED, Limits
-from upwell.shared.oip.quotas import ClientQuota, Quotas, limited, size_bytes
-from upwell.shared.yaml import parse_yaml
 
 REQUEST = InferRequest("echo", EXAMPLE)
 HERE = Call(client="ipv4:10.0.0.1:5000")

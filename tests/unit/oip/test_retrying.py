@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.shared.errors import InvalidRequest, Refused
-from upwell.shared.oip.retrying import told_by_headers, told_by_trailers, trailers
+from upwell.shared.oip.grpc.retrying import told_by_headers, told_by_trailers, trailers
 from upwell.shared.oip.statuses import Status, status_of
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from upwell.shared.errors import ConfigError
-from upwell.shared.oip.security import (
+from upwell.shared.config.security import (
     Address,
     ClientSecurity,
     ServerSecurity,
@@ -17,6 +16,7 @@ from upwell.shared.oip.security import (
     parse_address,
     parse_endpoint,
 )
+from upwell.shared.errors import ConfigError
 
 TLS = TlsFiles(cert=Path("s.pem"), key=Path("s.key"))
 MUTUAL = TlsFiles(cert=Path("s.pem"), key=Path("s.key"), ca=Path("ca.pem"))

@@ -9,11 +9,9 @@ import time
 import pytest
 
 from tests.unit.oip.gates import TIMEOUT_S, Gate, assert_ends_after
-from upwell.shared.oip import worker
 from upwell.shared.oip.dataplane import Flag
-from upwell.shared.oip.ended import Ended
-from upwell.shared.oip.threads import CallThreads
-from upwell.shared.oip.worker import begun, give_way
+from upwell.shared.platform import call_threads
+from upwell.shared.platform.call_threads import CallFuture, CallThreads, started, yield_permit
 
 
 def test_tasks_run_and_tell_their_end() -> None:
@@ -186,8 +184,8 @@ def test_after_many_have_waited_no_more_are_at_work_than_before() -> None:
         gate, waiting = threading.Event(), threading.Semaphore(0)
 
         def wait(gate: threading.Event = gate, waiting: threading.Semaphore = waiting) -> None:
-            give_way()
-            give_way()
+            yield_permit()
+            yield_permit()
             waiting.release()
             gate.wait(TIMEOUT_S)
 
@@ -205,13 +203,13 @@ def test_all_threads_end_although_one_gives_way_meanwhile() -> None:
     begun_, gate, at_once = threading.Event(), threading.Event(), threading.Barrier(4)
 
     def meet() -> None:
-        give_way()
+        yield_permit()
         at_once.wait(TIMEOUT_S)
 
     def last() -> None:
         begun_.set()
         gate.wait(TIMEOUT_S)
-        give_way()
+        yield_permit()
 
     for _ in range(4):
         threads.submit(meet)
@@ -241,7 +239,7 @@ def test_it_is_known_how_many_have_not_begun() -> None:
 
     def call() -> None:
         arrived.wait(TIMEOUT_S)
-        begun()
+        started()
         told.set()
         gate.wait(TIMEOUT_S)
 
@@ -258,8 +256,8 @@ def test_it_is_known_how_many_have_not_begun() -> None:
 
 
 def test_outside_of_a_pool_nobody_is_told() -> None:
-    begun()
-    give_way()
+    started()
+    yield_permit()
 
 
 @pytest.mark.parametrize("at_work", [1, 2, None])
@@ -269,7 +267,7 @@ def test_no_task_is_forgotten_whoever_submits(at_work: int | None) -> None:
 
     def task(number: int) -> None:
         if number % 7 == 0:
-            give_way()
+            yield_permit()
         done.release()
 
     def submit() -> None:
@@ -288,10 +286,10 @@ def test_no_task_is_forgotten_whoever_submits(at_work: int | None) -> None:
 
 def test_each_callback_is_called_once_whoever_comes_first() -> None:
     for _ in range(300):
-        ended, start = Ended(), threading.Barrier(2)
+        ended, start = CallFuture(), threading.Barrier(2)
         calls: list[object] = []
 
-        def end(ended: Ended = ended, start: threading.Barrier = start) -> None:
+        def end(ended: CallFuture = ended, start: threading.Barrier = start) -> None:
             start.wait(TIMEOUT_S)
             ended.end()
 
@@ -336,14 +334,14 @@ def test_no_wait_for_a_flag_misses_it() -> None:
 
 
 def test_the_threads_of_a_flood_end_and_those_that_are_needed_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "IDLE_S", 0.2)
+    monkeypatch.setattr(call_threads, "IDLE_S", 0.2)
     threads = CallThreads(100, "flood")
     for _ in range(3):
-        gate, begun = threading.Event(), threading.Semaphore(0)
+        gate, started = threading.Event(), threading.Semaphore(0)
         for _ in range(100):
-            threads.submit(_occupy, begun, gate)
+            threads.submit(_occupy, started, gate)
         for _ in range(100):
-            assert begun.acquire(timeout=TIMEOUT_S)
+            assert started.acquire(timeout=TIMEOUT_S)
         gate.set()
         until_s = time.monotonic() + TIMEOUT_S
         while (left := _named("flood")) > 3 and time.monotonic() < until_s:  # what is needed goes on beside it
@@ -357,7 +355,7 @@ def test_the_threads_of_a_flood_end_and_those_that_are_needed_stay(monkeypatch: 
 
 def test_no_task_is_lost_while_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each comes at about the time at which the last thread, parked for long enough, is about to end."""
-    monkeypatch.setattr(worker, "IDLE_S", 0.002)
+    monkeypatch.setattr(call_threads, "IDLE_S", 0.002)
     threads = CallThreads(2, "ending", at_work=1)
     for turn in range(400):
         done = threading.Event()
@@ -367,8 +365,8 @@ def test_no_task_is_lost_while_threads_end(monkeypatch: pytest.MonkeyPatch) -> N
     threads.shutdown()
 
 
-def _occupy(begun: threading.Semaphore, gate: threading.Event) -> None:
-    begun.release()
+def _occupy(entered: threading.Semaphore, gate: threading.Event) -> None:
+    entered.release()
     gate.wait(TIMEOUT_S)
 
 

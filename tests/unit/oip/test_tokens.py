@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.tokens import TokensConfig, load_tokens, read_token
-from upwell.shared.yaml import parse_yaml
+from upwell.shared.oip.auth.tokens import TokensConfig, load_tokens, read_token
 
 HASH = "ab" * 32
 

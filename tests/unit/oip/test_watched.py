@@ -8,7 +8,7 @@ import pytest
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
-from upwell.shared.oip.watched import WatchedFiles
+from upwell.shared.platform.watched_files import WatchedFiles
 
 
 def number(path: Path) -> WatchedFiles[int]:

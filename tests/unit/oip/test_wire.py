@@ -7,9 +7,9 @@ import pytest
 
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip import converters
+from upwell.shared.oip.codec import converters
+from upwell.shared.oip.codec.wire import MAX_DESCRIPTION_BYTES, MIN_SPLIT_BYTES, append_raw_contents, split_raw_contents
 from upwell.shared.oip.dataplane import InferRequest
-from upwell.shared.oip.wire import MAX_DESCRIPTION_BYTES, MIN_SPLIT_BYTES, append_raw_contents, split_raw_contents
 
 FIELD = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 LARGE = bytes(range(256)) * (MIN_SPLIT_BYTES // 256)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.http.answers import error_text, parse_infer_response, write_infer_request
-from upwell.shared.oip.http.messages import Wanted, parse_infer_request, write_infer_response
+from upwell.shared.oip.http.messages import RequestedOutput, parse_infer_request, write_infer_response
 from upwell.shared.tensors import DTYPES, Array
 
 TENSORS: dict[str, Array] = {name.lower(): np.ones((2, 3)).astype(dtype) for name, dtype in DTYPES.items()}
@@ -52,7 +52,7 @@ def test_a_parameter_that_json_does_not_have_is_refused(value: float) -> None:
 def test_an_answer_is_read_as_it_was_meant(binary: bool) -> None:
     tensors = {name: array for name, array in TENSORS.items() if binary or name != "nan"}
     response = InferResponse("m", tensors, "3", "a", {"upwell.route": "cloud", "lost": math.inf})
-    message, raws = write_infer_response(response, Wanted(binary, {}))
+    message, raws = write_infer_response(response, RequestedOutput(binary, {}))
     head = json.dumps(message).encode()
     found = parse_infer_response(b"".join([head, *raws]), len(head))
     assert (found.model, found.version, found.id) == ("m", "3", "a")

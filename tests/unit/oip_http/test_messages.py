@@ -12,8 +12,14 @@ from tests.examples import examples
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.oip.http import messages
-from upwell.shared.oip.http.incoming import with_tags
-from upwell.shared.oip.http.messages import ReadRequest, Wanted, load_object, parse_infer_request, write_infer_response
+from upwell.shared.oip.http.messages import (
+    ReadRequest,
+    RequestedOutput,
+    load_object,
+    parse_infer_request,
+    write_infer_response,
+)
+from upwell.shared.oip.http.request import with_tags
 from upwell.shared.tensors import Array
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2.5]}
@@ -115,7 +121,7 @@ def test_a_long_json_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatc
 def test_an_answer_is_json_with_the_raw_contents_of_the_binary_outputs_behind() -> None:
     outputs: dict[str, Array] = {"y": np.array([1.0, 2.0], np.float32), "z": np.array([[3]], np.int8)}
     response = InferResponse("m", outputs, "1", "a", {"upwell.route": "edge", "upwell.edge_ms": float("nan")})
-    message, raws = write_infer_response(response, Wanted(False, {"y": True}))
+    message, raws = write_infer_response(response, RequestedOutput(False, {"y": True}))
     assert json.loads(json.dumps(message, allow_nan=False)) == {
         "model_name": "m",
         "model_version": "1",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from upwell.shared.config.security import parse_endpoint
 from upwell.shared.oip.http.proxies import Proxy, proxy_for
-from upwell.shared.oip.security import parse_endpoint
 
 PROXY = Proxy("proxy.example", 3128)
 

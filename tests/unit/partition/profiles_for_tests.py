@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from upwell.shared.partition.costs import Link
+from upwell.shared.partition.costs import TierLink
 from upwell.shared.partition.profile import (
     Machine,
     ModelFacts,
@@ -19,7 +19,7 @@ from upwell.shared.partition.profile import (
 )
 
 DIGEST = "1a2b3c4d" * 8
-LINK = Link(bps=8e6, fixed_s=0.04, return_bps=8e6)
+LINK = TierLink(bps=8e6, fixed_s=0.04, return_bps=8e6)
 
 
 def profile(

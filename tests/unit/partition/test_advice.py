@@ -12,8 +12,8 @@ from tests.unit.partition.all_placements_for_tests import all_placements, best_p
 from tests.unit.partition.profiles_for_tests import profile
 from upwell.shared.partition.advice import Advice, Encoded, Ways, advise
 from upwell.shared.partition.combining import combine, cut_name, measured_cuts
-from upwell.shared.partition.costs import CostTensor, Link
-from upwell.shared.partition.envelope import Sweep, envelope
+from upwell.shared.partition.costs import CostTensor, TierLink
+from upwell.shared.partition.envelope import BandwidthSweep, envelope
 from upwell.shared.partition.objectives import Objective, Power, energy, latency
 from upwell.shared.partition.placement import total_s
 
@@ -21,7 +21,7 @@ TWO = ("edge", "cloud")
 SIZES = [600_000, 700_000, 20_000, 4_000]
 EDGE_S = {0: 0.0, 1: 0.01, 2: 0.05, 3: 0.2}
 CLOUD_S = {0: 0.02, 2: 0.012, 3: 0.0}
-LINK = Link(8e6, 0.02, 8e6)
+LINK = TierLink(8e6, 0.02, 8e6)
 JPEG = Encoded("JPEG 85", "x", 15_000, encode_s=0.004, decode_s=0.002)
 
 
@@ -36,7 +36,7 @@ def advice(
     graph = combine(edge, cloud, replace(LINK, bps=bps))
     if not sent_whole:
         graph = replace(graph, tensors={**graph.tensors, "x": CostTensor(0, splittable=False)})
-    sweep = Sweep(graph, objective or latency(TWO))
+    sweep = BandwidthSweep(graph, objective or latency(TWO))
     at_hand = sweep.at(1 / bps)
     proper = [one for one in all_placements(graph) if len(set(one.values())) == 2]
     best = min(proper, key=lambda placement: total_s(at_hand, placement), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from upwell.shared.partition.conflicts import conflict
-from upwell.shared.partition.costs import CostGraph, CostNode, CostTensor, Link
+from upwell.shared.partition.costs import CostGraph, CostNode, CostTensor, TierLink
 
 TIERS = ("device", "gateway", "cloud")
 ANYWHERE = dict.fromkeys(TIERS, 1.0)
@@ -14,7 +14,9 @@ ANYWHERE = dict.fromkeys(TIERS, 1.0)
 def graph(*nodes: CostNode, fixed: tuple[str, ...] = (), non_empty: tuple[str, ...] = ()) -> CostGraph:
     names = {"x", *(name for node in nodes for name in (*node.inputs, *node.outputs))}
     tensors = {name: CostTensor(1.0, splittable=name not in fixed) for name in names}
-    return CostGraph(TIERS, nodes, tensors, ("x",), (), (Link(1.0), Link(1.0)), "gateway", None, non_empty=non_empty)
+    return CostGraph(
+        TIERS, nodes, tensors, ("x",), (), (TierLink(1.0), TierLink(1.0)), "gateway", None, non_empty=non_empty
+    )
 
 
 def node(name: str, reads: str, makes: str, *tiers: str) -> CostNode:

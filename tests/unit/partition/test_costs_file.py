@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, Link
+from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
 from upwell.shared.partition.costs_file import read_cost_graph
 
 LEAST = {
@@ -82,7 +82,7 @@ def test_everything_that_the_format_has(tmp_path: Path) -> None:
         },
         inputs=("x",),
         outputs=("z", "x"),
-        links=(Link(1000.0, 0.0, 500.0), Link(1e9, 0.01, math.inf)),
+        links=(TierLink(1000.0, 0.0, 500.0), TierLink(1e9, 0.01, math.inf)),
         input_tier="gateway",
         output_tier="cloud",
         fused=(Fused(("b", "a"), {"device": 5.0, "cloud": -0.5}),),

@@ -17,7 +17,7 @@ from tests.unit.partition.splitting import split_onnx
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.cut_codec import CutCodec, Ranges, with_codec
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.partition.split.onnx_half import MODEL_FILE, WEIGHTS_FILE, files_of
 
 TEXT = """
@@ -144,7 +144,7 @@ def test_weights_beside_a_half_stay(tmp_path: Path) -> None:
     halves = halves_of(tmp_path)
     model = onnx.ModelProto.FromString(halves.head.files[MODEL_FILE])
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(1000, np.float32), "large"))
-    beside = Half(files_of(model, most_inline_bytes=0), halves.head.inputs, halves.head.outputs)
+    beside = ModelHalf(files_of(model, most_inline_bytes=0), halves.head.inputs, halves.head.outputs)
     coded = with_codec(Halves(beside, halves.tail, halves.cut), "fp16")
     assert coded.head.files[WEIGHTS_FILE] == beside.files[WEIGHTS_FILE]
     assert coded.head.files[MODEL_FILE] != beside.files[MODEL_FILE]

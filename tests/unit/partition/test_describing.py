@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.partition.graph import Tensor
 from upwell.shared.partition.split.describing import Descriptions, describe, spec_of
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
-from upwell.shared.yaml import load_yaml, parse_yaml
 
 PICTURE = Tensor("x", "FP32", ("batch", 3, 8, 8))
 CUT = Tensor("cut", "UINT8", ("batch", 4, 4, 16))
@@ -26,7 +26,7 @@ PRE = "pre: [{decode: image}, {resize: {to: [8, 8]}}, {normalize: {}}, {layout: 
 
 def halves(head: tuple[tuple[Tensor, ...], tuple[Tensor, ...]], tail: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
            *cut: Tensor) -> Halves:  # fmt: skip
-    return Halves(Half({}, *head), Half({}, *tail), tuple(one.name for one in cut))
+    return Halves(ModelHalf({}, *head), ModelHalf({}, *tail), tuple(one.name for one in cut))
 
 
 def described(text: str, made: Halves) -> Descriptions:
@@ -37,7 +37,7 @@ def described(text: str, made: Halves) -> Descriptions:
     return describe(parse_yaml(text, ModelDescription), inputs, outputs_of_whole, made, "onnx")
 
 
-def loaded(files: Mapping[str, bytes], half: Half, folder: Path) -> Processor:
+def loaded(files: Mapping[str, bytes], half: ModelHalf, folder: Path) -> Processor:
     """The description as whoever serves the half loads it."""
     for name, data in files.items():
         (folder / name).write_bytes(data)

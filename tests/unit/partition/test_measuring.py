@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from upwell.shared.errors import ModelFailed
-from upwell.shared.partition.measuring import BURST, FEWEST_RUNS, Bench, Opened, Part, spread_of
+from upwell.shared.partition.measuring import BURST, FEWEST_RUNS, Bench, MeasuredPart, Opened, spread_of
 
-HEADS = [Part("head", nodes) for nodes in range(1, 6)]
+HEADS = [MeasuredPart("head", nodes) for nodes in range(1, 6)]
 
 
 class Machine:
@@ -19,9 +19,9 @@ class Machine:
 
     def __init__(self, cold_runs: int = 0, size_bytes: int = 10, drift: Callable[[float], float] = lambda _: 1) -> None:
         self.now_s = 0.0
-        self.runs: list[Part] = []
-        self.open: set[Part] = set()
-        self.opened: list[Part] = []
+        self.runs: list[MeasuredPart] = []
+        self.open: set[MeasuredPart] = set()
+        self.opened: list[MeasuredPart] = []
         self.most_open = 0
         self.collecting: list[bool] = []
         self._cold_runs = cold_runs
@@ -31,7 +31,7 @@ class Machine:
     def clock(self) -> float:
         return self.now_s
 
-    def opener(self, part: Part) -> Opened:
+    def opener(self, part: MeasuredPart) -> Opened:
         self.open.add(part)
         self.opened.append(part)
         self.most_open = max(self.most_open, len(self.open))
@@ -70,7 +70,7 @@ def test_what_drifts_hits_all_parts_alike() -> None:
 
 
 def test_every_round_has_an_order_of_its_own_which_the_seed_decides() -> None:
-    def order() -> list[Part]:
+    def order() -> list[MeasuredPart]:
         machine = Machine()
         machine.bench().measure(HEADS, 12, 1e9)
         return machine.runs
@@ -128,7 +128,7 @@ def test_past_the_time_each_part_still_gets_the_fewest_runs() -> None:
 def test_a_part_that_cannot_run_is_left_out_with_its_reason() -> None:
     machine = Machine()
 
-    def opener(part: Part) -> Opened:
+    def opener(part: MeasuredPart) -> Opened:
         if part.nodes == 2:
             raise ModelFailed("no such kernel")
         opened = machine.opener(part)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, Link
-from upwell.shared.partition.objectives import Objective, Power, Prices, cost, energy, latency, weighted
+from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
+from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
 from upwell.shared.partition.placement import total_s
 
 TWO = ("edge", "cloud")
@@ -22,7 +22,7 @@ GRAPH = CostGraph(
     {"x": CostTensor(600_000), "t": CostTensor(100_000), "u": CostTensor(50_000), "y": CostTensor(4_000)},
     ("x",),
     ("y",),
-    (Link(8e6, 0.04, 16e6),),
+    (TierLink(8e6, 0.04, 16e6),),
     "edge",
     "edge",
     fused=(Fused(("a", "b"), {"edge": 0.1, "cloud": 0.005}),),
@@ -30,7 +30,7 @@ GRAPH = CostGraph(
 HALF = {"a": "edge", "b": "edge", "c": "cloud"}
 WHOLE = dict.fromkeys("abc", "edge")
 POWER = Power(busy_w=5.0, idle_w=1.0, send_w=3.0, receive_w=2.0, joules_per_byte=1e-6)
-PRICES = Prices(cloud_second=0.5, cloud_request=0.001, uplink_gb=4.0)
+PRICES = LinkPrices(cloud_second=0.5, cloud_request=0.001, uplink_gb=4.0)
 SECONDS = 0.5 + 0.04 + 0.05 + 0.04 + 0.002
 JOULES = 5 * 0.5 + 1 * (0.04 + 0.04) + 3 * 0.05 + 50_000e-6 + 2 * 0.002 + 4_000e-6
 MONEY = 0.5 * 0.04 + 0.001 + 4 * 50_000e-9
@@ -66,7 +66,7 @@ def test_only_the_device_counts_where_there_are_more_tiers() -> None:
         GRAPH,
         tiers=tiers,
         nodes=tuple(replace(node, cost_s={**node.cost_s, "gateway": 0.1}) for node in GRAPH.nodes),
-        links=(Link(8e6, 0.04, 16e6), Link(80e6, 0.01, 160e6)),
+        links=(TierLink(8e6, 0.04, 16e6), TierLink(80e6, 0.01, 160e6)),
         fused=(),
     )
     spread = dict(zip("abc", tiers, strict=True))
@@ -97,4 +97,4 @@ def test_codecs_on_more_than_two_tiers_are_refused() -> None:
 
 
 def test_what_costs_nothing_is_infinitely_fast() -> None:
-    assert [link.bps for link in cost(TWO, Prices(cloud_second=1.0)).of(GRAPH).links] == [math.inf]
+    assert [link.bps for link in cost(TWO, LinkPrices(cloud_second=1.0)).of(GRAPH).links] == [math.inf]

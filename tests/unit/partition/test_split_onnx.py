@@ -18,7 +18,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1], producer_name: "someone">\n'
 
@@ -51,7 +51,7 @@ def cut(path: Path, *tensors: str) -> Halves:
     return split_onnx(path, graph, making(graph, *tensors))
 
 
-def model_of(half: Half) -> onnx.ModelProto:
+def model_of(half: ModelHalf) -> onnx.ModelProto:
     """The half, found to be a valid model."""
     model = onnx.ModelProto.FromString(half.files["model.onnx"])
     onnx.checker.check_model(model, full_check=True)

@@ -15,7 +15,7 @@ from tests.models.onnx_recomposing import BASIC, random_feed, recomposed, run, s
 from tests.unit.partition.splitting import split_onnx
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.partition.split.onnx_half import MODEL_FILE, WEIGHTS_FILE, files_of
 
 CAPTURES = """
@@ -62,7 +62,7 @@ def assert_all_recompose(path: Path, rows: int = 1) -> list[Halves]:
     return found
 
 
-def weights(half: Half) -> set[str]:
+def weights(half: ModelHalf) -> set[str]:
     return {one.name for one in onnx.ModelProto.FromString(half.files[MODEL_FILE]).graph.initializer}
 
 

@@ -16,7 +16,7 @@ from tests.unit.partition.splitting import split_tflite
 from tests.unit.tflite_for_tests import T, mul, save
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.partition.split.tflite_half import packed
 from upwell.shared.tensors import Array
 
@@ -25,7 +25,7 @@ def halves_of(path: Path, nodes: int) -> Halves:
     return split_tflite(path, contract(read_graph(path)), frozenset(range(nodes)))
 
 
-def names(half: Half) -> tuple[list[str], list[str]]:
+def names(half: ModelHalf) -> tuple[list[str], list[str]]:
     return [one.name for one in half.inputs], [one.name for one in half.outputs]
 
 
@@ -33,7 +33,7 @@ def row(*values: float) -> Array:
     return np.array([values], np.float32)
 
 
-def operators(half: Half) -> list[str]:
+def operators(half: ModelHalf) -> list[str]:
     model = parts.parsed(file_of(half))
     codes = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}
     return [codes[model.operatorCodes[one.opcodeIndex].builtinCode] for one in model.subgraphs[0].operators]
@@ -169,7 +169,7 @@ def test_a_quantized_tensor_crosses_with_its_scale_and_zero_point() -> None:
     halves = CutModel(MOBILENET).halves(frozenset(range(10)))
     assert {one.datatype for one in halves.tail.inputs} == {"INT8"}
 
-    def parameters(half: Half, name: str) -> Any:
+    def parameters(half: ModelHalf, name: str) -> Any:
         (tensor,) = (one for one in parts.parsed(file_of(half)).subgraphs[0].tensors if one.name == name.encode())
         return float(tensor.quantization.scale[0]), int(tensor.quantization.zeroPoint[0])
 

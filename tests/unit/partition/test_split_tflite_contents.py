@@ -19,14 +19,14 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph, Node, Tensor
 from upwell.shared.partition.reading import read_graph
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 
 
 def halves_of(path: Path, nodes: int) -> Halves:
     return split_tflite(path, contract(read_graph(path)), frozenset(range(nodes)))
 
 
-def metadata(half: Half) -> dict[str, bytes]:
+def metadata(half: ModelHalf) -> dict[str, bytes]:
     model = parts.parsed(file_of(half))
     return {one.name.decode(): model.buffers[one.buffer].data.tobytes() for one in model.metadata}
 

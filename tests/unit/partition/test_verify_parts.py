@@ -9,9 +9,9 @@ import random
 import numpy as np
 import pytest
 
-from upwell.edge.partition.comparing import difference
-from upwell.edge.partition.matching import Unfit, fits, join, pair
 from upwell.shared.tensors import Array, TensorSpec
+from upwell.tools.partition.recompose.matching import Unfit, fits, join, pair
+from upwell.tools.partition.recompose.verify import difference
 
 
 def spec(name: str, *shape: int, datatype: str = "FP32") -> TensorSpec:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from upwell.shared.routing.policy import Policy
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, EdgeRan, Outcome, RouterState, Signals
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.rules import Subject
-from upwell.shared.routing.state import CloudAnswered, CloudFailure, EdgeRan, Outcome, RouterState, Signals
-from upwell.shared.yaml import parse_yaml
 
 MODEL = "digits"
 NOW_S = 1000.0
@@ -27,11 +27,11 @@ def router(text: str = "version: 1") -> Router:
     return Router(policy(text))
 
 
-def subject(
+def request_facts(
     *, model: str = MODEL, tags: Mapping[str, str] = NO_TAGS, size_bytes: int = 1000, wall_time_s: float = 0.0
-) -> Subject:
+) -> RequestFacts:
     """What rules look at."""
-    return Subject(model, tags, size_bytes, wall_time_s)
+    return RequestFacts(model, tags, size_bytes, wall_time_s)
 
 
 def signals(
@@ -43,7 +43,7 @@ def signals(
     **others: Any,
 ) -> Signals:
     """A request that arrives at `at_s`."""
-    about = Subject(model, tags, max(sizes_bytes), 0.0)
+    about = RequestFacts(model, tags, max(sizes_bytes), 0.0)
     return Signals(about, tuple(sizes_bytes), at_s, **others)
 
 
@@ -71,4 +71,4 @@ def known(
 
 def failing(by: Router, times: int = 3, reason: Reason = Reason.CLOUD_UNAVAILABLE, at_s: float = NOW_S) -> RouterState:
     """A state in which the cloud failed that many times in a row."""
-    return learnt(by, [CloudFailure(MODEL, reason)] * times, at_s)
+    return learnt(by, [CloudCallFailed(MODEL, reason)] * times, at_s)

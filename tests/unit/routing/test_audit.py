@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from upwell.shared.routing.audit import AuditTally
-from upwell.shared.routing.settings import HardSettings
+from upwell.shared.routing.estimators.audit import AuditTally
+from upwell.shared.routing.policy.settings import HardSettings
 
 RISK = 0.02
 KEPT = 0.8

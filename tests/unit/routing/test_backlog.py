@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from upwell.shared.routing.backlog import Backlog, Flight
+from upwell.shared.routing.estimators.backlog import Backlog, InFlight
 
 BYTES_PER_S = 1e5
 S_PER_BYTE = 1 / BYTES_PER_S
@@ -17,7 +17,7 @@ RTT_S = 0.05
 def queued(*messages: tuple[str, int, float]) -> Backlog:
     backlog = Backlog()
     for call, size_bytes, sent_s in messages:
-        backlog = backlog.sent(Flight(call, size_bytes, sent_s), S_PER_BYTE)
+        backlog = backlog.sent(InFlight(call, size_bytes, sent_s), S_PER_BYTE)
     return backlog
 
 
@@ -74,8 +74,8 @@ def test_a_cancelled_message_that_had_begun_still_leaves_and_one_that_had_not_is
 
 def test_cancelled_messages_are_forgotten_when_they_have_left() -> None:
     backlog = queued(("a", 10_000, 0.0)).cancelled("a", 0.05, S_PER_BYTE)
-    assert [flight.call for flight in backlog.flights] == ["a"]
-    assert [flight.call for flight in backlog.sent(Flight("b", 1, 0.2), S_PER_BYTE).flights] == ["b"]
+    assert [in_flight.call for in_flight in backlog.flights] == ["a"]
+    assert [in_flight.call for in_flight in backlog.sent(InFlight("b", 1, 0.2), S_PER_BYTE).flights] == ["b"]
 
 
 def test_an_overdue_message_says_that_the_link_is_slower_but_no_more_than_so_much() -> None:
@@ -86,14 +86,14 @@ def test_an_overdue_message_says_that_the_link_is_slower_but_no_more_than_so_muc
 
 
 def test_the_servers_own_time_is_not_overdue() -> None:
-    backlog = Backlog().sent(Flight("a", 10_000, 0.0, server_s=0.5), S_PER_BYTE)
+    backlog = Backlog().sent(InFlight("a", 10_000, 0.0, server_s=0.5), S_PER_BYTE)
     assert backlog.wait_s(0.6 + RTT_S, S_PER_BYTE, RTT_S)[1] == pytest.approx(S_PER_BYTE)
 
 
 def test_it_forgets_what_is_too_old_and_too_much() -> None:
     backlog = queued(*((str(index), 10, index * 1e-3) for index in range(500)))
     assert len(backlog.flights) == Backlog.LONGEST
-    assert len(backlog.sent(Flight("late", 1, Backlog.LONGEST_S + 10), S_PER_BYTE).flights) == 1
+    assert len(backlog.sent(InFlight("late", 1, Backlog.LONGEST_S + 10), S_PER_BYTE).flights) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -109,6 +109,6 @@ def test_the_wait_is_that_of_a_first_in_first_out_queue(seed: int) -> None:
             backlog = backlog.answered(call, left_s)
         assert wait_s(backlog, now_s) == pytest.approx(max(0.0, free_s - now_s), abs=1e-9)
         size_bytes = rng.randint(1, 60_000)
-        backlog = backlog.sent(Flight(str(index), size_bytes, now_s), S_PER_BYTE)
+        backlog = backlog.sent(InFlight(str(index), size_bytes, now_s), S_PER_BYTE)
         free_s = max(free_s, now_s) + size_bytes * S_PER_BYTE
         due.append((free_s, str(index)))

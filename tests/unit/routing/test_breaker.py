@@ -7,10 +7,10 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from upwell.shared.routing.breaker import CLOSED, Admission, Breaker
+from upwell.shared.routing.estimators.breaker import CLOSED, Breaker, BreakerVerdict
 
 T = 100.0
-ALLOW, PROBE, REFUSE = Admission.ALLOW, Admission.PROBE, Admission.REFUSE
+ALLOW, PROBE, REFUSE = BreakerVerdict.ALLOW, BreakerVerdict.PROBE, BreakerVerdict.REFUSE
 
 
 def opened(at_s: float = T, failures: int = Breaker.FAILURES) -> Breaker:
@@ -35,7 +35,7 @@ WAITS = [(0.0, REFUSE), (0.49, REFUSE), (0.5, PROBE), (1.0, PROBE), (1e6, PROBE)
 
 
 @pytest.mark.parametrize(("after_s", "expected"), WAITS)
-def test_open_it_refuses_until_the_wait_is_over(after_s: float, expected: Admission) -> None:
+def test_open_it_refuses_until_the_wait_is_over(after_s: float, expected: BreakerVerdict) -> None:
     assert opened().admit(T + after_s, 0.0) is expected
 
 

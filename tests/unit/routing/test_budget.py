@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from upwell.shared.routing.budget import Draw, Ledger, period_bounds
-from upwell.shared.routing.settings import Limit, Period
+from upwell.shared.routing.estimators.budget import BudgetLedger, Draw, period_bounds
+from upwell.shared.routing.policy.settings import Limit, Period
 
 UTC: tzinfo = timezone.utc
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo"]
@@ -19,7 +19,9 @@ PERIODS: list[Period] = ["s", "min", "h", "day", "week", "month"]
 HOUR = Limit("requests", "cloud_requests", 10, "h")
 
 
-def taken(ledger: Ledger, at_s: float, amount: float = 1.0, limit: Limit = HOUR, zone: tzinfo = UTC) -> Ledger:
+def taken(
+    ledger: BudgetLedger, at_s: float, amount: float = 1.0, limit: Limit = HOUR, zone: tzinfo = UTC
+) -> BudgetLedger:
     draw = Draw(limit, amount, at_s)
     return ledger.take([draw], zone) if ledger.has(draw, zone) else ledger
 
@@ -113,11 +115,11 @@ def test_an_absurd_clock_breaks_nothing(period: Period, at_s: float) -> None:
     start_s, end_s = period_bounds(period, at_s, ZoneInfo("Europe/Berlin"), 31)
     assert start_s < end_s
     limit = Limit("k", "uplink", 5.0, period)
-    assert Ledger().take([Draw(limit, 1.0, at_s)], UTC).left(limit, at_s, UTC) == 4.0
+    assert BudgetLedger().take([Draw(limit, 1.0, at_s)], UTC).left(limit, at_s, UTC) == 4.0
 
 
 def test_a_budget_is_spent_and_whole_again_in_the_next_period() -> None:
-    ledger = Ledger()
+    ledger = BudgetLedger()
     for second in range(20):
         ledger = taken(ledger, 7200.0 + second)
     assert ledger.left(HOUR, 7300.0, UTC) == 0.0
@@ -127,11 +129,11 @@ def test_a_budget_is_spent_and_whole_again_in_the_next_period() -> None:
 
 def test_all_or_nothing_of_several_budgets() -> None:
     small = Limit("small", "uplink", 1.0, "h")
-    assert not Ledger().has_all([Draw(HOUR, 1.0, 0.0), Draw(small, 2.0, 0.0)], UTC)
+    assert not BudgetLedger().has_all([Draw(HOUR, 1.0, 0.0), Draw(small, 2.0, 0.0)], UTC)
 
 
 def test_what_really_went_up_is_spent_even_beyond_the_budget_and_what_did_not_comes_back() -> None:
-    ledger = Ledger().take([Draw(HOUR, 25.0, 0.0)], UTC)
+    ledger = BudgetLedger().take([Draw(HOUR, 25.0, 0.0)], UTC)
     assert not ledger.has(Draw(HOUR, 0.1, 0.0), UTC)
     ledger = ledger.take([Draw(HOUR, -20.0, 0.0)], UTC)
     assert ledger.left(HOUR, 0.0, UTC) == 5.0
@@ -139,7 +141,7 @@ def test_what_really_went_up_is_spent_even_beyond_the_budget_and_what_did_not_co
 
 
 def test_a_clock_that_goes_back_and_forth_over_an_edge_frees_nothing() -> None:
-    ledger, took = Ledger(), {0: 0, 1: 0}
+    ledger, took = BudgetLedger(), {0: 0, 1: 0}
     for step in range(400):
         at_s = 3599.0 if step % 2 else 3601.0
         after = taken(ledger, at_s)
@@ -149,7 +151,7 @@ def test_a_clock_that_goes_back_and_forth_over_an_edge_frees_nothing() -> None:
 
 
 def test_a_clock_that_was_far_ahead_for_a_while_blocks_nothing_afterwards() -> None:
-    ledger = Ledger()
+    ledger = BudgetLedger()
     for _ in range(10):
         ledger = taken(ledger, 4e9)
     assert ledger.left(HOUR, 1.8e9, UTC) == 10.0
@@ -157,7 +159,7 @@ def test_a_clock_that_was_far_ahead_for_a_while_blocks_nothing_afterwards() -> N
 
 def test_a_device_that_boots_in_1970_finds_the_month_as_it_left_it() -> None:
     month = Limit("gb", "uplink", 100.0, "month")
-    ledger = Ledger().take([Draw(month, 90.0, 1.8e9)], UTC)
+    ledger = BudgetLedger().take([Draw(month, 90.0, 1.8e9)], UTC)
     for boot in range(3):
         ledger = ledger.take([Draw(month, 1.0, 10.0 + boot)], UTC)
     assert ledger.left(month, 1.8e9 + 100, UTC) == 10.0
@@ -165,7 +167,7 @@ def test_a_device_that_boots_in_1970_finds_the_month_as_it_left_it() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_period_ever_gives_more_than_its_amount(seed: int) -> None:
-    rng, ledger, took = random.Random(seed), Ledger(), dict[float, float]()
+    rng, ledger, took = random.Random(seed), BudgetLedger(), dict[float, float]()
     at_s = 1.7e9
     for _ in range(600):
         at_s += rng.choice([0.0, 1.0, 200.0, 900.0, -300.0, -5.0])
@@ -180,8 +182,8 @@ def test_no_period_ever_gives_more_than_its_amount(seed: int) -> None:
 
 
 def test_it_survives_a_file() -> None:
-    ledger = taken(taken(Ledger(), 0.0), 7200.0)
-    assert Ledger.from_json(json.loads(json.dumps(ledger.to_json()))) == ledger
+    ledger = taken(taken(BudgetLedger(), 0.0), 7200.0)
+    assert BudgetLedger.from_json(json.loads(json.dumps(ledger.to_json()))) == ledger
 
 
 BAD: list[object] = [
@@ -194,7 +196,7 @@ BAD: list[object] = [
 @pytest.mark.parametrize("value", BAD, ids=repr)
 def test_a_file_that_is_no_ledger_is_an_error(value: object) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Ledger.from_json(value)
+        BudgetLedger.from_json(value)
 
 
 DAY = Limit("defaults", "cloud_requests", 1000, "day")
@@ -205,7 +207,7 @@ MIDNIGHT_S = 1_700_006_400
 
 def a_day(limit: Limit, live: int) -> tuple[int, int]:
     """How many live requests, evenly spread, and how many kept cases go up in a day that begins with a full spool."""
-    ledger, sent, kept = Ledger(), 0, 0
+    ledger, sent, kept = BudgetLedger(), 0, 0
     times_s = {round((number + 0.5) * DAY_S / live) for number in range(live)} if live else set()
     assert len(times_s) == live
     for second in range(DAY_S):
@@ -232,7 +234,7 @@ def test_a_small_budget_is_for_live_requests_first_and_for_kept_cases_in_the_end
 
 
 def test_a_live_request_finds_the_part_of_a_budget_that_is_left_of_its_period() -> None:
-    ledger = Ledger()
+    ledger = BudgetLedger()
     for second in range(DAY_S):
         draw = Draw(DAY, 1.0, MIDNIGHT_S + second)
         while ledger.spares(draw, UTC):

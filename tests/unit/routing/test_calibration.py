@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, lower_bound, upper_bound
-from upwell.shared.routing.calibration.calibrate import Calibration, Target, calibration_of
+from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target, calibration_of
 from upwell.shared.routing.calibration.choosing import (
     CannotCalibrate,
     Sample,
@@ -20,14 +20,13 @@ from upwell.shared.routing.calibration.choosing import (
     requests_for_risk,
     requests_for_share,
 )
-from upwell.shared.routing.calibration.grouping import by_identity
-from upwell.shared.routing.calibration.scores import measured
-from upwell.shared.routing.calibration.temperature import fitted_temperature
+from upwell.shared.routing.calibration.grouping import by_model_pair
+from upwell.shared.routing.calibration.temperature import fitted_temperature, measured
 from upwell.shared.routing.hardness import hardness
 from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.rules import CompiledPolicy
-from upwell.shared.routing.settings import Identity
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import CompiledPolicy
+from upwell.shared.routing.policy.settings import ModelPair
 
 
 def line(t_s: float = 0.0, **fields: Any) -> LogLine:
@@ -49,7 +48,7 @@ def lines(count: int, seed: int = 0, **fields: Any) -> list[LogLine]:
     ]
 
 
-def calibrated(logged: list[LogLine], target: Target, **policy: Any) -> Calibration:
+def calibrated(logged: list[LogLine], target: Target, **policy: Any) -> CalibrationResult:
     """As the command does it, with the target written in the defaults."""
     named = {"cloud_share": target.cloud_share} if target.is_share else {"max_risk": target.max_risk}
     defaults: dict[str, Any] = policy.pop("defaults", {})
@@ -57,7 +56,7 @@ def calibrated(logged: list[LogLine], target: Target, **policy: Any) -> Calibrat
     parsed = Policy.model_validate({"defaults": {**defaults, "hard": hard}, **policy})
     settings = parsed.settings("digits", None).hard
     assert settings is not None
-    return calibration_of(logged, CompiledPolicy(parsed), settings, Identity(), target)
+    return calibration_of(logged, CompiledPolicy(parsed), settings, ModelPair(), target)
 
 
 SHARE, RISK = Target(cloud_share=0.2), Target(max_risk=0.02)
@@ -232,12 +231,12 @@ def test_lines_are_grouped_by_what_they_ran_on() -> None:
         line(5, edge_digest="e1", cloud_digest="d"),
         line(6, edge_digest="e1"),
     ]
-    groups = {(one.edge_digest, one.cloud_digest): [x.t_s for x in g] for one, g in by_identity(logged).items()}
+    groups = {(one.edge_digest, one.cloud_digest): [x.t_s for x in g] for one, g in by_model_pair(logged).items()}
     assert groups == {("e1", "c"): [0, 1, 2], ("e2", "c"): [3, 4], ("e1", "d"): [5, 6]}
 
 
 def test_lines_that_name_nothing_are_one_group() -> None:
-    assert list(by_identity([line(), line()])) == [Identity()]
+    assert list(by_model_pair([line(), line()])) == [ModelPair()]
 
 
 def test_a_share_is_reached_in_both_directions() -> None:

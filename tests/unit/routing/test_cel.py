@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.routing.asking import policy, subject
+from tests.unit.routing.asking import policy
+from tests.unit.routing.asking import request_facts as facts_of
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.rules import CompiledPolicy, Facts
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import CompiledPolicy, RowFacts
 
 pytest.importorskip("cel")
 
@@ -50,7 +51,7 @@ HOLDS = [
 
 @pytest.mark.parametrize(("condition", "holds"), HOLDS)
 def test_an_expression_reads_the_request_and_what_is_unknown_is_taken_as_good(condition: str, holds: bool) -> None:
-    about = subject(tags={"camera": "dock"}, wall_time_s=NOON_S)
+    about = facts_of(tags={"camera": "dock"}, wall_time_s=NOON_S)
     verdict = compiled(condition).judge(about)
     assert (verdict.egress_rule == "r0") is holds
     assert verdict.failed_rule == ""
@@ -61,9 +62,9 @@ def test_facts_are_read_where_they_are_given() -> None:
         "link.known && link.rtt_s < 0.05 && link.up_bytes_per_s > 1e6 && cloud.predicted_s < edge.predicted_s"
     )
     assert by.uses_facts
-    good = Facts(rtt_s=0.02, up_bytes_per_s=2e6, edge_s=0.1, cloud_s=0.05)
-    assert by.judge(subject(), good).egress_rule == "r0"
-    assert by.judge(subject(), Facts(rtt_s=0.06, up_bytes_per_s=2e6, edge_s=0.1, cloud_s=0.05)).egress_rule == ""
+    good = RowFacts(rtt_s=0.02, up_bytes_per_s=2e6, edge_s=0.1, cloud_s=0.05)
+    assert by.judge(facts_of(), good).egress_rule == "r0"
+    assert by.judge(facts_of(), RowFacts(rtt_s=0.06, up_bytes_per_s=2e6, edge_s=0.1, cloud_s=0.05)).egress_rule == ""
     assert not compiled("request.size_bytes > 5").uses_facts
     assert not CompiledPolicy(policy("rules: [{name: r, match: {}, route: edge}]")).uses_facts
 
@@ -72,7 +73,9 @@ def test_match_and_if_must_both_hold() -> None:
     rule = "{name: r, match: {tags: {a: x}}, if: 'request.size_bytes > 10', egress: deny}"
     by = CompiledPolicy(policy(f"rules: [{rule}]"))
     cases = itertools.product(("x", "y"), (5, 50))
-    found = {(tag, size): by.judge(subject(tags={"a": tag}, size_bytes=size)).egress_rule == "r" for tag, size in cases}
+    found = {
+        (tag, size): by.judge(facts_of(tags={"a": tag}, size_bytes=size)).egress_rule == "r" for tag, size in cases
+    }
     assert found == {("x", 5): False, ("x", 50): True, ("y", 5): False, ("y", 50): False}
 
 
@@ -119,22 +122,22 @@ FAILS = ["int(request.tags.n) > 3", "1 / (request.size_bytes - 1000) > 0", "requ
 @pytest.mark.parametrize("does", [{"egress": "deny"}, {"route": "cloud"}, {"route": "edge"}])
 def test_a_rule_that_fails_lets_nothing_leave_and_says_so(condition: str, does: dict[str, str]) -> None:
     by = compiled(condition, **does)
-    verdict = by.judge(subject(tags={"n": "three", "re": "("}))
+    verdict = by.judge(facts_of(tags={"n": "three", "re": "("}))
     assert (verdict.failed_rule, verdict.egress_rule, verdict.rule, verdict.route) == ("r0", "r0", "", None)
-    (found,) = by.examine(subject(tags={"n": "three", "re": "("}))
+    (found,) = by.examine(facts_of(tags={"n": "three", "re": "("}))
     assert found.error
-    fine = by.judge(subject(tags={"n": "5", "re": "a"}, size_bytes=2000))
+    fine = by.judge(facts_of(tags={"n": "5", "re": "a"}, size_bytes=2000))
     assert fine.failed_rule == ""
 
 
 def test_a_text_that_is_no_unicode_lets_nothing_leave() -> None:
-    verdict = compiled("request.tags.a == 'x'", route="cloud").judge(subject(tags={"a": "\ud800"}))
+    verdict = compiled("request.tags.a == 'x'", route="cloud").judge(facts_of(tags={"a": "\ud800"}))
     assert (verdict.failed_rule, verdict.egress_rule) == ("r0", "r0")
 
 
 def test_the_longest_chains_are_evaluated_on_a_small_stack() -> None:
     script = (
-        "import threading\nfrom upwell.shared.routing.cel_rules import MAX_LENGTH, MAX_NESTING, check\n"
+        "import threading\nfrom upwell.shared.routing.policy.cel_rules import MAX_LENGTH, MAX_NESTING, check\n"
         "def go():\n"
         "    for text in ('1' + '+1' * (MAX_LENGTH // 2 - 5) + ' > 0', 'true' + '==true' * (MAX_LENGTH // 6 - 2),\n"
         "                 '!' * (MAX_LENGTH - 5) + 'true', '(' * MAX_NESTING + 'true' + ')' * MAX_NESTING):\n"
@@ -147,7 +150,7 @@ def test_the_longest_chains_are_evaluated_on_a_small_stack() -> None:
 
 
 def test_without_the_package_the_file_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "upwell.shared.routing.cel_rules", None)
+    monkeypatch.setitem(sys.modules, "upwell.shared.routing.policy.cel_rules", None)
     with pytest.raises(ConfigError, match=r"rules\[0\].if: .*install upwell\[cel\]"):
         policy("rules: [{name: r, if: 'true', route: edge}]")
     assert policy("rules: [{name: r, match: {}, route: edge}]").rules
@@ -155,7 +158,8 @@ def test_without_the_package_the_file_says_what_to_install(monkeypatch: pytest.M
 
 def test_policies_without_expressions_import_no_package_for_them() -> None:
     script = (
-        "import sys\nfrom upwell.shared.routing.policy import Policy\nfrom upwell.shared.routing.router import Router\n"
+        "import sys\nfrom upwell.shared.routing.policy.policy import Policy\n"
+        "from upwell.shared.routing.decide.router import Router\n"
         "Router(Policy.model_validate({'rules': [{'name': 'r', 'match': {}, 'route': 'edge'}]}))\n"
         "print('cel' in sys.modules)"
     )
@@ -176,8 +180,8 @@ rules = st.lists(
     ).filter(lambda rule: {"match", "if"} & rule.keys() and {"egress", "route"} & rule.keys()),
     max_size=4,
 )
-subjects = st.builds(
-    subject,
+requests_facts = st.builds(
+    facts_of,
     tags=st.fixed_dictionaries({}, optional={"a": st.sampled_from("xy"), "n": st.sampled_from(["1", "5", "five"])}),
     size_bytes=st.sampled_from([50, 500]),
 )
@@ -189,7 +193,7 @@ def alone(rule: dict[str, Any], about: Any) -> bool:
 
 
 @settings(deadline=None, max_examples=60)
-@given(rules=rules, about=subjects)
+@given(rules=rules, about=requests_facts)
 def test_egress_holds_whatever_the_order_of_the_rules(rules: list[dict[str, Any]], about: Any) -> None:
     named = [{"name": f"r{index}", **rule} for index, rule in enumerate(rules)]
     expected = any(alone(rule, about) for rule in named)

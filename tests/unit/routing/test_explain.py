@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import policy
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.explain import Explanation, explain
-from upwell.shared.routing.inquiry import NOW_S, Inquiry
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.decide.explain import Explanation, explain
+from upwell.shared.routing.decide.inquiry import NOW_S, Inquiry
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.review import warnings
 from upwell.shared.routing.reasons import Plan, Reason
-from upwell.shared.routing.review import warnings
-from upwell.shared.routing.router import Router
-from upwell.shared.yaml import parse_yaml
 
 POLICY = """
 timezone: Europe/Berlin

@@ -9,12 +9,12 @@ import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, learnt, signals
 from tests.unit.routing.asking import router as by_policy
-from upwell.shared.routing.hedging import HedgeAccount, hedge_after_s
-from upwell.shared.routing.latency import AnswerTimes
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, Outcome, RouterState
+from upwell.shared.routing.estimators.hedging import HedgeAccount, hedge_after_s
+from upwell.shared.routing.estimators.latency import AnswerTimes
+from upwell.shared.routing.policy.settings import HedgeSettings
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.settings import HedgeSettings
-from upwell.shared.routing.state import CloudAnswered, CloudFailure, Outcome, RouterState
 
 HEDGED = "{deadline: 1s, hedge: {after: p95, at_most: 5%}}"
 UP = f"defaults: {HEDGED}\nrules: [{{name: up, match: {{}}, route: cloud}}]"
@@ -103,7 +103,7 @@ def test_nobody_hedges_when_nobody_waits_any_more_or_another_took_the_last() -> 
 
 def test_a_probe_is_not_hedged() -> None:
     by = router()
-    state = learnt(by, [*answered(), *[CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE)] * 3])
+    state = learnt(by, [*answered(), *[CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE)] * 3])
     decision = by.decide(state, signals(at_s=NOW_S + 0.6), NOW_S + 0.6)
     assert decision.probes
     assert decision.hedge_after_s == math.inf

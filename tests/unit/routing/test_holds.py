@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 
 from tests.unit.routing.asking import MODEL, NOW_S, known, learnt, router, signals
-from upwell.shared.routing.ascending import facts
-from upwell.shared.routing.learning import LONGEST_HOLD_S
+from upwell.shared.routing.decide.learning import LONGEST_HOLD_S
+from upwell.shared.routing.decide.offload import facts
+from upwell.shared.routing.decide.state import (
+    CloudAnswered,
+    CloudCallFailed,
+    CloudHeld,
+    CloudMoved,
+    Outcome,
+    RouterState,
+)
 from upwell.shared.routing.reasons import Plan, Reason
-from upwell.shared.routing.state import CloudAnswered, CloudFailure, CloudHeld, CloudMoved, Outcome, RouterState
 
 UP = "defaults: {deadline: 1s}\nrules: [{name: up, match: {}, route: cloud}]"
-REFUSED = CloudFailure(MODEL, Reason.CLOUD_EXHAUSTED)
+REFUSED = CloudCallFailed(MODEL, Reason.CLOUD_EXHAUSTED)
 
 
 def held(after_s: float = 2.0, *more: Outcome) -> RouterState:
@@ -79,7 +86,7 @@ def test_a_probe_that_is_refused_so_gives_its_slot_back() -> None:
     state, granted = by.acquire(state, decision, NOW_S + 1)
     assert granted
     assert decision.probes == (MODEL,)
-    ended = CloudFailure(MODEL, Reason.CLOUD_EXHAUSTED, decision.probes)
+    ended = CloudCallFailed(MODEL, Reason.CLOUD_EXHAUSTED, decision.probes)
     state = learnt(by, [CloudHeld(MODEL, 0.01), ended], NOW_S + 1, state)
     assert state.breakers[MODEL].has_slot(NOW_S + 1)
     assert by.decide(state, signals(at_s=NOW_S + 10), NOW_S + 10).probes == (MODEL,)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from upwell.shared.routing.latency import FRESH_S, RECENT, WINDOW, AnswerTimes, LatencyWindow, RunTimes
+from upwell.shared.routing.estimators.latency import FRESH_S, RECENT, WINDOW, AnswerTimes, LatencyWindow, RunTimes
 
 STEP_S = 0.05
 

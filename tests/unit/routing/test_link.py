@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from upwell.shared.routing.link import FADE_S, FRESH_S, LinkEstimate, LinkSample, fade
+from upwell.shared.routing.estimators.link import FADE_S, FRESH_S, LinkEstimate, LinkSample, fade
 
 STEP_S = 0.05
 

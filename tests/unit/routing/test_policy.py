@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import policy
+from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.policy import Policy, hours_minutes
-from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
-from upwell.shared.routing.settings import (
+from upwell.shared.routing.policy.policy import Policy, hours_minutes
+from upwell.shared.routing.policy.settings import (
     Action,
     Energy,
     HardSettings,
     HedgeSettings,
-    Identity,
     Limit,
+    ModelPair,
     Prices,
     Settings,
-    Source,
+    SourceLimits,
 )
-from upwell.shared.yaml import load_yaml, parse_yaml
+from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 
 DEFAULTS = Settings()
 
@@ -344,14 +344,14 @@ def test_every_section_becomes_settings_and_is_merged_key_by_key() -> None:
     assert settings.on_cloud_failure == table
     assert settings.hedge == HedgeSettings(0.04, 0.99)
     assert (settings.prices, settings.energy) == (Prices(4.0, 0.0004), Energy(0.02, 2e-6))
-    assert settings.source == Source("camera", True, 0.5)
+    assert settings.source == SourceLimits("camera", True, 0.5)
     assert (settings.spool, settings.priority, settings.audit, settings.explore) == (True, "high", 0.001, 0.01)
     assert settings.record_bytes == 1 << 20
     model = of.settings("digits", None)
     assert model.on_cloud_failure == table | {reason: "edge" for reason, action in table.items() if action == "retry"}
     assert model.hedge is not None
     assert (model.hedge.at_most, model.hedge.after_s) == (0.04, 0.08)
-    assert model.source == Source("camera", False, 0.5)
+    assert model.source == SourceLimits("camera", False, 0.5)
     rule = of.settings("digits", of.rules[0])
     assert rule.on_cloud_failure == all_of("error")
     assert (rule.hedge, rule.budget, rule.source, rule.record_bytes) == (None, (), None, 0)
@@ -414,19 +414,19 @@ calibrations:
 
 
 @pytest.mark.parametrize(
-    ("model", "identity", "threshold"),
+    ("model", "model_pair", "threshold"),
     [
-        ("m", Identity(), 0.3),
-        ("m", Identity("a"), 0.3),
-        ("m", Identity("a", cloud_digest="d"), 0.2),
-        ("m", Identity("b", "onnx cpu", "c"), 0.1),
-        ("n", Identity("b", "onnx cpu", "c"), 0.5),
+        ("m", ModelPair(), 0.3),
+        ("m", ModelPair("a"), 0.3),
+        ("m", ModelPair("a", cloud_digest="d"), 0.2),
+        ("m", ModelPair("b", "onnx cpu", "c"), 0.1),
+        ("n", ModelPair("b", "onnx cpu", "c"), 0.5),
     ],
 )
 def test_the_calibration_that_names_most_of_what_runs_is_taken(
-    model: str, identity: Identity, threshold: float
+    model: str, model_pair: ModelPair, threshold: float
 ) -> None:
-    hard = policy(CALIBRATED).settings(model, None, identity).hard
+    hard = policy(CALIBRATED).settings(model, None, model_pair).hard
     assert hard is not None
     assert (hard.threshold, hard.calibrated) == (threshold, True)
     assert hard.temperature == (1.5 if threshold == 0.2 else 1.0)
@@ -435,8 +435,12 @@ def test_the_calibration_that_names_most_of_what_runs_is_taken(
 def test_a_calibration_for_other_models_leaves_the_plain_threshold() -> None:
     calibration = "{model: m, measure: margin, below: 0.1, max_risk: 2%, edge_digest: a}"
     of = policy(f"models: {{m: {{hard: {{max_risk: 2%}}}}}}\ncalibrations: [{calibration}]")
-    for identity, calibrated in ((Identity("b"), False), (Identity("a"), True), (Identity(edge_runtime="x"), True)):
-        hard = of.settings("m", None, identity).hard
+    for model_pair, calibrated in (
+        (ModelPair("b"), False),
+        (ModelPair("a"), True),
+        (ModelPair(edge_runtime="x"), True),
+    ):
+        hard = of.settings("m", None, model_pair).hard
         assert hard is not None
         assert (hard.calibrated, hard.threshold) == (calibrated, 0.1 if calibrated else 0.75)
 

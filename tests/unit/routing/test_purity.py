@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.routing.asking import NOW_S, router, signals
-from upwell.shared.routing import router as routing_module
-from upwell.shared.routing.state import RouterState
+from upwell.shared.routing.decide import router as routing_module
+from upwell.shared.routing.decide.state import RouterState
 
-FOLDER = Path(routing_module.__file__).parent
+FOLDER = Path(routing_module.__file__).parents[1]
 SOURCES = sorted(FOLDER.rglob("*.py"))
 
 STANDARD = {
@@ -23,7 +23,7 @@ STANDARD = {
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
 OWN = (
-    "upwell.shared.routing", "upwell.shared.located", "upwell.shared.tensors", "upwell.shared.units",
+    "upwell.shared.routing", "upwell.shared.config.located", "upwell.shared.tensors", "upwell.shared.units",
     "upwell.shared.values",
 )  # fmt: skip
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""
@@ -81,7 +81,7 @@ def test_a_module_keeps_nothing_that_changes(source: Path) -> None:
 
 
 def test_importing_the_router_brings_no_transport_and_no_runtime() -> None:
-    script = "import sys, upwell.shared.routing.router; print(*sys.modules)"
+    script = "import sys, upwell.shared.routing.decide.router; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     tops = {name.partition(".")[0] for name in found}
     assert not tops & {"grpc", "google", "onnxruntime", "ai_edge_litert", "tflite_runtime", "torch", "PIL", "rich"}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
-from upwell.shared.routing.deciding import reserve_s
+from upwell.shared.routing.decide.decide import reserve_s
+from upwell.shared.routing.decide.state import CloudCallFailed, Decision, EdgeRan, RouterState
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
-from upwell.shared.routing.state import CloudFailure, Decision, EdgeRan, RouterState
 
 EMPTY = RouterState()
 NAN = math.nan
@@ -128,7 +128,7 @@ def test_an_obstacle_keeps_the_rows_and_is_the_reason(
     by = router(text)
     state = known(by, edge_s=edge_s, cloud_s=cloud_s)
     if failed:
-        state = learnt(by, [CloudFailure(MODEL, Reason.CLOUD_DEADLINE)] * 3, state=state)
+        state = learnt(by, [CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE)] * 3, state=state)
     decision = by.decide(state, signals((2000, 2000)), NOW_S)
     assert (decision.plan, decision.reason, decision.obstacle) == (Plan.EDGE, reason, reason)
     assert (decision.up_rows, decision.kept_rows, decision.refusal) == ((), (0, 1), "")
@@ -147,7 +147,7 @@ def test_an_obstacle_after_the_edge_run_keeps_the_hard_rows(text: str, reason: R
 
 def test_the_breaker_of_one_model_leaves_the_others_alone() -> None:
     by = router(UP)
-    state = learnt(by, [CloudFailure("broken", Reason.CLOUD_GARBAGE)] * 3)
+    state = learnt(by, [CloudCallFailed("broken", Reason.CLOUD_GARBAGE)] * 3)
     assert by.decide(state, signals(model="broken"), NOW_S).reason is Reason.BREAKER_OPEN
     assert by.decide(state, signals(), NOW_S).up_rows == (0,)
 
@@ -377,7 +377,7 @@ def test_rows_that_all_leave_do_so_for_their_own_reason_however_busy_the_device_
 
 def test_rows_that_stay_because_the_way_up_is_blocked_count_against_the_device() -> None:
     by = router("defaults: {deadline: 100ms, large: {above: 1kB}}")
-    state = learnt(by, [CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE)] * 3, state=known(by, edge_s=0.06))
+    state = learnt(by, [CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE)] * 3, state=known(by, edge_s=0.06))
     assert by.decide(state, signals([2000]), NOW_S).refusal == ""
     assert by.decide(state, signals([2000, 10]), NOW_S).refusal
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, failing, known, learnt, router, signals
-from upwell.shared.routing.breaker import Breaker
-from upwell.shared.routing.edge_time import LONG_SILENCE_S
-from upwell.shared.routing.latency import RunTimes
-from upwell.shared.routing.reasons import CALLERS_FAULTS, CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.state import (
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import (
     LINK,
     CloudAnswered,
+    CloudCallFailed,
     CloudDropped,
-    CloudFailure,
     Decision,
     EdgeRan,
     RouterState,
     Signals,
 )
+from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
+from upwell.shared.routing.estimators.latency import RunTimes
+from upwell.shared.routing.reasons import CALLERS_FAULTS, CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
 
 UP = "defaults: {deadline: 1s}\nrules: [{name: up, match: {}, route: cloud}]"
 RECOVERY_S = 5.0
@@ -73,7 +73,7 @@ def test_the_first_answer_on_a_connection_is_no_sample_but_closes_the_breaker() 
 def test_a_failure_is_never_a_sample(reason: Reason) -> None:
     by = router()
     before = known(by, edge_s=0.01, cloud_s=0.1)
-    after = learnt(by, [CloudFailure(MODEL, reason), CloudDropped(MODEL)], state=before)
+    after = learnt(by, [CloudCallFailed(MODEL, reason), CloudDropped(MODEL)], state=before)
     assert (after.link, after.cloud, after.edge) == (before.link, before.cloud, before.edge)
 
 
@@ -94,8 +94,8 @@ def test_the_failures_of_the_link_are_those_that_say_nothing_of_a_model() -> Non
 
 def test_an_answer_between_failures_starts_their_count_anew() -> None:
     by = router()
-    failure = CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE)
-    garbage = CloudFailure(MODEL, Reason.CLOUD_GARBAGE)
+    failure = CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE)
+    garbage = CloudCallFailed(MODEL, Reason.CLOUD_GARBAGE)
     state = learnt(by, [failure, failure, garbage, garbage, answered(), failure, failure, garbage, garbage])
     assert not any(breaker.is_open for breaker in state.breakers.values())
     assert learnt(by, [failure], state=state).breakers[LINK].is_open
@@ -104,7 +104,7 @@ def test_an_answer_between_failures_starts_their_count_anew() -> None:
 
 def test_an_answer_with_nothing_to_close_leaves_the_breakers_alone() -> None:
     by = router()
-    state = learnt(by, [CloudFailure("another", Reason.CLOUD_GARBAGE)])
+    state = learnt(by, [CloudCallFailed("another", Reason.CLOUD_GARBAGE)])
     assert by.observe(state, answered(), NOW_S).breakers is state.breakers
 
 
@@ -138,7 +138,7 @@ def test_a_probe_is_granted_once() -> None:
 
 def test_a_decision_that_probes_two_breakers_gets_both_or_neither() -> None:
     by = router(UP)
-    state = learnt(by, [CloudFailure(MODEL, Reason.CLOUD_ERROR)] * 3, state=failing(by))
+    state = learnt(by, [CloudCallFailed(MODEL, Reason.CLOUD_ERROR)] * 3, state=failing(by))
     at_s = NOW_S + 0.6
     decision = by.decide(state, signals(at_s=at_s), at_s)
     assert decision.probes == (LINK, MODEL)
@@ -174,7 +174,7 @@ def test_an_answer_to_the_probe_closes_both_breakers() -> None:
 def test_a_failed_probe_waits_twice_as_long() -> None:
     by = router(UP)
     state, _ = probing(by, failing(by), NOW_S + 0.6)
-    state = by.observe(state, CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE, (LINK,)), NOW_S + 0.6)
+    state = by.observe(state, CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE, (LINK,)), NOW_S + 0.6)
     for at_s, reason in ((NOW_S + 1.59, Reason.BREAKER_OPEN), (NOW_S + 1.61, Reason.RULE)):
         assert by.decide(state, signals(at_s=at_s), at_s).reason is reason
 
@@ -182,7 +182,7 @@ def test_a_failed_probe_waits_twice_as_long() -> None:
 def test_a_probe_that_finds_one_model_broken_frees_the_link_for_the_others() -> None:
     by = router(UP)
     state, _ = probing(by, failing(by), NOW_S + 0.6)
-    state = by.observe(state, CloudFailure(MODEL, Reason.CLOUD_MODEL_MISSING, (LINK,)), NOW_S + 0.6)
+    state = by.observe(state, CloudCallFailed(MODEL, Reason.CLOUD_MODEL_MISSING, (LINK,)), NOW_S + 0.6)
     assert by.decide(state, signals(at_s=NOW_S + 0.6, model="another"), NOW_S + 0.6).up_rows == (0,)
 
 
@@ -194,14 +194,14 @@ def test_a_probe_whose_caller_left_frees_its_slot() -> None:
 
 
 STRAGGLERS = [
-    CloudFailure(MODEL, Reason.CLOUD_DEADLINE),
-    CloudFailure("another", Reason.CLOUD_GARBAGE),
+    CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE),
+    CloudCallFailed("another", Reason.CLOUD_GARBAGE),
     CloudDropped(MODEL),
 ]
 
 
 @pytest.mark.parametrize("straggler", STRAGGLERS, ids=lambda outcome: type(outcome).__name__)
-def test_the_end_of_a_call_that_was_no_probe_lets_no_second_probe_up(straggler: CloudFailure | CloudDropped) -> None:
+def test_the_end_of_a_call_that_was_no_probe_lets_no_second_probe_up(straggler: CloudCallFailed | CloudDropped) -> None:
     by = router(UP)
     state, _ = probing(by, failing(by), NOW_S + 0.6)
     state = by.observe(state, straggler, NOW_S + 0.7)
@@ -296,7 +296,7 @@ def test_a_device_that_is_always_too_slow_finds_out_that_the_cloud_is_not() -> N
 
 def timeouts(by: Router, state: RouterState, waited_s: float, count: int = 3) -> RouterState:
     """After that many calls that nobody could wait longer for."""
-    failure = CloudFailure(MODEL, Reason.CLOUD_DEADLINE, waited_s=waited_s)
+    failure = CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE, waited_s=waited_s)
     return learnt(by, [failure] * count, state=state)
 
 
@@ -319,7 +319,7 @@ def test_a_model_whose_cloud_is_slow_leaves_the_others_their_cloud() -> None:
 
 def test_what_one_caller_did_wrong_is_nobody_elses_trouble() -> None:
     by = router(UP)
-    state = learnt(by, [CloudFailure(MODEL, Reason.CLOUD_INVALID_ARGUMENT)] * 10)
+    state = learnt(by, [CloudCallFailed(MODEL, Reason.CLOUD_INVALID_ARGUMENT)] * 10)
     assert by.decide(state, signals(), NOW_S).up_rows == (0,)
 
 
@@ -337,7 +337,7 @@ def test_callers_with_no_time_do_not_cut_the_others_off() -> None:
         at_s = NOW_S + index * 0.05
         hasty = by.decide(state, signals(at_s=at_s, caller_deadline_s=at_s + 0.001), at_s)
         if hasty.up_rows:
-            state = by.observe(state, CloudFailure(MODEL, Reason.CLOUD_DEADLINE), at_s)
+            state = by.observe(state, CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE), at_s)
     assert by.decide(state, signals(at_s=NOW_S + 0.5), NOW_S + 0.5).plan is Plan.CLOUD
 
 

@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, known, learnt, router, signals
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import (
+    Audited,
+    CloudAnswered,
+    Decision,
+    EdgeRan,
+    Outcome,
+    RouterState,
+    Scored,
+    Signals,
+)
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.state import Audited, CloudAnswered, Decision, EdgeRan, Outcome, RouterState, Scored, Signals
 
 UP = "rules: [{name: up, match: {}, route: cloud}]"
 

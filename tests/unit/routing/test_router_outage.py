@@ -7,9 +7,16 @@ import random
 import pytest
 
 from tests.unit.routing.asking import MODEL, router, signals
-from upwell.shared.routing.breaker import Breaker
+from upwell.shared.routing.decide.state import (
+    CloudAnswered,
+    CloudCallFailed,
+    CloudMoved,
+    CloudSent,
+    LinkProbed,
+    RouterState,
+)
+from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import CloudAnswered, CloudFailure, CloudMoved, CloudSent, LinkProbed, RouterState
 
 BYTES_PER_S = 250_000.0
 RTT_S, SERVER_S = 0.06, 0.01
@@ -48,10 +55,10 @@ class Cellular:
             self.learn(CloudAnswered(MODEL, 1, size_bytes, total_s, SERVER_S, call="call"), now_s + total_s)
         else:
             waited_s = decision.give_up_s - now_s
-            late = CloudFailure(MODEL, Reason.CLOUD_DEADLINE, decision.probes, waited_s, "call")
+            late = CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE, decision.probes, waited_s, "call")
             self.learn(late, decision.give_up_s)
 
-    def learn(self, outcome: CloudSent | CloudAnswered | CloudFailure, at_s: float) -> None:
+    def learn(self, outcome: CloudSent | CloudAnswered | CloudCallFailed, at_s: float) -> None:
         self.state = self.router.observe(self.state, outcome, at_s)
 
 
@@ -76,7 +83,7 @@ def test_an_outage_costs_little_and_is_over_soon(every_s: float, sizes: tuple[in
 def test_a_probe_that_comes_back_lets_the_next_request_find_out() -> None:
     by, state = router(UP), RouterState()
     for at_s in (0.0, 0.0, 0.0):
-        state = by.observe(state, CloudFailure(MODEL, Reason.CLOUD_UNAVAILABLE), at_s)
+        state = by.observe(state, CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE), at_s)
     assert by.decide(state, signals(at_s=0.1), 0.1).reason is Reason.BREAKER_OPEN
     state = by.observe(state, LinkProbed(0.05), 0.1)
     decision = by.decide(state, signals(at_s=0.1), 0.1)

@@ -11,14 +11,14 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.unit.routing.asking import policy, subject
-from upwell.shared.routing.rules import CompiledPolicy, Verdict
+from tests.unit.routing.asking import policy, request_facts
+from upwell.shared.routing.policy.rules import CompiledPolicy, Verdict
 
 
 def matches(match: str, timezone: str = "UTC", **about: Any) -> bool:
     """Whether a rule with this `match` applies to that subject."""
     text = f"timezone: {timezone}\nrules: [{{name: r, match: {match}, egress: deny}}]"
-    return CompiledPolicy(policy(text)).judge(subject(**about)).egress_rule == "r"
+    return CompiledPolicy(policy(text)).judge(request_facts(**about)).egress_rule == "r"
 
 
 TAGS = [
@@ -134,7 +134,7 @@ RULES: tuple[dict[str, Any], ...] = (
 def test_the_first_that_says_route_or_set_decides_and_every_egress_counts() -> None:
     for rules in itertools.permutations(RULES):
         order = [rule["name"] for rule in rules]
-        verdict = CompiledPolicy(policy(json.dumps({"rules": rules}))).judge(subject(tags={"a": "x"}))
+        verdict = CompiledPolicy(policy(json.dumps({"rules": rules}))).judge(request_facts(tags={"a": "x"}))
         deciding = next(rule for rule in rules if rule["name"] in ("quick", "up", "stay"))
         assert verdict.rule == deciding["name"], order
         assert verdict.route == deciding.get("route"), order
@@ -147,7 +147,7 @@ def test_without_a_match_the_settings_of_the_model_hold() -> None:
     compiled = CompiledPolicy(of)
     for model, deadline_s in (("a", 0.005), ("never heard of", 1.0)):
         expected = Verdict(of.settings(model, None), None, "", "")
-        assert compiled.judge(subject(model=model)) == expected
+        assert compiled.judge(request_facts(model=model)) == expected
         assert expected.settings.deadline_s == deadline_s
 
 
@@ -155,13 +155,13 @@ def test_a_rule_that_forbids_egress_alone_leaves_the_rest_to_the_next() -> None:
     of = policy(
         "rules:\n- {name: private, match: {}, egress: deny}\n- {name: patient, match: {}, set: {deadline: 9s}}\n"
     )
-    verdict = CompiledPolicy(of).judge(subject())
+    verdict = CompiledPolicy(of).judge(request_facts())
     assert (verdict.egress_rule, verdict.rule, verdict.settings.deadline_s) == ("private", "patient", 9.0)
 
 
 def test_judging_twice_says_the_same_and_an_earlier_denial_does_not_stick() -> None:
     compiled = CompiledPolicy(policy("rules: [{name: private, match: {tags: {a: x}}, egress: deny}]"))
-    denied, allowed = subject(tags={"a": "x"}), subject()
+    denied, allowed = request_facts(tags={"a": "x"}), request_facts()
     for _ in range(2):
         assert compiled.judge(denied).egress_rule == "private"
         assert compiled.judge(allowed).egress_rule == ""

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from upwell.shared.routing.estimators.share import ShareController
 from upwell.shared.routing.hardness import RISING, Measure, is_hard
-from upwell.shared.routing.settings import HardSettings
-from upwell.shared.routing.share import ShareController
+from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.tensors import Array
 
 TARGET = 0.2

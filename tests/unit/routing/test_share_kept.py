@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.agents import policy
-from upwell.shared.routing.deciding import threshold_of
+from upwell.shared.routing.decide.decide import threshold_of
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import RouterState, Scored
 from upwell.shared.routing.hardness import is_hard
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.settings import HardSettings, Identity
-from upwell.shared.routing.state import RouterState, Scored
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.tensors import Array
 
 TEXT = """
@@ -19,9 +19,9 @@ defaults: {hard: {measure: margin, below: 0.75, cloud_share: 20%}}
 calibrations:
   - {model: m, measure: margin, below: 0.1, cloud_share: 20%, temperature: 1.5, edge_digest: E1, cloud_digest: C1}
 """
-OLD = Identity("E1", "onnx cpu", "C1")
-NEW_CLOUD = Identity("E1", "onnx cpu", "C2")
-NEW_EDGE = Identity("E2", "onnx cpu", "C1")
+OLD = ModelPair("E1", "onnx cpu", "C1")
+NEW_CLOUD = ModelPair("E1", "onnx cpu", "C2")
+NEW_EDGE = ModelPair("E2", "onnx cpu", "C1")
 
 
 def hard_of(router: Router) -> HardSettings:
@@ -86,11 +86,11 @@ def test_scores_of_the_same_model_elsewhere_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("identity", "threshold"),
-    [(Identity("E3"), 0.4), (Identity("E2", "onnx cpu", "C9"), 0.3), (Identity("E2", "onnx qnn", "C9"), 0.2)],
+    ("model_pair", "threshold"),
+    [(ModelPair("E3"), 0.4), (ModelPair("E2", "onnx cpu", "C9"), 0.3), (ModelPair("E2", "onnx qnn", "C9"), 0.2)],
     ids=["of an unknown model the last", "of the same model the last on its runtime", "another of its runtimes"],
 )
-def test_the_nearest_calibration_stands_in(identity: Identity, threshold: float) -> None:
+def test_the_nearest_calibration_stands_in(model_pair: ModelPair, threshold: float) -> None:
     common = "model: m, measure: margin, cloud_share: 20%"
     of = policy(
         f"""
@@ -102,13 +102,13 @@ calibrations:
   - {{{common}, below: 0.4, edge_digest: E1, edge_runtime: onnx cpu, cloud_digest: C1}}
 """
     )
-    hard = of.settings("m", None, identity).hard
+    hard = of.settings("m", None, model_pair).hard
     assert hard is not None
     assert (hard.threshold, hard.calibrated) == (threshold, False)
 
 
 @pytest.mark.parametrize(
-    ("text", "identity", "says"),
+    ("text", "model_pair", "says"),
     [
         (TEXT, OLD, ()),
         (
@@ -139,8 +139,8 @@ calibrations:
     ],
     ids=["it fits", "another cloud", "a risk", "none at all", "no target"],
 )
-def test_why_none_fits_is_said_in_a_sentence(text: str, identity: Identity, says: tuple[str, ...]) -> None:
-    assert Router(policy(text), {"m": identity}).misfits("m") == says
+def test_why_none_fits_is_said_in_a_sentence(text: str, model_pair: ModelPair, says: tuple[str, ...]) -> None:
+    assert Router(policy(text), {"m": model_pair}).misfits("m") == says
 
 
 def test_a_risk_is_no_share_and_goes_back_to_the_plain_threshold() -> None:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.review import warnings
-from upwell.shared.routing.rules import CompiledPolicy
-from upwell.shared.routing.subject import Subject
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.request_facts import RequestFacts
+from upwell.shared.routing.policy.review import warnings
+from upwell.shared.routing.policy.rules import CompiledPolicy
 from upwell.shared.routing.tags import checked_tags
-from upwell.shared.yaml import parse_yaml
 
 
 class Text(str):
@@ -23,7 +23,7 @@ class Text(str):
 
 def denies(rules: str, tags: dict[str, str]) -> bool:
     compiled = CompiledPolicy(parse_yaml(f"rules: [{rules}]", Policy))
-    return bool(compiled.judge(Subject("m", checked_tags(tags), 1, 0.0)).egress_rule)
+    return bool(compiled.judge(RequestFacts("m", checked_tags(tags), 1, 0.0)).egress_rule)
 
 
 @pytest.mark.parametrize("value", [True, 1, 1.0, None, b"device", Text("device"), ["device"]])

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from tests.unit.routing.asking import MODEL, NOW_S, router, signals
-from upwell.shared.routing.reasons import Plan, Reason
-from upwell.shared.routing.state import (
+from upwell.shared.routing.decide.state import (
     LINK,
     CloudAnswered,
-    CloudFailure,
+    CloudCallFailed,
     CloudSent,
     Decision,
     EdgeRan,
     RouterState,
-    Way,
+    SplitRoute,
 )
+from upwell.shared.routing.reasons import Plan, Reason
 
-EARLY = Way(f"{MODEL}/c1", 20_000, head_s=0.002, tail_s=0.010)
-LATE = Way(f"{MODEL}/c9", 500, head_s=0.030, tail_s=0.001)
+EARLY = SplitRoute(f"{MODEL}/c1", 20_000, head_s=0.002, tail_s=0.010)
+LATE = SplitRoute(f"{MODEL}/c9", 500, head_s=0.030, tail_s=0.001)
 WAYS = (EARLY, LATE)
 WHOLE_S = 0.015
 """What the whole model takes in the cloud."""
@@ -51,7 +51,7 @@ def failing(state: RouterState, key: str) -> RouterState:
     """With a breaker that is open: that of the link, or of a model or way."""
     reason = Reason.CLOUD_UNAVAILABLE if key == LINK else Reason.CLOUD_ERROR
     for _ in range(3):
-        state = router("version: 1").observe(state, CloudFailure(key or MODEL, reason), NOW_S)
+        state = router("version: 1").observe(state, CloudCallFailed(key or MODEL, reason), NOW_S)
     return state
 
 
@@ -73,7 +73,7 @@ def test_under_latency_the_best_of_device_cuts_and_cloud_answers() -> None:
     stays = ask(FASTEST, linked(2e3))
     assert (stays.plan, stays.reason, stays.up_rows, stays.degraded) == (
         Plan.EDGE, Reason.CLOUD_NOT_BETTER, (), False)  # fmt: skip
-    whole = ask(FASTEST, linked(1e9), (10,), ways=(Way("m/a", 20_000, 0.010, 0.010),))
+    whole = ask(FASTEST, linked(1e9), (10,), ways=(SplitRoute("m/a", 20_000, 0.010, 0.010),))
     assert (way_of(whole), whole.plan, whole.reason) == ("", Plan.CLOUD, Reason.PLACED)
     only_ways = ask(FASTEST, linked(1e9), (10,), has_cloud=False)
     assert (way_of(only_ways), only_ways.plan) == (EARLY.key, Plan.SPLIT)
@@ -114,14 +114,14 @@ def test_measured_times_take_the_place_of_the_plans() -> None:
 
 
 def test_the_way_taken_last_is_left_only_for_one_that_is_clearly_sooner() -> None:
-    near = (Way("m/a", 1000, 0.020, 0.020), Way("m/b", 1001, 0.019, 0.020))
+    near = (SplitRoute("m/a", 1000, 0.020, 0.020), SplitRoute("m/b", 1001, 0.019, 0.020))
     state = linked(10e6)
     first = ask(SPLIT, state, ways=near)
     assert way_of(first) == "m/b"
     state = router("version: 1").observe(state, CloudSent("m/a", "1", 1, 1000, MODEL), NOW_S)
     assert state.ways == {MODEL: "m/a"}
     assert way_of(ask(SPLIT, state, ways=near)) == "m/a"
-    better = (near[0], Way("m/b", 1001, 0.010, 0.020))
+    better = (near[0], SplitRoute("m/b", 1001, 0.010, 0.020))
     assert way_of(ask(SPLIT, state, ways=better)) == "m/b"
 
 
@@ -161,7 +161,7 @@ def test_energy_counts_the_heads_share(byte: str, goes: bool) -> None:
 
 def test_a_head_that_costs_as_much_as_the_whole_saves_no_energy() -> None:
     text = "defaults: {deadline: 1s, objective: energy, hard: off, energy: {uplink_byte: 0J, inference: 1J}}"
-    dear = (Way("m/a", 10, head_s=0.060, tail_s=0.0),)
+    dear = (SplitRoute("m/a", 10, head_s=0.060, tail_s=0.0),)
     assert ask(text, linked(10e6), ways=dear, has_cloud=False).up_rows == ()
     assert not math.isnan(ask(text, linked(10e6), ways=dear, has_cloud=False).predicted_edge_s)
 

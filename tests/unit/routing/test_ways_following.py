@@ -16,11 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.routing.asking import MODEL, router
-from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.simulation.capacity import Capacity, parse_trace
-from upwell.shared.routing.state import (
+from upwell.shared.routing.decide.state import (
     CloudAnswered,
-    CloudFailure,
+    CloudCallFailed,
     CloudSent,
     Decision,
     EdgeRan,
@@ -28,9 +26,11 @@ from upwell.shared.routing.state import (
     Outcome,
     RouterState,
     Signals,
-    Way,
+    SplitRoute,
 )
-from upwell.shared.routing.subject import Subject
+from upwell.shared.routing.policy.request_facts import RequestFacts
+from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.simulation.capacity import Capacity, parse_trace
 
 FOLDER = os.environ.get("UPWELL_TRACES", "")
 RTT_S = 0.05
@@ -46,13 +46,19 @@ LATENCY = "defaults: {deadline: 1s, objective: latency, hard: off}"
 class Network:
     """What each way takes: seconds of head and tail, bytes; `raw` is the whole in the cloud, `edge_s` the device's."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[SplitRoute, ...]
     edge_s: float = 0.4
     raw_bytes: int = 150_528
     raw_s: float = 0.012
 
 
-CUTS = Network((Way("m/c12", 50_000, 0.03, 0.008), Way("m/c30", 12_000, 0.08, 0.004), Way("m/c40", 3_000, 0.16, 0.002)))
+CUTS = Network(
+    (
+        SplitRoute("m/c12", 50_000, 0.03, 0.008),
+        SplitRoute("m/c30", 12_000, 0.08, 0.004),
+        SplitRoute("m/c40", 3_000, 0.16, 0.002),
+    )
+)
 
 
 class Follower:
@@ -87,12 +93,12 @@ class Follower:
         """How often the way changed."""
         return sum(a != b for a, b in itertools.pairwise(self.keys)) * 5.0 / length_s
 
-    def _all(self) -> list[Way | str]:
+    def _all(self) -> list[SplitRoute | str]:
         return [*self.network.ways, *(["edge", WHOLE] if self.has_cloud else [])]
 
     def _decided(self, at_s: float) -> Decision:
         signals = Signals(
-            Subject(MODEL, {}, self.network.raw_bytes, 0.0), (self.network.raw_bytes,), at_s,
+            RequestFacts(MODEL, {}, self.network.raw_bytes, 0.0), (self.network.raw_bytes,), at_s,
             has_cloud=self.has_cloud, ways=self.network.ways)  # fmt: skip
         decision = self.router.decide(self.state, signals, at_s)
         if decision.needs_acquire:
@@ -123,15 +129,15 @@ class Follower:
     def _fall_back(self, decision: Decision, model: str, at_s: float, head_s: float) -> float:
         """The device answers in time, beside the call that comes to nothing."""
         waited_s = decision.give_up_s - at_s - head_s
-        failure = CloudFailure(model, Reason.CLOUD_DEADLINE, decision.probes, waited_s, "1")
+        failure = CloudCallFailed(model, Reason.CLOUD_DEADLINE, decision.probes, waited_s, "1")
         self._observe(failure, decision.give_up_s)
         return min(decision.give_up_s, decision.fallback_start_s + self.network.edge_s) - at_s
 
     def _observe(self, outcome: Outcome, at_s: float) -> None:
         self.state = self.router.observe(self.state, outcome, at_s)
 
-    def _total_s(self, way: Way | str, at_s: float) -> float:
-        if isinstance(way, Way):
+    def _total_s(self, way: SplitRoute | str, at_s: float) -> float:
+        if isinstance(way, SplitRoute):
             return way.head_s + self._link_s(at_s + way.head_s, way.row_bytes) + way.tail_s
         if way == "edge":
             return self.network.edge_s

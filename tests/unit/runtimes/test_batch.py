@@ -12,14 +12,14 @@ from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.model_sections import EdgeSide
-from upwell.edge.models.compiling import load_edge
+from upwell.edge.models.background_load import load_edge
+from upwell.edge.models.sections import EdgeSide
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx_batch import hint
-from upwell.edge.runtimes.onnx_graph import read_graph
+from upwell.edge.runtimes.onnx.graph import read_graph
+from upwell.edge.runtimes.onnx.sessions import hint
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.probe import Subject
+from upwell.edge.runtimes.probe import ProbeSubject
 from upwell.shared.errors import ConfigError, InvalidRequest
 
 PACKAGES = ["ai_edge_litert", "tflite_runtime"]
@@ -148,6 +148,6 @@ def test_the_hint_names_the_open_inputs(tmp_path: Path) -> None:
 
 def test_what_was_tried_out_with_another_batch_is_tried_out_anew(tmp_path: Path, software_delegate: Path) -> None:
     wanted = AcceleratorOptions(provider="software", library=software_delegate)
-    subject = Subject(tflite_for_tests.linear(tmp_path), RuntimeOptions(), wanted, "1")
+    subject = ProbeSubject(tflite_for_tests.linear(tmp_path), RuntimeOptions(), wanted, "1")
     assert replace(subject, options=RuntimeOptions(batch=1)).key() != subject.key()
     assert replace(subject, options=RuntimeOptions(threads=1)).key() == subject.key()

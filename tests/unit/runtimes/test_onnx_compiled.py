@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.models_for_tests import linear
-from upwell.edge.runtimes import onnx_compiled
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.onnx_compiled import KEEPING, Entry, entry_for
-from upwell.edge.runtimes.onnx_providers import OPENVINO, QNN, Provider
+from upwell.edge.runtimes.onnx import compiled_cache
+from upwell.edge.runtimes.onnx.compiled_cache import KEEPING, CacheEntry, entry_for
+from upwell.edge.runtimes.onnx.providers import OPENVINO, QNN, Provider
 from upwell.edge.runtimes.options import AcceleratorOptions
 
 PLACED = Placement("npu", 3, 2, ("nms (NonMaxSuppression)",))
@@ -21,11 +21,11 @@ MUST = AcceleratorOptions(provider="npu", require="must")
 PREFER = AcceleratorOptions(provider="npu")
 
 
-def entry(folder: Path, name: str = "a-1") -> Entry:
-    return Entry(folder / name, KEEPING[QNN])
+def entry(folder: Path, name: str = "a-1") -> CacheEntry:
+    return CacheEntry(folder / name, KEEPING[QNN])
 
 
-def compile_into(one: Entry, content: bytes = b"context") -> bool:
+def compile_into(one: CacheEntry, content: bytes = b"context") -> bool:
     with one.unfinished() as folder:
         (folder / "context.onnx").write_bytes(content)
         (folder / "deeper").mkdir()
@@ -114,7 +114,7 @@ def test_a_new_version_replaces_the_old_one_of_the_same_model(tmp_path: Path) ->
 
 
 def test_the_longest_unused_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_compiled, "_MAX_ENTRIES", 3)
+    monkeypatch.setattr(compiled_cache, "_MAX_ENTRIES", 3)
     for index, name in enumerate("abc"):
         compile_into(entry(tmp_path, f"{name}-1"))
         os.utime(tmp_path / f"{name}-1", (index, index))
@@ -165,7 +165,7 @@ def test_a_provider_that_keeps_nothing_has_no_entry(tmp_path: Path) -> None:
 
 
 def test_a_provider_is_told_where(tmp_path: Path) -> None:
-    tensorrt = Entry(tmp_path / "a-1", KEEPING["TensorrtExecutionProvider"])
+    tensorrt = CacheEntry(tmp_path / "a-1", KEEPING["TensorrtExecutionProvider"])
     assert tensorrt.context is None
     assert tensorrt.settings(tmp_path) == {}
     assert tensorrt.options(tmp_path)["trt_engine_cache_path"] == str(tmp_path)

@@ -14,15 +14,15 @@ import pytest
 from onnx import helper
 
 from tests.unit.models_for_tests import linear, save, tensor
-from upwell.edge.demo.data import ASSETS
 from upwell.edge.runtimes.coverage import Coverage, NodeCover
-from upwell.edge.runtimes.onnx_coverage import survey
-from upwell.edge.runtimes.onnx_evidence import records_assignment
-from upwell.edge.runtimes.onnx_graph import read_graph
-from upwell.edge.runtimes.onnx_partitions import AssignedNode, Part, covers
+from upwell.edge.runtimes.onnx.coverage import survey
+from upwell.edge.runtimes.onnx.evidence import records_assignment
+from upwell.edge.runtimes.onnx.graph import read_graph
+from upwell.edge.runtimes.onnx.partitions import AssignedNode, GraphPart, covers
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError
+from upwell.tools.demo.data import ASSETS
 
 with_azure = pytest.mark.skipif(
     "AzureExecutionProvider" not in onnxruntime.get_available_providers(), reason="this onnxruntime has no Azure"
@@ -40,8 +40,8 @@ def cover(path: Path, provider: str = "azure", *, by_profile: bool = True) -> Co
 # --- What ONNX Runtime tells, made into partitions
 
 
-def part(provider: str, *names: str) -> Part:
-    return Part(provider, tuple(AssignedNode(name, "", provider) for name in names))
+def part(provider: str, *names: str) -> GraphPart:
+    return GraphPart(provider, tuple(AssignedNode(name, "", provider) for name in names))
 
 
 def chain(folder: Path, names: Sequence[str]) -> Path:
@@ -54,7 +54,7 @@ def chain(folder: Path, names: Sequence[str]) -> Path:
     return save(folder / "chain.onnx", nodes, [tensor("x", [3])], [tensor("y", [3])])
 
 
-def partitions(folder: Path, names: str, *parts: Part) -> list[int | None]:
+def partitions(folder: Path, names: str, *parts: GraphPart) -> list[int | None]:
     found = covers(read_graph(chain(folder, names)), parts, "npu")
     return [node.partition for node in found]
 
@@ -82,7 +82,7 @@ def test_nodes_that_are_nowhere_are_where_their_neighbours_are(tmp_path: Path) -
 
 def test_nodes_that_were_made_for_the_cpu_are_left_there(tmp_path: Path) -> None:
     graph = read_graph(chain(tmp_path, "ab"))
-    found = covers(graph, [part("npu", "a", "b"), Part("cpu", (AssignedNode("t_1", "Transpose", "cpu"),))], "npu")
+    found = covers(graph, [part("npu", "a", "b"), GraphPart("cpu", (AssignedNode("t_1", "Transpose", "cpu"),))], "npu")
     assert [node.partition for node in found] == [0, 0, None]
     assert found[-1] == NodeCover("t_1", "Transpose", None, 0.0)
 

@@ -17,9 +17,9 @@ from onnx import helper
 
 from tests.unit.models_for_tests import linear, linear_weights, save, slow, tensor, two_in_two_out
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.onnx import OnnxRuntime
-from upwell.edge.runtimes.onnx_evidence import from_profile, kernels_in_profile, records_assignment
-from upwell.edge.runtimes.onnx_partitions import AssignedNode
+from upwell.edge.runtimes.onnx.evidence import from_profile, kernels_in_profile, records_assignment
+from upwell.edge.runtimes.onnx.partitions import AssignedNode
+from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions, usable_cores
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError, InvalidRequest

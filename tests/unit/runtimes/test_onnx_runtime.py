@@ -19,8 +19,8 @@ from tests.unit.models_for_tests import (
     two_in_two_out,
     with_ir_version,
 )
-from upwell.edge.runtimes.onnx import OnnxRuntime
-from upwell.edge.runtimes.onnx_sessions import session_options
+from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
+from upwell.edge.runtimes.onnx.sessions import session_options
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec

@@ -14,10 +14,10 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.unit.models_for_tests import linear, save, tensor
-from upwell.edge.demo.data import ASSETS
-from upwell.edge.runtimes import onnx_sessions
-from upwell.edge.runtimes.onnx import OnnxRuntime
-from upwell.edge.runtimes.onnx_saturation import saturates_here, saturation
+from upwell.edge.runtimes.onnx import sessions
+from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
+from upwell.edge.runtimes.onnx.saturation import saturates_here, saturation
+from upwell.tools.demo.data import ASSETS
 
 OLD = {"sse4_1", "avx2", "fma"}
 """The flags of a CPU without VNNI."""
@@ -109,10 +109,10 @@ def test_what_cannot_be_read_is_left_to_the_runtime(tmp_path: Path, content: byt
 def test_such_a_model_is_run_exactly_and_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(onnx_sessions, "saturation", lambda path: saturation(path, OLD))
+    monkeypatch.setattr(sessions, "saturation", lambda path: saturation(path, OLD))
     path = quantized(tmp_path, "qdq")
-    assert onnx_sessions.cpu_settings(path) == {"session.x64quantprecision": "1"}
-    assert onnx_sessions.cpu_settings(linear(tmp_path)) == {}
+    assert sessions.cpu_settings(path) == {"session.x64quantprecision": "1"}
+    assert sessions.cpu_settings(linear(tmp_path)) == {}
     with caplog.at_level(logging.INFO):
         runtime = OnnxRuntime(path)
     assert "which overflows on this CPU (no VNNI): product" in caplog.text

@@ -20,8 +20,8 @@ from upwell.edge.runtimes import probe
 from upwell.edge.runtimes.device_lock import DeviceBusy, hold, try_out
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.probe import RESULTS_NAME, Subject, driver_versions, enter, survived
-from upwell.edge.runtimes.tflite_package import find_package
+from upwell.edge.runtimes.probe import RESULTS_NAME, ProbeSubject, driver_versions, enter, survived
+from upwell.edge.runtimes.tflite.package import find_package
 
 DEADLINE_S = 60.0
 
@@ -36,10 +36,10 @@ def _first_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     tempfile.tempdir = None
 
 
-def subject(folder: Path, library: Path, **options: str | int) -> Subject:
+def subject(folder: Path, library: Path, **options: str | int) -> ProbeSubject:
     accelerator = AcceleratorOptions(provider="software", library=library, options={"claim": "all"} | options)
     options_of_model = RuntimeOptions(package="ai_edge_litert", threads=1)
-    return Subject(linear(folder), options_of_model, accelerator, find_package("ai_edge_litert").version)
+    return ProbeSubject(linear(folder), options_of_model, accelerator, find_package("ai_edge_litert").version)
 
 
 def results(folder: Path) -> list[str]:
@@ -153,7 +153,7 @@ import json, sys, upwell.edge.runtimes.probe as probe
 from pathlib import Path
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 accelerator = AcceleratorOptions.model_validate(json.loads(sys.argv[2]))
-subject = probe.Subject(Path(sys.argv[1]), RuntimeOptions(package="ai_edge_litert"), accelerator, "")
+subject = probe.ProbeSubject(Path(sys.argv[1]), RuntimeOptions(package="ai_edge_litert"), accelerator, "")
 probe.enter(subject, None)
 """
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.unit.tflite_for_tests import identity, linear, two_in_two_out
-from upwell.edge.runtimes.tflite_flatbuffer import Broken, check_flatbuffer
+from upwell.edge.runtimes.tflite.flatbuffer import Broken, check_flatbuffer
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from upwell.edge.demo.data import ASSETS
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.tflite_compiled import CompiledRuntime
-from upwell.edge.runtimes.tflite_npu_options import npu_options
+from upwell.edge.runtimes.tflite.compiled import CompiledRuntime
+from upwell.edge.runtimes.tflite.npu_options import npu_options
 from upwell.shared.errors import ConfigError
+from upwell.tools.demo.data import ASSETS
 
 
 def npu(**options: Any) -> AcceleratorOptions:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.unit.weights_for_tests import linear_weights
-from upwell.edge.demo.data import ASSETS
 from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.edge.runtimes.tflite import TfliteRuntime
+from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.tensors import Array
+from upwell.tools.demo.data import ASSETS
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tflite_runtime") is None, reason="tflite_runtime has no wheel for this Python"

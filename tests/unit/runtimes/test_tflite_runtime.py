@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.tflite_for_tests import Op, T, add, identity, linear, save, two_in_two_out
 from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.edge.runtimes.tflite import TfliteRuntime
-from upwell.edge.runtimes.tflite_package import find_package
+from upwell.edge.runtimes.tflite.package import find_package
+from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec
 

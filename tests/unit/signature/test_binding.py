@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
-from upwell.shared.yaml import parse_yaml
 
 CLASSIFIER = """\
 version: 1

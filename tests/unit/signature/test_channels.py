@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.images import decode, encode_for_uplink
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.shared.yaml import parse_yaml
 
 RGB = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), np.uint8)
 TEXT = """

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.keys import PostOp, PreOp
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
-from upwell.shared.yaml import parse_yaml
 
 TEXT = (Path(__file__).parents[3] / "docs/model-yaml.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)

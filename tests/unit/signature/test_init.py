@@ -2,11 +2,11 @@
 
 import pytest
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.init import starting_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
-from upwell.shared.yaml import parse_yaml
 
 Spec = tuple[str, str, tuple[int, ...]]
 

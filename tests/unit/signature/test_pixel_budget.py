@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upwell.shared.signature.images import header_pixels
-from upwell.shared.signature.pixel_budget import PixelBudget, encoded_pixels
+from upwell.shared.signature.images import PixelBudget, encoded_pixels, header_pixels
 
 LARGE = 1 << 20
 

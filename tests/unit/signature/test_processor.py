@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.processor import Processor, versions
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.shared.yaml import parse_yaml
 
 CLASSIFIER = """\
 version: 1

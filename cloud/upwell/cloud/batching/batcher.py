@@ -1,4 +1,4 @@
-"""Brings the requests of one model to its engine: a bounded queue, greedy batches, deadlines, fair shares."""
+"""From the tensors of several requests to those of one run, and back."""
 
 from __future__ import annotations
 
@@ -7,22 +7,83 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from upwell.cloud.batching.choosing import Sizes
+from upwell.cloud.batching.choosing import RunSizes
 from upwell.cloud.batching.device import Batch, Device
-from upwell.cloud.batching.entry import DEFAULT_PRIORITY, Entry, Ran, Run, raise_if, wake
-from upwell.cloud.batching.merging import check_rows, merge, split
 from upwell.cloud.batching.queue import ModelQueue
-from upwell.cloud.batching.running import begin, prepare
+from upwell.cloud.batching.request import DEFAULT_PRIORITY, QueuedRequest, RunResult, RunTiming, raise_if, wake
 from upwell.cloud.engines.base import Engine
 from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
-from upwell.shared.oip.callers import client_key
+from upwell.shared.oip.auth.callers import client_key
 from upwell.shared.oip.dataplane import Call
-from upwell.shared.oip.worker import give_way
+from upwell.shared.platform.call_threads import CallThreads, yield_permit
 from upwell.shared.tensors import Array
+
+Tensors = Mapping[str, Array]
+
+
+def merge(parts: Sequence[Tensors], names: Sequence[str], rows: int) -> Tensors:
+    """The rows of all parts in their order, filled up with zeros (empty texts) to `rows` in all.
+
+    One part that has as many rows already is passed on as it is.
+    """
+    missing = rows - sum(len(part[names[0]]) for part in parts)
+    if len(parts) == 1 and not missing:
+        return parts[0]
+    return {
+        name: np.concatenate([*(part[name] for part in parts), *_filling(parts[0][name], missing)]) for name in names
+    }
+
+
+def _filling(like: Array, rows: int) -> Sequence[Array]:
+    if not rows:
+        return ()
+    shape = (rows, *like.shape[1:])
+    return (np.full(shape, b"", object) if like.dtype == np.object_ else np.zeros(shape, like.dtype),)
+
+
+def check_rows(outputs: Tensors, rows: int) -> None:
+    """Raise `ModelFailed` where an output has not as many rows as went in."""
+    for name, array in outputs.items():
+        if array.shape[:1] != (rows,):
+            found = f"{len(array)} rows" if array.ndim else "no rows"
+            raise ModelFailed(f"output {name!r} has {found} for {rows}; the model needs `max_batch: 1`")
+
+
+def split(outputs: Tensors, rows: Sequence[int]) -> list[dict[str, Array]]:
+    """The outputs of a run for each of those who brought so many `rows`; what is behind these is cut off."""
+    ends = np.cumsum([0, *rows]).tolist()
+    return [{name: array[start:end] for name, array in outputs.items()} for start, end in pairwise(ends)]
+
+
+_MOST = 4096
+_threads = CallThreads(_MOST, "batch")
+"""As many as places are at work, of all devices of this process. They stay for the next one."""
+
+
+def prepare() -> None:
+    """Have one made now: once requests wait, the system might give no more."""
+    _threads.submit(int)
+
+
+def begin(batches: Sequence[Batch]) -> None:
+    """Run these batches, each in a thread that goes on with whatever its place is given to then."""
+    for batch in batches:
+        _threads.submit(_run_on, batch)
+
+
+def _run_on(batch: Batch) -> None:
+    while True:
+        following = batch.entries[0].runner(batch)
+        if not following:
+            return
+        batch, *others = following
+        begin(others)
+
 
 _LONG_RUN_S = 0.0004
 """While a run takes longer, the next call may begin; to change threads for a shorter one costs more than it gives."""
@@ -62,16 +123,16 @@ class Batcher:
         self._engine = engine
         self._names = [spec.name for spec in engine.inputs]
         self._row_wise = works_by_rows(engine)
-        self._sizes = Sizes(max_batch) if not buckets else Sizes(buckets[-1], tuple(buckets))
+        self._sizes = RunSizes(max_batch) if not buckets else RunSizes(buckets[-1], tuple(buckets))
         if not self._row_wise:
-            self._sizes = Sizes(1)
+            self._sizes = RunSizes(1)
         self._queue = ModelQueue(self._sizes, instances=instances, max_queue=max_queue)
         self._device = device or Device()
         self._device.admit(self._queue)
         prepare()
         self._clock = clock
         self._last_group: object = None
-        self.on_run: Callable[[Sequence[Entry], int, float, float], None] | None = None
+        self.on_run: Callable[[Sequence[QueuedRequest], int, float, float], None] | None = None
         """Told of each turn on the device that succeeded: its requests, their rows, when it began and ended."""
 
     @property
@@ -92,7 +153,7 @@ class Batcher:
         """Raise what `run` would raise now anyway, before anything is spent on preparing the inputs of `call`."""
         self._device.check(self._queue, call, client_key(call.client), priority, self._clock())
 
-    def run(self, inputs: Mapping[str, Array], call: Call, priority: int = DEFAULT_PRIORITY) -> Ran:
+    def run(self, inputs: Mapping[str, Array], call: Call, priority: int = DEFAULT_PRIORITY) -> RunResult:
         """Run the engine on `inputs`, alone or in a batch with others; a lower `priority` goes first.
 
         A request with more rows than the largest batch (where that is above 1) runs in pieces. Raises `Refused`
@@ -102,23 +163,23 @@ class Batcher:
         now_s = self._clock()
         group = None if self._sizes.largest == 1 else self._group(inputs)
         client = client_key(call.client)
-        entry = Entry(inputs, call, self._rows(inputs), group, self._lead, now_s, client, priority)
-        batch = self._device.enter(self._queue, entry, now_s)
+        queued = QueuedRequest(inputs, call, self._rows(inputs), group, self._runner, now_s, client, priority)
+        batch = self._device.enter(self._queue, queued, now_s)
         if batch is not None:
-            self._run_at_once(entry, batch)
-        elif entry.turn is not None:
-            self._await_turn(entry, entry.turn)
-            batch, entry.told_of = entry.told_of, None  # else each would refer to the other
+            self._run_at_once(queued, batch)
+        elif queued.turn is not None:
+            self._await_turn(queued, queued.turn)
+            batch, queued.notifies = queued.notifies, None  # else each would refer to the other
             if batch is not None:
                 self._tell(batch)
-        if entry.error is not None:
-            raise_if(entry.take_error())
-        ran = entry.ran
+        if queued.error is not None:
+            raise_if(queued.take_error())
+        ran = queued.ran
         if ran is None:
             raise ModelFailed("the run was broken off")
-        if entry.is_last:
+        if queued.is_last:
             now_s = self._clock()
-            self._device.observe_delay(self._queue, now_s - entry.arrived_s - ran.queue_s - ran.compute_s, now_s)
+            self._device.observe_delay(self._queue, now_s - queued.arrived_s - ran.queue_s - ran.compute_s, now_s)
         return ran
 
     def _rows(self, inputs: Mapping[str, Array]) -> int:
@@ -141,21 +202,21 @@ class Batcher:
         self._last_group = group
         return group
 
-    def _await_turn(self, entry: Entry, turn: threading.Event) -> None:
+    def _await_turn(self, queued: QueuedRequest, turn: threading.Event) -> None:
         """Wait until the entry is answered, is to tell its batch, or its deadline has passed."""
-        give_way()
-        left_s = entry.deadline_s - self._clock()
-        if not turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, entry):
+        yield_permit()
+        left_s = queued.deadline_s - self._clock()
+        if not turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, queued):
             raise DeadlineExceeded("the deadline passed before the model had an answer")
 
-    def _run_at_once(self, entry: Entry, batch: Batch) -> None:
-        """What `_lead` and `_tell` do, for an entry alone in its caller's thread."""
+    def _run_at_once(self, queued: QueuedRequest, batch: Batch) -> None:
+        """What `_runner` and `_tell` do, for an entry alone in its caller's thread."""
         outputs: Mapping[str, Array] | None = None
         started_s = self._clock()
         try:
-            outputs = self._run_alone(entry)
+            outputs = self._run_alone(queued)
         except Exception as error:  # noqa: BLE001 (as in a batch: the caller is told below)
-            entry.error = error
+            queued.error = error
         finally:
             ended_s = self._clock()
             following = self._device.done(batch, ended_s)
@@ -163,10 +224,10 @@ class Batcher:
                 begin(following)
         if outputs is not None:
             if self.on_run is not None:
-                self.on_run((entry,), entry.rows, started_s, ended_s)
-            entry.ran = Ran(outputs, started_s - entry.arrived_s, ended_s - started_s)
+                self.on_run((queued,), queued.rows, started_s, ended_s)
+            queued.ran = RunResult(outputs, started_s - queued.arrived_s, ended_s - started_s)
 
-    def _lead(self, batch: Batch) -> Sequence[Batch]:
+    def _runner(self, batch: Batch) -> Sequence[Batch]:
         """Run the batch, and give its place to the next, which is given. Its callers tell each other."""
         try:
             batch.runs = self._run_batch(batch)
@@ -174,7 +235,7 @@ class Batcher:
             log.exception("a run was broken off")
         batch.begins()  # if it has not
         following = self._device.done(batch, self._clock())
-        if batch.teller is None:
+        if batch.notifier is None:
             self._tell(batch)
         return following
 
@@ -186,7 +247,7 @@ class Batcher:
         finally:
             wake(batch.entries)
 
-    def _run_batch(self, batch: Batch) -> list[Run]:
+    def _run_batch(self, batch: Batch) -> list[RunTiming]:
         """Run the batch as one or, where that fails, one by one; what fails then has its error."""
         entries = batch.entries
         if len(entries) == 1:
@@ -194,50 +255,50 @@ class Batcher:
             return self._run_one(entries[0])
         started_s = self._clock()
         try:
-            outputs = self._run_rows([entry.inputs for entry in entries], batch.rows, batch.begins)
+            outputs = self._run_rows([queued.inputs for queued in entries], batch.rows, batch.begins)
         except Exception as error:  # noqa: BLE001 (one member's bad row must not be the others' error)
             log.warning("a batch of %d requests failed and is run one by one: %s", len(entries), error)
         else:
-            return [Run(entries, outputs, started_s, self._clock())]
+            return [RunTiming(entries, outputs, started_s, self._clock())]
         runs = []
-        for entry in entries:
-            entry.error = self._hopeless(entry, entry.rows)
-            if entry.error is None:
-                runs += self._run_one(entry)
+        for queued in entries:
+            queued.error = self._hopeless(queued, queued.rows)
+            if queued.error is None:
+                runs += self._run_one(queued)
         return runs
 
-    def _run_one(self, entry: Entry) -> list[Run]:
+    def _run_one(self, queued: QueuedRequest) -> list[RunTiming]:
         started_s = self._clock()
         try:
-            outputs = self._run_alone(entry)
+            outputs = self._run_alone(queued)
         except Exception as error:  # noqa: BLE001 (it is raised in the thread of the caller it belongs to)
-            entry.error = error
+            queued.error = error
             return []
-        return [Run((entry,), outputs, started_s, self._clock())]
+        return [RunTiming((queued,), outputs, started_s, self._clock())]
 
-    def _answer(self, run: Run) -> None:
+    def _answer(self, run: RunTiming) -> None:
         entries, compute_s = run.entries, run.ended_s - run.started_s
         if self.on_run is not None:
-            self.on_run(entries, sum(entry.rows for entry in entries), run.started_s, run.ended_s)
-        parts = [run.outputs] if len(entries) == 1 else split(run.outputs, [entry.rows for entry in entries])
-        for entry, outputs in zip(entries, parts, strict=True):
-            entry.ran = Ran(outputs, run.started_s - entry.arrived_s, compute_s)
+            self.on_run(entries, sum(queued.rows for queued in entries), run.started_s, run.ended_s)
+        parts = [run.outputs] if len(entries) == 1 else split(run.outputs, [queued.rows for queued in entries])
+        for queued, outputs in zip(entries, parts, strict=True):
+            queued.ran = RunResult(outputs, run.started_s - queued.arrived_s, compute_s)
 
-    def _run_alone(self, entry: Entry) -> Mapping[str, Array]:
+    def _run_alone(self, queued: QueuedRequest) -> Mapping[str, Array]:
         if not self._sizes.is_bound:
-            return self._timed(entry.inputs, entry.rows)
+            return self._timed(queued.inputs, queued.rows)
         step = self._sizes.largest
-        if entry.rows <= step:
-            return self._run_piece(entry.inputs, entry.rows)
+        if queued.rows <= step:
+            return self._run_piece(queued.inputs, queued.rows)
         pieces = []
-        for start in range(0, entry.rows, step):
-            raise_if(self._hopeless(entry, entry.rows - start))
-            piece = {name: array[start : start + step] for name, array in entry.inputs.items()}
-            pieces.append(self._run_piece(piece, min(step, entry.rows - start)))
+        for start in range(0, queued.rows, step):
+            raise_if(self._hopeless(queued, queued.rows - start))
+            piece = {name: array[start : start + step] for name, array in queued.inputs.items()}
+            pieces.append(self._run_piece(piece, min(step, queued.rows - start)))
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
-    def _hopeless(self, entry: Entry, rows: int) -> UpwellError | None:
-        return self._device.hopeless(self._queue, entry, rows, self._clock())
+    def _hopeless(self, queued: QueuedRequest, rows: int) -> UpwellError | None:
+        return self._device.hopeless(self._queue, queued, rows, self._clock())
 
     def _run_piece(self, inputs: Mapping[str, Array], rows: int) -> Mapping[str, Array]:
         """Run rows that fit in one run; where they fill it, with no look at the outputs."""
@@ -259,7 +320,7 @@ class Batcher:
     def _timed(self, batch: Mapping[str, Array], rows: int) -> dict[str, Array]:
         started_s = self._clock()
         if not 0.0 < self._device.needed_s(self._queue, rows, started_s) <= _LONG_RUN_S:
-            give_way()
+            yield_permit()
         outputs = self._engine.run(batch)
         ended_s = self._clock()
         self._device.observe(self._queue, rows, ended_s - started_s, ended_s)

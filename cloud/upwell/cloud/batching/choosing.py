@@ -14,7 +14,7 @@ _SHORTEST_S = 1e-9
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RunSizes:
     """How many rows a run may have: any number up to `largest`, or where there are `buckets` exactly one of those.
 
     `buckets` are in ascending order and end with `largest`. With 1 and no buckets each request runs whole, however
@@ -41,7 +41,7 @@ class Sizes:
         return [1 << power for power in range((rows - 1).bit_length())] + [rows]
 
 
-class Waiting(Protocol):
+class WaitingRequest(Protocol):
     """What is to be known of a waiting request. `rank` is the class of its urgency, equal for equals."""
 
     rows: int
@@ -54,10 +54,10 @@ class Waiting(Protocol):
         ...
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=WaitingRequest)
 
 
-def choose(waiting: Sequence[W], sizes: Sizes, now_s: float, estimate_s: Estimate) -> list[W]:
+def choose(waiting: Sequence[W], sizes: RunSizes, now_s: float, estimate_s: Estimate) -> list[W]:
     """The batch to run now, most urgent first; `waiting` is in order of urgency and not empty.
 
     What could not be in time even alone has been dropped before.
@@ -99,7 +99,7 @@ def _mates(waiting: Sequence[W]) -> list[W]:
     return [one for one in waiting if one.group is group or one.group == group]  # to compare them takes longer
 
 
-def _best(mates: list[W], must: int, sizes: Sizes, now_s: float, estimate_s: Estimate) -> list[W]:
+def _best(mates: list[W], must: int, sizes: RunSizes, now_s: float, estimate_s: Estimate) -> list[W]:
     """The batch with the most rows in time per second that holds the first `must`; empty where there is none."""
     best: list[W] = []
     best_rate = 0.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
-from upwell.cloud.batching.entry import Entry, Run, raise_if, wake
 from upwell.cloud.batching.queue import ModelQueue
+from upwell.cloud.batching.request import QueuedRequest, RunTiming, raise_if, wake
 from upwell.cloud.batching.shares import Shares
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
@@ -20,15 +20,15 @@ class Batch:
     """What occupies a place: requests of one model, since when, and in the end what came of them."""
 
     queue: Final[ModelQueue]
-    entries: Final[Sequence[Entry]]
+    entries: Final[Sequence[QueuedRequest]]
     rows: Final[int]
     started_s: Final[float]
-    runs: Sequence[Run] = ()
-    teller: Entry | None = None
+    runs: Sequence[RunTiming] = ()
+    notifier: QueuedRequest | None = None
     """The one whose caller is to tell the others."""
     former: Batch | None = None
     """The batch before it at its place, if that is still to be told."""
-    dropped: Sequence[Entry] = ()
+    dropped: Sequence[QueuedRequest] = ()
     """Those who were dropped when it was chosen, if they are still to be woken."""
 
     def begins(self) -> None:
@@ -41,8 +41,8 @@ class Batch:
 
     def ends(self) -> None:
         """Let the teller go on."""
-        if self.teller is not None and self.teller.turn is not None:
-            self.teller.turn.set()
+        if self.notifier is not None and self.notifier.turn is not None:
+            self.notifier.turn.set()
 
 
 class Device:
@@ -79,7 +79,7 @@ class Device:
             if not self._is_free(queue):
                 queue.make_room(client, priority, now_s, start_s)
 
-    def enter(self, queue: ModelQueue, entry: Entry, now_s: float) -> Batch | None:
+    def enter(self, queue: ModelQueue, queued: QueuedRequest, now_s: float) -> Batch | None:
         """The entry's own batch, which its caller is to run at once; None where it has to wait for its `turn`.
 
         Raises why it can do neither.
@@ -87,26 +87,26 @@ class Device:
         with self._lock:
             is_free = len(self._running) < self._places and queue.running < queue.instances  # as in `_is_free`
             start_s = now_s if is_free else self._free_s(now_s)
-            raise_if(queue.hopeless(entry.call, entry.rows, now_s, start_s))
+            raise_if(queue.hopeless(queued.call, queued.rows, now_s, start_s))
             if is_free:
-                return self._begin(queue, (entry,), now_s)
-            less_entitled = queue.make_room(entry.client, entry.priority, now_s, start_s)
+                return self._begin(queue, (queued,), now_s)
+            less_entitled = queue.make_room(queued.client, queued.priority, now_s, start_s)
             if less_entitled is not None:
                 queue.displace(less_entitled, now_s, start_s)
-            entry.turn = threading.Event()
-            queue.add(entry)
+            queued.turn = threading.Event()
+            queue.add(queued)
             if queue not in self._queues:
                 self._queues[queue] = None
                 self._shares.join(queue)
             return None
 
-    def leave(self, queue: ModelQueue, entry: Entry) -> bool:
+    def leave(self, queue: ModelQueue, queued: QueuedRequest) -> bool:
         """Stop waiting. False where the entry has been told already, or is the one who is to tell its batch."""
         with self._lock:
-            if entry.turn is None or entry.turn.is_set() or entry.told_of is not None:
+            if queued.turn is None or queued.turn.is_set() or queued.notifies is not None:
                 return False
-            if not queue.remove(entry):  # its batch is running, and the answer will be thrown away
-                entry.has_left = True
+            if not queue.remove(queued):  # its batch is running, and the answer will be thrown away
+                queued.has_left = True
             return True
 
     def done(self, batch: Batch, now_s: float) -> Sequence[Batch]:
@@ -117,9 +117,9 @@ class Device:
         with self._lock:
             del self._running[batch]
             batch.queue.running -= 1
-            batch.teller = next((one for one in batch.entries if one.turn is not None and not one.has_left), None)
-            if batch.teller is not None:
-                batch.teller.told_of = batch
+            batch.notifier = next((one for one in batch.entries if one.turn is not None and not one.has_left), None)
+            if batch.notifier is not None:
+                batch.notifier.notifies = batch
             run_s = now_s - batch.started_s
             batch.queue.charge(batch.entries, run_s)
             if not self._queues:
@@ -135,10 +135,10 @@ class Device:
                 batch.ends()
             return following
 
-    def hopeless(self, queue: ModelQueue, entry: Entry, rows: int, now_s: float) -> UpwellError | None:
+    def hopeless(self, queue: ModelQueue, queued: QueuedRequest, rows: int, now_s: float) -> UpwellError | None:
         """Why it would be for nothing to run `rows` rows of the entry now; None where it would not."""
         with self._lock:
-            return queue.hopeless(entry.call, rows, now_s, now_s)
+            return queue.hopeless(queued.call, rows, now_s, now_s)
 
     def needed_s(self, queue: ModelQueue, rows: int, now_s: float) -> float:
         """Seconds that a run of a model takes, 0 where not known."""
@@ -181,8 +181,8 @@ class Device:
             wake(dropped)
         return None
 
-    def _begin(self, queue: ModelQueue, entries: Sequence[Entry], now_s: float) -> Batch:
-        rows = entries[0].rows if len(entries) == 1 else sum(entry.rows for entry in entries)
+    def _begin(self, queue: ModelQueue, entries: Sequence[QueuedRequest], now_s: float) -> Batch:
+        rows = entries[0].rows if len(entries) == 1 else sum(queued.rows for queued in entries)
         batch = Batch(queue, entries, rows, now_s)
         queue.running += 1
         self._running[batch] = None

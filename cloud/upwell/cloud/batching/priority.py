@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from upwell.cloud.batching.entry import DEFAULT_PRIORITY
+from upwell.cloud.batching.request import DEFAULT_PRIORITY
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import Parameter
 

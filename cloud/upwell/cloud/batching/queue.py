@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 
-from upwell.cloud.batching.choosing import Sizes, choose
-from upwell.cloud.batching.entry import Entry, wake
-from upwell.cloud.batching.run_times import Delays, RunTimes
+from upwell.cloud.batching.choosing import RunSizes, choose
+from upwell.cloud.batching.request import QueuedRequest, wake
+from upwell.cloud.batching.run_times import BatchRunTimes, Delays
 from upwell.cloud.batching.shares import Shares
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, Refused, UpwellError
 from upwell.shared.oip.dataplane import Call
@@ -37,15 +37,15 @@ class ModelQueue:
     Not safe for several threads: the device that it waits for holds a lock.
     """
 
-    def __init__(self, sizes: Sizes, *, instances: int = 1, max_queue: int = 64) -> None:
+    def __init__(self, sizes: RunSizes, *, instances: int = 1, max_queue: int = 64) -> None:
         self.instances = instances
         self.running = 0
         """Runs under way, at most `instances`."""
         self._sizes = sizes
         self._max_queue = max_queue
-        self._times = RunTimes(sizes.buckets)
+        self._times = BatchRunTimes(sizes.buckets)
         self._delays = Delays()
-        self._waiting: list[Entry] = []  # in the order of arrival
+        self._waiting: list[QueuedRequest] = []  # in the order of arrival
         self._clients: Counter[str] = Counter()
         self._shares: Shares[str] = Shares()
         self._has_classes = False  # whether any rank is another than its own priority
@@ -87,7 +87,7 @@ class ModelQueue:
             return DeadlineExceeded(f"{1e3 * left_s:.1f} ms are left and the model{busy} takes {1e3 * needed_s:.1f} ms")
         return None
 
-    def make_room(self, client: str, priority: int, now_s: float, start_s: float) -> Entry | None:
+    def make_room(self, client: str, priority: int, now_s: float, start_s: float) -> QueuedRequest | None:
         """The request that has to go for one more of `client`, None where there is room. Raises `Refused`."""
         if len(self._waiting) < self._max_queue:
             return None
@@ -100,32 +100,32 @@ class ModelQueue:
             raise Refused(text, retry_after_s=self._drained_in_s(now_s, start_s))
         return found
 
-    def displace(self, entry: Entry, now_s: float, start_s: float) -> None:
+    def displace(self, queued: QueuedRequest, now_s: float, start_s: float) -> None:
         """Refuse a request that waits, since another takes its place."""
-        self.remove(entry)
+        self.remove(queued)
         text = "the model's queue is full, and a request of another client or of a higher priority took the place"
-        entry.error = Refused(text, retry_after_s=self._drained_in_s(now_s, start_s))
-        wake([entry])
+        queued.error = Refused(text, retry_after_s=self._drained_in_s(now_s, start_s))
+        wake([queued])
 
-    def add(self, entry: Entry) -> None:
+    def add(self, queued: QueuedRequest) -> None:
         """One more that waits."""
-        entry.due_s = min(entry.deadline_s, entry.arrived_s + PATIENCE_S)
-        entry.rank = (False, entry.priority)
-        client = entry.client
+        queued.due_s = min(queued.deadline_s, queued.arrived_s + PATIENCE_S)
+        queued.rank = (False, queued.priority)
+        client = queued.client
         if not self._clients[client]:
             self._shares.join(client)
         self._clients[client] += 1
-        self._waiting.append(entry)
+        self._waiting.append(queued)
 
-    def remove(self, entry: Entry) -> bool:
+    def remove(self, queued: QueuedRequest) -> bool:
         """Whether the entry was still waiting; it does not any more."""
-        if entry not in self._waiting:
+        if queued not in self._waiting:
             return False
-        self._waiting.remove(entry)
-        self._forget([entry])
+        self._waiting.remove(queued)
+        self._forget([queued])
         return True
 
-    def take(self, now_s: float) -> tuple[list[Entry], list[Entry]]:
+    def take(self, now_s: float) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
         """The batch to run now, empty where nobody waits any more, and those who were dropped, to be woken."""
         dropped = self._sweep(now_s)
         if len(self._waiting) < 2:  # nothing to choose, as a rule under light load
@@ -142,49 +142,51 @@ class ModelQueue:
         self._forget(batch)
         return batch, dropped
 
-    def charge(self, batch: Sequence[Entry], run_s: float) -> None:
+    def charge(self, batch: Sequence[QueuedRequest], run_s: float) -> None:
         """Put the run of a batch on the accounts of those that were in it, by their rows."""
         if not self._waiting:
             self._shares.forget()
             return
-        rows = max(1, sum(entry.rows for entry in batch))
+        rows = max(1, sum(queued.rows for queued in batch))
         spent_s: dict[str, float] = {}
-        for entry in batch:
-            spent_s[entry.client] = spent_s.get(entry.client, 0.0) + run_s * entry.rows / rows
+        for queued in batch:
+            spent_s[queued.client] = spent_s.get(queued.client, 0.0) + run_s * queued.rows / rows
         self._shares.charge(spent_s, self._clients.keys())
 
     def due_s(self) -> float:
         """The earliest instant by which something that waits ought to be done; infinity where nothing waits."""
-        return min((entry.due_s for entry in self._waiting), default=math.inf)
+        return min((queued.due_s for queued in self._waiting), default=math.inf)
 
-    def _sweep(self, now_s: float) -> list[Entry]:
+    def _sweep(self, now_s: float) -> list[QueuedRequest]:
         """Drop whatever nobody waits for any more, or can no longer be in time. Their callers are still to be woken."""
         delay_s = self._delays.estimate_s(now_s)
-        rows_waiting = {entry.rows for entry in self._waiting}
+        rows_waiting = {queued.rows for queued in self._waiting}
         least_s = {rows: now_s + self.needed_s(rows, now_s) + delay_s for rows in rows_waiting}
         suspects = [
-            entry for entry in self._waiting if entry.deadline_s < least_s[entry.rows] or entry.call.cancelled.is_set()
+            queued
+            for queued in self._waiting
+            if queued.deadline_s < least_s[queued.rows] or queued.call.cancelled.is_set()
         ]
-        for entry in suspects:
-            entry.error = self.hopeless(entry.call, entry.rows, now_s, now_s)
-        dropped = [entry for entry in suspects if entry.error is not None]
+        for queued in suspects:
+            queued.error = self.hopeless(queued.call, queued.rows, now_s, now_s)
+        dropped = [queued for queued in suspects if queued.error is not None]
         if dropped:
-            self._waiting = [entry for entry in self._waiting if entry.error is None]
+            self._waiting = [queued for queued in self._waiting if queued.error is None]
             self._forget(dropped)
         return dropped
 
-    def _ranked(self, now_s: float) -> list[Entry]:
+    def _ranked(self, now_s: float) -> list[QueuedRequest]:
         """What waits, the most urgent first, each with its rank."""
         ahead: frozenset[str] = frozenset()
         if len(self._clients) > 1:
             ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
         if ahead or self._has_classes or now_s - self._waiting[0].arrived_s >= PATIENCE_S:
-            for entry in self._waiting:
-                entry.rank = (entry.client in ahead, _level(entry, now_s))
+            for queued in self._waiting:
+                queued.rank = (queued.client in ahead, _level(queued, now_s))
             self._has_classes = bool(ahead)
         return sorted(self._waiting, key=_URGENCY)
 
-    def _less_entitled(self, client: str, priority: int, now_s: float) -> Entry | None:
+    def _less_entitled(self, client: str, priority: int, now_s: float) -> QueuedRequest | None:
         """The least urgent request that has less right to its place than one more of `client`."""
         crowd = max(self._clients, key=self._clients.__getitem__, default="")
         if self._clients[crowd] < self._clients[client] + 2:
@@ -199,19 +201,19 @@ class ModelQueue:
         run_s = self.needed_s(largest, now_s)
         if not run_s:
             return None
-        rows = sum(entry.rows for entry in self._waiting)
+        rows = sum(queued.rows for queued in self._waiting)
         runs = -(-rows // largest) if self._sizes.is_bound else len(self._waiting)
         return start_s - now_s + runs * run_s / self.instances
 
-    def _forget(self, gone: Sequence[Entry]) -> None:
+    def _forget(self, gone: Sequence[QueuedRequest]) -> None:
         """Count them no more among those that wait."""
-        for entry in gone:
-            client = entry.client
+        for queued in gone:
+            client = queued.client
             self._clients[client] -= 1
             if not self._clients[client]:
                 del self._clients[client]
 
 
-def _level(entry: Entry, now_s: float) -> int:
+def _level(queued: QueuedRequest, now_s: float) -> int:
     """The priority that a request has by now."""
-    return 0 if now_s - entry.arrived_s >= PATIENCE_S else entry.priority
+    return 0 if now_s - queued.arrived_s >= PATIENCE_S else queued.priority

@@ -15,7 +15,7 @@ _ENOUGH = 3
 _DELAYS_FRESH_S = 0.25
 
 
-class RunTimes:
+class BatchRunTimes:
     """Estimate of a run's time in seconds by its number of rows; pure, time is an argument.
 
     Batch sizes fall into classes: up to each of `buckets`, or without them 1 to 8, 10, 12, 14, 16, 20, ..., four to

@@ -5,7 +5,7 @@ See `upwell.edge.runtimes.ort`, of which the service knows nothing.
 
 from __future__ import annotations
 
-from upwell.shared.no_telemetry import forbid_telemetry
+from upwell.shared.platform.no_telemetry import forbid_telemetry
 
 forbid_telemetry()
 

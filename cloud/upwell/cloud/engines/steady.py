@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from upwell.shared.confinement import open_plain
+from upwell.shared.files import open_plain
 
 MAX_COPIED_BYTES = 256 << 20
 """Larger files are not copied before they are read, which would take as much memory again."""

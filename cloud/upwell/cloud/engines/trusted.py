@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
-from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ModelFailed
+from upwell.shared.files import open_plain
 
 MAX_FILE_BYTES = 2 << 30
 """A larger artifact is refused before it is read; the FlatBuffers format ends there too."""

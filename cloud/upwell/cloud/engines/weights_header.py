@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from upwell.cloud.repository.formats import why_not_this
-from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ModelFailed
+from upwell.shared.files import open_plain
 
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 16 << 20

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.loading import Attempt, BrokenModel, attempt
-from upwell.cloud.offer import Offer, offered
 from upwell.cloud.repository.repository import (
     NAME,
     Files,
@@ -20,9 +18,11 @@ from upwell.cloud.repository.repository import (
     versions_of,
     warn_of_name,
 )
-from upwell.cloud.service import CloudService
+from upwell.cloud.service.loading import BrokenModel, LoadAttempt, attempt
+from upwell.cloud.service.model_versions import ModelVersions, offered
+from upwell.cloud.service.service import CloudService
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
-from upwell.shared.oip.repository import IndexEntry, ModelState
+from upwell.shared.oip.grpc.repository import IndexEntry, ModelState
 
 MAX_CHANGES = 4
 """Loads and unloads by request that may be under way or wait at a time: each holds a thread of the server."""
@@ -43,7 +43,7 @@ class ModelRepository:
         self,
         config: CloudConfig,
         service: CloudService,
-        attempts: Sequence[Attempt],
+        attempts: Sequence[LoadAttempt],
         on_change: Callable[[str, bool], None],
         unloaded: Collection[str] = (),
     ) -> None:
@@ -51,7 +51,7 @@ class ModelRepository:
         self._root = config.serve.models
         self._service = service
         self._on_change = on_change
-        self._attempts: dict[str, dict[str, Attempt]] = {}
+        self._attempts: dict[str, dict[str, LoadAttempt]] = {}
         for one in attempts:
             self._attempts.setdefault(one.result.name, {})[one.result.version] = one
         self._unloaded = set(unloaded)
@@ -64,8 +64,10 @@ class ModelRepository:
 
     def index(self) -> list[IndexEntry]:
         """See `Repository.index`. A version that lies there and has not been loaded says so."""
-        offers = self._service.offers
-        entries = [entry for name, offer in offers.items() for entry in _entries(name, offer)]
+        versions_by_model = self._service.versions_by_model
+        entries = [
+            entry for name, model_versions in versions_by_model.items() for entry in _entries(name, model_versions)
+        ]
         known = {(entry.model, entry.version) for entry in entries}
         for folder in self._folders_there():
             name, version = folder.name, str(folder.version)
@@ -102,8 +104,8 @@ class ModelRepository:
 
     def versions(self, model: str) -> tuple[str, ...]:
         """The versions of a model that are offered, ready or not."""
-        offer = self._service.offers.get(model)
-        return () if offer is None else tuple(offer.versions)
+        model_versions = self._service.versions_by_model.get(model)
+        return () if model_versions is None else tuple(model_versions.versions)
 
     def make_load(self, model: str) -> None:
         """`load` by somebody who has a place."""
@@ -122,19 +124,21 @@ class ModelRepository:
             broken = [one.result for one in self._attempts[model].values() if isinstance(one.result, BrokenModel)]
         if broken:
             reasons = "; ".join(f"version {one.version}: {one.reason}" for one in broken)
-            served = ", ".join(one.version for one in self._service.offers[model].served)
+            served = ", ".join(one.version for one in self._service.versions_by_model[model].served)
             in_force = f"; in force: version {served}" if served else ""
             raise NotLoaded(f"model {model!r} is not loaded: {reasons}{in_force}")
 
     def make_unload(self, model: str) -> None:
         """`unload` by somebody who has a place."""
         with self._turn():
-            offer = self._service.offers.get(model)
-            if offer is None:
-                raise ModelNotFound(f"no model {model!r} here; there is {', '.join(self._service.offers) or 'none'}")
+            model_versions = self._service.versions_by_model.get(model)
+            if model_versions is None:
+                raise ModelNotFound(
+                    f"no model {model!r} here; there is {', '.join(self._service.versions_by_model) or 'none'}"
+                )
             self._unloaded.add(model)
             self._attempts.pop(model, None)
-            self._put(model, offer.unloaded())
+            self._put(model, model_versions.unloaded())
         log.info("model %s is unloaded", model)
 
     def look(self) -> dict[str, Mapping[str, Files] | None]:
@@ -180,7 +184,7 @@ class ModelRepository:
     def _renew(self, model: str, folders: Sequence[ModelFolder], *, again: bool) -> None:
         """Load those of `folders` whose files are new, with `again` also those that were broken, and offer all."""
         former = self._attempts.get(model, {})
-        attempts: dict[str, Attempt] = {}
+        attempts: dict[str, LoadAttempt] = {}
         try:
             for folder in folders:
                 version = str(folder.version)
@@ -192,16 +196,16 @@ class ModelRepository:
                 attempts[version] = before
         finally:
             self._loading = ("", "")
-        former_offer = self._service.offers.get(model)
+        former_offer = self._service.versions_by_model.get(model)
         there = {str(folder.version) for folder in self._folders(model)}
         left = None if former_offer is None else former_offer.left(there)
-        offer = offered([one.result for one in attempts.values()], left)
+        model_versions = offered([one.result for one in attempts.values()], left)
         self._attempts[model] = attempts
-        self._put(model, offer)
-        _tell(model, offer, former_offer)
+        self._put(model, model_versions)
+        _tell(model, model_versions, former_offer)
 
-    def _put(self, model: str, offer: Offer | None) -> None:
-        self._service.put(model, offer)
+    def _put(self, model: str, model_versions: ModelVersions | None) -> None:
+        self._service.put(model, model_versions)
         self._on_change(model, self._service.ready(model))
 
     def _look_at(self, model: str) -> dict[str, Files] | None:
@@ -227,17 +231,17 @@ class ModelRepository:
             yield from self._folders(name)
 
 
-def _entries(name: str, offer: Offer) -> Iterator[IndexEntry]:
-    for version, model in offer.versions.items():
+def _entries(name: str, model_versions: ModelVersions) -> Iterator[IndexEntry]:
+    for version, model in model_versions.versions.items():
         if isinstance(model, BrokenModel):
             yield IndexEntry(name, version, ModelState.UNAVAILABLE, model.reason)
         else:
-            note = offer.notes.get(version)
+            note = model_versions.notes.get(version)
             reason = f"its former files; the new ones are not in force: {note}" if note else ""
             yield IndexEntry(name, version, ModelState.READY, reason)
 
 
-def _tried(folder: ModelFolder, config: CloudConfig) -> Attempt:
+def _tried(folder: ModelFolder, config: CloudConfig) -> LoadAttempt:
     """`attempt`, where whatever goes wrong is said of this one version, while the others are served."""
     try:
         return attempt(folder, config)
@@ -247,18 +251,21 @@ def _tried(folder: ModelFolder, config: CloudConfig) -> Attempt:
             "model %s version %s is not served: %s", folder.name, folder.version, what, exc_info=what is not error
         )
         reason = "it cannot be loaded here; the service's log says why"
-        return Attempt(folder.files(), BrokenModel(folder.name, str(folder.version), reason))
+        return LoadAttempt(folder.files(), BrokenModel(folder.name, str(folder.version), reason))
 
 
-def _tell(model: str, offer: Offer, former: Offer | None) -> None:
-    for version, note in offer.notes.items():
+def _tell(model: str, model_versions: ModelVersions, former: ModelVersions | None) -> None:
+    for version, note in model_versions.notes.items():
         log.error(
             "model %s version %s: its former files stay in force, since the new ones fail: %s", model, version, note
         )
-    if isinstance(offer.versions[max(offer.versions, key=int)], BrokenModel) and offer.served:
-        log.warning("model %s: version %s answers, since the highest is broken", model, offer.default)
+    if (
+        isinstance(model_versions.versions[max(model_versions.versions, key=int)], BrokenModel)
+        and model_versions.served
+    ):
+        log.warning("model %s: version %s answers, since the highest is broken", model, model_versions.default)
     as_before = () if former is None else former.served
-    for one in offer.served:
+    for one in model_versions.served:
         if one in as_before:
             continue
         log.info("model %s version %s is served: %s", model, one.version, one.digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from upwell.shared.confinement import open_plain
+from upwell.shared.files import open_plain
 
 _WEIGHTS = "save its weights alone as model.safetensors (safetensors.torch.save_file) and name the class"
 _EXPORT = f"export it as model.onnx (torch.onnx.export), or {_WEIGHTS}"

@@ -19,9 +19,8 @@ from typing import IO
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.bundle.files import CHUNK_BYTES, Progress, nobody, sizes_in
 from upwell.edge.bundle.paths import first_clash, why_unfit
-from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import replacing
+from upwell.shared.files import open_plain, replacing
 
 _BLOCK_BYTES = 512
 _END = bytes(2 * _BLOCK_BYTES)
@@ -30,14 +29,14 @@ _USTAR = b"ustar\x0000"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ArchiveLimits:
     """The most that an archive may hold: bytes of all its files together, and entries."""
 
     max_bytes: int = 4 << 30
     max_entries: int = 1000
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ArchiveLimits()
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,9 @@ def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, progress:
 
 
 @contextlib.contextmanager
-def unpacked(path: Path, beside: Path, limits: Limits = DEFAULT_LIMITS, progress: Progress = nobody) -> Iterator[Path]:
+def unpacked(
+    path: Path, beside: Path, limits: ArchiveLimits = DEFAULT_LIMITS, progress: Progress = nobody
+) -> Iterator[Path]:
     """The files of the archive at `path` in a new folder beside `beside`, which is gone after the block unless moved.
 
     Raises `BundleRefused`: `MISSING`, `TRUNCATED`, `MALFORMED` (no plain tar), `UNCONFINED` (a path that leads out,
@@ -107,7 +108,7 @@ def unpacked(path: Path, beside: Path, limits: Limits = DEFAULT_LIMITS, progress
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _members(path: Path, archive: IO[bytes], limits: Limits) -> list[_Member]:
+def _members(path: Path, archive: IO[bytes], limits: ArchiveLimits) -> list[_Member]:
     """The files of an archive by its headers, every one of them checked; of their contents nothing is read."""
     archive_bytes = os.fstat(archive.fileno()).st_size
     members: list[_Member] = []

@@ -4,8 +4,8 @@ A bundle is a folder, or a tar file of one, with
 
 - `model.onnx`, `model.tflite`: the model, for one runtime or several (`EdgeSide.runtime` chooses);
 - `model.yaml` and what it names (labels);
-- `golden.npz`: golden vectors, run at load (`upwell.edge.models.golden`);
-- `calibrations.yaml`: thresholds that were found for this model (`upwell.shared.routing.calibrations`);
+- `golden.npz`: golden vectors, run at load (`upwell.edge.bundle.golden`);
+- `calibrations.yaml`: thresholds that were found for this model (`upwell.shared.routing.policy.calibrations`);
 - `manifest.json`: name, version, and SHA-256 and size of every other file but the signature;
 - `model.sig`: an Ed25519 signature of all files, manifest included, in the OpenSSF model-signing format.
 
@@ -43,7 +43,7 @@ class Refusal(str, Enum):
     UNCONFINED = "unconfined"  # a path of the archive leads out of it, or is no plain file
     TOO_LARGE = "too_large"  # more bytes or files than allowed
     FAILED_SELF_TEST = "failed_self_test"  # it loads nowhere, or answers its golden vectors wrongly
-    CONDEMNED = "condemned"  # this version was rolled back on this device before
+    BLOCKLISTED = "condemned"  # this version was rolled back on this device before
 
 
 class BundleRefused(ConfigError):

@@ -12,11 +12,11 @@ from pydantic import Field
 from ruamel.yaml import YAML
 
 from upwell.edge.bundle.base import CALIBRATIONS_NAME
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.calibrations import Calibration
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.sections import Section
-from upwell.shared.yaml import load_yaml
+from upwell.shared.routing.policy.calibrations import Calibration
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.sections import Section
 
 
 class CalibrationsFile(Section):

@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from upwell.edge.bundle.base import DESCRIPTION_NAME, BundleRefused, Refusal
-from upwell.shared.confinement import Unconfined, confined
+from upwell.shared.config.yaml import read_text
+from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError
-from upwell.shared.yaml import read_text
-from upwell.shared.yaml_tree import read_tree
+from upwell.shared.files import Unconfined, confined
 
 _MODEL_SUFFIXES = (".onnx", ".tflite")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from upwell.edge.bundle.base import BundleRefused, FileEntry, Refusal
 from upwell.edge.bundle.paths import first_clash, why_unfit
-from upwell.shared.confinement import open_plain
+from upwell.shared.files import open_plain
 
 CHUNK_BYTES = 1 << 20
 Progress = Callable[[int], None]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from upwell.edge.bundle.archive import DEFAULT_LIMITS, Limits, unpacked
+from upwell.edge.bundle.archive import DEFAULT_LIMITS, ArchiveLimits, unpacked
 from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Manifest, Refusal, Trust
 from upwell.edge.bundle.description import check_confined
 from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
@@ -51,7 +51,7 @@ def open_archive(
     into: Path,
     trust: Trust = NO_TRUST,
     newer_than: int | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ArchiveLimits = DEFAULT_LIMITS,
     progress: Progress = nobody,
 ) -> Bundle:
     """The bundle in the archive at `path`, verified as by `open_bundle` and then put at the folder `into`.

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from upwell.edge.bundle.base import DESCRIPTION_NAME, Bundle
-from upwell.edge.model_sections import EdgeSide
+from upwell.edge.models.sections import EdgeSide
 from upwell.edge.runtimes.inputs import check_file
 from upwell.edge.runtimes.load import LITERT_NPU, needs_onnxruntime, runtime_of
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.tflite_interpreter import XNNPACK
-from upwell.edge.runtimes.tflite_package import PREFERRED, find_package
-from upwell.shared.confinement import Unconfined, plain_file
+from upwell.edge.runtimes.tflite.interpreter import XNNPACK
+from upwell.edge.runtimes.tflite.package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import Unconfined, plain_file
 
 _FILE_NAMES = ("model.onnx", "model.tflite")
 _ENTRY_POINTS = {"tflite": b"tflite_plugin_create_delegate", "onnx": b"CreateEpFactories"}

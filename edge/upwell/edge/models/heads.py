@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.edge.model_sections import EdgeSide, ModelSection, SplitSection
-from upwell.edge.models.compiling import load_edge
+from upwell.edge.admission.schedulability import RunRequest
+from upwell.edge.models.background_load import load_edge
+from upwell.edge.models.sections import EdgeSide, ModelSection, SplitSection
 from upwell.edge.models.served import EdgeModel, ServedModel
-from upwell.edge.timetable import Claim
-from upwell.shared.confinement import Unconfined, plain_file
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.files import Unconfined, plain_file
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, SplitFacts
-from upwell.shared.routing.state import Way
+from upwell.shared.routing.decide.state import SplitRoute
 from upwell.shared.signature.binding import chunk_of, sizes_fit
 from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
-from upwell.shared.yaml import load_yaml
 
 AUTO_FOLDER = "split"
 """Where `split: auto` looks: in the bundle, or beside the file."""
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullModel:
     """What the device knows of the model that was split, where that is the one it runs itself."""
 
     processor: Processor
@@ -48,13 +48,13 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Half:
+class HeadOutput:
     """What a head gave: what its tail takes, by name, and how the tail's answer becomes that of the whole."""
 
     tensors: Mapping[str, Array]
     duration_s: float
     made: Mapping[str, Array]
-    whole: Whole | None = None
+    whole: FullModel | None = None
     prepared: Prepared | None = None
 
     def joined(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -71,8 +71,8 @@ class Head:
 
     cut: CutFacts
     edge: EdgeModel
-    way: Way
-    whole: Whole | None = None
+    way: SplitRoute
+    whole: FullModel | None = None
 
     def tail(self, whole: ServedModel) -> ServedModel:
         """What answers in the cloud, as the model by which the router and the uplink know it."""
@@ -82,18 +82,18 @@ class Head:
         """Whether it can run so many rows at once, as its tail must, too."""
         return rows == 1 or self.edge.signature.has_rows or not chunk_of(self.edge.runtime.inputs)
 
-    def run(self, inputs: Mapping[str, Array], deadline_s: float, claim: Claim) -> Half:
+    def run(self, inputs: Mapping[str, Array], deadline_s: float, run_request: RunRequest) -> HeadOutput:
         """Run it on inputs of the whole that were checked. Raises as `EdgeModel.run` does."""
         taken = self.edge.signature.inputs
         own = inputs if len(taken) == len(inputs) else {one.name: inputs[one.name] for one in taken}
-        run = self.edge.run(own, deadline_s, claim)
+        run = self.edge.run(own, deadline_s, run_request)
         tensors = {tensor.name: run.outputs[tensor.name] for tensor in self.cut.tensors}
         made = {name: run.outputs[name] for name in self.cut.outputs}
         if not (self.cut.raw_inputs or self.cut.needs_post):
-            return Half(tensors, run.duration_s, made)
+            return HeadOutput(tensors, run.duration_s, made)
         prepared = self.edge.processor.pre(own) if self.whole is None else self.whole.processor.pre(inputs)
         tensors.update({name: prepared.tensors[name] for name in self.cut.raw_inputs})
-        return Half(tensors, run.duration_s, made, self.whole if self.cut.needs_post else None, prepared)
+        return HeadOutput(tensors, run.duration_s, made, self.whole if self.cut.needs_post else None, prepared)
 
 
 def load_heads(
@@ -137,9 +137,9 @@ def load_heads(
             continue
         used_bytes += grown_bytes
         if whole is not None:
-            edge.lane = whole.lane
+            edge.scheduler = whole.scheduler
         elif heads:
-            edge.lane = heads[0].edge.lane
+            edge.scheduler = heads[0].edge.scheduler
         heads.append(Head(cut, edge, _way(name, cut, edge, known), known))
     return tuple(heads)
 
@@ -180,13 +180,13 @@ def _side(section: ModelSection, path: Path, file_format: str) -> EdgeSide:
     return whole.model_copy(update={**others, "file": path, "package": package})
 
 
-def _known(whole: EdgeModel | None, facts: SplitFacts) -> Whole | None:
+def _known(whole: EdgeModel | None, facts: SplitFacts) -> FullModel | None:
     if whole is None or whole.digest.removeprefix("sha256:") != facts.whole:
         return None
-    return Whole(whole.processor, tuple(whole.runtime.inputs), tuple(whole.runtime.outputs))
+    return FullModel(whole.processor, tuple(whole.runtime.inputs), tuple(whole.runtime.outputs))
 
 
-def _misfit(cut: CutFacts, edge: EdgeModel, whole: Whole | None) -> str:
+def _misfit(cut: CutFacts, edge: EdgeModel, whole: FullModel | None) -> str:
     """Why this file cannot be the head of the cut; empty where it can."""
     outputs = {output.name: output.spec for output in edge.signature.outputs}
     for tensor in cut.tensors:
@@ -223,16 +223,16 @@ def _said(spec: TensorSpec) -> str:
     return f"{spec.datatype} {list(spec.shape)}"
 
 
-def _inputs(edge: EdgeModel, whole: Whole | None) -> tuple[TensorSpec, ...]:
+def _inputs(edge: EdgeModel, whole: FullModel | None) -> tuple[TensorSpec, ...]:
     """The inputs of the model that the device can prepare for a tail."""
     return tuple(edge.runtime.inputs) if whole is None else whole.inputs
 
 
-def _way(name: str, cut: CutFacts, edge: EdgeModel, whole: Whole | None) -> Way:
+def _way(name: str, cut: CutFacts, edge: EdgeModel, whole: FullModel | None) -> SplitRoute:
     raw = [spec for spec in _inputs(edge, whole) if spec.name in cut.raw_inputs]
     row_bytes = sum(tensor.bytes for tensor in cut.tensors) + sum(map(_row_bytes, raw))
     head_s, tail_s = (math.nan if known_s is None else known_s for known_s in (cut.edge_s, cut.cloud_s))
-    return Way(f"{name}/{cut.name}", row_bytes, head_s, tail_s)
+    return SplitRoute(f"{name}/{cut.name}", row_bytes, head_s, tail_s)
 
 
 def _row_bytes(spec: TensorSpec) -> int:

@@ -14,25 +14,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from upwell.edge.bundle.agreement import Tolerances
 from upwell.edge.bundle.base import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
-from upwell.edge.model_sections import EdgeSide
-from upwell.edge.models.agreement import Limits
+from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.models.candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
-from upwell.edge.models.golden import GoldenVectors, check_golden, read_golden
-from upwell.edge.models.made_up import check_with_cpu
-from upwell.edge.models.report import Attempt, CheckedBy, LoadReport, State
+from upwell.edge.models.report import CheckedBy, LoadReport, RuntimeAttempt, State
+from upwell.edge.models.sections import EdgeSide
 from upwell.edge.models.served import EdgeModel
+from upwell.edge.models.synthetic_check import check_with_cpu
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx_saturation import saturation
+from upwell.edge.runtimes.onnx.saturation import saturation
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.probe import Subject, enter, survived
+from upwell.edge.runtimes.probe import ProbeSubject, enter, survived
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem, UpwellError
-from upwell.shared.memory import resident_bytes
-from upwell.shared.onnx_bytes import BadOnnxFile
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.platform.memory import resident_bytes
 from upwell.shared.signature.description import Golden, load_description
 from upwell.shared.signature.processor import Processor
 
@@ -74,11 +74,11 @@ class Loader:
         # Whatever lies there is meant as the description, also where it turns out to be a folder or a broken link.
         self._description = load_description(described_by, within) if os.path.lexists(described_by) else None
         wanted = self._description.golden if self._description else Golden()
-        self._limits = Limits(wanted.tolerance, wanted.agree)
+        self._limits = Tolerances(wanted.tolerance, wanted.agree)
         self._golden = _golden_vectors(wanted, self._files)
         bundle = self._files.bundle
         self._calibrations = load_calibrations(bundle.folder) if bundle else ()
-        self._errors: dict[Attempt, ConfigError] = {}
+        self._errors: dict[RuntimeAttempt, ConfigError] = {}
         if side.file is not None:
             untested = "" if self._golden else "tests or "
             _log.warning("%s is a bare file without a bundle: nothing %sverifies it", side.file, untested)
@@ -88,11 +88,11 @@ class Loader:
         """Whether the CPU will not do."""
         return any(one.require == "must" for one in self.side.wanted_accelerators)
 
-    def on_accelerator(self) -> tuple[EdgeModel | None, Sequence[Attempt]]:
+    def on_accelerator(self) -> tuple[EdgeModel | None, Sequence[RuntimeAttempt]]:
         """The model on the first accelerator that can be used, if there is one, and what was left before it."""
         return self._first(accelerated(self.side, self._files.models), "ready", [])
 
-    def on_cpu(self, state: State, before: Sequence[Attempt]) -> EdgeModel:
+    def on_cpu(self, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
         """The model on the CPU, reported as in `state` after the attempts `before`.
 
         Raises `ConfigError` with every attempt where it runs nowhere.
@@ -102,7 +102,7 @@ class Loader:
             raise self.failure(attempts)
         return edge
 
-    def failure(self, attempts: Sequence[Attempt]) -> ConfigError:
+    def failure(self, attempts: Sequence[RuntimeAttempt]) -> ConfigError:
         """What to say where every attempt failed: of each all that is wrong, with its place where that is a file's."""
         if len(attempts) == 1 and attempts[0] in self._errors:
             return self._errors[attempts[0]]
@@ -114,25 +114,25 @@ class Loader:
         return ConfigError(problems)
 
     def _first(
-        self, candidates: Iterable[Candidate], state: State, before: Sequence[Attempt]
-    ) -> tuple[EdgeModel | None, Sequence[Attempt]]:
+        self, candidates: Iterable[Candidate], state: State, before: Sequence[RuntimeAttempt]
+    ) -> tuple[EdgeModel | None, Sequence[RuntimeAttempt]]:
         attempts = [*before]
         for candidate in candidates:
             try:
                 return self._load(candidate, state, attempts), attempts
             except (_Left, UpwellError, AcceleratorNotUsable, BadOnnxFile, OSError) as error:
-                attempts.append(Attempt(str(candidate), str(error)))
+                attempts.append(RuntimeAttempt(str(candidate), str(error)))
                 if isinstance(error, ConfigError):
                     self._errors[attempts[-1]] = error
                 _log.warning("model %s: %s is left: %s", self.name, candidate, error)
         return None, attempts
 
-    def _load(self, candidate: Candidate, state: State, before: Sequence[Attempt]) -> EdgeModel:
+    def _load(self, candidate: Candidate, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
         wanted, cache_dir = candidate.accelerator, self._state_dir and self._state_dir / COMPILED_NAME
         if wanted is None or wanted.library is None:
             return self._open(candidate, cache_dir, state, before)
         version = candidate.package_version()
-        subject = Subject(candidate.path, candidate.options, wanted, version, cache_dir)
+        subject = ProbeSubject(candidate.path, candidate.options, wanted, version, cache_dir)
         lock = enter(subject, self._state_dir)
         try:
             edge = self._open(candidate, cache_dir, state, before)
@@ -145,7 +145,9 @@ class Loader:
         weakref.finalize(edge, lock.release)
         return edge
 
-    def _open(self, candidate: Candidate, cache_dir: Path | None, state: State, before: Sequence[Attempt]) -> EdgeModel:
+    def _open(
+        self, candidate: Candidate, cache_dir: Path | None, state: State, before: Sequence[RuntimeAttempt]
+    ) -> EdgeModel:
         memory_bytes = resident_bytes()
         runtime = load_runtime(candidate.path, candidate.options, candidate.accelerator, cache_dir=cache_dir)
         try:

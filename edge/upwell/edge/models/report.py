@@ -16,7 +16,7 @@ CheckedBy = Literal["golden vectors", "the CPU's answers", "nothing"]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RuntimeAttempt:
     """One way to run the model that was tried and left, such as `onnx on qnn`, and why."""
 
     what: str
@@ -33,7 +33,7 @@ class LoadReport:
 
     state: State = "ready"
     checked_by: CheckedBy = "nothing"
-    attempts: Sequence[Attempt] = ()
+    attempts: Sequence[RuntimeAttempt] = ()
     load_s: float = 0.0
     warm_up_s: float = 0.0
     memory_bytes: int = 0

@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from upwell.edge.admission.schedulability import RunRequest
+from upwell.edge.admission.scheduler import EdfScheduler
 from upwell.edge.bundle.base import Bundle
-from upwell.edge.lane import Lane
 from upwell.edge.models.report import LoadReport, State
+from upwell.edge.models.scoring import Scorer
 from upwell.edge.models.trial import Trial
-from upwell.edge.request_log import runtime_name
+from upwell.edge.observe.request_log import runtime_name
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
-from upwell.edge.scoring import Scorer
-from upwell.edge.timetable import Claim
 from upwell.shared.errors import ConfigError, ModelFailed
-from upwell.shared.routing.calibrations import Calibration
-from upwell.shared.routing.settings import HardSettings, Identity
+from upwell.shared.routing.policy.calibrations import Calibration
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
-    from upwell.edge.models.comparing import Versions
     from upwell.edge.models.heads import Head
+    from upwell.edge.updates.comparing import Versions
 from upwell.shared.values import quick
 
-_ANY = Claim()
+_ANY = RunRequest()
 _NO_REPORT = LoadReport()
 _BFLOAT16 = numpy_dtype("BF16")  # of numpy's kind V, not f
 
@@ -87,7 +87,7 @@ class EdgeModel:
         """Of runs of one row before it was served."""
         self.heads: tuple[Head, ...] | None = None
         """Those of its bundle; None where heads do not change with the version."""
-        self.lane = Lane(runtime.instances)
+        self.scheduler = EdfScheduler(runtime.instances)
         """Taken over from the version before, so that the device's runs go on in turn during a switch."""
         self.trial: Trial[EdgeRun] | None = None
         """Set while a new version has yet to prove itself."""
@@ -98,13 +98,13 @@ class EdgeModel:
         self.scorer = Scorer(self.signature)
         self._scores: tuple[object, bool] = ((), False)
 
-    def run(self, inputs: Mapping[str, Array], deadline_s: float, claim: Claim = _ANY) -> EdgeRun:
+    def run(self, inputs: Mapping[str, Array], deadline_s: float, run_request: RunRequest = _ANY) -> EdgeRun:
         """Answer inputs that passed `signature.check_inputs` on the device, in the caller's thread.
 
-        Raises `Refused`, `Superseded` and `DeadlineExceeded` as `Lane.turn` does, `InvalidRequest` for a picture that
-        cannot be read and `ModelFailed` where the runtime fails.
+        Raises `Refused`, `Superseded` and `DeadlineExceeded` as `EdfScheduler.turn` does, `InvalidRequest` for a
+        picture that cannot be read and `ModelFailed` where the runtime fails.
         """
-        with self.lane.turn(deadline_s, claim):
+        with self.scheduler.turn(deadline_s, run_request):
             trial = self.trial
             if trial is None:
                 return self._run_checked(inputs)
@@ -220,7 +220,7 @@ class ServedModel:
     whole: str = ""
 
     @property
-    def face(self) -> EdgeModel | None:
+    def entry_model(self) -> EdgeModel | None:
         """What knows the inputs that callers send: the whole on the device, or a head; None where only the cloud."""
         if self.edge is not None or not self.heads:
             return self.edge
@@ -231,6 +231,6 @@ class ServedModel:
         return next(head for head in self.heads if head.way.key == key)
 
     @property
-    def identity(self) -> Identity:
+    def model_pair(self) -> ModelPair:
         """What calibrations go by; the cloud's digest is learnt from its answers."""
-        return Identity() if self.edge is None else Identity(self.edge.digest, runtime_name(self.edge.runtime))
+        return ModelPair() if self.edge is None else ModelPair(self.edge.digest, runtime_name(self.edge.runtime))

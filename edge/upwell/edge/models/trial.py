@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Comparison(Protocol[_Answer]):
-    """How the answers of two versions compare; see `upwell.edge.models.comparing`. Safe to use from many threads."""
+    """How the answers of two versions compare; see `upwell.edge.updates.comparing`. Safe to use from many threads."""
 
     @property
     def is_complete(self) -> bool:
@@ -54,7 +54,7 @@ def _told(failure: Exception | None) -> str:
 class Trial(Generic[T]):
     """Counts how the runs of a new version end, and compares its answers. Safe to use from many threads.
 
-    `former` runs the version before. Of `condemn`, with the reason, and `prove` one is called, once, on the thread of a
+    `former` runs the version before. Of `reject`, with the reason, and `prove` one is called, once, on the thread of a
     request or of a comparison; it must return at once. Once the new version `is_proven` the trial, and with it the
     former version, can be forgotten. Without a `comparison` only failures count.
     """
@@ -62,12 +62,12 @@ class Trial(Generic[T]):
     def __init__(
         self,
         former: _Run[T],
-        condemn: Callable[[str], None],
+        reject: Callable[[str], None],
         prove: Callable[[], None],
         comparison: Comparison[T] | None = None,
     ) -> None:
         self._former = former
-        self._condemn = condemn
+        self._reject = reject
         self._prove = prove
         self._comparison = comparison
         self._lock = threading.Lock()
@@ -75,13 +75,13 @@ class Trial(Generic[T]):
         self._runs = 0
         self._failures = 0
         self._last_failure: Exception | None = None
-        self.is_condemned = False
+        self.is_rejected = False
         self.is_proven = False
 
     @property
     def is_over(self) -> bool:
         """Whether the version was condemned or has proven itself."""
-        return self.is_condemned or self.is_proven
+        return self.is_rejected or self.is_proven
 
     def run(self, new: _Run[T], inputs: Mapping[str, Array]) -> T:
         """The new version's answer, or that of the former one where the new one fails. Raises what `new` raises."""
@@ -111,9 +111,9 @@ class Trial(Generic[T]):
                 complaint = f"{counted}, the last with {_told(self._last_failure)}"
             is_long = time.monotonic() - self._began_s >= DURATION_S
             is_good = not complaint and ((self._runs >= RUNS and is_complete) or is_long)
-            self.is_condemned, self.is_proven = bool(complaint), is_good
+            self.is_rejected, self.is_proven = bool(complaint), is_good
         if complaint:
-            self._condemn(complaint)
+            self._reject(complaint)
         elif is_good:
             _log.info("a new version has proven itself: %d of %d runs failed", self._failures, self._runs)
             self._prove()
@@ -123,8 +123,8 @@ class Trial(Generic[T]):
         with self._lock:
             if self.is_over:
                 return False
-            self.is_condemned = True
-        self._condemn(reason)
+            self.is_rejected = True
+        self._reject(reason)
         return True
 
     def _stand_in(self, inputs: Mapping[str, Array], error: Exception) -> T:

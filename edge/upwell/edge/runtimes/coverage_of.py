@@ -16,9 +16,9 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
     refuses the model; where it takes nothing the coverage says so.
     """
     if runtime_of(path, options) == "tflite":
-        from upwell.edge.runtimes.tflite_coverage import coverage_of as tflite_coverage_of
+        from upwell.edge.runtimes.tflite.coverage import coverage_of as tflite_coverage_of
 
         return tflite_coverage_of(path, options, accelerator)
     with needs_onnxruntime(path):
-        from upwell.edge.runtimes.onnx_coverage import coverage_of as onnx_coverage_of
+        from upwell.edge.runtimes.onnx.coverage import coverage_of as onnx_coverage_of
     return onnx_coverage_of(path, options, accelerator)

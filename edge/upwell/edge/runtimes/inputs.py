@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from upwell.shared.confinement import open_plain
 from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.files import open_plain
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 

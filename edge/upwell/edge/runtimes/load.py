@@ -47,16 +47,16 @@ def load_runtime(
     if runtime_of(path, options) == "tflite":
         return _load_tflite(path, options, accelerator)
     with needs_onnxruntime(path):
-        from upwell.edge.runtimes.onnx import OnnxRuntime
+        from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
     return OnnxRuntime(path, options, accelerator, cache_dir=cache_dir)
 
 
 def _load_tflite(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None) -> Runtime:
     if accelerator is not None and accelerator.provider == LITERT_NPU:
-        from upwell.edge.runtimes.tflite_compiled import CompiledRuntime
+        from upwell.edge.runtimes.tflite.compiled import CompiledRuntime
 
         return CompiledRuntime(path, options, accelerator)
-    from upwell.edge.runtimes.tflite import TfliteRuntime
+    from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 
     return TfliteRuntime(path, options, accelerator)
 

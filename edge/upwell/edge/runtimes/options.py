@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from upwell.shared.yaml import resolve
+from upwell.shared.config.yaml import resolve
 
 MAX_DEFAULT_THREADS = 4
 MAX_BATCH = 65536

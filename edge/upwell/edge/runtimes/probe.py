@@ -62,7 +62,7 @@ class ProbeCrashed(AcceleratorNotUsable):
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProbeSubject:
     """What is to be opened: a model, its options, the accelerator (with a library), and the runtime's version."""
 
     path: Path
@@ -99,7 +99,7 @@ class Subject:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def enter(subject: Subject, state_dir: Path | None, timeout_s: float = TIMEOUT_S) -> DeviceLock:
+def enter(subject: ProbeSubject, state_dir: Path | None, timeout_s: float = TIMEOUT_S) -> DeviceLock:
     """Make sure that opening the model is safe, and hold the device; the caller releases it once it is closed.
 
     While this process has the device open itself by the same options, another model is not tried out before it is
@@ -115,7 +115,7 @@ def enter(subject: Subject, state_dir: Path | None, timeout_s: float = TIMEOUT_S
         raise AcceleratorNotUsable(f"{library}: {error}") from None
 
 
-def survived(subject: Subject, state_dir: Path | None) -> None:
+def survived(subject: ProbeSubject, state_dir: Path | None) -> None:
     """The model was opened in this process, and run unless it was refused, and the process goes on."""
     with _lock:
         _opened.add(subject.means)
@@ -125,7 +125,7 @@ def survived(subject: Subject, state_dir: Path | None) -> None:
             _remember(results, key, "")
 
 
-def _try_out(subject: Subject, results: Path | None, timeout_s: float) -> None:
+def _try_out(subject: ProbeSubject, results: Path | None, timeout_s: float) -> None:
     key = "" if results is None else subject.key()
     known = None if results is None else _read(results).get(key)
     if known == "":
@@ -157,7 +157,7 @@ def _try_out(subject: Subject, results: Path | None, timeout_s: float) -> None:
     _remember(results, key, "")
 
 
-def run_child(subject: Subject, timeout_s: float, lock: DeviceLock) -> None:
+def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None:
     """Open the model in a child process, which takes part in `lock`, and run it once.
 
     Raises `ProbeCrashed` or a plain `AcceleratorNotUsable` that says how it hung, failed or was refused there.

@@ -16,8 +16,8 @@ import typer
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.database import opened
 from upwell.edge.spool.spool import FILE_NAME
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.yaml import load_yaml
 
 _Config = Annotated[Path, typer.Option("--config", "-c", help="The agent's agent.yaml.")]
 _Tags = Annotated[list[str] | None, typer.Option("--tag", help="Only cases with KEY=VALUE; may be repeated.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from upwell.edge.spool.item import SpoolUnavailable, Tally
+from upwell.edge.spool.item import SpoolTally, SpoolUnavailable
 from upwell.edge.spool.keeper import Keeper
 from upwell.edge.spool.sinks import Sink
 from upwell.edge.spool.store import Store
@@ -59,7 +59,7 @@ class News:
 class Deliverer:
     """Gives one sink each result in order, at least once, from where it was when the agent last ended."""
 
-    def __init__(self, keeper: Keeper, sink: Sink, news: News, tally: Tally) -> None:
+    def __init__(self, keeper: Keeper, sink: Sink, news: News, tally: SpoolTally) -> None:
         self._keeper = keeper
         self._sink = sink
         self._news = news

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from upwell.edge.spool.delivering import News
-from upwell.edge.spool.item import Later, SpoolLimits, SpoolUnavailable, Stored, Tally
+from upwell.edge.spool.item import Later, SpoolLimits, SpoolTally, SpoolUnavailable, Stored
 from upwell.edge.spool.keeper import REOPEN_S, Keeper
 from upwell.edge.spool.store import Store
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.converters import serialize_infer_response
+from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[InferRequest, float], InferResponse]
@@ -82,7 +82,7 @@ class Drainer:
         self,
         keeper: Keeper,
         limits: SpoolLimits,
-        tally: Tally,
+        tally: SpoolTally,
         results: News,
         *,
         send: Send,

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from upwell.shared.errors import UpwellError
-from upwell.shared.oip.converters import (
+from upwell.shared.oip.codec.converters import (
     parse_infer_request,
     parse_infer_response,
     serialize_infer_request,
@@ -204,7 +204,7 @@ class SpoolHeld:
     oldest_waiting_s: float = 0.0
 
 
-class Tally:
+class SpoolTally:
     """The counters, added to from several threads."""
 
     def __init__(self) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from upwell.edge.spool.database import is_damage, open_database, set_aside
-from upwell.edge.spool.item import SpoolClock, SpoolLimits, SpoolUnavailable, Tally
+from upwell.edge.spool.item import SpoolClock, SpoolLimits, SpoolTally, SpoolUnavailable
 from upwell.edge.spool.store import Store
-from upwell.shared.background_thread import BackgroundThread
+from upwell.shared.platform.background_thread import BackgroundThread
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Keeper:
     A damaged one is moved aside and begun anew.
     """
 
-    def __init__(self, path: Path, limits: SpoolLimits, tally: Tally) -> None:
+    def __init__(self, path: Path, limits: SpoolLimits, tally: SpoolTally) -> None:
         self._path = path
         self._limits = limits
         self._tally = tally

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Step:
+class Migration:
     """SQL statements from one version to the next, and back again without losing a case."""
 
     up: tuple[str, ...]
     down: tuple[str, ...]
 
 
-STEPS: tuple[Step, ...] = (
-    Step(
+STEPS: tuple[Migration, ...] = (
+    Migration(
         up=(
             "CREATE TABLE downgrades (version INTEGER PRIMARY KEY, statements TEXT NOT NULL)",
             """CREATE TABLE items (
@@ -50,7 +50,7 @@ STEPS: tuple[Step, ...] = (
             "DROP TABLE downgrades",
         ),
     ),
-    Step(
+    Migration(
         # Who asked for the case: results are its own. Of cases kept before this nobody knows.
         up=("ALTER TABLE items ADD COLUMN owner TEXT NOT NULL DEFAULT ''",),
         down=("ALTER TABLE items DROP COLUMN owner",),
@@ -68,7 +68,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def migrate(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS, target: int | None = None) -> None:
+def migrate(connection: sqlite3.Connection, steps: Sequence[Migration] = STEPS, target: int | None = None) -> None:
     """Bring the database to version `target` (the newest of `steps` if None), in one transaction.
 
     Each step up leaves its way down in the database, so that older software, which does not know the step, can go back.
@@ -88,7 +88,7 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[Step] = STEPS, targe
         raise
 
 
-def _go_up(connection: sqlite3.Connection, step: Step, version: int) -> None:
+def _go_up(connection: sqlite3.Connection, step: Migration, version: int) -> None:
     for statement in step.up:
         connection.execute(statement)
     connection.execute("INSERT INTO downgrades VALUES (?, ?)", (version, _BETWEEN.join(step.down)))

@@ -17,15 +17,15 @@ from upwell.edge.spool.item import (
     SpoolHeld,
     SpoolLimits,
     SpoolResult,
+    SpoolTally,
     SpoolUnavailable,
     Stored,
-    Tally,
 )
 from upwell.edge.spool.keeper import Keeper
 from upwell.edge.spool.sinks import Sink
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.routing.rules import Verdict
+from upwell.shared.routing.policy.rules import Verdict
 
 FILE_NAME = "spool.db"
 """The database's name in the agent's `state_dir`."""
@@ -58,7 +58,7 @@ class Spool:
         seed: int | None = None,
     ) -> None:
         self._limits = limits
-        self._tally = Tally()
+        self._tally = SpoolTally()
         self.news = News()
         """Published to with every result, closed with the spool."""
         self._keeper = Keeper(path, limits, self._tally)

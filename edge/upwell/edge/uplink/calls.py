@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from upwell.edge.uplink.station import Link, Station
+from upwell.edge.uplink.endpoint import Connection, Endpoint
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import RemoteError, RemoteErrorKind
-from upwell.shared.oip.clients import Pending
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.open_client import Pending
 from upwell.shared.routing.reasons import Reason
 
 REASONS: Mapping[RemoteErrorKind, Reason] = {
@@ -92,7 +92,7 @@ class CloudReply:
 
 
 @dataclass(frozen=True)
-class CloudMiss:
+class CloudFailure:
     """No answer, and why; `detail` is the other side's text.
 
     `retry_after_s`: where the cloud refused it and said when to come back, after so many seconds. None where it did not
@@ -104,7 +104,7 @@ class CloudMiss:
     retry_after_s: float | None = None
 
 
-class Stillborn:
+class FailedCall:
     """Stands for a call that could not begin.
 
     A `ConfigError` there means that what this device would prove itself with is missing or broken.
@@ -122,7 +122,7 @@ class Stillborn:
         raise self._error
 
     def cancel(self) -> None:
-        """Nothing is under way."""
+        """Nothing is under lease."""
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
         """Call it now: this call has ended."""
@@ -130,41 +130,46 @@ class Stillborn:
 
 
 @dataclass(frozen=True)
-class Way:
+class ConnectionLease:
     """The endpoint that a call goes to, and the connection that it takes."""
 
-    station: Station
-    link: Link
+    endpoint: Endpoint
+    link: Connection
 
 
-class Ledger(Protocol):
+class CallLedger(Protocol):
     """Who is told how calls end: the uplink."""
 
-    def answered(self, way: Way, network_s: float) -> None:
+    def answered(self, lease: ConnectionLease, network_s: float) -> None:
         """The call ended with an answer, after `network_s` outside the server."""
 
-    def missed(self, way: Way, reason: Reason, started_s: float) -> bool:
+    def missed(self, lease: ConnectionLease, reason: Reason, started_s: float) -> bool:
         """The call, begun at `started_s`, ended without one. Whether the next one goes to the same endpoint."""
 
 
 class CloudCall:
     """One request on its way. Used by one thread; ends with `wait` giving an outcome, or with `cancel`.
 
-    `way` is None where nothing was sent.
+    `lease` is None where nothing was sent.
     """
 
     def __init__(
-        self, ledger: Ledger, way: Way | None, pending: Pending | Stillborn, request_id: str, started_s: float
+        self,
+        ledger: CallLedger,
+        lease: ConnectionLease | None,
+        pending: Pending | FailedCall,
+        request_id: str,
+        started_s: float,
     ) -> None:
-        self.way = way
+        self.lease = lease
         self._request_id = request_id
         self._ledger = ledger
         self._pending = pending
         # From before the sending: on a busy machine the answer may be there before it returns.
         self._started_s = started_s
         self._ended_s = math.nan
-        self._outcome: CloudReply | CloudMiss | None = None
-        heard_s = None if way is None else way.link.answered_at_s
+        self._outcome: CloudReply | CloudFailure | None = None
+        heard_s = None if lease is None else lease.link.answered_at_s
         self._is_first = heard_s is None or heard_s > started_s  # then the time holds handshakes
         pending.add_done_callback(self._note_end)
 
@@ -187,7 +192,7 @@ class CloudCall:
         """Call `callback` once the call has ended, in the client's thread (or here, if it has): it must not block."""
         self._pending.add_done_callback(lambda _: callback())
 
-    def wait(self, until_s: float) -> CloudReply | CloudMiss | None:
+    def wait(self, until_s: float) -> CloudReply | CloudFailure | None:
         """The outcome, or None if there is none yet at `until_s` (monotonic; infinity waits for the call's own end)."""
         if self._outcome is None:
             timeout_s = None if until_s == math.inf else max(0.0, until_s - time.monotonic())
@@ -201,14 +206,14 @@ class CloudCall:
                 self._take(response)
         return self._outcome
 
-    def reject(self, detail: str) -> CloudMiss:
+    def reject(self, detail: str) -> CloudFailure:
         """Count an answer that was read but is not what the signature promises as garbage."""
-        self._outcome = miss = CloudMiss(Reason.CLOUD_GARBAGE, detail)
+        self._outcome = miss = CloudFailure(Reason.CLOUD_GARBAGE, detail)
         return miss
 
-    def give_up(self) -> CloudMiss:
+    def give_up(self) -> CloudFailure:
         """Cancel a call that is late. One that has failed by itself has failed already."""
-        if isinstance(self._outcome, CloudMiss):
+        if isinstance(self._outcome, CloudFailure):
             return self._outcome
         miss = self._miss(Reason.CLOUD_DEADLINE, "no answer in time")
         self._pending.cancel()
@@ -217,10 +222,10 @@ class CloudCall:
     def cancel(self) -> None:
         """Cancel a call whose answer nobody needs any more; says nothing about the link."""
         if self._outcome is None:
-            self._outcome = CloudMiss(Reason.CLOUD_DEADLINE, "cancelled")
+            self._outcome = CloudFailure(Reason.CLOUD_DEADLINE, "cancelled")
             self._pending.cancel()
-            if self.way is not None:
-                self.way.station.give_back(self.way.link)
+            if self.lease is not None:
+                self.lease.endpoint.give_back(self.lease.link)
 
     def _note_end(self, _: object) -> None:
         self._ended_s = time.monotonic()
@@ -234,19 +239,19 @@ class CloudCall:
             self._outcome = self._reply(response)
 
     def _reply(self, response: InferResponse) -> CloudReply:
-        assert self.way is not None  # noqa: S101  an answer came some way
+        assert self.lease is not None  # noqa: S101  an answer came some lease
         sent_bytes, received_bytes = self._pending.sent_bytes, self._pending.received_bytes
         reply = CloudReply.of(response, sent_bytes, received_bytes, self.elapsed_s, is_first=self._is_first)
-        self._ledger.answered(self.way, max(0.0, reply.total_s - (reply.server_s or 0.0)))
-        self.way.station.give_back(self.way.link)
+        self._ledger.answered(self.lease, max(0.0, reply.total_s - (reply.server_s or 0.0)))
+        self.lease.endpoint.give_back(self.lease.link)
         return reply
 
-    def _miss(self, reason: Reason, detail: str, retry_after_s: float | None = None) -> CloudMiss:
-        stays = self.way is not None and self._ledger.missed(self.way, reason, self._started_s)
+    def _miss(self, reason: Reason, detail: str, retry_after_s: float | None = None) -> CloudFailure:
+        stays = self.lease is not None and self._ledger.missed(self.lease, reason, self._started_s)
         is_told = stays and reason is Reason.CLOUD_EXHAUSTED
-        self._outcome = miss = CloudMiss(reason, detail, retry_after_s if is_told else None)
-        if self.way is not None:
-            self.way.station.give_back(self.way.link)
+        self._outcome = miss = CloudFailure(reason, detail, retry_after_s if is_told else None)
+        if self.lease is not None:
+            self.lease.endpoint.give_back(self.lease.link)
         return miss
 
 

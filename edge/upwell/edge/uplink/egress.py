@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from upwell.shared.errors import UpwellError
+from upwell.shared.routing.policy.rules import Verdict
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.rules import Verdict
 
 Judge: TypeAlias = Callable[[], Verdict]
 """Asks the policy that is in force when it is called. It is kept for a while, so it must not hold tensors."""

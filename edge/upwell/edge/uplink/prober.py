@@ -7,7 +7,7 @@ import threading
 import time
 from typing import ClassVar, Protocol
 
-from upwell.shared.background_thread import BackgroundThread
+from upwell.shared.platform.background_thread import BackgroundThread
 
 
 class Probed(Protocol):

@@ -8,20 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from upwell.edge.uplink.calls import REASONS, CloudCall, CloudMiss, CloudReply, Message, Stillborn, Way
+from upwell.edge.uplink.calls import REASONS, CloudCall, CloudFailure, CloudReply, ConnectionLease, FailedCall, Message
 from upwell.edge.uplink.egress import Judge, check_egress
-from upwell.edge.uplink.order import Order
+from upwell.edge.uplink.endpoint import Connection, Endpoint
+from upwell.edge.uplink.endpoint_selector import EndpointSelector, Sources, source_addresses
 from upwell.edge.uplink.prober import Prober
-from upwell.edge.uplink.roaming import Sources, source_addresses
-from upwell.edge.uplink.station import Link, Station
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.client import RemoteError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
-from upwell.shared.oip.security import ClientSecurity
+from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.routing.decide.state import CloudMoved, LinkProbed, Outcome
 from upwell.shared.routing.reasons import Reason
-from upwell.shared.routing.state import CloudMoved, LinkProbed, Outcome
 
-__all__ = ["REASONS", "CloudMiss", "CloudReply", "Message", "Uplink"]
+__all__ = ["REASONS", "CloudFailure", "CloudReply", "Message", "Uplink"]
 
 SUSPECT = frozenset(
     {
@@ -61,12 +60,12 @@ class Uplink:
         fallbacks: Sequence[str] = (),
         look: Callable[[Sequence[str]], Sources] = source_addresses,
     ) -> None:
-        self._endpoints = (endpoint, *fallbacks)
-        if len(set(self._endpoints)) < len(self._endpoints):
+        self._addresses = (endpoint, *fallbacks)
+        if len(set(self._addresses)) < len(self._addresses):
             raise ConfigError.at(None, "an endpoint is named twice; fallbacks are other ones than the endpoint")
-        self._stations = tuple(Station(one, security, max_message_bytes) for one in self._endpoints)
+        self._endpoints = tuple(Endpoint(one, security, max_message_bytes) for one in self._addresses)
         self._lock = threading.Lock()
-        self._order = Order(len(self._stations))
+        self._order = EndpointSelector(len(self._endpoints))
         self._look = look
         self._sources: Sources | None = None
         self._looked_at_s = -math.inf
@@ -79,12 +78,12 @@ class Uplink:
     @property
     def endpoint(self) -> str:
         """The endpoint in use."""
-        return self._endpoints[self._order.place]
+        return self._addresses[self._order.place]
 
     @property
     def has_others(self) -> bool:
         """Whether there are other endpoints than the one in use."""
-        return len(self._stations) > 1
+        return len(self._endpoints) > 1
 
     @property
     def retry_at_s(self) -> float:
@@ -126,8 +125,8 @@ class Uplink:
         gRPC would keep them, and make those anew that break. Calls under way end in peace.
         """
         if self._candidate is not None and not self.may_ask:
-            for station in self._stations:
-                station.renew()
+            for endpoint in self._endpoints:
+                endpoint.renew()
 
     def start(
         self,
@@ -152,114 +151,114 @@ class Uplink:
         if self._observe is not None:
             self._prober.begin()
         try:
-            way = self._choose(apart_from.way if apart_from is not None else None)
+            lease = self._choose(apart_from.lease if apart_from is not None else None)
         except (ConfigError, RemoteError) as error:
-            return CloudCall(self, None, Stillborn(error), message.id, started_s)
+            return CloudCall(self, None, FailedCall(error), message.id, started_s)
         try:
-            pending = way.link.client.infer_async(message.data, max(0.0, give_up_s - started_s), message.traceparent)
+            pending = lease.link.client.infer_async(message.data, max(0.0, give_up_s - started_s), message.traceparent)
         except (ConfigError, RemoteError) as error:
-            way.station.give_back(way.link)
-            return CloudCall(self, None, Stillborn(error), message.id, started_s)
+            lease.endpoint.give_back(lease.link)
+            return CloudCall(self, None, FailedCall(error), message.id, started_s)
         except BaseException:
-            way.station.give_back(way.link)
+            lease.endpoint.give_back(lease.link)
             raise
-        return CloudCall(self, way, pending, message.id, started_s)
+        return CloudCall(self, lease, pending, message.id, started_s)
 
     def metadata(self, model: str, judge: Judge, timeout_s: float) -> ModelMetadata:
         """What the cloud says about a model. Raises `RemoteError`, and `EgressForbidden` as `start` does."""
         check_egress(judge)
-        way = self._choose(None)
+        lease = self._choose(None)
         try:
-            return way.link.client.metadata(model, timeout_s=timeout_s)
+            return lease.link.client.metadata(model, timeout_s=timeout_s)
         except RemoteError as error:
             if REASONS.get(error.kind) in UNREACHED:  # what waits to be tried again would fail the next request at once
-                way.station.retire(way.link)
+                lease.endpoint.retire(lease.link)
             raise
         finally:
-            way.station.give_back(way.link)
+            lease.endpoint.give_back(lease.link)
 
     def close(self) -> None:
         """Cancel what is in flight, close the connections and end the thread. Calling it twice is harmless."""
         self._prober.stop()
-        for station in self._stations:
-            station.close()
+        for endpoint in self._endpoints:
+            endpoint.close()
         self._prober.join()
 
-    def answered(self, way: Way, network_s: float) -> None:
+    def answered(self, lease: ConnectionLease, network_s: float) -> None:
         """A call was answered, after `network_s` outside the server."""
-        way.station.answered(way.link, network_s)
-        place = self._stations.index(way.station)
+        lease.endpoint.answered(lease.link, network_s)
+        place = self._endpoints.index(lease.endpoint)
         with self._lock:
             self._order = self._order.answered(place)
             if place == self._order.place:
                 self._is_well = True
 
-    def missed(self, way: Way, reason: Reason, started_s: float) -> bool:
+    def missed(self, lease: ConnectionLease, reason: Reason, started_s: float) -> bool:
         """A call, begun at `started_s`, has failed: perhaps its connection is at fault, or the endpoint.
 
         Whether the next call goes to the same endpoint all the same.
         """
         now_s = time.monotonic()
-        heard_s = -math.inf if way.link.answered_at_s is None else way.link.answered_at_s
-        way.link.late += 1
-        is_alive = heard_s > started_s or (now_s - heard_s < ALIVE_S and way.link.late == 1)
+        heard_s = -math.inf if lease.link.answered_at_s is None else lease.link.answered_at_s
+        lease.link.late += 1
+        is_alive = heard_s > started_s or (now_s - heard_s < ALIVE_S and lease.link.late == 1)
         if reason in SUSPECT and not (reason is Reason.CLOUD_DEADLINE and is_alive):
-            way.station.retire(way.link, at_once=reason is Reason.CLOUD_DEADLINE and self.may_ask)
-        if reason is Reason.CLOUD_UNAVAILABLE and _went_silent(way.link, now_s - started_s):
-            way.station.broke()
-        place = self._stations.index(way.station)
+            lease.endpoint.retire(lease.link, at_once=reason is Reason.CLOUD_DEADLINE and self.may_ask)
+        if reason is Reason.CLOUD_UNAVAILABLE and _went_silent(lease.link, now_s - started_s):
+            lease.endpoint.broke()
+        place = self._endpoints.index(lease.endpoint)
         if place == self._order.place:
             self._is_well = False
-        self._reorder(lambda order: order.missed(place, reason, now_s), f"{way.station.endpoint} fails ({reason})")
+        self._reorder(lambda order: order.missed(place, reason, now_s), f"{lease.endpoint.address} fails ({reason})")
         return self._order.place == place
 
     def probe(self, timeout_s: float) -> None:
         """Time an empty call over the connection in use, where one has answered before. Its failure says nothing."""
         try:
-            way = self._choose(None)
+            lease = self._choose(None)
         except (ConfigError, RemoteError):
             return
         started_s = time.monotonic()
         try:
-            is_warm = way.link.answered
-            way.link.client.server_live(timeout_s)
+            is_warm = lease.link.answered
+            lease.link.client.server_live(timeout_s)
         except (ConfigError, RemoteError):
             self._is_well = False
             return
         finally:
-            way.station.give_back(way.link)
+            lease.endpoint.give_back(lease.link)
         total_s = time.monotonic() - started_s
-        self.answered(way, total_s)
+        self.answered(lease, total_s)
         if is_warm:
             self._tell(LinkProbed(total_s))
 
     def try_better(self, timeout_s: float) -> None:
         """Ask the endpoints before the one in use whether they are ready, and go back to the first that is."""
         better = range(self._order.place)
-        ready = next((place for place in better if self._is_ready(self._stations[place], timeout_s)), None)
+        ready = next((place for place in better if self._is_ready(self._endpoints[place], timeout_s)), None)
         now_s = time.monotonic()
         self._reorder(lambda order: order.tried(ready, now_s), "a better endpoint is ready again")
 
-    def _choose(self, apart_from: Way | None) -> Way:
+    def _choose(self, apart_from: ConnectionLease | None) -> ConnectionLease:
         order = self._order
         if apart_from is None:
-            station = self._stations[order.place]
-            return Way(station, station.take())
-        station = self._stations[order.after(self._stations.index(apart_from.station))]
-        return Way(station, station.take(apart_from.link if station is apart_from.station else None))
+            endpoint = self._endpoints[order.place]
+            return ConnectionLease(endpoint, endpoint.take())
+        endpoint = self._endpoints[order.after(self._endpoints.index(apart_from.endpoint))]
+        return ConnectionLease(endpoint, endpoint.take(apart_from.link if endpoint is apart_from.endpoint else None))
 
-    def _is_ready(self, station: Station, timeout_s: float) -> bool:
-        link: Link | None = None
+    def _is_ready(self, endpoint: Endpoint, timeout_s: float) -> bool:
+        link: Connection | None = None
         try:
-            link = station.take()
+            link = endpoint.take()
             return link.client.ready(timeout_s)
         except (ConfigError, RemoteError):
             if link is not None:
-                station.retire(link)
+                endpoint.retire(link)
             return False
         finally:
             if link is not None:
-                station.give_back(link)
+                endpoint.give_back(link)
 
     def _look_around(self, now_s: float) -> None:
         """After a move to another network every connection is dead, though nobody says so."""
@@ -267,20 +266,20 @@ class Uplink:
             if now_s - self._looked_at_s < LOOK_S:
                 return
             self._looked_at_s = now_s
-            before, self._sources = self._sources, self._look(self._endpoints)
+            before, self._sources = self._sources, self._look(self._addresses)
             if before is None or self._sources == before:
                 return
         _log.info("the device's address has changed: new connections to the cloud")
-        for station in self._stations:
-            station.renew()
+        for endpoint in self._endpoints:
+            endpoint.renew()
         self._tell(CloudMoved())
 
-    def _reorder(self, change: Callable[[Order], Order], why: str) -> None:
+    def _reorder(self, change: Callable[[EndpointSelector], EndpointSelector], why: str) -> None:
         with self._lock:
             before, self._order = self._order, change(self._order)
             place = self._order.place
         if place != before.place:
-            _log.warning("%s: requests go to %s", why, self._endpoints[place])
+            _log.warning("%s: requests go to %s", why, self._addresses[place])
             self._tell(CloudMoved())
 
     def _tell(self, outcome: Outcome) -> None:
@@ -288,6 +287,6 @@ class Uplink:
             self._observe(outcome)
 
 
-def _went_silent(link: Link, elapsed_s: float) -> bool:
+def _went_silent(link: Connection, elapsed_s: float) -> bool:
     """Whether a call that broke after so long may have met its connection's limit on silence (`channel_options`)."""
     return elapsed_s >= (1 if link.answered else 2) * link.timeout_s

@@ -13,7 +13,7 @@ from typing import Literal
 
 from upwell.shared.partition.combining import CLOUD, EDGE, cut_name
 from upwell.shared.partition.costs import CostGraph, Placement
-from upwell.shared.partition.envelope import SLOWEST_BPS, Line, Piece, Sweep, Way, lower
+from upwell.shared.partition.envelope import SLOWEST_BPS, BandwidthSweep, LabelledCost, Line, Piece, lower
 from upwell.shared.partition.objectives import latency
 
 Kind = Literal["edge", "cloud", "cut"]
@@ -46,8 +46,8 @@ class Option:
     placement: Placement
     edge_s: float
     cloud_s: float
-    seconds: Line[Way]
-    value: Line[Way]
+    seconds: Line[LabelledCost]
+    value: Line[LabelledCost]
     is_measured: bool
 
     @property
@@ -97,7 +97,7 @@ class Ways:
     `measured` counts the nodes in the head, in the order of the graph; `inverse` is the bandwidth at hand.
     """
 
-    sweep: Sweep
+    sweep: BandwidthSweep
     inverse: float
     measured: Collection[int]
 
@@ -144,7 +144,9 @@ class Ways:
                 yield option
 
 
-def advise(ways: Ways, pieces: Sequence[Piece[Way]], best_cut: Placement | None, encoded: Sequence[Encoded]) -> Advice:
+def advise(
+    ways: Ways, pieces: Sequence[Piece[LabelledCost]], best_cut: Placement | None, encoded: Sequence[Encoded]
+) -> Advice:
     """Compare everything.
 
     `pieces` is the envelope of the graph in `ways.sweep`, `best_cut` its best placement with nodes on either side at

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from upwell.shared.partition.costs import CostGraph, Link, Placement
+from upwell.shared.partition.costs import CostGraph, Placement, TierLink
 from upwell.shared.tensors import Array
 
 FORBIDDEN = 1 << 56
@@ -119,7 +119,7 @@ class Arrays:
         tiers = self.graph.tiers
         return {node.name: tiers[level] for node, level in zip(self.graph.nodes, levels.tolist(), strict=True)}
 
-    def terms(self, links: Sequence[Link]) -> Terms:
+    def terms(self, links: Sequence[TierLink]) -> Terms:
         """In seconds, with these links between the tiers."""
         up = np.empty((len(self._sent), self.links))
         back = np.empty((len(self._returned), self.links))

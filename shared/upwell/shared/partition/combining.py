@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import read_file
-from upwell.shared.partition.costs import CostGraph, CostNode, CostTensor, Link, Placement
+from upwell.shared.partition.costs import CostGraph, CostNode, CostTensor, Placement, TierLink
 from upwell.shared.partition.profile import Point, Profile
 
 EDGE, CLOUD = "edge", "cloud"
@@ -37,7 +37,7 @@ def load_profile(path: Path) -> Profile:
     return profile
 
 
-def combine(edge: Profile, cloud: Profile, link: Link) -> CostGraph:
+def combine(edge: Profile, cloud: Profile, link: TierLink) -> CostGraph:
     """What the planner minimizes, from the heads of one profile and the tails of the other.
 
     Between two neighbouring measured points the difference of `corrected_s` is what the nodes between them take

@@ -58,7 +58,7 @@ class CostTensor:
 
 
 @dataclass(frozen=True)
-class Link:
+class TierLink:
     """From a tier to the next. `fixed_s` is paid once if anything is placed beyond; `return_bps` is the way back."""
 
     bps: float
@@ -100,7 +100,7 @@ class CostGraph:
     tensors: Mapping[str, CostTensor]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    links: tuple[Link, ...]
+    links: tuple[TierLink, ...]
     input_tier: str
     output_tier: str | None
     fused: tuple[Fused, ...] = ()
@@ -131,7 +131,7 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlacementPlan:
     """The best placement, what it sends, and what else there is.
 
     `total_s` is computed from the placement in floating point by the formula above. Among placements of equal total

@@ -27,11 +27,11 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import read_file
-from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, Link
+from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
 from upwell.shared.partition.costs_check import problems_in
-from upwell.shared.yaml_tree import dotted
 
 MAX_FILE_BYTES = 64 << 20
 _SHOWN_PROBLEMS = 20
@@ -48,7 +48,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class NodeFacts(_Part):
+class CostNodeFacts(_Part):
     """A node; a tier that `cost_s` leaves out or gives null cannot run it."""
 
     name: _Name
@@ -67,7 +67,7 @@ class CodecFacts(_Part):
     decode_s: _Seconds = 0.0
 
 
-class TensorFacts(_Part):
+class CostTensorFacts(_Part):
     """What a tensor costs to send."""
 
     bytes: _Bytes
@@ -96,8 +96,8 @@ class GraphFacts(_Part):
     """The file."""
 
     tiers: Annotated[list[_Name], Field(min_length=1)]
-    nodes: Annotated[list[NodeFacts], Field(min_length=1)]
-    tensors: dict[str, TensorFacts]
+    nodes: Annotated[list[CostNodeFacts], Field(min_length=1)]
+    tensors: dict[str, CostTensorFacts]
     inputs: list[str]
     outputs: list[str]
     input_tier: str
@@ -153,10 +153,10 @@ def _graph(facts: GraphFacts) -> CostGraph:
     )
 
 
-def _link(facts: LinkFacts) -> Link:
+def _link(facts: LinkFacts) -> TierLink:
     if facts.return_bps is None:
-        return Link(facts.bps, facts.fixed_s)
-    return Link(facts.bps, facts.fixed_s, facts.return_bps)
+        return TierLink(facts.bps, facts.fixed_s)
+    return TierLink(facts.bps, facts.fixed_s, facts.return_bps)
 
 
 class _Twice(ValueError):

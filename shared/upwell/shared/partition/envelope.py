@@ -49,7 +49,7 @@ class Piece(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Way:
+class LabelledCost:
     """A placement and what it sends upward, codecs included."""
 
     placement: Placement
@@ -57,7 +57,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class BandwidthSweep:
     """What changes with the bandwidth: link number `link`; on its way back too where it is `symmetric`."""
 
     graph: CostGraph
@@ -78,10 +78,10 @@ class Sweep:
         links[self.link] = self.objective.links[self.link].weighed(changed)
         return replace(self.weighed, links=tuple(links))
 
-    def line(self, placement: Placement, inverse: float) -> Line[Way]:
+    def line(self, placement: Placement, inverse: float) -> Line[LabelledCost]:
         """The line of a placement, with the codecs that are cheapest at `inverse`."""
         graph = self.at(inverse)
-        way = Way(placement, tuple(sent(graph, placement)))
+        way = LabelledCost(placement, tuple(sent(graph, placement)))
         source, rates = self.graph.tiers[self.link], self.objective.links[self.link]
         slope = 8 * rates.send * sum(one.bytes for one in way.sent if one.source == source)
         if self.symmetric:
@@ -97,13 +97,13 @@ class Sweep:
         return sum(self.graph.tensors[name].bytes for name in self.graph.outputs if made.get(name, -1) > self.link)
 
 
-def envelope(sweep: Sweep, solve: Callable[[CostGraph], Placement]) -> tuple[Piece[Way], ...]:
+def envelope(sweep: BandwidthSweep, solve: Callable[[CostGraph], Placement]) -> tuple[Piece[LabelledCost], ...]:
     """The best placements from the slowest link to the fastest, each with its range; `solve` gives the best of a graph.
 
     What `solve` raises for a graph without any placement is let through.
     """
 
-    def best(inverse: float) -> Line[Way]:
+    def best(inverse: float) -> Line[LabelledCost]:
         return sweep.line(solve(sweep.at(inverse)), inverse)
 
     fast, slow = best(0.0), best(1 / SLOWEST_BPS)

@@ -75,7 +75,7 @@ class PartitionTier(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class MeasuredPart:
     """What is measured: the whole, or the head before or the tail after the first `nodes` nodes."""
 
     kind: Literal["whole", "head", "tail"]
@@ -101,22 +101,22 @@ class Bench:
 
     def __init__(
         self,
-        opener: Callable[[Part], Opened],
+        opener: Callable[[MeasuredPart], Opened],
         clock: Callable[[], float],
         chance: random.Random,
         memory_bytes: int,
         tick: Callable[[], None],
     ) -> None:
-        self.samples: dict[Part, list[float]] = {}
-        self.failed: dict[Part, str] = {}
+        self.samples: dict[MeasuredPart, list[float]] = {}
+        self.failed: dict[MeasuredPart, str] = {}
         self._opener = opener
         self._clock = clock
         self._chance = chance
         self._memory_bytes = memory_bytes
         self._tick = tick
-        self._open: dict[Part, Opened] = {}
+        self._open: dict[MeasuredPart, Opened] = {}
 
-    def measure(self, parts: Sequence[Part], runs: int, until_s: float) -> None:
+    def measure(self, parts: Sequence[MeasuredPart], runs: int, until_s: float) -> None:
         """Add `runs` timings of each part to `samples`; fewer once `until_s` is past, but as many as `FEWEST_RUNS`."""
         turns = max(1, min(_TURNS, runs // FEWEST_RUNS))
         for turn in range(turns if runs > 0 else 0):
@@ -134,10 +134,10 @@ class Bench:
         while self._open:
             self._open.popitem()[1].close()
 
-    def _batches(self, order: Sequence[Part], until_s: float) -> Iterator[list[Part]]:
+    def _batches(self, order: Sequence[MeasuredPart], until_s: float) -> Iterator[list[MeasuredPart]]:
         """Those that are open together, each batch open while it is looked at. None for the sake of more runs when
         the time is up."""
-        batch: list[Part] = []
+        batch: list[MeasuredPart] = []
         for part in order:
             if self._clock() >= until_s and self._count(part) >= FEWEST_RUNS:
                 continue
@@ -152,7 +152,7 @@ class Bench:
         if batch:
             yield batch
 
-    def _is_opened(self, part: Part) -> bool:
+    def _is_opened(self, part: MeasuredPart) -> bool:
         """Open the part and warm it up; whether that went well."""
         try:
             self._open[part] = self._opener(part)
@@ -174,7 +174,7 @@ class Bench:
             if calm >= _CALM_RUNS:
                 return
 
-    def _rounds(self, batch: Sequence[Part], runs: int, until_s: float) -> None:
+    def _rounds(self, batch: Sequence[MeasuredPart], runs: int, until_s: float) -> None:
         taken = 0
         while taken < runs and (self._clock() < until_s or min(map(self._count, batch)) < FEWEST_RUNS):
             burst = min(BURST, runs - taken)
@@ -186,7 +186,7 @@ class Bench:
                 self._tick()
             taken += burst
 
-    def _count(self, part: Part) -> int:
+    def _count(self, part: MeasuredPart) -> int:
         return len(self.samples.get(part, ()))
 
     def _timed(self, opened: Opened) -> float:
@@ -194,7 +194,7 @@ class Bench:
         opened.run()
         return self._clock() - started_s
 
-    def _shuffled(self, parts: Sequence[Part]) -> list[Part]:
+    def _shuffled(self, parts: Sequence[MeasuredPart]) -> list[MeasuredPart]:
         return self._chance.sample(list(parts), len(parts))
 
 

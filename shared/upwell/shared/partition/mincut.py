@@ -23,7 +23,7 @@ _PASS_BITS = 29
 
 
 @dataclass(frozen=True)
-class Flow:
+class MaxFlow:
     """A maximum flow, or one of at least the limit. `residual` is what is left on each arc and reverse arc."""
 
     value: int
@@ -76,7 +76,7 @@ class Network:
         np.add.at(found, self._place[arcs], by)
         return found
 
-    def flow(self, residual: Array, limit: int) -> Flow:
+    def flow(self, residual: Array, limit: int) -> MaxFlow:
         """The most that flows through what is left, at most `limit` + 1: then it may be more. `limit` is below 2^54."""
         residual = residual.copy()
         residual[self._gate] = bound = limit + 1
@@ -95,7 +95,7 @@ class Network:
                 break
             bound = min(limit + 1 - value, self._cut_bound(residual, shift))
         residual[self._gate] = 0
-        return Flow(value, residual)
+        return MaxFlow(value, residual)
 
     def source_side(self, residual: Array) -> Array:
         """Which vertices the source reaches: the smallest source side of any minimum cut, once the flow is maximum."""

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from upwell.shared.partition.costs import Codec, CostGraph, CostTensor, Fused, Link
+from upwell.shared.partition.costs import Codec, CostGraph, CostTensor, Fused, TierLink
 
 GB = 1e9
 
@@ -35,9 +35,9 @@ class LinkRates:
     wait: float = 0.0
     use: float = 0.0
 
-    def weighed(self, link: Link) -> Link:
+    def weighed(self, link: TierLink) -> TierLink:
         """The link whose "seconds" are units of the objective."""
-        return Link(
+        return TierLink(
             _pace(self.byte_up + self.send * 8 / link.bps),
             self.wait * link.fixed_s + self.use,
             _pace(self.byte_back + self.receive * 8 / link.return_bps),
@@ -112,7 +112,7 @@ def energy(tiers: Sequence[str], power: Power) -> Objective:
 
 
 @dataclass(frozen=True)
-class Prices:
+class LinkPrices:
     """In one currency: a second of computing in the cloud (the last tier), a request to it, a GB (10⁹ bytes) up."""
 
     cloud_second: float = 0.0
@@ -120,7 +120,7 @@ class Prices:
     uplink_gb: float = 0.0
 
 
-def cost(tiers: Sequence[str], prices: Prices) -> Objective:
+def cost(tiers: Sequence[str], prices: LinkPrices) -> Objective:
     """Money, in the currency of the prices; the device's own computing and what comes back are free."""
     first = LinkRates(byte_up=prices.uplink_gb / GB, use=prices.cloud_request)
     compute = dict.fromkeys(tiers, 0.0) | {tiers[-1]: prices.cloud_second}

@@ -1,9 +1,9 @@
-"""The best placement of a cost graph: exact, with baselines and other placements beside it."""
+"""Placements beside the best one: those that other bandwidths would ask for, and those that differ in one node."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +13,46 @@ from upwell.shared.partition.arcs import Arcs
 from upwell.shared.partition.arrays import Arrays, Terms, quanta_per_s
 from upwell.shared.partition.branching import Search
 from upwell.shared.partition.conflicts import conflict
-from upwell.shared.partition.costs import Alternative, CostGraph, Link, Placement, Plan
-from upwell.shared.partition.others import BANDWIDTH_FACTORS, others
+from upwell.shared.partition.costs import Alternative, CostGraph, Placement, PlacementPlan, TierLink
 from upwell.shared.partition.placement import sent
 from upwell.shared.tensors import Array
+
+BANDWIDTH_FACTORS = (0.25, 4.0)
+"""Times the links' own bandwidth, all of them alike: where on the envelope others are looked for. Its ends are one tier
+alone."""
+
+MOST = 5
+_MOST_MOVES = 64
+"""So many moves of a node are looked at, those first whose own cost changes for the better or the least."""
+
+
+def others(arrays: Arrays, terms: Terms, best: Array, met: Iterable[Array]) -> list[tuple[Array, float]]:
+    """The best few placements but `best` itself, with their totals: of those `met` elsewhere or one node away."""
+    found = {tuple(levels.tolist()): levels for levels in (*met, *_moved(arrays, terms, best))}
+    found.pop(tuple(best.tolist()), None)
+    needed = {arrays.graph.tiers.index(tier) for tier in arrays.graph.non_empty}
+    totals = {key: arrays.total_s(terms, levels) for key, levels in found.items() if needed <= set(key)}
+    best_first = sorted((total_s, key) for key, total_s in totals.items() if math.isfinite(total_s))
+    return [(found[key], total_s) for total_s, key in best_first[:MOST]]
+
+
+def _moved(arrays: Arrays, terms: Terms, best: Array) -> Iterator[Array]:
+    """The best placement with one node on another tier, not below what feeds it nor beyond what it feeds."""
+    makers = arrays.makers[arrays.reads]
+    is_made = makers >= 0
+    lowest, highest = np.zeros_like(best), np.full_like(best, arrays.links)
+    np.maximum.at(lowest, arrays.readers[is_made], best[makers[is_made]])
+    np.minimum.at(highest, makers[is_made], best[arrays.readers[is_made]])
+    level = np.arange(arrays.levels)
+    costs_more = terms.compute - terms.compute[np.arange(arrays.nodes), best][:, None]
+    is_move = (lowest[:, None] <= level) & (level <= highest[:, None]) & (level != best[:, None])
+    moves = np.argwhere(is_move & np.isfinite(costs_more))
+    order = np.argsort(costs_more[moves[:, 0], moves[:, 1]], kind="stable")
+    for node, target in moves[order[:_MOST_MOVES]].tolist():
+        levels = best.copy()
+        levels[node] = target
+        yield levels
+
 
 _ROUNDING = 1 + 1e-9
 _COARSE = 100.0
@@ -35,20 +71,20 @@ class Cutter:
         self._arrays = Arrays(graph)
         self._arcs = Arcs(self._arrays) if graph.links else None
 
-    def solve(self, links: Sequence[Link] | None = None) -> Placement:
+    def solve(self, links: Sequence[TierLink] | None = None) -> Placement:
         """The placement with the least total, of those the one with the smallest edge side. Raises `NoPlan`.
 
         `links` stand in for the graph's own, one for one; a `bps` of infinity makes sending free.
         """
         return self._arrays.placement(self._best(self._terms(links)))
 
-    def plan(self) -> Plan:
+    def plan(self) -> PlacementPlan:
         """The best placement over the graph's own links, and what there is beside it. Raises `NoPlan`."""
         terms = self._terms(None)
         best = self._best(terms)
         placement = self._arrays.placement(best)
         edge_only_s, cloud_only_s = (self._one_tier_s(terms, level) for level in (0, len(self.graph.links)))
-        return Plan(
+        return PlacementPlan(
             placement=placement,
             total_s=self._arrays.total_s(terms, best),
             sent=sent(self.graph, placement),
@@ -60,7 +96,7 @@ class Cutter:
             ),
         )
 
-    def _terms(self, links: Sequence[Link] | None) -> Terms:
+    def _terms(self, links: Sequence[TierLink] | None) -> Terms:
         return self._arrays.terms(self.graph.links if links is None else links)
 
     def _best(self, terms: Terms) -> Array:
@@ -112,6 +148,6 @@ class Cutter:
             yield self._best(self._terms([replace(link, bps=link.bps * factor) for link in self.graph.links]))
 
 
-def plan(graph: CostGraph) -> Plan:
+def plan(graph: CostGraph) -> PlacementPlan:
     """The best placement, what it sends, the baselines, and up to five others. Raises `NoPlan`."""
     return Cutter(graph).plan()

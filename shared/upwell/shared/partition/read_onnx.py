@@ -15,8 +15,8 @@ from typing import Any
 import onnx
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.onnx_bytes import BadOnnxFile
-from upwell.shared.onnx_files import external_weights
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import external_weights
 from upwell.shared.partition.graph import Graph, Node, Tensor, size_of
 from upwell.shared.partition.onnx_shapes import all_nodes, dimensions, drop_weights, tensors_of, weights_of
 from upwell.shared.partition.order import in_order

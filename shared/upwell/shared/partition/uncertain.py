@@ -28,7 +28,7 @@ class Bandwidth(Protocol):
 
 
 @dataclass(frozen=True)
-class Samples:
+class BandwidthSamples:
     """Bandwidths in bits per second as they were seen by requests, each as likely to come again; none is 0."""
 
     bps: Sequence[float]

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from upwell.shared.routing.policy import Policy, Rule
+from upwell.shared.routing.policy.policy import Policy, Rule
 
 MOST_CASES = 4096
 """A rule with more combinations of values than this is compared as a whole."""

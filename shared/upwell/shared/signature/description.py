@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PrivateAttr
 
+from upwell.shared.config.yaml import ConfinedPath, load_yaml
+from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import Problem
 from upwell.shared.signature.keys import Datatype, Dimension, FilePart, Labels, Name, PostOp, PreOp
 from upwell.shared.units import Share
-from upwell.shared.yaml import ConfinedPath, load_yaml
-from upwell.shared.yaml_tree import dotted
 
 RuntimeName: TypeAlias = Literal["onnx", "tflite", "torch"]
 
 
-class Uplink(FilePart):
+class UplinkSection(FilePart):
     """How pictures given as pixels are encoded before they go up."""
 
     encode: Literal["jpeg", "webp", "png"]
@@ -29,7 +29,7 @@ class ImageInput(FilePart):
 
     kind: Literal["image"]
     channels: Literal["rgb", "bgr"] = "rgb"
-    uplink: Uplink | None = None
+    uplink: UplinkSection | None = None
 
 
 class TensorInput(FilePart):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import re
 import struct
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -21,6 +23,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.signature import Signature, UplinkEncoding
 from upwell.shared.tensors import Array
 
@@ -234,3 +237,50 @@ def _orientation(image: ImageFile) -> int | None:
     except Exception:  # noqa: BLE001 (a broken EXIF block says nothing about the pixels, and raises anything)
         return None
     return orientation
+
+
+AT_ONCE = 2 * DEFAULT_MAX_PIXELS
+"""A pixel takes up to twelve bytes on its way from the file to the model's size: as decoded, copied and scaled."""
+
+_SMALL = 1 << 18
+"""Requests of fewer pixels never wait: a thread each, and they are a few megabytes."""
+
+
+class PixelBudget:
+    """Lets work on so many pixels begin as fit into `at_once`; a larger piece is done alone. Any thread may call it."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._held = 0
+        self._change = threading.Condition()
+
+    @contextmanager
+    def holding(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room for so many, and take it until the block ends."""
+        if pixels < _SMALL:
+            yield
+            return
+        with self._change:
+            self._change.wait_for(lambda: self._held == 0 or self._held + pixels <= self._at_once)
+            self._held += pixels
+        try:
+            yield
+        finally:
+            with self._change:
+                self._held -= pixels
+                self._change.notify_all()
+
+
+BUDGET = PixelBudget(AT_ONCE)
+"""That of this process."""
+
+
+def encoded_pixels(inputs: Iterable[Array]) -> int:
+    """How many pixels the pictures among these tensors say that they have; elements that are none count as nothing."""
+    return sum(
+        header_pixels(element)
+        for array in inputs
+        if array.dtype == np.object_
+        for element in array.ravel().tolist()
+        if isinstance(element, bytes)
+    )

@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from upwell.shared.confinement import open_plain
+from upwell.shared.config.yaml import confined_path
+from upwell.shared.files import open_plain
 from upwell.shared.tensors import numpy_dtype
-from upwell.shared.yaml import confined_path
 
 MAX_LABELS_BYTES = 1 << 20
 """A larger labels file is refused."""

@@ -13,9 +13,8 @@ from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.signature.binding import bind, chunk_of, sizes_fit
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.geometry import Geometry
-from upwell.shared.signature.images import in_rgb
+from upwell.shared.signature.images import BUDGET, encoded_pixels, in_rgb
 from upwell.shared.signature.pipeline import Pipeline
-from upwell.shared.signature.pixel_budget import BUDGET, encoded_pixels
 from upwell.shared.signature.signature import Signature, own_signature
 from upwell.shared.signature.values import array_of
 from upwell.shared.tensors import Array, TensorSpec

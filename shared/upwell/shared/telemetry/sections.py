@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from upwell.shared.oip.security import Address
+from upwell.shared.config.security import Address
 from upwell.shared.units import Share
 
 LogFormat: TypeAlias = Literal["text", "json"]

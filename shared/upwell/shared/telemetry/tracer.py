@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from upwell.shared.background_thread import BackgroundThread
 from upwell.shared.errors import ConfigError
+from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.telemetry.sections import Traces
 from upwell.shared.telemetry.trace import Attributes, Place, Span, Trace
 

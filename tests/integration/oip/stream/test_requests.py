@@ -14,12 +14,12 @@ import pytest
 from tests.integration.oip.harness import TIMEOUT_S, Serve
 from tests.integration.oip.stream.harness import LARGE, Limited, Open, message
 from upwell.shared.errors import InvalidRequest, ModelFailed, Unavailable
+from upwell.shared.oip.auth.permits import Permits
+from upwell.shared.oip.auth.tokens import KnownTokens, TokenInterceptor
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.permits import Permits
-from upwell.shared.oip.stream_limits import StreamLimits
-from upwell.shared.oip.tokens import KnownTokens, TokenInterceptor
-from upwell.shared.oip.worker import give_way
+from upwell.shared.oip.grpc.stream_limits import StreamLimits
+from upwell.shared.platform.call_threads import yield_permit
 
 
 def test_each_request_is_answered_with_its_id_in_order(stream: Open) -> None:
@@ -128,7 +128,7 @@ class Mixed(FakeDataplane):
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         number = int(request.id)
         if number % 3 == 0:
-            give_way()
+            yield_permit()
         if number % 5 == 0:
             time.sleep(0.002)
         return super().infer(request, call)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from upwell.cloud.scale.changes import Changes
-from upwell.cloud.scale.messages import Answer, Ask, Change, Done, Message, Start
+from upwell.cloud.workers.changes import Changes
+from upwell.cloud.workers.messages import Ask, Change, Done, Message, StartWorker, WorkerReply
 
 BROKEN = ("NotLoaded", "it is broken")
 
@@ -15,7 +15,7 @@ class Scene:
         self.told: list[tuple[int, Message]] = []
         self.changes = Changes(lambda number, message: self.told.append((number, message)))
         for number in (1, 2, 3):
-            assert self.changes.start(number, {}) == [Start(number, {})]
+            assert self.changes.start(number, {}) == [StartWorker(number, {})]
         self.changes.note({"m": ("1",)})
 
     def news(self) -> list[tuple[int, Message]]:
@@ -32,8 +32,8 @@ def test_who_asks_is_answered_when_all_have_done_it() -> None:
         scene.changes.done(number, Done(1, None, ("1", "2")))
         assert scene.news() == []
     scene.changes.done(1, Done(1, None, ("1", "2")))
-    assert scene.news() == [(2, Answer(7, None))]
-    assert scene.changes.start(1, {}) == [Start(1, {}, (), {"m": ("1", "2")})]
+    assert scene.news() == [(2, WorkerReply(7, None))]
+    assert scene.changes.start(1, {}) == [StartWorker(1, {}, (), {"m": ("1", "2")})]
 
 
 def test_one_change_is_made_at_a_time() -> None:
@@ -43,7 +43,7 @@ def test_one_change_is_made_at_a_time() -> None:
     scene.news()
     for number in (1, 2, 3):
         scene.changes.done(number, Done(1, None, ("1",)))
-    assert scene.news() == [(1, Answer(1, None)), *((number, Change(2, "n", False)) for number in (1, 2, 3))]
+    assert scene.news() == [(1, WorkerReply(1, None)), *((number, Change(2, "n", False)) for number in (1, 2, 3))]
 
 
 def test_where_one_cannot_the_change_has_failed_but_is_remembered() -> None:
@@ -52,8 +52,8 @@ def test_where_one_cannot_the_change_has_failed_but_is_remembered() -> None:
     scene.changes.done(1, Done(1, None, ("2",)))
     scene.changes.done(2, Done(1, BROKEN, ("2",)))
     scene.changes.done(3, Done(1, None, ("2",)))
-    assert scene.news()[-1] == (1, Answer(1, BROKEN))
-    assert scene.changes.start(3, {}) == [Start(3, {}, (), {"m": ("2",)})]
+    assert scene.news()[-1] == (1, WorkerReply(1, BROKEN))
+    assert scene.changes.start(3, {}) == [StartWorker(3, {}, (), {"m": ("2",)})]
 
 
 def test_what_is_unloaded_stays_so_for_those_that_come_later_until_it_is_loaded() -> None:
@@ -62,7 +62,7 @@ def test_what_is_unloaded_stays_so_for_those_that_come_later_until_it_is_loaded(
         scene.changes.ask(1, Ask(count, "m", unload))
         for number in (1, 2, 3):
             scene.changes.done(number, Done(count, None, ("1",)))
-        assert scene.changes.start(3, {}) == [Start(3, {}, ("m",) if unload else (), {"m": ("1",)})]
+        assert scene.changes.start(3, {}) == [StartWorker(3, {}, ("m",) if unload else (), {"m": ("1",)})]
 
 
 def test_what_changed_nothing_is_not_remembered() -> None:
@@ -70,8 +70,8 @@ def test_what_changed_nothing_is_not_remembered() -> None:
     scene.changes.ask(1, Ask(1, "none", True))
     for number in (1, 2, 3):
         scene.changes.done(number, Done(1, ("ModelNotFound", "no model 'none' here")))
-    assert scene.news()[-1] == (1, Answer(1, ("ModelNotFound", "no model 'none' here")))
-    assert scene.changes.start(3, {}) == [Start(3, {}, (), {"m": ("1",)})]
+    assert scene.news()[-1] == (1, WorkerReply(1, ("ModelNotFound", "no model 'none' here")))
+    assert scene.changes.start(3, {}) == [StartWorker(3, {}, (), {"m": ("1",)})]
 
 
 def test_nobody_waits_for_a_worker_that_has_died() -> None:
@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_worker_that_has_died() -> None:
     scene.changes.done(2, Done(1, None, ("1",)))
     scene.news()
     scene.changes.gone(3)
-    assert scene.news() == [(1, Answer(1, None))]
+    assert scene.news() == [(1, WorkerReply(1, None))]
 
 
 def test_a_worker_that_begins_during_a_change_makes_it_too() -> None:
@@ -92,12 +92,12 @@ def test_a_worker_that_begins_during_a_change_makes_it_too() -> None:
         scene.changes.done(number, Done(1, None, ("1",)))
     scene.news()
     scene.changes.ask(1, Ask(2, "m", False))
-    assert scene.changes.start(3, {}) == [Start(3, {}, ("m",), {"m": ("1",)}), Change(2, "m", False)]
+    assert scene.changes.start(3, {}) == [StartWorker(3, {}, ("m",), {"m": ("1",)}), Change(2, "m", False)]
     for number in (1, 2):
         scene.changes.done(number, Done(2, None, ("1",)))
     assert scene.news() == [(number, Change(2, "m", False)) for number in (1, 2)]
     scene.changes.done(3, Done(2, None, ("1",)))
-    assert scene.news() == [(1, Answer(2, None))]
+    assert scene.news() == [(1, WorkerReply(2, None))]
 
 
 def test_the_successor_of_one_that_asked_is_told_nothing() -> None:

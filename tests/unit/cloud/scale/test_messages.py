@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from upwell.cloud.announcing import ModelLine
-from upwell.cloud.scale import messages
-from upwell.cloud.scale.messages import Channel, Message, error_from_wire, error_to_wire
+from upwell.cloud.workers import messages
+from upwell.cloud.workers.banner import ModelLine
+from upwell.cloud.workers.messages import Channel, Message, error_from_wire, error_to_wire
 from upwell.shared.errors import InvalidRequest, NotLoaded
 
 SAID: list[Message] = [
-    messages.Start(1, {"serve": {"listen": ["127.0.0.1:1"]}}, ("m",), {"m": ("1", "2"), "n": ()}),
-    messages.Start(2, {}),
+    messages.StartWorker(1, {"serve": {"listen": ["127.0.0.1:1"]}}, ("m",), {"m": ("1", "2"), "n": ()}),
+    messages.StartWorker(2, {}),
     messages.Loaded((ModelLine("m", "1", "onnx", 2, 4, "sha256:0"), ModelLine("m", "2", reason="brøken\n"))),
     messages.Listen(),
     messages.Serving(),
@@ -23,8 +23,8 @@ SAID: list[Message] = [
     messages.Change(2, "m", False),
     messages.Done(2, ("NotLoaded", "broken"), ("1",)),
     messages.Done(3),
-    messages.Answer(1, ("", "")),
-    messages.Answer(2),
+    messages.WorkerReply(1, ("", "")),
+    messages.WorkerReply(2),
     messages.Drain(),
 ]
 

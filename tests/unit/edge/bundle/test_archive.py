@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.edge.bundle.bundles import END, FILES, entry, header, plain_tar, write
-from upwell.edge.bundle.archive import DEFAULT_LIMITS, Limits, unpacked, write_archive
+from upwell.edge.bundle.archive import DEFAULT_LIMITS, ArchiveLimits, unpacked, write_archive
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.shared.errors import ConfigError
 
@@ -24,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(tmp_path: Path, data: bytes, limits: Limits = DEFAULT_LIMITS) -> BundleRefused:
+def refused(tmp_path: Path, data: bytes, limits: ArchiveLimits = DEFAULT_LIMITS) -> BundleRefused:
     """Why an archive of these bytes is refused; nothing but the archive is there afterwards."""
     archive = tmp_path / "x.bundle.tar"
     archive.write_bytes(data)
@@ -132,13 +132,13 @@ def test_sizes_that_cannot_be_are_refused(tmp_path: Path, size: bytes) -> None:
 
 def test_limits_are_checked_by_headers(tmp_path: Path) -> None:
     """The archive promises a gigabyte and has none of it: the promise is too large before the lack is noticed."""
-    error = refused(tmp_path, header("big", 1 << 30), Limits(max_bytes=1 << 20))
+    error = refused(tmp_path, header("big", 1 << 30), ArchiveLimits(max_bytes=1 << 20))
     assert error.refusal is Refusal.TOO_LARGE
     assert "1048576 bytes" in str(error)
     many = b"".join(entry(f"folder{n}", kind=tarfile.DIRTYPE) for n in range(3)) + GOOD + END
-    assert refused(tmp_path, many, Limits(max_entries=3)).refusal is Refusal.TOO_LARGE
+    assert refused(tmp_path, many, ArchiveLimits(max_entries=3)).refusal is Refusal.TOO_LARGE
     (tmp_path / "x.bundle.tar").write_bytes(many)
-    with unpacked(tmp_path / "x.bundle.tar", tmp_path / "into", Limits(max_bytes=3, max_entries=4)) as folder:
+    with unpacked(tmp_path / "x.bundle.tar", tmp_path / "into", ArchiveLimits(max_bytes=3, max_entries=4)) as folder:
         assert contents(folder) == {"a.txt": b"abc"}
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from upwell.edge.bundle.base import CALIBRATIONS_NAME
 from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.policy import Policy
-from upwell.shared.yaml import load_yaml
+from upwell.shared.routing.policy.policy import Policy
 
 HERE, ELSEWHERE = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 POLICY = f"""version: 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.test_docs import ROOT, names, prose
 from upwell.edge.bundle.archive import DEFAULT_LIMITS
 from upwell.edge.bundle.base import Refusal
-from upwell.edge.bundle.cli import PASSPHRASE_VARIABLE
+from upwell.tools.bundle.cli import PASSPHRASE_VARIABLE
 
 PAGE = ROOT / "docs" / "bundles.md"
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.edge.bundle.bundles import END, FILES, entry, keys, make, plain_tar, signed, write
-from upwell.edge.bundle.archive import Limits, write_archive
+from upwell.edge.bundle.archive import ArchiveLimits, write_archive
 from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.manifest import manifest_bytes
 from upwell.edge.bundle.verify import NO_TRUST, open_archive, open_bundle
@@ -226,7 +226,7 @@ def test_an_archive_without_a_manifest_is_malformed(tmp_path: Path) -> None:
 
 def test_limits_hold_for_archives(tmp_path: Path) -> None:
     path = archive_of(tmp_path, make(tmp_path / "b"))
-    refused(lambda: open_archive(path, tmp_path / "into", limits=Limits(max_bytes=100)), Refusal.TOO_LARGE)
+    refused(lambda: open_archive(path, tmp_path / "into", limits=ArchiveLimits(max_bytes=100)), Refusal.TOO_LARGE)
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from tests.faults.bundle_servers import FileServer, Registry, need_registry
 from tests.faults.certificates import Authority
 from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.fetch.base import FetchFailed, Offer, Source
-from upwell.edge.fetch.sources import open_source
+from upwell.edge.updates.sources.base import FetchFailed, Offer, Source
+from upwell.edge.updates.sources.sources import open_source
 
 DATA = bytes(range(256)) * 500
 SHA256 = hashlib.sha256(DATA).hexdigest()

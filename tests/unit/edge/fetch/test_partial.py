@@ -12,10 +12,10 @@ import pytest
 
 from tests.unit.edge.bundle.bundles import make
 from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.fetch import partial
-from upwell.edge.fetch.base import FetchFailed, Offer
-from upwell.edge.fetch.folder_source import FolderSource
-from upwell.edge.fetch.partial import Partial
+from upwell.edge.updates.sources import partial
+from upwell.edge.updates.sources.base import FetchFailed, Offer
+from upwell.edge.updates.sources.folder_source import FolderSource
+from upwell.edge.updates.sources.partial import Partial
 
 ROOT = Path(__file__).parents[4]
 LIMIT = 100 << 20
@@ -23,8 +23,8 @@ LIMIT = 100 << 20
 CHILD = """
 import os, resource, signal, sys
 from pathlib import Path
-from upwell.edge.fetch.base import FetchFailed, Offer
-from upwell.edge.fetch.partial import Partial
+from upwell.edge.updates.sources.base import FetchFailed, Offer
+from upwell.edge.updates.sources.partial import Partial
 
 partial = Partial(Path(sys.argv[1]), Offer("a"), lambda *_: None, max_bytes=100 << 20)
 if sys.argv[2] == "kill":

@@ -11,9 +11,9 @@ import pytest
 from tests.faults.bundle_servers import FileServer
 from tests.faults.certificates import Authority
 from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.fetch import web
-from upwell.edge.fetch.base import FetchFailed, Offer, Source
-from upwell.edge.fetch.sources import open_source
+from upwell.edge.updates.sources import web
+from upwell.edge.updates.sources.base import FetchFailed, Offer, Source
+from upwell.edge.updates.sources.sources import open_source
 
 NAME = "digits.bundle.tar"
 DATA = bytes(range(256)) * 1000

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from upwell.edge.quantize.base import FloatModel, Layer, added_error
-from upwell.edge.quantize.compare import Difference, compared
-from upwell.edge.quantize.samples import FEWEST_TO_HOLD_OUT, MOST_CALIBRATION_ROWS, Samples, read_samples
 from upwell.shared.tensors import Array, TensorSpec
+from upwell.tools.quantize.base import FloatModel, Layer, added_error
+from upwell.tools.quantize.compare import ErrorSummary, compared
+from upwell.tools.quantize.samples import FEWEST_TO_HOLD_OUT, MOST_CALIBRATION_ROWS, Samples, read_samples
 
 numbers = arrays.arrays(np.float32, st.integers(1, 30), elements=st.floats(-100, 100, width=32))
 
@@ -22,7 +22,7 @@ numbers = arrays.arrays(np.float32, st.integers(1, 30), elements=st.floats(-100,
 @given(numbers, st.integers(0, 2**32 - 1), st.integers(1, 5))
 def test_a_difference_in_parts_is_that_of_the_whole(expected: Array, seed: int, parts: int) -> None:
     got = expected + np.random.default_rng(seed).standard_normal(expected.shape).astype(np.float32)
-    difference = Difference()
+    difference = ErrorSummary()
     for one, other in zip(np.array_split(expected, parts), np.array_split(got, parts), strict=True):
         difference.add(one, other)
     norm = np.linalg.norm(expected.astype(np.float64))
@@ -34,7 +34,7 @@ def test_a_difference_in_parts_is_that_of_the_whole(expected: Array, seed: int, 
 
 
 def test_zeros_that_stay_zeros_have_no_error() -> None:
-    difference = Difference()
+    difference = ErrorSummary()
     difference.add(np.zeros(3, np.float32), np.zeros(3, np.float32))
     assert difference.relative == 0
 

@@ -16,12 +16,12 @@ from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
 from tests.unit.edge.quantize import digit_models
 from tests.unit.tflite_for_tests import Op, T
-from upwell.edge.quantize import quantizing
-from upwell.edge.quantize.base import Settings, Target
-from upwell.edge.quantize.quantizing import Quantized, quantize_model
-from upwell.edge.quantize.quiet import quiet
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array
+from upwell.tools.quantize import quantizing
+from upwell.tools.quantize.base import QuantizeSettings, Target
+from upwell.tools.quantize.quantizing import Quantized, quantize_model
+from upwell.tools.quantize.quiet import quiet
 
 RANDOM = np.random.default_rng(0)
 ROWS, WIDTH = 200, 8
@@ -36,12 +36,12 @@ def silently(items: Sequence[Any], doing: str) -> Iterator[Any]:
 
 
 def quantized(
-    model: Path, arrays: Mapping[str, Array], keep: Sequence[str] = (), settings: Settings | None = None
+    model: Path, arrays: Mapping[str, Array], keep: Sequence[str] = (), settings: QuantizeSettings | None = None
 ) -> Quantized:
     data = model.with_suffix(".npz")
     np.savez(data, **arrays)
     with quiet():
-        return quantize_model(model, data, model.with_suffix(".out"), settings or Settings(), keep, silently)
+        return quantize_model(model, data, model.with_suffix(".out"), settings or QuantizeSettings(), keep, silently)
 
 
 def onnx_model(path: Path, nodes: Sequence[Any], inputs: Sequence[Any] = (), **constants: Array) -> Path:
@@ -81,7 +81,7 @@ def test_the_file_is_what_onnx_calls_a_model(tmp_path: Path, kind: str, target: 
     else:
         arrays = {"x": numbers(ROWS, WIDTH)}
         with_branches(path)
-    made = quantized(path, arrays, settings=Settings(target=target))
+    made = quantized(path, arrays, settings=QuantizeSettings(target=target))
     onnx.checker.check_model(made.model, full_check=True)
 
 
@@ -171,12 +171,12 @@ def test_values_without_a_range_do_not_reach_tflites_kernels(tmp_path: Path) -> 
 def test_a_model_that_the_quantizer_breaks_is_named(tmp_path: Path, interface: Any, keep: list[str]) -> None:
     path = tflite_model(tmp_path / "two.tflite", outputs=["b", "y"])
     with pytest.raises(ConfigError, match=r"two.tflite: ai-edge-quantizer makes no model .* read the output 'b'"):
-        quantized(path, {"a": numbers(ROWS, WIDTH)}, keep, Settings(interface=interface))
+        quantized(path, {"a": numbers(ROWS, WIDTH)}, keep, QuantizeSettings(interface=interface))
 
 
 def test_an_output_that_is_read_stays_one_with_int8_interfaces(tmp_path: Path) -> None:
     path = tflite_model(tmp_path / "two.tflite", outputs=["b", "y"])
-    made = quantized(path, {"a": numbers(ROWS, WIDTH)}, settings=Settings(interface="int8"))
+    made = quantized(path, {"a": numbers(ROWS, WIDTH)}, settings=QuantizeSettings(interface="int8"))
     assert [one.name for one in made.report.comparison.outputs] == ["b", "y"]
 
 

@@ -11,10 +11,10 @@ import pytest
 from tests.integration.spool.harness import case
 from upwell.edge.spool.database import open_database
 from upwell.edge.spool.item import SpoolLimits, Stored
-from upwell.edge.spool.schema import STEPS, VERSION, Step, migrate, version_of
+from upwell.edge.spool.schema import STEPS, VERSION, Migration, migrate, version_of
 from upwell.edge.spool.store import Store
 
-NEXT = Step(
+NEXT = Migration(
     up=(
         "CREATE TABLE colours (id TEXT PRIMARY KEY REFERENCES items ON DELETE CASCADE, colour TEXT)",
         "ALTER TABLE items ADD COLUMN shade TEXT NOT NULL DEFAULT 'grey'",
@@ -83,7 +83,7 @@ def test_a_later_version_goes_up_and_we_go_down_with_every_case(path: Path, conn
 def test_a_step_that_fails_changes_nothing(connection: sqlite3.Connection) -> None:
     put(connection, "a")
     before = shape(connection)
-    broken = Step(up=("CREATE TABLE more (id TEXT)", "CREATE TABLE items (id TEXT)"), down=())
+    broken = Migration(up=("CREATE TABLE more (id TEXT)", "CREATE TABLE items (id TEXT)"), down=())
     with pytest.raises(sqlite3.OperationalError):
         migrate(connection, [*STEPS, broken])
     assert (version_of(connection), shape(connection), ids(connection)) == (VERSION, before, ["a"])
@@ -92,7 +92,7 @@ def test_a_step_that_fails_changes_nothing(connection: sqlite3.Connection) -> No
 @pytest.mark.parametrize("statement", ["ATTACH DATABASE '{}' AS other", "PRAGMA journal_mode = DELETE"])
 def test_a_way_down_gets_no_further_than_the_file(path: Path, connection: sqlite3.Connection, statement: str) -> None:
     target = path.with_name("elsewhere")
-    migrate(connection, [*STEPS, Step(up=(), down=(statement.format(target),))])
+    migrate(connection, [*STEPS, Migration(up=(), down=(statement.format(target),))])
     with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
         migrate(connection)
     assert version_of(connection) == VERSION + 1

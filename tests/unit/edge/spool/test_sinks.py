@@ -16,7 +16,7 @@ import pytest
 
 from upwell.edge.spool.item import SpoolResult
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink
-from upwell.shared.oip.converters import serialize_infer_response
+from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.tensors import Array
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.routing.asking import policy
 from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.capacity import Capacity, constant
 from upwell.shared.routing.simulation.requests import prepare
 from upwell.shared.routing.simulation.runs import Scene

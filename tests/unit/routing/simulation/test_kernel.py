@@ -9,10 +9,10 @@ import pytest
 from tests.unit.routing.simulation.scenes import rules
 from upwell.shared.routing.simulation.capacity import PacketTrace, constant
 from upwell.shared.routing.simulation.kernel import Event, Kernel, Process
-from upwell.shared.routing.simulation.lane import SimulatedLane
 from upwell.shared.routing.simulation.pilot import Habits, Pilot
 from upwell.shared.routing.simulation.prober import SimulatedProber
-from upwell.shared.routing.simulation.uplink import Call, SimulatedUplink
+from upwell.shared.routing.simulation.scheduler import SimulatedLane
+from upwell.shared.routing.simulation.uplink import SimulatedCall, SimulatedUplink
 
 
 def test_processes_go_on_at_their_instants_and_in_order() -> None:
@@ -48,10 +48,10 @@ def test_an_event_wakes_those_who_wait_for_it_and_nobody_twice() -> None:
 class TestUplink:
     def sent(
         self, *sends: tuple[float, int], rtt_s: float = 0.0, give_up: tuple[int, float] | None = None
-    ) -> list[Call]:
+    ) -> list[SimulatedCall]:
         """Calls sent at these instants over 1,000 bytes a second, one of them given up at an instant."""
         kernel = Kernel()
-        uplink, calls = SimulatedUplink(kernel, constant(8000), rtt_s), list[Call]()
+        uplink, calls = SimulatedUplink(kernel, constant(8000), rtt_s), list[SimulatedCall]()
         for at_s, size_bytes in sends:
             kernel.call(at_s, lambda size=size_bytes: calls.append(uplink.send(size, 0.5)))  # type: ignore[misc]
         if give_up is not None:
@@ -78,7 +78,7 @@ class TestUplink:
 
     def test_what_waits_through_an_outage_has_not_begun(self) -> None:
         kernel = Kernel()
-        uplink, calls = SimulatedUplink(kernel, PacketTrace([5000, 5001]), 0.0), list[Call]()
+        uplink, calls = SimulatedUplink(kernel, PacketTrace([5000, 5001]), 0.0), list[SimulatedCall]()
         for _ in range(2):
             kernel.call(1.0, lambda: calls.append(uplink.send(1000, 0.0)))
         kernel.call(2.0, lambda: uplink.give_up(calls[0]))
@@ -88,7 +88,7 @@ class TestUplink:
 
     def test_over_a_dead_link_nothing_is_heard(self) -> None:
         kernel = Kernel()
-        uplink, calls = SimulatedUplink(kernel, constant(0), 0.0), list[Call]()
+        uplink, calls = SimulatedUplink(kernel, constant(0), 0.0), list[SimulatedCall]()
         kernel.call(0.0, lambda: calls.append(uplink.send(1, 0.0)))
         kernel.run()
         assert not calls[0].began

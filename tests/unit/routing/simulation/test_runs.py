@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.routing.simulation.scenes import POLICY, easy, line, rules, scene
 from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.routing.settings import HardSettings
 from upwell.shared.routing.simulation.capacity import StepTrace
 from upwell.shared.routing.simulation.requests import prepare, score, verdict
 from upwell.shared.routing.simulation.runs import (
@@ -21,10 +21,10 @@ from upwell.shared.routing.simulation.runs import (
     routed,
     thresholds,
 )
-from upwell.shared.routing.simulation.served import Report, Served
+from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
 
 
-def outcome(served: Served) -> tuple[Route | None, Reason, float]:
+def outcome(served: SimulatedOutcome) -> tuple[Route | None, Reason, float]:
     return served.route, served.reason, round(served.latency_s, 6)
 
 
@@ -224,7 +224,7 @@ def test_hardness_comes_from_the_logits_where_there_are_any() -> None:
 def test_the_report_counts_what_was_late_missing_or_unknown() -> None:
     text = POLICY[:-1] + ", prices: {uplink_gb: 4.0, cloud_request: 0.5}, energy: {inference: 2J, uplink_byte: 1mJ}}"
     lines = [easy(), line(1.0), line(2.0, cloud_correct=None), line(3.0, size_bytes=900_000)]
-    report = Report.of(routed(rules(text), scene(lines)))
+    report = SimulationReport.of(routed(rules(text), scene(lines)))
     assert (report.requests, report.answered, report.deadline_hit_rate) == (4, 4, 1.0)
     assert report.accuracy == pytest.approx(2 / 3)
     assert (report.p50_s, report.p99_s) == pytest.approx((0.09, 0.275))
@@ -236,6 +236,6 @@ def test_the_report_counts_what_was_late_missing_or_unknown() -> None:
 
 
 def test_a_report_without_answers_or_known_correctness_says_so() -> None:
-    report = Report.of(cloud_only(rules(), scene([line(edge_correct=None)], mbps=0.001)))
+    report = SimulationReport.of(cloud_only(rules(), scene([line(edge_correct=None)], mbps=0.001)))
     assert (report.answered, report.accuracy, report.p50_s) == (0, None, None)
     assert report.reasons == {"cloud_deadline": 1}

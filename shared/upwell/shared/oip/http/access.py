@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from upwell.shared.oip.callers import Caller
+from upwell.shared.oip.auth.callers import Caller
+from upwell.shared.oip.auth.tokens import KnownTokens
 from upwell.shared.oip.http.replies import STATUS_HEADER, Rejected
-from upwell.shared.oip.tokens import KnownTokens
 
 MAX_TOKEN_CHARACTERS = 4096
 

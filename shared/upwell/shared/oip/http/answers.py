@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.contents import encode_raw
+from upwell.shared.oip.codec.contents import encode_raw
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.http.messages import (
     BINARY_SIZE,

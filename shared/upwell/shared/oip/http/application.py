@@ -19,11 +19,24 @@ from typing import TypeAlias
 from urllib.parse import unquote
 
 from upwell.shared.errors import InvalidRequest, ModelFailed, Refused, Unavailable, UpwellError
-from upwell.shared.oip.callers import calling
+from upwell.shared.oip.auth.callers import calling
+from upwell.shared.oip.auth.tokens import KnownTokens
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
-from upwell.shared.oip.error_answers import note_error_answer
+from upwell.shared.oip.error_counter import note_error_answer
 from upwell.shared.oip.http.access import caller_for
-from upwell.shared.oip.http.incoming import (
+from upwell.shared.oip.http.memory import Memory
+from upwell.shared.oip.http.messages import (
+    MAX_JSON_BYTES,
+    ReadRequest,
+    RequestedOutput,
+    parse_infer_request,
+    write_infer_response,
+    write_model_metadata,
+    write_server_metadata,
+)
+from upwell.shared.oip.http.raw import PICTURES, fact_headers, input_of
+from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply
+from upwell.shared.oip.http.request import (
     HEAD_LENGTH_HEADER,
     ID_HEADER,
     Incoming,
@@ -33,19 +46,6 @@ from upwell.shared.oip.http.incoming import (
     timeout_s,
     with_tags,
 )
-from upwell.shared.oip.http.memory import Memory
-from upwell.shared.oip.http.messages import (
-    MAX_JSON_BYTES,
-    ReadRequest,
-    Wanted,
-    parse_infer_request,
-    write_infer_response,
-    write_model_metadata,
-    write_server_metadata,
-)
-from upwell.shared.oip.http.raw import PICTURES, fact_headers, input_of
-from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply
-from upwell.shared.oip.tokens import KnownTokens
 from upwell.shared.telemetry.current import note_request, request_id
 
 BODIES_IN_MEMORY = 8
@@ -189,7 +189,7 @@ class Application:
         inputs = input_of(self._dataplane.metadata(model, version), body, is_picture=is_picture)
         name = headers.get(ID_HEADER, "")[:_MAX_ID_CHARACTERS]
         # Triton answers in binary a request that is binary alone; who sends a picture with curl reads JSON.
-        wanted = Wanted(HEAD_LENGTH_HEADER in headers, {})
+        wanted = RequestedOutput(HEAD_LENGTH_HEADER in headers, {})
         return ReadRequest(InferRequest(model, inputs, version, id=name), wanted)
 
     @contextmanager
@@ -235,7 +235,7 @@ def _ready_reply(ready: bool) -> Reply:
     return json_reply({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, headers)
 
 
-def _infer_reply(response: InferResponse, wanted: Wanted, *, with_facts: bool) -> Reply:
+def _infer_reply(response: InferResponse, wanted: RequestedOutput, *, with_facts: bool) -> Reply:
     try:
         message, raws = write_infer_response(response, wanted)
     except UpwellError as error:

@@ -12,21 +12,21 @@ from http import HTTPStatus
 from typing import Literal
 from urllib.parse import quote
 
+from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip import converters
-from upwell.shared.oip.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
+from upwell.shared.oip.auth.tokens import watch_token
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.grpc.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
+from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.http import answers
+from upwell.shared.oip.http.connections_out import CLOSED, CONNECT_S, HttpConnection, ProxyRoute
 from upwell.shared.oip.http.exchanges import Exchange, Received, converse, failed
 from upwell.shared.oip.http.pool import Pool
 from upwell.shared.oip.http.proxies import proxy_for
 from upwell.shared.oip.http.replies import BINARY
 from upwell.shared.oip.http.tls import watch_client_context
-from upwell.shared.oip.http.wires import CLOSED, CONNECT_S, Route, Wire
-from upwell.shared.oip.security import ClientSecurity, TlsFiles, check_endpoint
-from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.threads import CallThreads
-from upwell.shared.oip.tokens import watch_token
+from upwell.shared.platform.call_threads import CallThreads
 
 _MOST_CALLS = 1024
 """Each call under way has a thread; the agent has far fewer."""
@@ -98,7 +98,7 @@ class HttpClient:
         self._max_bytes = max_message_bytes
         self._context = watch_client_context(security.tls or TlsFiles()) if address.scheme == "https" else None
         self._token = watch_token(security.token_file)
-        self._route = Route(address, proxy_for(address), silence_s)
+        self._route = ProxyRoute(address, proxy_for(address), silence_s)
         self._pool = Pool()
         self._threads = CallThreads(_MOST_CALLS, "http-call")
         self._lock = threading.Lock()
@@ -213,7 +213,7 @@ class HttpClient:
         return host if port == _STANDARD_PORTS[self._address.scheme] else f"{host}:{port}"
 
     def _run(self, exchange: Exchange, context: ssl.SSLContext | None) -> None:
-        wire: Wire | None = None
+        wire: HttpConnection | None = None
         try:
             if exchange.outcome is not None:
                 return
@@ -240,7 +240,7 @@ class HttpClient:
             with self._lock:
                 self._under_way.discard(exchange)
 
-    def _connected(self, exchange: Exchange, context: ssl.SSLContext | None) -> Wire:
+    def _connected(self, exchange: Exchange, context: ssl.SSLContext | None) -> HttpConnection:
         wire = self._pool.take(context)
         if wire is None:
             return self._dialled(exchange, context)
@@ -252,7 +252,7 @@ class HttpClient:
         wire.until_s = exchange.until_s
         return wire
 
-    def _dialled(self, exchange: Exchange, context: ssl.SSLContext | None) -> Wire:
+    def _dialled(self, exchange: Exchange, context: ssl.SSLContext | None) -> HttpConnection:
         wire = self._route.dial(context, min(exchange.until_s, time.monotonic() + CONNECT_S), exchange.hold)
         wire.until_s = exchange.until_s
         return wire

@@ -19,13 +19,13 @@ from typing import Any
 
 from cheroot.server import HTTPConnection, HTTPRequest
 
-from upwell.shared.oip.callers import client_key
+from upwell.shared.oip.auth.callers import client_key
 from upwell.shared.oip.dataplane import Signal
 from upwell.shared.oip.http.application import check_size
-from upwell.shared.oip.http.incoming import TAG_HEADER
 from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.reader import IDLE_S, Reader
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
+from upwell.shared.oip.http.request import TAG_HEADER
 from upwell.shared.oip.http.tls import certificate_name
 
 HEADERS_S = 10.0
@@ -78,12 +78,12 @@ def read_headers(lines: Any, headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
     raise ValueError(f"more than {MAX_HEADERS} headers")
 
 
-class Request(HTTPRequest):
+class CherootRequest(HTTPRequest):
     """One request: cheroot parses its first lines, the application answers it."""
 
-    conn: Connection
+    conn: CherootConnection
 
-    def __init__(self, server: Any, conn: Connection) -> None:
+    def __init__(self, server: Any, conn: CherootConnection) -> None:
         super().__init__(server, conn)
         self._expects_continue = False
         self.header_reader = self._read_headers
@@ -147,7 +147,7 @@ def _phrase(status: int) -> str:
 class IncomingRequest:
     """A parsed request as the application sees it (`Incoming`)."""
 
-    def __init__(self, request: Request, expects_continue: bool) -> None:
+    def __init__(self, request: CherootRequest, expects_continue: bool) -> None:
         self._connection = request.conn
         self._departures = request.server.departures
         self._expects_continue = expects_continue
@@ -188,10 +188,10 @@ class IncomingRequest:
         return watched
 
 
-class Connection(HTTPConnection):
+class CherootConnection(HTTPConnection):
     """One client's connection, with or without TLS."""
 
-    RequestHandlerClass = Request
+    RequestHandlerClass = CherootRequest
     rfile: Reader
 
     def __init__(self, server: Any, sock: socket.socket, _: Any = None) -> None:

@@ -16,11 +16,11 @@ from types import MappingProxyType
 
 import grpc
 
-from upwell.shared.oip.client import KINDS, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client import KINDS, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.retrying import told_by_headers
 from upwell.shared.oip.http.answers import error_text
+from upwell.shared.oip.http.connections_out import HttpConnection
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, RETRY_MS_HEADER, STATUS_HEADER
-from upwell.shared.oip.http.wires import Wire
-from upwell.shared.oip.retrying import told_by_headers
 
 STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
     {
@@ -154,7 +154,7 @@ def late() -> RemoteError:
     return RemoteError(RemoteErrorKind.DEADLINE, "DEADLINE_EXCEEDED: no answer in time")
 
 
-def converse(wire: Wire, exchange: Exchange, max_bytes: int) -> tuple[Received, bool]:
+def converse(wire: HttpConnection, exchange: Exchange, max_bytes: int) -> tuple[Received, bool]:
     """Send the request and read the answer: that, and whether the connection can take another request.
 
     Raises `RemoteError` (RESOURCE_EXHAUSTED) for an answer of more than `max_bytes`, before memory is taken for it,

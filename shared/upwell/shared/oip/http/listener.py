@@ -14,8 +14,8 @@ from cheroot.connections import ConnectionManager
 from cheroot.server import HTTPServer
 
 from upwell.shared.oip.http.application import Application
-from upwell.shared.oip.http.connections import MAX_HEADER_BYTES, Connection
-from upwell.shared.oip.http.departures import Departures
+from upwell.shared.oip.http.connections import MAX_HEADER_BYTES, CherootConnection
+from upwell.shared.oip.http.disconnects import DisconnectWatch
 from upwell.shared.oip.http.tls import TlsAdapter
 from upwell.shared.oip.http.workers import Workers
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class Listener(HTTPServer):
     """Accepts connections on one socket and hands those with something to read to `workers`."""
 
-    ConnectionClass = Connection
+    ConnectionClass = CherootConnection
     timeout = IDLE_CONNECTION_S
     expiration_interval = _EXPIRY_EVERY_S
     max_request_header_size = MAX_HEADER_BYTES
@@ -44,7 +44,7 @@ class Listener(HTTPServer):
         listening: socket.socket,
         application: Application,
         workers: Workers,
-        departures: Departures,
+        departures: DisconnectWatch,
         tls: TlsAdapter | None,
         connection_age_s: float,
     ) -> None:
@@ -87,7 +87,7 @@ class Listener(HTTPServer):
         self.socket.close()
         self._connections.close()
 
-    def process_conn(self, conn: Connection | _Wake) -> None:
+    def process_conn(self, conn: CherootConnection | _Wake) -> None:
         """Let a thread serve it, but for a new one: a thread per silent client would soon be all of them."""
         if isinstance(conn, _Wake):
             return
@@ -148,7 +148,7 @@ class _Idle(ConnectionManager):
         while (conn := self._from_server_socket(listening)) is not None:
             self.put(conn)
         for descriptor, conn in list(self._selector.select(timeout=0)):
-            if isinstance(conn, Connection):
+            if isinstance(conn, CherootConnection):
                 self._selector.unregister(descriptor)
                 self.server.requests.put(conn)
 
@@ -159,7 +159,7 @@ class _Idle(ConnectionManager):
         idle = [
             (conn.last_used, descriptor, conn)
             for descriptor, conn in self._selector.connections
-            if isinstance(conn, Connection)
+            if isinstance(conn, CherootConnection)
         ]
         for _, descriptor, conn in sorted(idle, key=lambda one: one[:2])[: MAX_IDLE // 10]:
             self._selector.unregister(descriptor)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.calls import TIMEOUT, timeout_s
-from upwell.shared.oip.contents import decode_raw, encode_raw, refuse_long_id, refuse_unsupported
+from upwell.shared.oip.codec.contents import decode_raw, encode_raw, refuse_long_id, refuse_unsupported
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
+from upwell.shared.oip.grpc.calls import TIMEOUT, timeout_s
 from upwell.shared.oip.http.tensors import decode_json, encode_json
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
@@ -32,7 +32,7 @@ _BASE64 = "base64"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedOutput:
     """Which outputs go back as binary data: those of `named`, and where an output is not named there, `default`."""
 
     default: bool
@@ -48,7 +48,7 @@ class ReadRequest:
     """A request as read: what is asked, how the answer is to be written, and Triton's `timeout`, if it was given."""
 
     request: InferRequest
-    wanted: Wanted
+    wanted: RequestedOutput
     timeout_s: float | None = None
 
 
@@ -69,7 +69,7 @@ def parse_infer_request(model: str, version: str, head: memoryview, binary: memo
         outputs=tuple(named),
         parameters=parameters,
     )
-    return ReadRequest(request, Wanted(default, named), timeout)
+    return ReadRequest(request, RequestedOutput(default, named), timeout)
 
 
 def load_object(head: memoryview) -> dict[str, Any]:
@@ -203,7 +203,9 @@ def parameters_of(what: str, values: object) -> dict[str, Parameter]:
     return values
 
 
-def write_infer_response(response: InferResponse, wanted: Wanted) -> tuple[dict[str, Any], list[bytes | memoryview]]:
+def write_infer_response(
+    response: InferResponse, wanted: RequestedOutput
+) -> tuple[dict[str, Any], list[bytes | memoryview]]:
     """The JSON object of an answer and the raw contents behind it. Raises `InvalidRequest` for what cannot be sent."""
     outputs: list[dict[str, Any]] = []
     raws: list[bytes | memoryview] = []

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
-from upwell.shared.oip.http.wires import Wire
+from upwell.shared.oip.http.connections_out import HttpConnection
 
 MOST_IDLE = 8
 """So many are kept; more were of use only in a burst."""
@@ -22,10 +22,10 @@ class Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[tuple[Wire, ssl.SSLContext | None, float]] = []
+        self._idle: list[tuple[HttpConnection, ssl.SSLContext | None, float]] = []
         self._closed = False
 
-    def put(self, wire: Wire, context: ssl.SSLContext | None) -> bool:
+    def put(self, wire: HttpConnection, context: ssl.SSLContext | None) -> bool:
         """Keep a connection, made with that context; whether it is kept, and otherwise the caller's to close."""
         try:  # an idle one is not asked for a sign of life
             wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
@@ -37,7 +37,7 @@ class Pool:
             self._idle.append((wire, context, time.monotonic()))
             return True
 
-    def take(self, context: ssl.SSLContext | None) -> Wire | None:
+    def take(self, context: ssl.SSLContext | None) -> HttpConnection | None:
         """A connection that was made with the same context and still looks alive, or None. Others are closed."""
         while True:
             with self._lock:

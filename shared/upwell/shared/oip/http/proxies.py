@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment
 
+from upwell.shared.config.security import Address
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.security import Address
 
 _DEFAULT_PORT = 80
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.contents import decode_raw
+from upwell.shared.oip.codec.contents import decode_raw
 from upwell.shared.oip.dataplane import ModelMetadata, Parameter
 from upwell.shared.tensors import Array, numpy_dtype
 

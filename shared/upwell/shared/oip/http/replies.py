@@ -12,7 +12,7 @@ from types import MappingProxyType
 import grpc
 
 from upwell.shared.errors import UpwellError
-from upwell.shared.oip.retrying import milliseconds
+from upwell.shared.oip.grpc.retrying import milliseconds
 from upwell.shared.oip.statuses import status_of
 
 STATUS_HEADER = "Upwell-Status"

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from upwell.shared.config.security import Address, ServerSecurity, check_listen, parse_address
 from upwell.shared.errors import ConfigError
+from upwell.shared.oip.auth.permits import Permits
+from upwell.shared.oip.auth.tokens import known_tokens
 from upwell.shared.oip.dataplane import Dataplane
+from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, UNSHARED, Connections, check_free
 from upwell.shared.oip.http.application import Application
-from upwell.shared.oip.http.departures import Departures
+from upwell.shared.oip.http.disconnects import DisconnectWatch
 from upwell.shared.oip.http.tls import TlsAdapter
 from upwell.shared.oip.http.workers import Workers
-from upwell.shared.oip.permits import Permits
-from upwell.shared.oip.security import Address, ServerSecurity, check_listen, parse_address
-from upwell.shared.oip.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, UNSHARED, Connections, check_free
-from upwell.shared.oip.tokens import known_tokens
 
 if TYPE_CHECKING:
     from upwell.shared.oip.http.listener import Listener
@@ -38,7 +38,7 @@ class RunningHttpServer:
     _listeners: tuple[Listener, ...]
     _application: Application
     _workers: Workers
-    _departures: Departures
+    _departures: DisconnectWatch
 
     def end(self) -> None:
         """Accept no more. What has been sent by now is answered, and then its connection closed."""
@@ -85,7 +85,7 @@ def start_http_server(
         dataplane = Permits(dataplane)
     application = Application(dataplane, max_workers=max_workers, max_message_bytes=max_message_bytes, tokens=tokens)
     sockets = _bind_all(addresses, connections.shares_ports)
-    departures = Departures()
+    departures = DisconnectWatch()
     workers = Workers(max_workers + READERS, _MAX_WAITING)
     age_s = math.inf if connections.age_s is None else connections.age_s
     listeners = tuple(Listener(one, application, workers, departures, tls, age_s) for one in sockets)

@@ -6,11 +6,11 @@ import socket
 import ssl
 from typing import Any
 
+from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.callers import usable_name
-from upwell.shared.oip.security import TlsFiles
-from upwell.shared.oip.tls import watch_pem
-from upwell.shared.oip.watched import WatchedFiles
+from upwell.shared.oip.auth.callers import usable_name
+from upwell.shared.oip.auth.tls import watch_pem
+from upwell.shared.platform.watched_files import WatchedFiles
 
 
 class TlsAdapter:

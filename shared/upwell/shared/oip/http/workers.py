@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Protocol
 
-from upwell.shared.oip.waiting import Waiting
+from upwell.shared.oip.grpc.slow_client_guard import SlowClientGuard
 
 IDLE_S = 10.0
 """Threads that were too many for so long end, each with the memory that it holds."""
@@ -51,7 +51,7 @@ class Workers:
 
     def __init__(self, count: int, max_waiting: int) -> None:
         self._count = count
-        self.waiting: Waiting[Work] = Waiting(
+        self.waiting: SlowClientGuard[Work] = SlowClientGuard(
             max(1, count // 2), lambda one: one.address(), lambda one: one.break_off()
         )
         """Whose clients keep a thread waiting: with their handshake, their request, or with reading the answer."""

@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Tensor
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.partition.split.onnx_half import (
     ELEMENT_TYPES,
     MODEL_FILE,
@@ -162,6 +162,8 @@ def _names(model: onnx.ModelProto) -> set[str]:
     return nodes | {one.name for one in graph.initializer} | {one.name for one in graph.input}
 
 
-def _rewritten(half: Half, model: onnx.ModelProto, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Half:
+def _rewritten(
+    half: ModelHalf, model: onnx.ModelProto, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> ModelHalf:
     data = serialized(model, is_inline=len(half.files) == 1)
-    return Half({**half.files, MODEL_FILE: data}, tuple(inputs), tuple(outputs))
+    return ModelHalf({**half.files, MODEL_FILE: data}, tuple(inputs), tuple(outputs))

@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 from ruamel.yaml import YAML
 
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Tensor
-from upwell.shared.partition.split.halves import Half, Halves
+from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.signature.binding import bind
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.pipeline import Pipeline
 from upwell.shared.tensors import TensorSpec
-from upwell.shared.yaml import parse_yaml
 
 DESCRIPTION_FILE = "model.yaml"
 
@@ -116,7 +116,7 @@ class _Whole:
         own = self.facts.get("runtimes", {}).get(self.runtime, {}).get(phase)
         return list(self.facts.get(phase, []) if own is None else own)
 
-    def half(self, half: Half, cut: Collection[str], is_head: bool) -> _Post:
+    def half(self, half: ModelHalf, cut: Collection[str], is_head: bool) -> _Post:
         """What of `post` and of the signature's outputs a half can do by itself; nothing where that hides `cut`."""
         there = {one.name for one in half.outputs}
         found = _Post()
@@ -142,7 +142,7 @@ class _Whole:
 
 
 def _files(
-    whole: _Whole, takes: Mapping[str, Any], pre: Sequence[Any], post: _Post, half: Half, cut: Sequence[str]
+    whole: _Whole, takes: Mapping[str, Any], pre: Sequence[Any], post: _Post, half: ModelHalf, cut: Sequence[str]
 ) -> dict[str, bytes]:
     """`model.yaml`, in a form that loads for the tensors of the half, and the files with labels that it names."""
     outputs: dict[str, Any] = {name: {"kind": "tensor"} for name in cut}
@@ -160,7 +160,7 @@ def _files(
     return {DESCRIPTION_FILE: _yaml(_with_label_files(document, files)).encode(), **files}
 
 
-def _loads(document: Any, half: Half, runtime: Format) -> bool:
+def _loads(document: Any, half: ModelHalf, runtime: Format) -> bool:
     """Whether tensors between operators have the rows of a request as well."""
     try:
         bind(parse_yaml(_yaml(document), ModelDescription), *_specs(half), runtime)
@@ -194,5 +194,5 @@ def _yaml(document: Any) -> str:
     return text.getvalue()
 
 
-def _specs(half: Half) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def _specs(half: ModelHalf) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     return tuple(map(spec_of, half.inputs)), tuple(map(spec_of, half.outputs))

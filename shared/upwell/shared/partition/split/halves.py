@@ -15,7 +15,7 @@ DIGEST_LENGTH = 8
 
 
 @dataclass(frozen=True)
-class Half:
+class ModelHalf:
     """One half as the files it consists of, by name: `model.onnx` or `model.tflite` first, external weights after it.
 
     `inputs` and `outputs` are the tensors of the model's own graph, in its order.
@@ -48,8 +48,8 @@ class Halves:
     model that the tail reads are taken by the tail under their own names and are no outputs of the head.
     """
 
-    head: Half
-    tail: Half
+    head: ModelHalf
+    tail: ModelHalf
     cut: tuple[str, ...]
 
     @property

@@ -16,7 +16,7 @@ import onnx
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.split.halves import Half, Halves, check_cut
+from upwell.shared.partition.split.halves import Halves, ModelHalf, check_cut
 from upwell.shared.partition.split.onnx_half import files_of, put_metadata, value_info
 from upwell.shared.partition.split.onnx_whole import OnnxWhole
 
@@ -109,7 +109,7 @@ class _Part:
     inputs: Sequence[str]
     outputs: Sequence[str]
 
-    def written(self, whole: OnnxWhole, graph: Graph, cut: Sequence[str]) -> Half:
+    def written(self, whole: OnnxWhole, graph: Graph, cut: Sequence[str]) -> ModelHalf:
         """The half as files. Raises `ConfigError` where it is no valid model."""
         model = whole.frame()
         nodes = [whole.model.graph.node[index] for index in self.operators]
@@ -125,7 +125,9 @@ class _Part:
             files = files_of(model)
         except ConfigError as error:
             raise ConfigError.at(whole.path, error.problems[0].message) from None
-        return Half(files, *(tuple(graph.tensors[name] for name in names) for names in (self.inputs, self.outputs)))
+        return ModelHalf(
+            files, *(tuple(graph.tensors[name] for name in names) for names in (self.inputs, self.outputs))
+        )
 
     def _put_weights(self, whole: OnnxWhole, graph: onnx.GraphProto) -> None:
         """The weights that the half uses, each under the one name that all share who use it."""

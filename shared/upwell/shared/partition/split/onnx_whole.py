@@ -13,11 +13,11 @@ from pathlib import Path
 
 import onnx
 
-from upwell.shared.confinement import open_plain
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
-from upwell.shared.onnx_bytes import BadOnnxFile
-from upwell.shared.onnx_files import external_places
+from upwell.shared.files import open_plain
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import external_places
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload: what an operator names a function by."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.split.halves import Half, Halves, check_cut
+from upwell.shared.partition.split.halves import Halves, ModelHalf, check_cut
 from upwell.shared.partition.split.tflite_half import MODEL_FILE, Named, Rewriting, add_metadata, packed
 from upwell.shared.partition.split.tflite_whole import TfliteWhole
 
@@ -103,10 +103,10 @@ class _Part:
     inputs: Sequence[Named]
     outputs: Sequence[Named]
 
-    def written(self, whole: TfliteWhole, graph: Graph, cut: Sequence[str]) -> Half:
+    def written(self, whole: TfliteWhole, graph: Graph, cut: Sequence[str]) -> ModelHalf:
         """The half as a file."""
         model = Rewriting(whole.model).model(self.operators, self.inputs, self.outputs, whole.key)
         facts = {"half": self.side, "whole": whole.digest, "cut": list(cut)}
         add_metadata(model, "upwell.split", json.dumps(facts).encode())
         inputs, outputs = (whole.described(side, graph) for side in (self.inputs, self.outputs))
-        return Half({MODEL_FILE: packed(model)}, inputs, outputs)
+        return ModelHalf({MODEL_FILE: packed(model)}, inputs, outputs)

@@ -18,9 +18,8 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from upwell.shared.confinement import Unconfined, plain_file
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import read_file, sync_folder, sync_tree
+from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.partition.split.choosing import Chosen
 from upwell.shared.partition.split.describing import (
@@ -32,7 +31,7 @@ from upwell.shared.partition.split.describing import (
     spec_of,
 )
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, CutTensor, SplitFacts
-from upwell.shared.partition.split.halves import Half, Halves, tail_name
+from upwell.shared.partition.split.halves import Halves, ModelHalf, tail_name
 from upwell.shared.signature.description import ModelDescription, load_description
 from upwell.shared.tensors import TensorSpec
 
@@ -49,7 +48,7 @@ Divide = Callable[[frozenset[int]], Halves]
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeModel:
     """The model that is split. `inputs` and `outputs` are as a runtime names them; `divide` cuts it."""
 
     path: Path
@@ -62,7 +61,7 @@ class Whole:
     divide: Divide
 
     @classmethod
-    def open(cls, path: Path, graph: Graph, name: str) -> Whole:
+    def open(cls, path: Path, graph: Graph, name: str) -> WholeModel:
         """The model at `path`, of which `graph` is the contracted graph. Raises `ConfigError`."""
         if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
             raise ConfigError.at(
@@ -93,7 +92,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class FileSizes:
     """Bytes of a cut's head and tail."""
 
     head: int
@@ -105,7 +104,7 @@ class Written:
     """What was written: `sizes` by the name of a cut, and remarks that a person should read."""
 
     facts: SplitFacts
-    sizes: Mapping[str, Sizes]
+    sizes: Mapping[str, FileSizes]
     remarks: tuple[str, ...]
 
 
@@ -124,11 +123,11 @@ def check_free(out: Path) -> None:
         raise ConfigError.at(out, "the folder holds other files; --out names a new one, or one to replace", "--out")
 
 
-def write_split(out: Path, whole: Whole, cuts: Iterable[Made]) -> Written:
+def write_split(out: Path, whole: WholeModel, cuts: Iterable[Made]) -> Written:
     """Write the halves of all cuts to `out`. Raises `ConfigError` where that cannot be done; nothing is left then."""
     check_free(out)
     facts: list[CutFacts] = []
-    sizes: dict[str, Sizes] = {}
+    sizes: dict[str, FileSizes] = {}
     remarks: dict[str, None] = {}
     with _replacing(out) as draft:
         for made in cuts:
@@ -138,7 +137,7 @@ def write_split(out: Path, whole: Whole, cuts: Iterable[Made]) -> Written:
             _put(draft / HEADS / name, {**halves.head.files, **described.head})
             _put(draft / TAILS / tail / _VERSION, {**halves.tail.files, **described.tail})
             facts.append(_facts(made, tail, described))
-            sizes[name] = Sizes(halves.head.size_bytes, halves.tail.size_bytes)
+            sizes[name] = FileSizes(halves.head.size_bytes, halves.tail.size_bytes)
             remarks.update(dict.fromkeys([described.left_out] if described.left_out else []))
         split = SplitFacts(model=whole.name, format=whole.format, whole=whole.digest, cuts=tuple(facts))
         _put(draft, {FILE_NAME: f"{split.model_dump_json(indent=1)}\n".encode()})
@@ -186,7 +185,7 @@ def _opened(path: Path, graph: Graph) -> tuple[str, tuple[TensorSpec, ...], tupl
     return flat.digest, inputs, outputs, partial(tflite.split_whole, flat, graph)
 
 
-def _described(whole: Whole, halves: Halves) -> Descriptions:
+def _described(whole: WholeModel, halves: Halves) -> Descriptions:
     if whole.description is None:
         return Descriptions({}, {}, made_by_head(halves, whole.outputs))
     return describe(whole.description, whole.inputs, whole.outputs, halves, whole.format)
@@ -212,7 +211,7 @@ def _cut_tensor(tensor: Tensor) -> CutTensor:
     return CutTensor(name=tensor.name, datatype=tensor.datatype, shape=spec_of(tensor).shape, bytes=tensor.size_bytes())
 
 
-def _model_file(half: Half) -> str:
+def _model_file(half: ModelHalf) -> str:
     return next(iter(half.files))
 
 

@@ -17,12 +17,11 @@ from upwell.shared.routing.calibration.choosing import (
     cut_for_share,
     found,
 )
-from upwell.shared.routing.calibration.scores import FROM_LOGITS, TEMPERED, measured
-from upwell.shared.routing.calibration.temperature import fitted_temperature
+from upwell.shared.routing.calibration.temperature import FROM_LOGITS, TEMPERED, fitted_temperature, measured
 from upwell.shared.routing.hardness import RISING, is_hard
 from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.rules import CompiledPolicy, Subject
-from upwell.shared.routing.settings import HardSettings, Identity
+from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.tensors import Array
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -45,8 +44,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """A threshold for `model` as `identity` names it, and what it gave.
+class CalibrationResult:
+    """A threshold for `model` as `model_pair` names it, and what it gave.
 
     `threshold` is in the measure's own direction. `chosen` says what it gives on the requests that it was chosen on,
     `held_out` on those that took no part, `nothing_hard` what the former come to where none of them is hard. `sample`
@@ -54,7 +53,7 @@ class Calibration:
     """
 
     model: str
-    identity: Identity
+    model_pair: ModelPair
     target: Target
     hard: HardSettings
     threshold: float
@@ -69,8 +68,8 @@ class Calibration:
 
 
 def calibration_of(
-    lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, identity: Identity, target: Target
-) -> Calibration:
+    lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettings, model_pair: ModelPair, target: Target
+) -> CalibrationResult:
     """The calibration of the model of `lines` (one model, one identity, in the order of time) for `target`.
 
     `policy` is the one that names the target, so that it says which requests the threshold decides; `hard` are its
@@ -93,9 +92,9 @@ def calibration_of(
     against = contradiction(held_out, chosen, target.cloud_share, target.max_risk)
     if against:
         raise CannotCalibrate(f"the check failed: {against}; are the lines of the log independent of each other?")
-    return Calibration(
+    return CalibrationResult(
         model=lines[0].model,
-        identity=identity,
+        model_pair=model_pair,
         target=target,
         hard=hard,
         threshold=cut if hard.measure in RISING else -cut,
@@ -132,7 +131,7 @@ def as_sample(lines: Sequence[LogLine], policy: CompiledPolicy, hard: HardSettin
 
 def _whatever_the_threshold(line: LogLine, policy: CompiledPolicy, hard: HardSettings, target: Target) -> float | None:
     """+∞ for a request that the policy sends up without asking for its hardness, −∞ for one that it keeps."""
-    verdict = policy.judge(Subject(line.model, line.tags, line.size_bytes, line.t_s))
+    verdict = policy.judge(RequestFacts(line.model, line.tags, line.size_bytes, line.t_s))
     if verdict.egress_rule or verdict.route == "edge":
         return -math.inf
     if verdict.route == "cloud" or line.size_bytes > verdict.settings.large_above_bytes:

@@ -5,59 +5,59 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.routing.simulation.kernel import Kernel, Process
-from upwell.shared.routing.simulation.lane import SimulatedLane
-from upwell.shared.routing.simulation.pilot import Pilot
-from upwell.shared.routing.simulation.prober import SimulatedProber
-from upwell.shared.routing.simulation.requests import Request
-from upwell.shared.routing.simulation.served import Served
-from upwell.shared.routing.simulation.uplink import Call, SimulatedUplink
-from upwell.shared.routing.state import (
+from upwell.shared.routing.decide.state import (
     CloudAnswered,
+    CloudCallFailed,
     CloudDropped,
-    CloudFailure,
     CloudSent,
     Decision,
     EdgeRan,
     Scored,
     Signals,
 )
+from upwell.shared.routing.reasons import Reason, Route
+from upwell.shared.routing.simulation.kernel import Kernel, Process
+from upwell.shared.routing.simulation.pilot import Pilot
+from upwell.shared.routing.simulation.prober import SimulatedProber
+from upwell.shared.routing.simulation.requests import LoggedRequest
+from upwell.shared.routing.simulation.scheduler import SimulatedLane
+from upwell.shared.routing.simulation.served import SimulatedOutcome
+from upwell.shared.routing.simulation.uplink import SimulatedCall, SimulatedUplink
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class SimulatedDevice:
     """What every request is handled with."""
 
     kernel: Kernel
-    lane: SimulatedLane
+    scheduler: SimulatedLane
     uplink: SimulatedUplink
     pilot: Pilot
     prober: SimulatedProber
 
 
-class Handling:
+class SimulatedRequest:
     """One request of one row. Made at its arrival and run once."""
 
-    def __init__(self, device: Device, request: Request, name: str) -> None:
-        self._kernel, self._lane, self._uplink = device.kernel, device.lane, device.uplink
+    def __init__(self, device: SimulatedDevice, request: LoggedRequest, name: str) -> None:
+        self._kernel, self._scheduler, self._uplink = device.kernel, device.scheduler, device.uplink
         self._pilot, self._prober = device.pilot, device.prober
         self._request = request
         self._name = name
         self._signals = Signals(
-            subject=request.subject,
+            request_facts=request.request_facts,
             row_sizes_bytes=(request.size_bytes,),
             arrived_s=request.t_s,
             caller_deadline_s=request.t_s + request.deadline_s,
             has_cloud=device.pilot.habits.has_cloud,
         )
         due_s = request.t_s + min(request.deadline_s, device.pilot.settings(request.line.model).deadline_s)
-        self._signals = replace(self._signals, edge_ahead=device.lane.ahead_of(due_s))
+        self._signals = replace(self._signals, edge_ahead=device.scheduler.ahead_of(due_s))
         self._decision = device.pilot.decide(self._signals)
         self._settings = self._decision.verdict.settings
-        self.served = Served(request, self._settings, self._decision.deadline_s, self._decision.reason)
+        self.served = SimulatedOutcome(request, self._settings, self._decision.deadline_s, self._decision.reason)
         self.served.estimate_bits_per_s = _estimate_bits_per_s(device.pilot)
-        self._call: Call | None = None
+        self._call: SimulatedCall | None = None
         self._sent: Decision = self._decision
         self._has_edge = True
         self._replied = False
@@ -122,7 +122,7 @@ class Handling:
 
     def _run_edge(self, deadline_s: float, *, is_owed: bool = False) -> Process[bool]:
         model, duration_s = self._request.line.model, self._request.edge_s
-        if not (yield from self._lane.run(duration_s, deadline_s, is_owed=is_owed)):
+        if not (yield from self._scheduler.run(duration_s, deadline_s, is_owed=is_owed)):
             return False
         self.served.edge_runs += 1
         self._edge_answers = True
@@ -144,7 +144,7 @@ class Handling:
         if hard is not None and has_target and self._pilot.habits.learns_scores:
             self._pilot.observe(Scored(self._request.line.model, hard.scope, 1, large, values))
 
-    def _settle(self, call: Call) -> Process[None]:
+    def _settle(self, call: SimulatedCall) -> Process[None]:
         """Wait for the cloud, with the device in time for the answer that stands in for it."""
         stands_in = self._has_edge and self._settings.on_failure(Reason.CLOUD_DEADLINE) != "error"
         if stands_in and not self._edge_answers:
@@ -157,15 +157,15 @@ class Handling:
             self._missed = not self._replied
         self._finish(call)
 
-    def _cover(self, call: Call) -> Process[None]:
-        slot = self._lane.promise(self._decision.fallback_start_s, self._decision.give_up_s)
+    def _cover(self, call: SimulatedCall) -> Process[None]:
+        slot = self._scheduler.promise(self._decision.fallback_start_s, self._decision.give_up_s)
         yield call.answered, slot[0]
-        self._lane.release(slot)
+        self._scheduler.release(slot)
         self._take(call)
         if not self._replied:
             yield from self._run_edge(self._decision.deadline_s, is_owed=True)
 
-    def _take(self, call: Call) -> None:
+    def _take(self, call: SimulatedCall) -> None:
         """Take the reply if it is there."""
         if self._replied or not call.sent_s + call.total_s <= self._sent.give_up_s:  # NaN: not there yet
             return
@@ -175,7 +175,7 @@ class Handling:
         self._pilot.observe(replace(answer, received_bytes=line.reply_bytes))
         self._prober.note_answer()
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: SimulatedCall) -> None:
         """End a call that has no reply by now; that it is late is a failure of the cloud, that it is beaten is not."""
         self.served.left_bytes = call.size_bytes if call.began else 0
         if self._replied:
@@ -184,7 +184,7 @@ class Handling:
         model, probes = self._request.line.model, self._sent.probes
         if self._missed:
             waited_s = self._kernel.now_s - call.sent_s
-            self._pilot.observe(CloudFailure(model, Reason.CLOUD_DEADLINE, probes, waited_s, self._name))
+            self._pilot.observe(CloudCallFailed(model, Reason.CLOUD_DEADLINE, probes, waited_s, self._name))
             self._prober.note_failure()
         else:
             self._pilot.observe(CloudDropped(model, probes, self._name))

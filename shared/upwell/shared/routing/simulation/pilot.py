@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from upwell.shared.routing.policy import Policy
-from upwell.shared.routing.router import Router
-from upwell.shared.routing.settings import Identity, Settings
+from upwell.shared.routing.decide.router import Router
+from upwell.shared.routing.decide.state import Decision, Outcome, RouterState, Signals
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.settings import ModelPair, Settings
 from upwell.shared.routing.simulation.kernel import Kernel
 from upwell.shared.routing.simulation.requests import Score, score
-from upwell.shared.routing.state import Decision, Outcome, RouterState, Signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Habits:
 class Pilot:
     """A router and its state, asked as the agent asks it: one decision with everything that it needs taken."""
 
-    def __init__(self, policy: Policy, identities: Mapping[str, Identity], kernel: Kernel, habits: Habits) -> None:
-        self._router = Router(policy, identities)
+    def __init__(self, policy: Policy, model_pairs: Mapping[str, ModelPair], kernel: Kernel, habits: Habits) -> None:
+        self._router = Router(policy, model_pairs)
         self._kernel = kernel
         self.state = RouterState()
         self.habits = habits

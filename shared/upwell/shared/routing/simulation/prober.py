@@ -6,10 +6,10 @@ import math
 from functools import partial
 from typing import ClassVar
 
+from upwell.shared.routing.decide.state import LinkProbed
 from upwell.shared.routing.simulation.kernel import Kernel, Process
 from upwell.shared.routing.simulation.pilot import Pilot
 from upwell.shared.routing.simulation.uplink import SimulatedUplink
-from upwell.shared.routing.state import LinkProbed
 
 
 class SimulatedProber:

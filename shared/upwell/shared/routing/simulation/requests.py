@@ -12,8 +12,8 @@ import numpy as np
 
 from upwell.shared.routing.hardness import RISING, Measure, hardness
 from upwell.shared.routing.log import LogLine
-from upwell.shared.routing.rules import Subject
-from upwell.shared.routing.settings import HardSettings, Identity
+from upwell.shared.routing.policy.rules import RequestFacts
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.simulation.capacity import LONGEST_S
 
 LARGEST_BYTES = 1 << 40
@@ -21,11 +21,11 @@ _FROM_LOGITS: frozenset[Measure] = frozenset({"max_prob", "margin", "entropy", "
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class LoggedRequest:
     """One line of the log. `edge_s` and `cloud_s` are filled in; `deadline_s` is infinite where the line has none."""
 
     line: LogLine
-    subject: Subject
+    request_facts: RequestFacts
     edge_s: float
     cloud_s: float
 
@@ -45,7 +45,7 @@ class Request:
         return math.inf if self.line.deadline_s is None else self.line.deadline_s
 
 
-def prepare(lines: Sequence[LogLine], start_wall_s: float = 0.0) -> tuple[Request, ...]:
+def prepare(lines: Sequence[LogLine], start_wall_s: float = 0.0) -> tuple[LoggedRequest, ...]:
     """The lines as requests, by arrival; `start_wall_s` is the Unix time at which `t_s` is 0.
 
     A time that a line does not know is the median of those that its model's other lines know, and 0 where none does.
@@ -56,9 +56,9 @@ def prepare(lines: Sequence[LogLine], start_wall_s: float = 0.0) -> tuple[Reques
             raise ValueError(f"request {number}: t_s is at most {LONGEST_S:g} and size_bytes at most {LARGEST_BYTES}")
     edge_s, cloud_s = _medians(lines, lambda line: line.edge_s), _medians(lines, lambda line: line.cloud_s)
     return tuple(
-        Request(
+        LoggedRequest(
             line,
-            Subject(line.model, line.tags, line.size_bytes, start_wall_s + line.t_s),
+            RequestFacts(line.model, line.tags, line.size_bytes, start_wall_s + line.t_s),
             edge_s[line.model] if line.edge_s is None else line.edge_s,
             cloud_s[line.model] if line.cloud_s is None else line.cloud_s,
         )
@@ -74,17 +74,17 @@ def _medians(lines: Sequence[LogLine], time_s: Callable[[LogLine], float | None]
     return {model: statistics.median(times) if times else 0.0 for model, times in known.items()}
 
 
-def identities(requests: Sequence[Request]) -> Mapping[str, Identity]:
+def model_pairs(requests: Sequence[LoggedRequest]) -> Mapping[str, ModelPair]:
     """What ran, by model: what the first line of each model says, for the choice of its calibration."""
     lines = (one.line for one in reversed(requests))
-    return {line.model: Identity(line.edge_digest, line.edge_runtime, line.cloud_digest) for line in lines}
+    return {line.model: ModelPair(line.edge_digest, line.edge_runtime, line.cloud_digest) for line in lines}
 
 
-Score: TypeAlias = Callable[[Request, HardSettings], float]
+Score: TypeAlias = Callable[[LoggedRequest, HardSettings], float]
 """How hard the device finds a request once it has run."""
 
 
-def score(request: Request, hard: HardSettings) -> float:
+def score(request: LoggedRequest, hard: HardSettings) -> float:
     """From the line's logits where it has them, else its `hardness`; NaN, which is hard, where it has neither."""
     line = request.line
     if line.logits is not None and hard.measure in _FROM_LOGITS:

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from upwell.shared.routing.hardness import RISING, is_hard
-from upwell.shared.routing.policy import Policy
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import CompiledPolicy
+from upwell.shared.routing.policy.sections import Hard, SettingsPatch
+from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.routing.rules import CompiledPolicy
-from upwell.shared.routing.sections import Hard, SettingsPatch
-from upwell.shared.routing.settings import HardSettings, Settings
 from upwell.shared.routing.simulation.capacity import Capacity
-from upwell.shared.routing.simulation.handling import Device, Handling
+from upwell.shared.routing.simulation.handling import SimulatedDevice, SimulatedRequest
 from upwell.shared.routing.simulation.kernel import Kernel, Process
-from upwell.shared.routing.simulation.lane import SimulatedLane
 from upwell.shared.routing.simulation.pilot import Habits, Pilot
 from upwell.shared.routing.simulation.prober import SimulatedProber
-from upwell.shared.routing.simulation.requests import Request, identities, score, verdict
-from upwell.shared.routing.simulation.served import Served
+from upwell.shared.routing.simulation.requests import LoggedRequest, model_pairs, score, verdict
+from upwell.shared.routing.simulation.scheduler import SimulatedLane
+from upwell.shared.routing.simulation.served import SimulatedOutcome
 from upwell.shared.routing.simulation.uplink import Queue, SimulatedUplink
 
 SWEPT = 10
@@ -30,21 +30,21 @@ SWEPT = 10
 class Scene:
     """What happens, whoever routes: the requests by arrival, and the link."""
 
-    requests: Sequence[Request]
+    requests: Sequence[LoggedRequest]
     capacity: Capacity
     rtt_s: float
 
 
-def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[Served]:  # noqa: B008  immutable
+def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[SimulatedOutcome]:  # noqa: B008  immutable
     """The agent under `policy`; each request in turn."""
     kernel = Kernel()
     uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
-    pilot = Pilot(policy, identities(scene.requests), kernel, habits)
-    device = Device(kernel, SimulatedLane(kernel), uplink, pilot, SimulatedProber(kernel, uplink, pilot))
-    handled: list[Handling] = []
+    pilot = Pilot(policy, model_pairs(scene.requests), kernel, habits)
+    device = SimulatedDevice(kernel, SimulatedLane(kernel), uplink, pilot, SimulatedProber(kernel, uplink, pilot))
+    handled: list[SimulatedRequest] = []
 
-    def handle(request: Request, name: str) -> Process[None]:
-        handled.append(Handling(device, request, name))
+    def handle(request: LoggedRequest, name: str) -> Process[None]:
+        handled.append(SimulatedRequest(device, request, name))
         yield from handled[-1].run()
 
     for index, request in enumerate(scene.requests):
@@ -53,18 +53,18 @@ def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[Serv
     return [one.served for one in handled]
 
 
-def edge_only(policy: Policy, scene: Scene) -> list[Served]:
+def edge_only(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
     """The same agent without a cloud."""
     return routed(policy, scene, Habits(has_cloud=False))
 
 
-def cloud_only(policy: Policy, scene: Scene) -> list[Served]:
+def cloud_only(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
     """Everything up at once and no device: a call is given up at its deadline, and is then not answered."""
     kernel = Kernel()
     uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
     served = [_due(request, settings) for request, settings in _with_settings(policy, scene.requests)]
 
-    def handle(one: Served) -> Process[None]:
+    def handle(one: SimulatedOutcome) -> Process[None]:
         call = uplink.send(one.request.size_bytes, one.request.cloud_s)
         yield call.answered, one.deadline_s
         uplink.give_up(call)
@@ -78,24 +78,24 @@ def cloud_only(policy: Policy, scene: Scene) -> list[Served]:
     return served
 
 
-def random_share(policy: Policy, scene: Scene, share: float, draws: Sequence[float]) -> list[Served]:
+def random_share(policy: Policy, scene: Scene, share: float, draws: Sequence[float]) -> list[SimulatedOutcome]:
     """The same agent, but each request is a candidate with probability `share`, whatever it is.
 
     `draws` holds a number for each request, uniform in [0, 1).
     """
     chosen = {id(request): draw < share for request, draw in zip(scene.requests, draws, strict=True)}
 
-    def toss(request: Request, hard: HardSettings) -> float:
+    def toss(request: LoggedRequest, hard: HardSettings) -> float:
         return verdict(chosen[id(request)], hard)
 
     return routed(_without_candidates(policy), scene, Habits(toss, learns_scores=False))
 
 
-def oracle(policy: Policy, scene: Scene) -> list[Served]:
+def oracle(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
     """Hindsight: up goes, in order of arrival, what the edge gets wrong, the cloud gets right, and is back in time
     behind what went before; the device answers the rest. A correctness that nobody knows is no reason to send."""
     queue = Queue(scene.capacity)
-    up: dict[int, Served] = {}
+    up: dict[int, SimulatedOutcome] = {}
     for request, settings in _with_settings(policy, scene.requests):
         one, line = _due(request, settings), request.line
         back_s = queue.ends_s(request.t_s, request.size_bytes) + scene.rtt_s + request.cloud_s
@@ -108,7 +108,7 @@ def oracle(policy: Policy, scene: Scene) -> list[Served]:
     return [up[id(request)] if id(request) in up else next(here) for request in scene.requests]
 
 
-def thresholds(policy: Policy, requests: Sequence[Request]) -> tuple[HardSettings, ...]:
+def thresholds(policy: Policy, requests: Sequence[LoggedRequest]) -> tuple[HardSettings, ...]:
     """Ten settings that find 5 %, 15 % … 95 % of the requests hard, by the policy's measure.
 
     Raises `ValueError` where the policy has not one measure for all of them.
@@ -126,23 +126,23 @@ def thresholds(policy: Policy, requests: Sequence[Request]) -> tuple[HardSetting
     return tuple(replace(plain, threshold=values[len(values) * (2 * i + 1) // (2 * SWEPT)]) for i in range(SWEPT))
 
 
-def fixed(policy: Policy, scene: Scene, hard: HardSettings) -> list[Served]:
+def fixed(policy: Policy, scene: Scene, hard: HardSettings) -> list[SimulatedOutcome]:
     """The same agent with one fixed threshold and without its link test."""
 
-    def cut(request: Request, _: HardSettings) -> float:
+    def cut(request: LoggedRequest, _: HardSettings) -> float:
         return verdict(is_hard(score(request, hard), hard.measure, hard.threshold), hard)
 
     return routed(policy, scene, Habits(cut, learns_scores=False, tests_link=False))
 
 
-def _with_settings(policy: Policy, requests: Sequence[Request]) -> list[tuple[Request, Settings]]:
-    compiled = CompiledPolicy(policy, identities(requests))
-    return [(request, compiled.judge(request.subject).settings) for request in requests]
+def _with_settings(policy: Policy, requests: Sequence[LoggedRequest]) -> list[tuple[LoggedRequest, Settings]]:
+    compiled = CompiledPolicy(policy, model_pairs(requests))
+    return [(request, compiled.judge(request.request_facts).settings) for request in requests]
 
 
-def _due(request: Request, settings: Settings) -> Served:
+def _due(request: LoggedRequest, settings: Settings) -> SimulatedOutcome:
     deadline_s = request.t_s + min(settings.deadline_s, request.deadline_s)
-    return Served(request, settings, deadline_s, Reason.CLOUD_DEADLINE)
+    return SimulatedOutcome(request, settings, deadline_s, Reason.CLOUD_DEADLINE)
 
 
 def _without_candidates(policy: Policy) -> Policy:

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.routing.settings import Settings
-from upwell.shared.routing.simulation.requests import Request
+from upwell.shared.routing.simulation.requests import LoggedRequest
 
 
 @dataclass(slots=True)
-class Served:
+class SimulatedOutcome:
     """One request and what became of it.
 
     `deadline_s` is the instant at which its answer was due, `answered_s` that of the answer, NaN without one, and
@@ -21,7 +21,7 @@ class Served:
     of the link as it decided, NaN where it knew nothing or was not asked.
     """
 
-    request: Request
+    request: LoggedRequest
     settings: Settings
     deadline_s: float
     reason: Reason
@@ -49,7 +49,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """What a way to route comes to over a log.
 
     - `answered`: requests with an answer, however late. `deadline_hit_rate`: answered in time ÷ requests.
@@ -74,7 +74,7 @@ class Report:
     reasons: Mapping[str, int]
 
     @classmethod
-    def of(cls, served: Sequence[Served]) -> Report:
+    def of(cls, served: Sequence[SimulatedOutcome]) -> SimulationReport:
         """Over one request or more."""
         count = len(served)
         latencies_s = sorted(one.latency_s for one in served if one.route is not None)
@@ -101,6 +101,6 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
 
 
-def _energy_j(served: Served) -> float:
+def _energy_j(served: SimulatedOutcome) -> float:
     energy = served.settings.energy
     return served.edge_runs * energy.inference_j + served.left_bytes * energy.uplink_byte_j

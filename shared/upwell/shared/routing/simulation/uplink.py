@@ -10,7 +10,7 @@ from upwell.shared.routing.simulation.kernel import Event, Kernel
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class SimulatedCall:
     """One message up and its reply. `total_s` is the time from sending to the reply, NaN until that is there."""
 
     size_bytes: int
@@ -57,17 +57,17 @@ class SimulatedUplink:
         self._kernel = kernel
         self._queue = Queue(capacity)
         self._rtt_s = rtt_s
-        self._waiting: list[Call] = []
+        self._waiting: list[SimulatedCall] = []
 
-    def send(self, size_bytes: int, cloud_s: float) -> Call:
+    def send(self, size_bytes: int, cloud_s: float) -> SimulatedCall:
         """Put a message into the queue."""
-        call = Call(size_bytes, cloud_s, self._kernel.now_s)
+        call = SimulatedCall(size_bytes, cloud_s, self._kernel.now_s)
         self._waiting.append(call)
         if len(self._waiting) == 1:
             self._await_begin()
         return call
 
-    def give_up(self, call: Call) -> None:
+    def give_up(self, call: SimulatedCall) -> None:
         """Nobody waits for this call any more."""
         if call in self._waiting:
             was_next = self._waiting[0] is call
@@ -80,7 +80,7 @@ class SimulatedUplink:
             call = self._waiting[0]
             self._kernel.call(self._queue.begins_s(call.sent_s, call.size_bytes), lambda: self._begin(call))
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: SimulatedCall) -> None:
         if not self._waiting or self._waiting[0] is not call or call.began:
             return  # given up meanwhile
         del self._waiting[0]
@@ -90,6 +90,6 @@ class SimulatedUplink:
         self._kernel.call(ends_s + self._rtt_s + call.cloud_s, lambda: self._answer(call))
         self._await_begin()
 
-    def _answer(self, call: Call) -> None:
+    def _answer(self, call: SimulatedCall) -> None:
         call.total_s = self._kernel.now_s - call.sent_s
         self._kernel.fire(call.answered)

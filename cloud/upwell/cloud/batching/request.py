@@ -1,0 +1,99 @@
+"""One request on its way through a model's queue, and its result."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from upwell.shared.oip.dataplane import Call
+from upwell.shared.tensors import Array
+
+if TYPE_CHECKING:
+    from upwell.cloud.batching.device import Batch
+
+DEFAULT_PRIORITY = 10
+"""The level of requests that name none; a lower number goes first."""
+
+
+@dataclass(slots=True)
+class RunResult:
+    """A finished request: its outputs, how long it waited, and how long the engine worked on its batch."""
+
+    outputs: Final[Mapping[str, Array]]
+    queue_s: Final[float]
+    compute_s: Final[float]
+
+
+@dataclass(eq=False, slots=True)
+class RunTiming:
+    """What came of a run: the outputs for the rows of all its entries in their order, perhaps with more behind."""
+
+    entries: Final[Sequence[QueuedRequest]]
+    outputs: Final[Mapping[str, Array]]
+    started_s: Final[float]
+    ended_s: Final[float]
+
+
+@dataclass(eq=False, slots=True)
+class QueuedRequest:
+    """One request on its way. `runner` runs the batch that it comes first in, and gives those that begin then.
+
+    An entry never refers to itself: a cycle would keep the tensors of every request until the next
+    garbage collection.
+    """
+
+    inputs: Mapping[str, Array]
+    call: Call
+    rows: int
+    group: object
+    runner: Callable[[Batch], Sequence[Batch]]
+    arrived_s: float
+    client: str = ""
+    priority: int = DEFAULT_PRIORITY
+    turn: threading.Event | None = None
+    """Set when its caller is to go on: it is answered, or is the one who is to tell its batch."""
+    notifies: Batch | None = None
+    """The batch that its caller is to tell of its end."""
+    has_left: bool = False
+    """Whether its caller waits no more."""
+    ran: RunResult | None = None
+    error: Exception | None = None
+    rank: tuple[bool, int] = (False, 0)
+    """The class that it waits in, as its queue saw it last: whether its client is ahead of others, and how urgent."""
+    due_s: float = math.inf
+    """When it ought to be done, as its queue sees it."""
+    is_last: bool = False
+    """Whether it is the last of a batch that is told of its end."""
+    deadline_s: float = field(init=False)
+    """The caller's."""
+
+    def __post_init__(self) -> None:
+        self.deadline_s = self.call.deadline_s
+
+    def take_error(self) -> Exception | None:
+        """The error, of which the entry then knows no more."""
+        error, self.error = self.error, None
+        return error
+
+
+def raise_if(error: Exception | None) -> None:
+    """Raise it, if there is one, without a name left for it in any frame of its traceback.
+
+    Such a name would be a reference cycle, which keeps the tensors of a failed request until the next
+    garbage collection.
+    """
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+
+
+def wake(entries: Iterable[QueuedRequest]) -> None:
+    """Let the callers that wait for these entries go on."""
+    for queued in entries:
+        if queued.turn is not None:
+            queued.turn.set()

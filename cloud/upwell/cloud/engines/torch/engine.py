@@ -1,0 +1,192 @@
+"""PyTorch: a module whose class the operator names, with weights from a safetensors file.
+
+The class says what it takes and gives, since a safetensors file holds weights and nothing else: `inputs`
+and `outputs` are tuples of (name, OIP datatype, shape), with -1 for a dimension that varies. `forward`
+takes tensors in the order of `inputs` and returns a tensor, or a tuple in the order of `outputs`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+# A failing plugin of another accelerator would break `import torch` itself.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.buckets import buckets_for, only_rows_vary
+from upwell.cloud.engines.checks import check_batch, reason_of, shape_fits, tellable, zero_batch
+from upwell.cloud.engines.torch.devices import open_device, warn_of_slow_precision
+from upwell.cloud.engines.torch.modules import build, declared_specs, find_class
+from upwell.cloud.engines.torch.steps import (
+    PRECISIONS,
+    Forward,
+    GraphStep,
+    Step,
+    check_compiler,
+    check_graphs,
+    compiled,
+    eager,
+    failure_of,
+    forward_of,
+    record_on,
+)
+from upwell.shared.errors import ModelFailed
+from upwell.shared.tensors import DTYPES, Array
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class TorchEngine:
+    """One module in evaluation mode on one device; all instances of a model share it.
+
+    With `compile` or `graphs` it is prepared for each of the `buckets` when it is warmed up, and takes batches of no
+    other number of rows; so nothing is compiled once it serves.
+    """
+
+    file_name: ClassVar[str] = "model.safetensors"
+    platform: ClassVar[str] = "pytorch_safetensors"
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, settings: ModelSettings) -> None:
+        self.version = f"torch {torch.__version__}"
+        self.inputs = declared_specs(type(module), "inputs")
+        self.outputs = declared_specs(type(module), "outputs")
+        self._forward: Forward | None = forward_of(module, settings.precision, self.outputs)
+        self._device = device
+        self._settings = settings
+        self._kinds = {spec.name: _torch_dtype(spec.datatype) for spec in self.inputs}
+        self._steps: dict[tuple[torch.Size, ...], Step] = {}
+        self._preparing = threading.Lock()
+        self._is_prepared = settings.compile or settings.graphs
+        self.buckets = self._needed_buckets(settings) if self._is_prepared else ()
+
+    @classmethod
+    def load(cls, name: str, path: Path, settings: ModelSettings) -> TorchEngine:
+        """Build the class that the operator named and put the weights of `path` in. Raises `ModelFailed`."""
+        device = open_device(settings.device)
+        if settings.compile:
+            check_compiler(device)
+        if settings.graphs:
+            check_graphs(device)
+        network = find_class(name, settings.torch_class)
+        module = build(network, path, settings.arguments)
+        warn_of_slow_precision(name, settings.precision, device)
+        try:
+            dtype = PRECISIONS[settings.precision] if settings.precision is not None else None
+            return cls(module.eval().to(device=device, dtype=dtype), device, settings)
+        except RuntimeError as error:
+            raise ModelFailed(f"device {settings.device!r}: {reason_of(error)}") from error
+
+    def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the module. See `Engine.run`."""
+        check_batch(batch, self.inputs, self.buckets)
+        try:
+            return self._run(batch)
+        except ModelFailed as error:  # of the operator's own class, which may name files of its own
+            raise ModelFailed(tellable(str(error))) from error
+
+    def _run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        if torch.get_num_threads() != self._settings.threads:  # of the calling thread, and any thread may call
+            torch.set_num_threads(self._settings.threads)
+        forward = self._forward
+        if forward is None:
+            raise ModelFailed("the model is closed")
+        is_pinned = self._device.type == "cuda"  # so that a copy goes up without another one before it
+        tensors = [_to_torch(batch[name], kind, is_pinned) for name, kind in self._kinds.items()]
+        try:
+            with torch.inference_mode():
+                results = self._step(forward, tensors)(tensors)
+                arrays = [_to_numpy(result) for result in results if isinstance(result, torch.Tensor)]
+        except Exception as error:  # the operator's own class may raise anything
+            raise ModelFailed(f"the network {failure_of(error)}") from error
+        if len(arrays) != len(results):
+            raise ModelFailed(f"the network gave {_kinds(results)}; expected tensors, in the order of its `outputs`")
+        return self._checked(arrays)
+
+    def _step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Step:
+        """What runs tensors of these shapes; made where it is the first time."""
+        key = tuple(one.shape for one in tensors) if self._is_prepared else ()
+        step = self._steps.get(key)
+        if step is None:
+            with self._preparing:
+                step = self._steps.get(key) or self._new_step(forward, tensors)
+                self._steps[key] = step
+        return step
+
+    def _new_step(self, forward: Forward, tensors: Sequence[torch.Tensor]) -> Step:
+        if self._settings.compile:
+            forward = compiled(forward, self._device)
+        if self._settings.graphs:
+            return GraphStep(forward, [one.to(self._device) for one in tensors], record_on(self._device))
+        return eager(forward, self._device)
+
+    def _needed_buckets(self, settings: ModelSettings) -> tuple[int, ...]:
+        """The numbers of rows to prepare, none for a model of fixed shapes; `ModelFailed` where shapes are open."""
+        specs = (*self.inputs, *self.outputs)
+        if only_rows_vary(specs):
+            return buckets_for(settings.buckets, settings.max_batch)
+        if any(-1 in spec.shape for spec in self.inputs):
+            word = "compile" if settings.compile else "graphs"
+            raise ModelFailed(
+                f"`{word}: true` needs shapes of which nothing varies but the rows, the first dimension of every input "
+                f"and output; here {', '.join(f'{one.name} is {list(one.shape)}' for one in specs)}"
+            )
+        return ()
+
+    def _checked(self, arrays: Sequence[Array]) -> dict[str, Array]:
+        """The results by name, if they are what the class says of itself."""
+        if len(arrays) != len(self.outputs):
+            raise ModelFailed(f"the network gave {len(arrays)} outputs, its class declares {len(self.outputs)}")
+        for spec, array in zip(self.outputs, arrays, strict=True):
+            if array.dtype != DTYPES[spec.datatype] or not shape_fits(array.shape, spec.shape):
+                raise ModelFailed(
+                    f"output {spec.name!r} is {array.dtype} {list(array.shape)}, "
+                    f"its class declares {spec.datatype} {list(spec.shape)}"
+                )
+        return {spec.name: array for spec, array in zip(self.outputs, arrays, strict=True)}
+
+    def warm_up(self, rows: int) -> None:
+        """Run zeros once, so that memory is taken and kernels are chosen or compiled. See `Engine.warm_up`."""
+        batch = zero_batch(self.inputs, rows)
+        if batch is not None:
+            check_batch(batch, self.inputs, self.buckets)
+            self._run(batch)
+
+    def close(self) -> None:
+        """Free the module."""
+        self._forward = None
+        self._steps.clear()
+
+
+def _kinds(results: Sequence[object]) -> str:
+    return " and ".join(type(one).__name__ for one in results)
+
+
+def _torch_dtype(datatype: str) -> torch.dtype:
+    return torch.bfloat16 if datatype == "BF16" else torch.from_numpy(np.empty(0, DTYPES[datatype])).dtype
+
+
+def _to_torch(array: Array, kind: torch.dtype, is_pinned: bool) -> torch.Tensor:
+    """A tensor on the host with memory of its own: the network may write to it, and a request's may be read-only."""
+    own = torch.empty(array.shape, dtype=kind, pin_memory=is_pinned)
+    if kind is torch.bfloat16:
+        own.view(torch.int16).numpy()[...] = array.view(np.int16)
+    else:
+        own.numpy()[...] = array
+    return own
+
+
+def _to_numpy(tensor: torch.Tensor) -> Array:
+    """A fresh array, also where the network returned its input or one of its weights."""
+    if tensor.dtype is torch.bfloat16:
+        bits: Array = tensor.view(torch.int16).cpu().numpy()
+        return bits.view(_BF16).copy()
+    array: Array = tensor.detach().cpu().numpy()
+    return array.copy()

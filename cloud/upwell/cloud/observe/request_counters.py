@@ -1,0 +1,138 @@
+"""What one process counts, request by request: a few microseconds of a request, and metrics when asked for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from upwell.cloud.observe.families import ROWS, SECONDS, Histogram, Snapshot
+from upwell.shared.oip.error_counter import error_answers
+from upwell.shared.platform.background_thread import restarts
+from upwell.shared.platform.memory import resident_bytes
+
+ANONYMOUS = "anonymous"
+OTHERS = "others"
+MAX_CLIENTS = 1000
+"""So many clients are told apart; those that come after them are `others` together."""
+
+
+@dataclass(frozen=True)
+class ModelCounts:
+    """One version of a model as it is now; `load_s` is None where it could not be loaded."""
+
+    name: str
+    version: str
+    is_ready: bool
+    waiting: int
+    load_s: float | None
+
+
+@dataclass(slots=True)
+class _Served:
+    """Of one version of a model."""
+
+    answered: int = 0
+    request_s: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    queue_s: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    compute_s: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    rows: Histogram = field(default_factory=lambda: Histogram(ROWS))
+
+
+@dataclass(slots=True)
+class _Client:
+    in_bytes: int = 0
+    out_bytes: int = 0
+    device_s: float = 0.0
+
+
+class RequestCounters:
+    """Counts under one lock. Safe to use from many threads.
+
+    `models` says how each model is now, `traces` what became of the requests that were recorded. The client library's
+    own counters would take a call and a lock for each number, and its files for several processes far more.
+    """
+
+    def __init__(
+        self, models: Callable[[], Iterable[ModelCounts]], traces: Callable[[], Mapping[str, int]] = dict
+    ) -> None:
+        self._models = models
+        self._traces = traces
+        self._lock = threading.Lock()
+        self._served: dict[tuple[str, str], _Served] = {}
+        self._failed: dict[tuple[str, str, str], int] = {}
+        self._clients: dict[str, _Client] = {}
+
+    def answered(
+        self, model: str, version: str, client: str, took_s: float, queue_s: float, in_bytes: int, out_bytes: int
+    ) -> None:
+        """Count an answer."""
+        with self._lock:
+            served = self._served.get((model, version)) or self._of(model, version)
+            served.answered += 1
+            served.request_s.add(took_s)
+            served.queue_s.add(queue_s)
+            used = self._clients.get(client) or self._client(client)
+            used.in_bytes += in_bytes
+            used.out_bytes += out_bytes
+
+    def failed(self, model: str, version: str, status: str, client: str, in_bytes: int) -> None:
+        """Count a request that ended in an error; model and version are empty where there are no such."""
+        with self._lock:
+            key = model, version, status
+            self._failed[key] = self._failed.get(key, 0) + 1
+            (self._clients.get(client) or self._client(client)).in_bytes += in_bytes
+
+    def ran(self, model: str, version: str, rows: int, compute_s: float, shares: Iterable[tuple[str, int]]) -> None:
+        """Count a run of the engine; `shares` says how many of the rows were whose."""
+        with self._lock:
+            served = self._served.get((model, version)) or self._of(model, version)
+            served.compute_s.add(compute_s)
+            served.rows.add(rows)
+            for client, part in shares:
+                (self._clients.get(client) or self._client(client)).device_s += compute_s * part / max(rows, 1)
+
+    def snapshot(self) -> Snapshot:
+        """All of it now."""
+        with self._lock:
+            counts: dict[str, dict[tuple[str, ...], list[float]]] = {
+                "upwell_cloud_requests": {
+                    **{(*key, "OK"): [served.answered] for key, served in self._served.items() if served.answered},
+                    **{key: [count] for key, count in self._failed.items()},
+                },
+                "upwell_cloud_error_answers": {(status,): [count] for status, count in error_answers().items()},
+                "upwell_cloud_thread_restarts": {(thread,): [count] for thread, count in restarts().items()},
+                "upwell_cloud_request_seconds": {key: one.request_s.values[:] for key, one in self._served.items()},
+                "upwell_cloud_queue_seconds": {key: one.queue_s.values[:] for key, one in self._served.items()},
+                "upwell_cloud_compute_seconds": {key: one.compute_s.values[:] for key, one in self._served.items()},
+                "upwell_cloud_batch_rows": {key: one.rows.values[:] for key, one in self._served.items()},
+                "upwell_cloud_client_bytes": {
+                    (client, direction): [size_bytes]
+                    for client, used in self._clients.items()
+                    for direction, size_bytes in (("in", used.in_bytes), ("out", used.out_bytes))
+                },
+                "upwell_cloud_client_device_seconds": {
+                    (client,): [used.device_s] for client, used in self._clients.items()
+                },
+            }
+        states = [*self._models()]
+        return counts | {
+            "upwell_cloud_waiting_requests": {(one.name, one.version): [one.waiting] for one in states if one.is_ready},
+            "upwell_cloud_model_ready": {(one.name, one.version): [float(one.is_ready)] for one in states},
+            "upwell_cloud_model_load_seconds": {
+                (one.name, one.version): [one.load_s] for one in states if one.load_s is not None
+            },
+            "upwell_cloud_cpu_seconds": {(): [time.process_time()]},
+            "upwell_cloud_resident_memory_bytes": {(): [resident_bytes()]},
+            "upwell_cloud_workers": {(): [1.0]},
+            "upwell_cloud_traces": {(became,): [count] for became, count in self._traces().items()},
+        }
+
+    def _of(self, model: str, version: str) -> _Served:
+        return self._served.setdefault((model, version), _Served())
+
+    def _client(self, client: str) -> _Client:
+        """A new one; beyond the bound, the one that stands for all the others."""
+        known = client if client == ANONYMOUS or len(self._clients) < MAX_CLIENTS else OTHERS
+        return self._clients.setdefault(known, _Client())

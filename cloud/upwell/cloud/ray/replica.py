@@ -1,0 +1,258 @@
+"""What one replica of a Ray Serve application runs: the models of a cloud.yaml, and the protocol's methods over them.
+
+Nothing here needs Ray. Ray's gRPC proxy looks up methods by the names that the protocol gives them, hands each the
+serialized request and a context, and takes what can be serialized for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.observe.telemetry import Telemetry
+from upwell.cloud.service.loading import BrokenModel, attempt, calls_at_once, find_models
+from upwell.cloud.service.service import CloudService
+from upwell.shared.errors import ModelFailed, Unavailable, UpwellError
+from upwell.shared.oip.auth.quotas import limited
+from upwell.shared.oip.codec import converters
+from upwell.shared.oip.dataplane import Call, Flag, InferRequest
+from upwell.shared.oip.grpc.calls import failure, infer, read_request
+from upwell.shared.oip.grpc.retrying import trailers
+from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
+from upwell.shared.oip.grpc.streams import METHOD as STREAM_METHOD
+from upwell.shared.oip.statuses import Status
+
+QUICK_CALLS = 16
+"""Calls of a replica beside inference: readiness, metadata, and requests that are refused at once."""
+
+AHEAD = 16
+"""Requests of one stream that are under way at a time."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger("upwell.cloud")
+
+
+class Context(Protocol):
+    """What is used of Ray's `RayServegRPCContext`."""
+
+    def peer(self) -> str:
+        """Where the caller is."""
+        ...
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """What the caller sent with the call."""
+        ...
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Set the status of the call."""
+        ...
+
+    def set_details(self, details: str) -> None:
+        """Set its text."""
+        ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str | bytes]]) -> None:
+        """Set what is sent beside it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Serialized:
+    """A message that is serialized already, for Ray, which serializes what it is given."""
+
+    data: bytes = b""
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
+        """The message."""
+        return self.data
+
+
+def add_methods(servicer: Any, server: Any) -> None:
+    """Tell Ray's gRPC proxy the methods of the protocol; of `grpc_servicer_functions`, in whose manner it is.
+
+    Without (de)serializers: messages pass through the proxy as bytes, and are read once, by a replica.
+    """
+    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in METHODS}
+    handlers[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler(getattr(servicer, STREAM_METHOD))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+class Replica:
+    """All models of a cloud.yaml in one process of Ray's, whose methods are those of the protocol.
+
+    `written` is the configuration as plain values. The constructor loads and warms up every model. Raises
+    `ConfigError`, and `ModelFailed` where no model at all can be served.
+    """
+
+    def __init__(self, written: Mapping[str, Any]) -> None:
+        config = CloudConfig.model_validate(written)
+        serve = config.serve
+        results = [attempt(folder, config).result for folder in find_models(config)]
+        broken = [one for one in results if isinstance(one, BrokenModel)]
+        if len(broken) == len(results):
+            reasons = "; ".join(f"{one.name} version {one.version}: {one.reason}" for one in broken)
+            raise ModelFailed(f"no model can be served: {reasons or 'there is none'}")
+        self._telemetry = Telemetry(serve, lambda: self._service.versions_by_model)
+        self._service = CloudService(results, on_run=self._telemetry.on_run)
+        self._dataplane = self._telemetry.before(limited(self._service, serve.limits, by_token=False))
+        self._most_bytes = serve.max_message
+        self._pool = ThreadPoolExecutor(calls_at_once(results, config) + QUICK_CALLS, "oip")
+
+    async def ServerLive(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
+        """Whether there is a replica."""
+        return await self._answer(lambda _: _flag(data, True), grpc_context)
+
+    async def ServerReady(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
+        """Whether this replica takes requests."""
+        return await self._answer(lambda _: _flag(data, self._dataplane.ready()), grpc_context)
+
+    async def ModelReady(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
+        """Whether a model takes requests here."""
+
+        def answer(_: Call) -> bytes:
+            return converters.serialize_flag(self._dataplane.ready(*converters.parse_model_name(data)))
+
+        return await self._answer(answer, grpc_context)
+
+    async def ServerMetadata(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (as above)
+        """Who serves."""
+
+        def answer(_: Call) -> bytes:
+            converters.parse_empty(data)
+            return converters.serialize_server_metadata(self._dataplane.server_metadata())
+
+        return await self._answer(answer, grpc_context)
+
+    async def ModelMetadata(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (as above)
+        """What a model takes and gives."""
+
+        def answer(_: Call) -> bytes:
+            return converters.serialize_model_metadata(self._dataplane.metadata(*converters.parse_model_name(data)))
+
+        return await self._answer(answer, grpc_context)
+
+    async def ModelInfer(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
+        """Answer one request."""
+
+        def answer(call: Call) -> bytes:
+            response = infer(self._dataplane, read_request(data), call)
+            return _own(lambda: converters.serialize_infer_response(response))
+
+        problem = self._too_large(data, "request")
+        if problem is not None:
+            return _refused(problem, grpc_context)
+        return await self._answer(answer, grpc_context)
+
+    async def ModelStreamInfer(  # noqa: N802 (the protocol's name)
+        self, request_stream: AsyncIterator[bytes], grpc_context: Context
+    ) -> AsyncIterator[Serialized]:
+        """Answer the requests of a stream, in their order; `AHEAD` of them are under way at a time."""
+        call = call_of(grpc_context)
+        under_way: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue(AHEAD)
+
+        async def read() -> None:
+            try:
+                async for data in request_stream:
+                    await under_way.put(asyncio.ensure_future(self._in_thread(partial(self._streamed, data, call))))
+            except Exception as error:  # noqa: BLE001 (whatever Ray raises where the proxy has died)
+                _log.warning("a stream ends, for its requests do not come any more: %s", error)
+            await under_way.put(None)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            while (answer := await under_way.get()) is not None:
+                yield Serialized(await answer)
+        finally:
+            call.cancelled.set()
+            reader.cancel()
+
+    def check_health(self) -> None:
+        """Ray asks every few seconds; what raises here is replaced."""
+        if not self._service.ready():
+            raise Unavailable("the replica takes no more requests")
+
+    def __del__(self) -> None:
+        """Ray calls this when the replica's requests have ended, or the time for that is up."""
+        if hasattr(self, "_pool"):
+            self._service.drain(0.0)
+            self._service.close()
+            self._telemetry.close()
+            self._pool.shutdown(wait=False)
+
+    async def _answer(self, answer: Callable[[Call], bytes], context: Context) -> Serialized:
+        """What `answer` makes in a thread, or the status of what it raises. Ray cancels this when the caller leaves."""
+        call = call_of(context)
+        try:
+            data = await self._in_thread(lambda: answer(call))
+        except asyncio.CancelledError:
+            call.cancelled.set()
+            raise
+        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
+            return _refused(failure(error), context)
+        problem = self._too_large(data, "answer")
+        return Serialized(data) if problem is None else _refused(problem, context)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # Who calls is known by the context, which one thread at a time can be in.
+        return await asyncio.get_running_loop().run_in_executor(self._pool, copy_context().run, work)
+
+    def _streamed(self, data: bytes, call: Call) -> bytes:
+        """The message that answers one request of a stream, be it an error."""
+        request: InferRequest | None = None
+        try:
+            status = self._too_large(data, "request")
+            if status is None:
+                request = read_request(data)
+                response = infer(self._dataplane, request, call)
+                answer = _own(lambda: converters.serialize_stream_response(response))
+                status = self._too_large(answer, "answer")
+                if status is None:
+                    return answer
+        except Exception as error:  # noqa: BLE001 (as above)
+            status = failure(error)
+        return converters.serialize_stream_error(status.text, status.code.name, request)
+
+    def _too_large(self, data: bytes, what: str) -> Status | None:
+        if len(data) <= self._most_bytes:
+            return None
+        text = f"the {what} has {len(data)} bytes; {self._most_bytes} are allowed"
+        return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+
+
+def call_of(context: Context) -> Call:
+    """The circumstances of a call. Ray does not tell the caller's deadline; it cancels when that is over."""
+    sent = dict(context.invocation_metadata())
+    traceparent = sent.get("traceparent", "")
+    return Call(math.inf, Flag(), context.peer(), traceparent if isinstance(traceparent, str) else "")
+
+
+def _refused(status: Status, context: Context) -> Serialized:
+    """End a call with this status. Not by raising: Ray would log that with a traceback, and drop the trailers."""
+    context.set_code(status.code)
+    context.set_details(status.text)
+    context.set_trailing_metadata(list(trailers(status)))
+    return Serialized()
+
+
+def _own(serialize: Callable[[], bytes]) -> bytes:
+    """What the protocol cannot carry of an answer is a fault of the model, not of the caller."""
+    try:
+        return serialize()
+    except UpwellError as error:
+        raise RuntimeError("the answer cannot be serialized") from error
+
+
+def _flag(data: bytes, flag: bool) -> bytes:
+    converters.parse_empty(data)
+    return converters.serialize_flag(flag)

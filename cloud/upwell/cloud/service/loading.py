@@ -1,0 +1,188 @@
+"""From folders of the repository to models that can answer, or the reason why one cannot."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from upwell.cloud.batching.batcher import Batcher
+from upwell.cloud.batching.device import device_for
+from upwell.cloud.batching.fixed import by_rows
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.engines.base import Engine, EngineType, ModelSettings
+from upwell.cloud.engines.checks import printable, tellable, works_by_rows
+from upwell.cloud.engines.loading import engine_type
+from upwell.cloud.repository.repository import Files, ModelFolder, scan, select
+from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
+from upwell.shared.signature.description import load_description
+from upwell.shared.signature.processor import Processor
+
+log = logging.getLogger("upwell.cloud")
+
+_LONG_S = 1.0
+"""What takes longer is worth a line of its own: engines that compile may take a minute for each size."""
+
+
+@dataclass(frozen=True, eq=False)
+class CloudModel:
+    """One version of a model, ready to answer. Loaded twice, it is two."""
+
+    name: str
+    version: str
+    platform: str
+    digest: str
+    settings: ModelSettings
+    engine: Engine
+    processor: Processor
+    batcher: Batcher
+    load_s: float = 0.0
+    """What loading and warming up took."""
+
+
+@dataclass(frozen=True)
+class BrokenModel:
+    """One version of a model that could not be loaded. `reason` may be told to callers."""
+
+    name: str
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoadAttempt:
+    """What came of loading one version, and the state of its files before that."""
+
+    files: Files
+    result: CloudModel | BrokenModel
+
+
+def find_models(config: CloudConfig, *, begins: bool = True) -> list[ModelFolder]:
+    """All versions that are to be served, by model and number.
+
+    Raises `ConfigError`. So do names that no model can have and settings of a model or version that is not there,
+    which are only warned of where models may still come, or where not `begins`: others serve already.
+    """
+    is_strict = begins and not config.serve.repository.may_change
+    found: dict[str, list[ModelFolder]] = {}
+    for folder in scan(config.serve.models, is_strict=is_strict):
+        found.setdefault(folder.name, []).append(folder)
+    missing = [*_missing_models(config, found), *_missing_versions(config, found)]
+    if missing and is_strict:
+        raise ConfigError(missing)
+    for problem in missing:
+        log.warning("%s", problem)
+    return [folder for name, folders in found.items() for folder in select(folders, config.versions_of(name))]
+
+
+def _missing_models(config: CloudConfig, found: Mapping[str, Sequence[ModelFolder]]) -> Iterator[Problem]:
+    for name in config.models:
+        if name not in found:
+            text = f"not in {config.serve.models}; there is {', '.join(found)}"
+            yield Problem(None, None, None, f"models.{name}", text)
+
+
+def _missing_versions(config: CloudConfig, found: Mapping[str, Sequence[ModelFolder]]) -> Iterator[Problem]:
+    for name, folders in found.items():
+        there = [folder.version for folder in folders]
+        wanted = config.versions_of(name)
+        for version in wanted if isinstance(wanted, tuple) else ():
+            if version not in there:
+                text = f"version {version} is not there; there is {', '.join(map(str, there))}"
+                yield Problem(None, None, None, f"models.{name}.versions", text)
+
+
+def attempt(folder: ModelFolder, config: CloudConfig) -> LoadAttempt:
+    """Load one version as `load_model` does, and see to it that its files did not change meanwhile."""
+    files = folder.files()
+    result = load_model(folder, config)
+    if folder.files() != files:
+        if isinstance(result, CloudModel):
+            result.engine.close()
+        result = BrokenModel(result.name, result.version, "its files changed while they were read")
+        log.error("model %s version %s is not served: %s", result.name, result.version, result.reason)
+    return LoadAttempt(files, result)
+
+
+def calls_at_once(models: Sequence[CloudModel | BrokenModel], config: CloudConfig) -> int:
+    """How many requests `models` let in at once: they run, some of them in one batch, or wait in a queue.
+
+    Where models may change, twice that and with those that are still broken: the requests of a version that is given
+    up end beside those of the new one, and models that come later need room too.
+    """
+    may_change = config.serve.repository.may_change
+    every = [config.settings(one.name) for one in models if may_change or isinstance(one, CloudModel)]
+    calls = sum(settings.instances * settings.max_batch + settings.max_queue for settings in every)
+    return (2 if may_change else 1) * calls
+
+
+def load_model(folder: ModelFolder, config: CloudConfig) -> CloudModel | BrokenModel:
+    """Load one version and warm it up. What is wrong with it is logged whole.
+
+    Raises `ConfigError` only where the engine itself is not installed.
+    """
+    settings = config.settings(folder.name)
+    kind = engine_type(settings.engine)
+    name, version = folder.name, str(folder.version)
+    try:
+        return _load(folder, settings, kind)
+    except ConfigError as error:
+        problems = "\n".join(printable(str(problem)) for problem in error.problems)
+        log.error("model %s version %s is not served: its description is wrong\n%s", name, version, problems)
+        return BrokenModel(name, version, "its model.yaml is wrong; the service's log says where")
+    except (ModelFailed, InvalidRequest) as error:  # the latter where even zeros of its own shapes do not fit
+        log.error("model %s version %s is not served: %s", name, version, printable(str(error)))
+        return BrokenModel(name, version, tellable(str(error)))
+    except OSError as error:
+        log.error("model %s version %s is not served: %s", name, version, printable(str(error)))
+        return BrokenModel(name, version, f"its files cannot be read: {error.strerror}")
+    except Exception:  # whatever a framework raises for a strange file, the other models are served
+        log.exception("model %s version %s is not served", name, version)
+        return BrokenModel(name, version, "it cannot be loaded; the service's log says why")
+
+
+def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> CloudModel:
+    started_s = time.monotonic()
+    path = folder.file(kind.file_name)
+    digest = folder.digest(path)  # before anything else reads it: this refuses weights outside the folder
+    description = folder.description
+    engine = by_rows(kind.load(folder.name, path, settings), settings.buckets)
+    buckets = engine.buckets or settings.buckets
+    processor = Processor(
+        load_description(description, within=folder.root) if description else None,
+        engine.inputs,
+        engine.outputs,
+        settings.engine,
+    )
+    _warm_up(folder, engine, buckets, settings.max_batch)
+    batcher = Batcher(
+        engine,
+        instances=settings.instances,
+        max_batch=settings.max_batch,
+        buckets=buckets,
+        max_queue=settings.max_queue,
+        device=device_for(settings.device),
+    )
+    name, load_s = folder.name, time.monotonic() - started_s
+    return CloudModel(name, str(folder.version), kind.platform, digest, settings, engine, processor, batcher, load_s)
+
+
+def _warm_up(folder: ModelFolder, engine: Engine, buckets: Sequence[int], max_batch: int) -> None:
+    """Have the engine ready for every size of batch that it will get. What takes long is logged as it goes on."""
+    if works_by_rows(engine):
+        sizes: Sequence[int] = buckets or sorted({1, max_batch})
+    else:
+        sizes = [1]
+        if max_batch > 1 or buckets:
+            log.warning("model %s has no rows to batch by; each request runs alone", folder.name)
+    if engine.buckets:
+        listed = ", ".join(map(str, engine.buckets))
+        log.info("model %s version %d: preparing it for batches of %s rows", folder.name, folder.version, listed)
+    for place, rows in enumerate(sizes, 1):
+        started_s = time.monotonic()
+        engine.warm_up(rows)
+        took_s = time.monotonic() - started_s
+        if took_s >= _LONG_S:
+            text = "model %s version %d: %d of %d sizes prepared, the latest (%d rows) in %.1f s"
+            log.info(text, folder.name, folder.version, place, len(sizes), rows, took_s)

@@ -1,0 +1,272 @@
+"""The cloud service's use case: one request, from the caller's tensors to the answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version as package_version
+
+from upwell.cloud.batching.priority import priority_of
+from upwell.cloud.batching.request import DEFAULT_PRIORITY
+from upwell.cloud.observe.observer import OnRun
+from upwell.cloud.service.loading import BrokenModel, CloudModel
+from upwell.cloud.service.model_versions import ModelVersions, offered
+from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
+from upwell.shared.oip.capabilities import extensions
+from upwell.shared.oip.dataplane import (
+    Call,
+    Dataplane,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Parameter,
+    ServerMetadata,
+)
+from upwell.shared.oip.labels import LABELS, label_parameters
+from upwell.shared.platform.call_threads import yield_permit
+from upwell.shared.signature.processor import Prepared
+from upwell.shared.tensors import Array
+
+_HELD_S = 1.0
+"""How long a refusal is held at the most, see `CloudService.hold_refusals`."""
+
+
+class CloudService(Dataplane):
+    """A `Dataplane` over loaded models: pre-processing, queue and engine, post-processing.
+
+    A request without a version gets the one its model's offer names: the highest, if that is not broken. An answer
+    carries `upwell.cloud_queue_ms`, `upwell.cloud_compute_ms` (of the whole batch it was in) and
+    `upwell.cloud_digest`.
+
+    What is offered is one table that is replaced whole, so a request sees a model as it was before a change or
+    as it is after. A request ends on the version it began on, and an engine that is given up is closed when
+    the last of its requests has ended.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[CloudModel | BrokenModel],
+        *,
+        extra_extensions: Sequence[str] = (),
+        on_run: OnRun | None = None,
+    ) -> None:
+        by_name: dict[str, list[CloudModel | BrokenModel]] = {}
+        for model in models:
+            by_name.setdefault(model.name, []).append(model)
+        self._versions_by_model: Mapping[str, ModelVersions] = {
+            name: offered(by_name[name]) for name in sorted(by_name)
+        }
+        self._extra_extensions = tuple(extra_extensions)
+        self._on_run = on_run
+        for model_versions in self._versions_by_model.values():
+            self._watch(model_versions)
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._in_use: dict[CloudModel, int] = {}
+        self._given_up: set[CloudModel] = set()
+        self._draining = False
+        self._refusing = threading.Event()
+        self._refusing.set()
+
+    @property
+    def versions_by_model(self) -> Mapping[str, ModelVersions]:
+        """All models, ready or not, by name: as they are now, whatever changes later."""
+        return self._versions_by_model
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        """Answer one request. Raises as `Dataplane.infer`; `Unavailable` while draining."""
+        model = self._begin(request)
+        try:
+            return _answer(model, request, call)
+        finally:
+            self._end(model)
+
+    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """The signature of a model, and all of its versions that are ready."""
+        found = self._find(model, version)
+        signature = found.processor.signature
+        model_versions = self._versions_by_model.get(model)
+        ready = tuple(one.version for one in model_versions.served) if model_versions is not None else ()
+        inputs, outputs = (tuple(part.spec for part in side) for side in (signature.inputs, signature.outputs))
+        return ModelMetadata(model, ready, found.platform, inputs, outputs)
+
+    def server_metadata(self) -> ServerMetadata:
+        """Who serves, and the versions that decide whether the edge processes bit for bit alike."""
+        announced = (*extensions(), *self._extra_extensions)
+        return ServerMetadata("upwell-cloud", package_version("upwell"), announced)
+
+    def ready(self, model: str | None = None, version: str = "") -> bool:
+        """Whether the service, or that model, answers now."""
+        if self._draining or model is None:
+            return not self._draining
+        try:
+            self._find(model, version)
+        except (ModelNotFound, Unavailable):
+            return False
+        return True
+
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._in_use
+
+    def drain(self, limit_s: float) -> bool:
+        """Take no more requests and wait until those under way have been answered; False if that took too long.
+
+        Runs of which every caller has left count too.
+        """
+        end_s = time.monotonic() + limit_s
+        with self._idle:
+            self._draining = True
+            if not self._idle.wait_for(lambda: not self._in_use, limit_s):
+                return False
+            served = [model for model_versions in self._versions_by_model.values() for model in model_versions.served]
+        return all(model.batcher.rest(end_s - time.monotonic()) for model in served)
+
+    def hold_refusals(self) -> None:
+        """After `drain`: let those that are refused wait for `release_refusals`, a moment at the most.
+
+        A server that is closed breaks off what it has not looked at yet, without a word. While callers wait for a
+        refusal they send nothing that could meet with that.
+        """
+        self._refusing.clear()
+
+    def release_refusals(self) -> None:
+        """Refuse those that wait, and from now on at once."""
+        self._refusing.set()
+
+    def close(self) -> None:
+        """Free all models, after `drain`."""
+        for name in self._versions_by_model:
+            self.put(name, None)
+
+    def put(self, name: str, model_versions: ModelVersions | None) -> None:
+        """Offer the model `name` as `model_versions` says from now on (None: no more), all at once.
+
+        What was offered before and is not any more is closed here, or as soon as its requests have ended. While
+        draining nothing new is taken, and an offer's models are given up.
+        """
+        if model_versions is not None:
+            self._watch(model_versions)
+        with self._idle:
+            former = self._versions_by_model.get(name)
+            if self._draining and model_versions is not None:
+                former, model_versions = model_versions, former
+            else:
+                table = {one: each for one, each in self._versions_by_model.items() if one != name}
+                table |= {name: model_versions} if model_versions is not None else {}
+                self._versions_by_model = {one: table[one] for one in sorted(table)}
+            kept = set() if model_versions is None else set(model_versions.served)
+            given_up = [] if former is None else [model for model in former.served if model not in kept]
+            self._given_up.update(model for model in given_up if model in self._in_use)
+            idle = [model for model in given_up if model not in self._in_use]
+        for model in idle:
+            if model.batcher.rest(0.0):
+                model.engine.close()
+            else:
+                _close_at_rest(model)
+
+    def _watch(self, model_versions: ModelVersions) -> None:
+        if self._on_run is not None:
+            for model in model_versions.served:
+                model.batcher.on_run = partial(self._on_run, model)
+
+    def _begin(self, request: InferRequest) -> CloudModel:
+        """The model that is to answer, which has one more request under way now."""
+        with self._lock:
+            if not self._draining:
+                model = self._find(request.model, request.version)
+                self._in_use[model] = self._in_use.get(model, 0) + 1
+                return model
+        self._refusing.wait(_HELD_S)
+        raise Unavailable("the service is draining and takes no more requests")
+
+    def _end(self, model: CloudModel) -> None:
+        with self._lock:
+            self._in_use[model] -= 1
+            if self._in_use[model]:
+                return
+            del self._in_use[model]
+            last = model in self._given_up
+            self._given_up.discard(model)
+            if self._draining:
+                self._idle.notify_all()
+        if last:
+            _close_at_rest(model)
+
+    def _find(self, name: str, version: str) -> CloudModel:
+        versions_by_model = self._versions_by_model
+        if name not in versions_by_model:
+            raise ModelNotFound(f"no model {name!r} here; there is {', '.join(versions_by_model) or 'none'}")
+        versions = versions_by_model[name].versions
+        if version and version not in versions:
+            raise ModelNotFound(f"model {name!r} has no version {version!r}; there is {', '.join(versions)}")
+        model = versions[version or versions_by_model[name].default]
+        if isinstance(model, BrokenModel):
+            raise Unavailable(f"model {name!r} version {model.version} is not ready: {model.reason}")
+        return model
+
+
+def _close_at_rest(model: CloudModel) -> None:
+    """Close its engine when its last run has ended, and not in this thread, whose caller may wait for an answer."""
+
+    def close() -> None:
+        model.batcher.rest()
+        model.engine.close()
+
+    threading.Thread(target=close, name=f"close {model.name}/{model.version}", daemon=True).start()
+
+
+def _answer(model: CloudModel, request: InferRequest, call: Call) -> InferResponse:
+    if request.outputs:
+        _check_wanted(request, model)
+    processor = model.processor
+    priority = priority_of(request.parameters) if request.parameters else DEFAULT_PRIORITY
+    if not processor.identity:
+        model.batcher.check(call, priority)
+        yield_permit()  # pictures are decoded without the interpreter's lock
+    trace, started_s = call.trace, time.monotonic()
+    prepared = processor.pre(request.inputs)
+    if trace is not None:
+        trace.add("upwell.cloud.pre", started_s)
+    raw, queue_s, compute_s = _run(model, prepared, call, priority)
+    ran_s = time.monotonic()
+    outputs = processor.post(raw, prepared)
+    if trace is not None:
+        trace.add("upwell.cloud.post", ran_s)
+    if request.outputs:
+        outputs = {name: outputs[name] for name in request.outputs}
+    facts: dict[str, Parameter] = {
+        "upwell.cloud_queue_ms": 1e3 * queue_s,
+        "upwell.cloud_compute_ms": 1e3 * compute_s,
+        "upwell.cloud_digest": model.digest,
+    }
+    if LABELS in request.parameters:
+        facts.update(label_parameters(request.parameters, processor.signature.labels))
+    return InferResponse(model.name, outputs, model.version, request.id, facts)
+
+
+def _check_wanted(request: InferRequest, model: CloudModel) -> None:
+    for name in request.outputs:
+        known = [output.name for output in model.processor.signature.outputs]
+        if name not in known:
+            raise InvalidRequest(f"model {model.name!r} has no output {name!r}; there is {', '.join(known)}")
+
+
+def _run(model: CloudModel, prepared: Prepared, call: Call, priority: int) -> tuple[Mapping[str, Array], float, float]:
+    """The model's own outputs, and the seconds spent waiting and running."""
+    if model.processor.runs_whole(prepared):
+        alone = model.batcher.run(prepared.tensors, call, priority)
+        return alone.outputs, alone.queue_s, alone.compute_s
+    queue_s = compute_s = 0.0
+
+    def run(tensors: Mapping[str, Array]) -> Mapping[str, Array]:
+        nonlocal queue_s, compute_s
+        ran = model.batcher.run(tensors, call, priority)
+        queue_s += ran.queue_s
+        compute_s += ran.compute_s
+        return ran.outputs
+
+    raw = model.processor.run_rows(run, prepared)
+    return raw, queue_s, compute_s

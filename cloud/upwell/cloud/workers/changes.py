@@ -1,0 +1,106 @@
+"""Loads and unloads by request, made in all workers before the one that asks is told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from upwell.cloud.workers.messages import Ask, Change, Done, Message, StartWorker, WorkerReply
+
+Tell = Callable[[int, Message], None]
+
+_NOBODY = -1
+
+
+@dataclass
+class _UnderWay:
+    """One change: who asked for it, and which workers have not yet done it."""
+
+    change: Change
+    asker: int
+    ask_id: int
+    waiting: set[int]
+    error: tuple[str, str] | None = None
+
+
+class Changes:
+    """The supervisor's part: one change at a time, told to all workers, and remembered for those that come later.
+
+    `tell` sends a message to the worker of a number. Used by one thread.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._queue: deque[tuple[int, Ask]] = deque()
+        self._now: _UnderWay | None = None
+        self._count = 0
+        self._unloaded: set[str] = set()
+        self._versions: dict[str, tuple[str, ...]] = {}
+        self._workers: set[int] = set()
+
+    def note(self, versions: Mapping[str, tuple[str, ...]]) -> None:
+        """These versions of the models were loaded at the start."""
+        self._versions.update(versions)
+
+    def start(self, number: int, config: Mapping[str, object]) -> list[Message]:
+        """What to say first to a worker that begins now: it comes up as the others are, a change under way included."""
+        self._workers.add(number)
+        first: list[Message] = [
+            StartWorker(number, config, tuple(sorted(self._unloaded)), dict(self._versions) if self._versions else None)
+        ]
+        if self._now is not None:
+            self._now.waiting.add(number)
+            first.append(self._now.change)
+        return first
+
+    def ask(self, number: int, ask: Ask) -> None:
+        """A worker asks for a change."""
+        self._queue.append((number, ask))
+        self._next()
+
+    def done(self, number: int, done: Done) -> None:
+        """A worker has made the change under way, or could not."""
+        if self._now is None or self._now.change.id != done.id:
+            return
+        self._remember(self._now.change, done.versions)
+        self._now.error = self._now.error or done.error
+        self._without(number)
+
+    def gone(self, number: int) -> None:
+        """A worker has died: nobody waits for it, and what it asked for is nobody's wish any more, unless begun."""
+        self._workers.discard(number)
+        self._queue = deque((asker, ask) for asker, ask in self._queue if asker != number)
+        if self._now is not None and self._now.asker == number:
+            self._now.asker = _NOBODY  # the worker that will have this number has not asked
+        self._without(number)
+
+    def _without(self, number: int) -> None:
+        now = self._now
+        if now is None:
+            return
+        now.waiting.discard(number)
+        if now.waiting:
+            return
+        self._now = None
+        if now.asker in self._workers:
+            self._tell(now.asker, WorkerReply(now.ask_id, now.error))
+        self._next()
+
+    def _remember(self, change: Change, versions: tuple[str, ...]) -> None:
+        """A change that any worker has made holds for those that come later."""
+        if versions and change.unload:
+            self._unloaded.add(change.model)
+        elif versions:
+            self._unloaded.discard(change.model)
+            self._versions[change.model] = versions
+
+    def _next(self) -> None:
+        if self._now is not None or not self._queue:
+            return
+        asker, ask = self._queue.popleft()
+        self._count += 1
+        change = Change(self._count, ask.model, ask.unload)
+        self._now = _UnderWay(change, asker, ask.id, set(self._workers))
+        for number in sorted(self._workers):
+            self._tell(number, change)

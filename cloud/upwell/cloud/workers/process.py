@@ -1,0 +1,230 @@
+"""The life of a process that serves: load, serve, drain. Of several that share a port `upwell.cloud.scale` has more."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import queue
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.progress import track
+
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
+from upwell.cloud.repository.control import ModelRepository
+from upwell.cloud.repository.repository import ModelFolder
+from upwell.cloud.repository.watch import RepositoryWatch
+from upwell.cloud.service.loading import BrokenModel, LoadAttempt, attempt, calls_at_once, find_models
+from upwell.cloud.service.model_versions import UNLOADED
+from upwell.cloud.service.service import CloudService
+from upwell.cloud.workers.banner import Listening, ModelLine, announce
+from upwell.cloud.workers.memory_trim import MemoryTrimmer
+from upwell.cloud.workers.probes import MAX_STREAMS, Health, Reflection
+from upwell.cloud.workers.supervisor import supervise
+from upwell.shared.config.security import check_exposure, warn_of_root
+from upwell.shared.errors import ModelFailed
+from upwell.shared.oip.auth.quotas import limited
+from upwell.shared.oip.grpc.repository import EXTENSION, Repository, add_repository_methods
+from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
+from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.platform.stopping import stop_signals
+from upwell.shared.platform.systemd import Systemd
+from upwell.shared.telemetry.logs import set_up_logs
+
+_QUICK_CALLS = 16
+"""Calls beside inference: health, metadata, loading, and requests that are refused at once."""
+AT_WORK = 1
+"""Calls that use the interpreter at once: a second one only contends for its lock."""
+_EXPERIMENTS = "GRPC_EXPERIMENTS", "-event_engine_listener"
+"""gRPC's threads that wait for its events then read the sockets themselves, rather than be woken by another one: a
+quarter of a small request's time. gRPC reads it when the first server is made; what the environment has goes before."""
+_CLOSING_S = 1.0
+_SETTLING_S = 0.2
+"""Until the callers that go on asking wait for a refusal, each of them."""
+
+BROKEN_OFF = "error: some requests took longer than the drain time and are broken off"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was changed by request before this process began: the models `unloaded`, and the versions of the others.
+
+    `versions` is None where there is nothing to go by: then what lies in the folders decides.
+    """
+
+    unloaded: frozenset[str] = frozenset()
+    versions: Mapping[str, Sequence[str]] | None = None
+
+
+FRESH = Restored()
+"""Nothing was changed."""
+
+
+def run(config: CloudConfig) -> None:
+    """Serve until one of `stop_signals`, then answer what was accepted and come back.
+
+    Nothing listens before every model has been loaded and warmed up, in every worker. Raises `ConfigError`, and
+    `ModelFailed` where no model at all can be served; one that is broken beside others is only not ready.
+    """
+    console = set_up_logs(config.serve.log)
+    os.environ.setdefault(*_EXPERIMENTS)
+    check_exposure(
+        [*config.serve.listen, *config.serve.listen_http], config.serve.security
+    )  # loading may take minutes, so say this first
+    warn_of_root([*config.serve.listen, *config.serve.listen_http])
+    if config.serve.workers > 1:
+        supervise(config, console)
+    else:
+        _run_alone(config, console)
+
+
+def _run_alone(config: CloudConfig, console: Console) -> None:
+    process = ServingProcess(config, console)
+    # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
+    stop: queue.SimpleQueue[None] = queue.SimpleQueue()
+    signals = stop_signals()
+    for number in signals:
+        signal.signal(number, lambda *_: stop.put(None))
+    metrics = config.serve.metrics
+    page = serve_metrics(metrics, process.telemetry.snapshots) if metrics else ""
+    announce(console, process.models, replace(process.start(), metrics=page))
+    systemd = Systemd.of_environment()
+    systemd.ready()
+    systemd.ping_until(stop, process.service.ready)
+    for number in signals:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    console.print("draining", markup=False)
+    systemd.stopping()
+    if not process.drain():
+        console.print(BROKEN_OFF, markup=False)
+        logging.shutdown()
+        os._exit(1)  # a plain exit would wait for their threads, however long
+
+
+class ServingProcess:
+    """One process's part of the service: its models, what answers for them, and the servers in front.
+
+    The constructor loads the models, `start` listens, `drain` ends it. `console` shows the progress. Raises as `run`.
+    """
+
+    def __init__(self, config: CloudConfig, console: Console | None = None, restored: Restored = FRESH) -> None:
+        self._config = config
+        folders = _to_serve(config, restored)
+        attempts = _load([one for one in folders if one.name not in restored.unloaded], config, console)
+        if not restored.unloaded:
+            _check_any(attempts)
+        unloaded = [one for one in folders if one.name in restored.unloaded]
+        results = [one.result for one in attempts]
+        results += [BrokenModel(one.name, str(one.version), UNLOADED) for one in unloaded]
+        self.models = [ModelLine.of(result) for result in results]
+        self._calls = calls_at_once(results, config) + _QUICK_CALLS
+        extensions = [EXTENSION] if config.serve.repository.control else []
+        self.telemetry = Telemetry(config.serve, lambda: self.service.versions_by_model)
+        self.service = CloudService(results, extra_extensions=extensions, on_run=self.telemetry.on_run)
+        if restored.versions is not None:  # beside others, in which a broken version took no place of what answered
+            for name, model_versions in self.service.versions_by_model.items():
+                self.service.put(name, model_versions.answering())
+        self._health = Health({name: self.service.ready(name) for name in self.service.versions_by_model})
+        self.repository = ModelRepository(config, self.service, attempts, self._health.show, restored.unloaded)
+        every_s = config.serve.repository.watch
+        self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
+        self._trimming = MemoryTrimmer(self.service.is_idle)
+        self._server: RunningServer | None = None
+        self._web: RunningHttpServer | None = None
+
+    def start(self, repository: Repository | None = None, *, shares_ports: bool = False) -> Listening:
+        """Listen, and look after the model folders. `repository` answers for them, by default this process's own.
+
+        With `shares_ports` other processes of this user listen on the same ports. Raises `ConfigError`.
+        """
+        serve = self._config.serve
+        connections = Connections(shares_ports, serve.connection_age_s, serve.drain)
+        dataplane = self.telemetry.before(limited(self.service, serve.limits, by_token=serve.tokens is not None))
+        self._server = start_server(
+            dataplane,
+            serve.listen,
+            max_workers=self._calls + MAX_STREAMS,
+            at_work=AT_WORK,
+            max_message_bytes=serve.max_message,
+            security=serve.security,
+            connections=connections,
+            extra=[
+                self._health.add_to,
+                Reflection().add_to,
+                lambda server: add_repository_methods(server, repository or self.repository),
+            ],
+        )
+        listening = Listening(self._server.addresses)
+        if serve.listen_http:
+            self._web = start_http_server(
+                dataplane,
+                serve.listen_http,
+                max_workers=self._calls,
+                max_message_bytes=serve.max_message,
+                security=serve.security,
+                connections=connections,
+            )
+            listening = Listening(self._server.addresses, self._web.addresses)
+        if self._watch is not None:
+            self._watch.start()
+        self._trimming.start()
+        return listening
+
+    def drain(self) -> bool:
+        """Answer what was accepted, then end; False where that took too long, and threads are still at work.
+
+        It says that no more is taken while the port is still open, so that whoever asks learns it, then closes.
+        """
+        self._health.enter_graceful_shutdown()
+        self._trimming.stop()
+        in_time = self.service.drain(self._config.serve.drain)
+        self.service.hold_refusals()
+        time.sleep(_SETTLING_S)
+        if self._server is not None:
+            self._server.stop(_CLOSING_S, self._let_refused_go)
+        if self._web is not None:
+            self._web.stop(_CLOSING_S)
+        self.telemetry.close()
+        if not in_time:
+            return False
+        self.service.close()
+        if self._watch is not None:
+            self._watch.stop()
+        gc.freeze()  # or the interpreter, ending, looks through all that a framework holds, which takes seconds
+        return True
+
+    def _let_refused_go(self) -> None:
+        # Those who wait for their refusal over a connection that is kept would send the next request into its end.
+        if self._web is not None:
+            self._web.end()
+        self.service.release_refusals()
+
+
+def _to_serve(config: CloudConfig, restored: Restored) -> list[ModelFolder]:
+    """The versions that are to be there. Raises `ConfigError`.
+
+    A process that begins later than others offers the versions that they do, unless each looks for new ones itself.
+    """
+    others = restored.versions
+    folders = find_models(config, begins=others is None)
+    if others is None or config.serve.repository.watch:
+        return folders
+    return [one for one in folders if str(one.version) in others.get(one.name, ())]
+
+
+def _load(folders: Sequence[ModelFolder], config: CloudConfig, console: Console | None) -> list[LoadAttempt]:
+    hidden = console is None or not console.is_terminal
+    bar = track(folders, "loading models", console=console, transient=True, disable=hidden)
+    return [attempt(folder, config) for folder in bar]
+
+
+def _check_any(attempts: Sequence[LoadAttempt]) -> None:
+    broken = [one.result for one in attempts if isinstance(one.result, BrokenModel)]
+    if len(broken) == len(attempts):
+        reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
+        raise ModelFailed(f"no model can be served: {reasons or 'none of the versions that are asked for is there'}")

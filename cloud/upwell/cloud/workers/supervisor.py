@@ -1,0 +1,248 @@
+"""Several processes that share their ports: started together, restarted one by one, drained together."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from upwell.cloud.config import CloudConfig
+from upwell.cloud.observe.telemetry import serve_metrics
+from upwell.cloud.observe.worker_metrics import WorkerMetrics
+from upwell.cloud.workers.banner import Listening, ModelLine, announce
+from upwell.cloud.workers.changes import Changes
+from upwell.cloud.workers.messages import Ask, Counted, Done, Drain, Failed, Listen, Loaded, Message, Serving
+from upwell.cloud.workers.ports import Reserved, reserve
+from upwell.cloud.workers.worker_handle import Phase, Restarts, WorkerHandle
+from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.platform.stopping import stop_signals
+from upwell.shared.platform.systemd import Systemd
+
+_DRAIN_MARGIN_S = 10.0
+"""Beyond the drain time, for what closes after it."""
+
+log = logging.getLogger("upwell.cloud")
+
+
+class WorkersFailed(UpwellError):
+    """The workers cannot serve: one ended before it did, or dies again and again."""
+
+
+def supervise(config: CloudConfig, console: Console) -> None:
+    """Run `serve.workers` workers until one of `stop_signals`, then have them drain, and come back when all have ended.
+
+    Raises `ConfigError`, and `WorkersFailed`; exits with 1 where requests were lost in the drain.
+    """
+    for device in {config.defaults.device, *(config.settings(name).device for name in config.models)} - {"cpu"}:
+        log.warning("each of %d workers loads its models onto the device %s", config.serve.workers, device)
+    ports, web_ports = reserve(config.serve.listen), reserve(config.serve.listen_http)
+    try:
+        _Supervisor(config, console, ports, web_ports).run()
+    finally:
+        ports.close()
+        web_ports.close()
+
+
+class _Supervisor:
+    """One thread, which does nothing but wait for workers, signals and times; it never blocks on a worker for long."""
+
+    def __init__(self, config: CloudConfig, console: Console, ports: Reserved, web_ports: Reserved) -> None:
+        self._counted = WorkerMetrics()
+        page = serve_metrics(config.serve.metrics, self._counted.read) if config.serve.metrics else ""
+        self._listening = Listening(ports.addresses, web_ports.addresses, page)
+        serve = config.serve.model_copy(update={"listen": ports.addresses, "listen_http": web_ports.addresses})
+        self._config: Mapping[str, Any] = config.model_copy(update={"serve": serve}).as_written()
+        self._count, self._drain_s = serve.workers, serve.drain
+        self._console = console
+        self._systemd = Systemd.of_environment()
+        self._worker_handles: dict[int, WorkerHandle] = {}
+        self._restarts = dict.fromkeys(range(1, self._count + 1), Restarts())
+        self._start_at_s: dict[int, float] = {}
+        self._changes = Changes(lambda number, message: self._worker_handles[number].tell([message]))
+        self._selector = selectors.DefaultSelector()
+        self._models: tuple[ModelLine, ...] = ()
+        self._announced = False
+        self._drain_until_s: float | None = None
+        self._ping_at_s = math.inf
+        self._failure: UpwellError | None = None
+        self._lost = False
+        self._stop_signals = stop_signals()
+        self._signals, self._signals_in = socket.socketpair()
+
+    def run(self) -> None:
+        """Until everything has ended."""
+        self._signals_in.setblocking(False)
+        signal.set_wakeup_fd(self._signals_in.fileno())
+        for one in self._stop_signals:
+            signal.signal(one, lambda *_: None)
+        self._selector.register(self._signals, selectors.EVENT_READ, None)
+        try:
+            for number in range(1, self._count + 1):
+                self._start(number)
+            while self._worker_handles or self._drain_until_s is None:
+                self._step()
+        finally:
+            for worker_handle in self._worker_handles.values():
+                worker_handle.kill()
+            for worker_handle in self._worker_handles.values():
+                worker_handle.end()
+            signal.set_wakeup_fd(-1)
+        if self._failure is not None:
+            raise self._failure
+        if self._lost:
+            self._console.print("error: requests were lost in the drain", markup=False)
+            raise SystemExit(1)
+
+    def _step(self) -> None:
+        """Wait for the next thing to happen, and see to it."""
+        now_s = time.monotonic()
+        until_s = min([*self._start_at_s.values(), self._drain_until_s or math.inf, self._ping_at_s])
+        events = self._selector.select(None if until_s == math.inf else max(0.0, until_s - now_s))
+        for key, _ in events:
+            if key.data is None:
+                self._on_signal(signal.Signals(self._signals.recv(1)[0]))
+            else:
+                self._on_worker(key.data)
+        self._on_time(time.monotonic())
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number not in self._stop_signals:
+            return
+        if self._drain_until_s is None and self._announced:
+            self._console.print("draining", markup=False)
+            self._drain()
+        else:
+            self._end_at_once(number)
+
+    def _on_worker(self, worker_handle: WorkerHandle) -> None:
+        messages = worker_handle.channel.receive()
+        if messages is None:
+            self._on_death(worker_handle)
+            return
+        for message in messages:
+            self._on_message(worker_handle, message)
+
+    def _on_message(self, worker_handle: WorkerHandle, message: Message) -> None:
+        match message:
+            case Loaded(models):
+                worker_handle.phase = Phase.LOADED
+                self._on_loaded(worker_handle, models)
+            case Serving():
+                worker_handle.phase, worker_handle.serving_since_s = Phase.SERVING, time.monotonic()
+                log.info("worker %d (process %d) serves", worker_handle.number, worker_handle.pid)
+                self._on_serving()
+            case Ask():
+                self._changes.ask(worker_handle.number, message)
+            case Done():
+                self._changes.done(worker_handle.number, message)
+            case Counted(tables):
+                self._counted.told(worker_handle.number, tables)
+            case Failed(text, is_config):
+                failure = ConfigError.at(None, text) if is_config else WorkersFailed(text)
+                worker_handle.failure = text
+                if self._announced:
+                    log.error("worker %d cannot serve: %s", worker_handle.number, text)
+                else:
+                    self._failure = self._failure or failure
+
+    def _on_loaded(self, worker_handle: WorkerHandle, models: tuple[ModelLine, ...]) -> None:
+        if self._announced:
+            worker_handle.tell([Listen()])
+            return
+        self._models = models
+        if len(self._worker_handles) == self._count and all(
+            one.phase is Phase.LOADED for one in self._worker_handles.values()
+        ):
+            offered: dict[str, tuple[str, ...]] = {}
+            for line in models:
+                offered[line.name] = (*offered.get(line.name, ()), line.version)
+            self._changes.note(offered)
+            for one in self._worker_handles.values():
+                one.tell([Listen()])
+
+    def _on_serving(self) -> None:
+        if self._announced or any(one.phase is not Phase.SERVING for one in self._worker_handles.values()):
+            return
+        self._announced = True
+        announce(self._console, self._models, self._listening, self._count)
+        self._systemd.ready()
+        self._ping_at_s = self._next_ping_s()
+
+    def _on_death(self, worker_handle: WorkerHandle) -> None:
+        self._selector.unregister(worker_handle.channel.socket)
+        del self._worker_handles[worker_handle.number]
+        self._changes.gone(worker_handle.number)
+        self._counted.ended(worker_handle.number)
+        how = worker_handle.end()
+        if self._drain_until_s is not None:
+            self._lost |= bool(how) and worker_handle.phase is Phase.SERVING
+            return
+        if not self._announced:
+            self._fail(f"worker {worker_handle.number} ended before it served: {how or 'exit status 0'}")
+            return
+        now_s = time.monotonic()
+        served_s = now_s - worker_handle.serving_since_s if worker_handle.phase is Phase.SERVING else 0.0
+        restarts = self._restarts[worker_handle.number] = self._restarts[worker_handle.number].died(served_s)
+        log.error("worker %d (process %d) died: %s", worker_handle.number, worker_handle.pid, how or "exit status 0")
+        if restarts.is_hopeless:
+            last = worker_handle.failure or how
+            self._fail(
+                f"worker {worker_handle.number} has died {restarts.deaths} times in a row, the last time: {last}"
+            )
+        else:
+            self._start_at_s[worker_handle.number] = now_s + restarts.wait_s
+
+    def _on_time(self, now_s: float) -> None:
+        if self._drain_until_s is not None and now_s >= self._drain_until_s:
+            self._drain_until_s = math.inf
+            for worker_handle in self._worker_handles.values():
+                worker_handle.kill()
+        for number in [number for number, at_s in self._start_at_s.items() if now_s >= at_s]:
+            del self._start_at_s[number]
+            self._start(number)
+        if now_s >= self._ping_at_s:
+            if any(worker_handle.phase is Phase.SERVING for worker_handle in self._worker_handles.values()):
+                self._systemd.ping()
+            self._ping_at_s = self._next_ping_s()
+
+    def _start(self, number: int) -> None:
+        worker_handle = self._worker_handles[number] = WorkerHandle(number)
+        self._selector.register(worker_handle.channel.socket, selectors.EVENT_READ, worker_handle)
+        worker_handle.tell(self._changes.start(number, self._config))
+
+    def _fail(self, text: str) -> None:
+        """End the service, but with what was accepted answered where there are workers to do it."""
+        self._failure = self._failure or WorkersFailed(text)
+        self._drain()
+
+    def _drain(self) -> None:
+        self._systemd.stopping()
+        self._drain_until_s = time.monotonic() + self._drain_s + _DRAIN_MARGIN_S
+        self._start_at_s.clear()
+        for worker_handle in self._worker_handles.values():
+            if worker_handle.phase is Phase.LOADING or not self._announced:
+                worker_handle.kill()  # it has accepted nothing
+            else:
+                worker_handle.tell([Drain()])
+
+    def _next_ping_s(self) -> float:
+        interval_s = self._systemd.interval_s
+        return math.inf if interval_s is None else time.monotonic() + interval_s
+
+    def _end_at_once(self, number: signal.Signals) -> NoReturn:
+        """As the signal does by default, and the workers with it."""
+        for worker_handle in self._worker_handles.values():
+            worker_handle.kill()
+        for worker_handle in self._worker_handles.values():
+            worker_handle.end()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        raise SystemExit(128 + number)

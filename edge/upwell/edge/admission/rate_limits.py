@@ -1,0 +1,138 @@
+"""Who is let in before anything costs: a rate for each source, and what a request may claim of the device."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from upwell.edge.admission.schedulability import RANKS, RunRequest
+from upwell.shared.errors import Refused
+from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
+from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
+from upwell.shared.routing.policy.settings import Priority, Settings, SourceLimits
+
+MAX_SOURCES = 4096
+"""So many sources are remembered; callers may invent any number of tag values."""
+
+LONGEST_KEY = 64
+"""A longer tag value is remembered by its SHA-256: a caller may send megabytes."""
+
+RUN_REQUESTS: Mapping[Priority, RunRequest] = MappingProxyType(
+    {priority: RunRequest(priority=priority) for priority in RANKS}
+)
+"""What requests without a source may claim."""
+
+MOST_SPREAD = 0.5
+"""A bad run counts as at most this share longer than a usual one: one hiccup in 64 runs must not halve the device."""
+
+LEAST_SPREAD = 0.1
+"""And at least as this share longer: a few equal runs are no proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateBucket:
+    """A token bucket: at any time `tokens` and what has trickled in since `at_s`, at most a second's worth or one.
+
+    So of a source with the rate r at most r·(t + 1) requests pass in t seconds, or one more where r is below one.
+    Full when new. Pure: time, which may stand still but never goes back, is an argument.
+    """
+
+    tokens: float = math.inf
+    at_s: float = -math.inf
+
+    def refilled(self, rate_per_s: float, now_s: float) -> RateBucket:
+        """The bucket as it is at `now_s`."""
+        most = max(1.0, rate_per_s)
+        trickled = max(0.0, now_s - self.at_s) * rate_per_s
+        return RateBucket(min(most, self.tokens + trickled), max(now_s, self.at_s))
+
+    def take(self) -> RateBucket | None:
+        """With one token less; None where there is none."""
+        return RateBucket(self.tokens - 1.0, self.at_s) if self.tokens >= 1.0 else None
+
+    def give(self) -> RateBucket:
+        """With one token more."""
+        return RateBucket(self.tokens + 1.0, self.at_s)
+
+    def wait_s(self, rate_per_s: float) -> float:
+        """How long until there is a token."""
+        return max(0.0, 1.0 - self.tokens) / rate_per_s
+
+
+class Admission:
+    """The buckets of all sources of one agent. Safe to use from many threads; holds its lock for microseconds."""
+
+    def __init__(self, max_sources: int = MAX_SOURCES) -> None:
+        self._max_sources = max_sources
+        self._buckets: OrderedDict[tuple[str, str, str], RateBucket] = OrderedDict()  # the idlest first
+        self._lock = threading.Lock()
+
+    def admit(self, model: str, settings: Settings, tags: Mapping[str, str], now_s: float) -> RunRequest:
+        """What the request may claim of the device as the policy says. Raises `Refused` over its source's rate.
+
+        A request that lacks the source's tag counts as of the source "" for the rate, and replaces nobody: nothing says
+        that two such requests belong together.
+        """
+        source = settings.source
+        if source is None:
+            return RUN_REQUESTS[settings.priority]
+        key, value = _key(model, source, tags), tags.get(source.tag, "")
+        if math.isfinite(source.rate_per_s):
+            self._take(key, source, value, now_s)
+        stream = key if source.keep_latest and value else None
+        return RunRequest(priority=settings.priority, stream=stream)
+
+    def give_back(self, model: str, settings: Settings, tags: Mapping[str, str]) -> None:
+        """Let the source have another request for one that was admitted and then refused: it got nothing."""
+        source = settings.source
+        if source is None:
+            return
+        key = _key(model, source, tags)
+        with self._lock:
+            bucket = self._buckets.get(key)
+            if bucket is not None:
+                self._buckets[key] = bucket.give()
+
+    def _take(self, key: tuple[str, str, str], source: SourceLimits, value: str, now_s: float) -> None:
+        with self._lock:
+            bucket = self._buckets.get(key, RateBucket()).refilled(source.rate_per_s, now_s)
+            taken = bucket.take()
+            self._buckets[key] = bucket if taken is None else taken
+            self._buckets.move_to_end(key)
+            if len(self._buckets) > self._max_sources:
+                self._buckets.popitem(last=False)
+        if taken is None:
+            name = value if len(value) <= LONGEST_KEY else value[:LONGEST_KEY] + "…"
+            raise Refused(
+                f"source {source.tag}={name!r} sends more than its rate of {source.rate_per_s:g} requests per second; "
+                f"try again in {bucket.wait_s(source.rate_per_s) * 1e3:.0f} ms"
+            )
+
+
+def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s: float, now_s: float) -> RunRequest:
+    """The claim of a request that came at `arrived_s`, with what a run of `rows` rows is predicted to take.
+
+    As the router predicts it: what was measured a while ago counts with its fastest run, and after a long silence not
+    at all.
+    """
+    window = None if times is None else times.windows.get(rows) or times.expect(rows)
+    run_s, spread_s = math.nan, 0.0
+    if window is not None and now_s - window.last_at_s <= LONG_SILENCE_S:
+        run_s = window.lately_s if now_s - window.last_at_s <= FRESH_S else window.fastest_s
+        spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
+    return RunRequest(run_s, spread_s, run_request.priority, run_request.stream, arrived_s, run_request.is_owed)
+
+
+def _key(model: str, source: SourceLimits, tags: Mapping[str, str]) -> tuple[str, str, str]:
+    return (model, source.tag, _short(tags.get(source.tag, "")))
+
+
+def _short(value: str) -> str:
+    if len(value) <= LONGEST_KEY:
+        return value
+    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()

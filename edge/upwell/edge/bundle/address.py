@@ -1,0 +1,78 @@
+"""Where bundles come from, as a line of agent.yaml names it: a folder, `https://...` or `oci://...`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from upwell.shared.config.security import Address
+from upwell.shared.errors import ConfigError
+
+SCHEME = "oci://"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?P<registry>(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::[0-9]{{1,5}})?)/(?P<repository>{_PART}(?:/{_PART})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+_EXPECTED = "expected a folder, https://HOST/NAME.bundle.tar or oci://REGISTRY/REPOSITORY:TAG"
+_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`registry/repository:tag` or `registry/repository@sha256:...`; where there is a digest, the tag says nothing."""
+
+    registry: str
+    repository: str
+    tag: str
+    digest: str
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Read `oci://...`. Raises `ConfigError`."""
+        found = _REFERENCE.fullmatch(text.removeprefix(SCHEME))
+        if found is None or not (found["tag"] or found["digest"]):
+            raise ConfigError.at(
+                None,
+                f"{text!r} names no artifact; expected oci://REGISTRY/REPOSITORY:TAG or "
+                "oci://REGISTRY/REPOSITORY@sha256:DIGEST",
+            )
+        return cls(found["registry"], found["repository"], found["tag"] or "", found["digest"] or "")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the registry can only be on this machine."""
+        return Address(urlsplit(f"//{self.registry}").hostname or "").is_loopback
+
+    def __str__(self) -> str:
+        """As `oras` takes it."""
+        return f"{self.registry}/{self.repository}" + (f"@{self.digest}" if self.digest else f":{self.tag}")
+
+
+def check_source(text: str) -> None:
+    """Raise `ConfigError` for what names no source, or one whose answers anybody on the way could change."""
+    if text.startswith(SCHEME):
+        Reference.parse(text)
+        return
+    if names_folder(text):
+        return
+    try:
+        parts = urlsplit(text)
+        host, user = parts.hostname or "", parts.username
+        _ = parts.port
+    except ValueError:
+        raise ConfigError.at(None, f"{text!r} is no address; {_EXPECTED}") from None
+    if user is not None:
+        raise ConfigError.at(None, f"the address at {host} holds credentials; expected them in netrc")
+    if parts.scheme == "file" and parts.path and host in ("", "localhost"):
+        return
+    if parts.scheme == "http" and not Address(host).is_loopback:
+        raise ConfigError.at(None, f"{text!r} is not protected on its way; expected https://")
+    if parts.scheme not in ("http", "https") or not host or parts.path in ("", "/"):
+        raise ConfigError.at(None, f"{text!r} names no source of bundles; {_EXPECTED}")
+
+
+def names_folder(text: str) -> bool:
+    """Whether `text` is a path, which may be relative to the file that names it, and no address."""
+    return _HAS_SCHEME.match(text) is None

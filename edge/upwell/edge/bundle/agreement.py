@@ -1,0 +1,164 @@
+"""Whether two sets of outputs of one model say the same, by what each output means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from upwell.shared.signature.signature import LogicalOutput
+from upwell.shared.tensors import Array
+
+INT8_STEPS = 2.0
+"""Two kernels may round either of two scores by one int8 step of 255 to the range, so nearer ones can trade places."""
+MIN_IOU = 0.5
+"""Boxes that overlap less are not the same detection."""
+
+Floats = npt.NDArray[np.float64]
+
+_COUNTED = frozenset({"BOOL", "INT32", "INT64", "UINT32", "UINT64", "BYTES"})
+"""Datatypes of classes, indexes and labels, which are equal or not; numbers of fewer bits are quantized ones."""
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far answers may differ: a relative error at most, and a share of rows that agree at least."""
+
+    tolerance: float = 0.05
+    agree: float = 0.95
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Whether a check was passed, and the figures behind that in words."""
+
+    passed: bool
+    text: str
+
+
+def compare(
+    outputs: Sequence[LogicalOutput], answers: Mapping[str, Array], reference: Mapping[str, Array], limits: Tolerances
+) -> Agreement:
+    """Compare `answers` with `reference`, output by output: all that fail are named, or else each is summed up.
+
+    - `probabilities` and `logits` agree by argmax, row by row. A row whose two best reference scores are less than
+      `INT8_STEPS` apart decides nothing. Where one constant answer would pass, since nearly all deciding rows name one
+      class, the relative error must hold as well.
+    - `detections` agree by what is found: see `_found_alike`.
+    - 32-bit and 64-bit integers, truth values and bytes agree where they are equal.
+    - Everything else agrees by ‖answer − reference‖ / ‖reference‖ over the whole output.
+
+    A shape or dtype that differs fails, and so does a value that is not finite.
+    """
+    verdicts = [_compare_one(one, answers.get(one.name), reference[one.name], limits) for one in outputs]
+    counted = [one for one in verdicts if not one.passed] or verdicts
+    return Agreement(all(one.passed for one in verdicts), "; ".join(one.text for one in counted))
+
+
+def _compare_one(output: LogicalOutput, answer: Array | None, reference: Array, limits: Tolerances) -> Agreement:
+    name = output.name
+    if answer is None or answer.shape != reference.shape or answer.dtype != reference.dtype:
+        shown = "nothing" if answer is None else f"{answer.dtype} {list(answer.shape)}"
+        return Agreement(False, f"{name}: expected {reference.dtype} {list(reference.shape)}, got {shown}")
+    if output.spec.datatype in _COUNTED:
+        share = float(np.mean(answer == reference)) if reference.size else 1.0
+        return _judged(name, "equal values", share, limits)
+    got, wanted = answer.astype(np.float64), reference.astype(np.float64)
+    wild = int(np.count_nonzero(~np.isfinite(got)))
+    if wild:
+        return Agreement(False, f"{name}: {wild} of {got.size} values are not finite")
+    if output.kind == "detections":
+        return _found_alike(name, got, wanted, limits)
+    if output.kind in ("probabilities", "logits"):
+        return _decides_alike(output, got, wanted, limits)
+    return _near(name, got, wanted, limits)
+
+
+def relative_error(answer: Floats, reference: Floats) -> float:
+    """‖answer − reference‖ / ‖reference‖, Euclidean; where the reference is all zeros, ‖answer‖."""
+    norm = float(np.linalg.norm(reference))
+    return float(np.linalg.norm(answer - reference)) / (norm or 1.0)
+
+
+def _near(name: str, answer: Floats, reference: Floats, limits: Tolerances) -> Agreement:
+    error = relative_error(answer, reference)
+    text = f"{name}: relative error {_percent(error)}, at most {_percent(limits.tolerance)} is allowed"
+    return Agreement(error <= limits.tolerance, text)
+
+
+def _judged(name: str, what: str, share: float, limits: Tolerances) -> Agreement:
+    return Agreement(share >= limits.agree, f"{name}: {_percent(share)} {what}, {_percent(limits.agree)} are needed")
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.3g} %"
+
+
+def _decides_alike(output: LogicalOutput, answer: Floats, reference: Floats, limits: Tolerances) -> Agreement:
+    chosen, _ = _decisions(output, answer)
+    wanted, lead = _decisions(output, reference)
+    counts = lead > INT8_STEPS * _step(output, reference)
+    decided = int(counts.sum())
+    agreed = int(np.count_nonzero((chosen == wanted) & counts))
+    text = f"{output.name}: argmax agrees in {agreed} of {decided} rows, {_percent(limits.agree)} are needed"
+    passed = agreed >= limits.agree * decided
+    most_of_one_class = int(np.unique(wanted[counts], return_counts=True)[1].max()) if decided else 0
+    if not passed or most_of_one_class < limits.agree * decided:
+        return Agreement(passed, text)
+    error = _near(output.name, answer, reference, limits)
+    why = "a constant answer would pass too" if decided else "no row decides"
+    return error if error.passed else Agreement(False, f"{error.text} ({why}: argmax says nothing)")
+
+
+def _decisions(output: LogicalOutput, scores: Floats) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Each row's class, and how far its score leads before the second; a single score is that of the second of two."""
+    rows = scores.reshape(-1, scores.shape[-1])
+    if rows.shape[1] == 1:
+        rest = 1.0 - rows if output.kind == "probabilities" else np.zeros_like(rows)
+        rows = np.concatenate([rest, rows], axis=1)
+    best = np.sort(rows, axis=1)[:, -2:]
+    return rows.argmax(axis=1), best[:, 1] - best[:, 0]
+
+
+def _step(output: LogicalOutput, reference: Floats) -> float:
+    """One int8 step: probabilities reach from 0 to 1, logits as far as the reference does."""
+    spread = 1.0 if output.kind == "probabilities" or not reference.size else float(np.ptp(reference))
+    return spread / 255
+
+
+def _found_alike(name: str, answer: Floats, reference: Floats, limits: Tolerances) -> Agreement:
+    """The share of what either side found that the other found too: the same class, boxes that overlap by `MIN_IOU`.
+
+    A detection weighs the square of its score, since one at the threshold comes and goes with a rounding. Pairs are
+    made greedily, best reference first. A reference that found nothing checks nothing, and fails.
+    """
+    if not (reference[..., 5] >= 0).any():
+        return Agreement(False, f"{name}: the reference finds nothing in any row, so that nothing can be compared")
+    whole = same = 0.0
+    for mine, theirs in zip(answer.reshape(-1, *answer.shape[-2:]), reference.reshape(-1, *reference.shape[-2:])):  # noqa: B905  compared shapes
+        mine, theirs = mine[mine[:, 5] >= 0], theirs[theirs[:, 5] >= 0]
+        pairs = _pairs(mine, theirs)
+        whole += float((mine[:, 4] ** 2).sum() + (theirs[:, 4] ** 2).sum())
+        same += sum(float(mine[one, 4] ** 2 + theirs[other, 4] ** 2) for one, other in pairs)
+    return _judged(name, "of the detections agree", same / (whole or 1.0), limits)
+
+
+def _pairs(mine: Floats, theirs: Floats) -> Sequence[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = []
+    free = set(range(len(mine)))
+    for index, wanted in enumerate(theirs):
+        alike = [(_iou(mine[one], wanted), one) for one in free if mine[one, 5] == wanted[5]]
+        overlap, best = max(alike, default=(0.0, -1))
+        if overlap >= MIN_IOU:
+            pairs.append((best, index))
+            free.remove(best)
+    return pairs
+
+
+def _iou(one: Floats, other: Floats) -> float:
+    sides = np.minimum(one[2:4], other[2:4]) - np.maximum(one[:2], other[:2])
+    overlap = float(np.clip(sides, 0.0, None).prod())
+    both = sum(float((box[2] - box[0]) * (box[3] - box[1])) for box in (one, other))
+    return overlap / (both - overlap) if both > overlap else 0.0

@@ -1,0 +1,206 @@
+"""How hard each row of an edge answer was: from a model's outputs to the numbers that the router decides by."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import TypeAlias, get_args
+
+import numpy as np
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.routing.box_hardness import box_hardness
+from upwell.shared.routing.hardness import Measure, as_logits, hardness
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.signature import LogicalOutput, Signature
+from upwell.shared.signature.values import FLOATS
+from upwell.shared.tensors import Array
+
+GROUP = "upwell.hardness"
+"""The entry-point group of hardness functions."""
+
+HardnessFunction: TypeAlias = Callable[[Mapping[str, Array]], Sequence[float]]
+"""Outputs by name, read-only, all rows -> one finite number per row, larger where the row is harder."""
+
+_BOXES = ("mean_score", "low_share", "count")
+_MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+_log = logging.getLogger(__name__)
+
+
+@functools.cache
+def hardness_function(name: str) -> HardnessFunction:
+    """The function of that name in the entry-point group `upwell.hardness`. Raises `ConfigError`."""
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise ConfigError.at(None, f"no hardness function {name!r}; installed in the group {GROUP} are: {known}")
+    try:
+        function = found[name].load()
+    except Exception as error:  # noqa: BLE001  somebody else's module, which may fail in any way
+        raise ConfigError.at(None, f"the hardness function {name!r} cannot be loaded: {error}") from None
+    if not callable(function):
+        raise ConfigError.at(None, f"the hardness function {name!r} is {found[name].value}, which cannot be called")
+    result: HardnessFunction = function
+    return result
+
+
+class Scorer:
+    """Measures the outputs of one model. Safe to use from many threads."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._boxes = next((output for output in signature.outputs if output.kind == "detections"), None)
+        self._problems: dict[tuple[str, str, str], str] = {}
+        self._lock = threading.Lock()
+        self._failures: dict[str, int] = {}
+
+    @property
+    def failures(self) -> int:
+        """How often a hardness function failed, or gave something other than one number per row."""
+        return sum(self._failures.copy().values())
+
+    def can(self, hard: HardSettings) -> bool:
+        """Whether the outputs of this model can be measured so."""
+        return not self.problem(hard)
+
+    def problem(self, hard: HardSettings) -> str:
+        """What keeps these settings from being measured, as a sentence; empty where nothing does."""
+        key = (hard.measure, hard.output, hard.function)
+        if key not in self._problems:
+            self._problems[key] = self._problem(hard)
+        return self._problems[key]
+
+    def score(self, outputs: Mapping[str, Array], hard: HardSettings, rows: int) -> tuple[float, ...]:
+        """The hardness of each of the `rows` rows in `outputs`; NaN, which is hard, where there is none to be had.
+
+        Asked only where `can` says so.
+        """
+        values = self._values(outputs, hard, rows)
+        return values if len(values) == rows else (math.nan,) * rows
+
+    def score_all(self, outputs: Mapping[str, Array], hard: HardSettings, rows: int) -> tuple[dict[str, float], ...]:
+        """For each row every measure that applies, at temperature 1: what is written to logs.
+
+        `output`, `function` and `box_score` are those of `hard`. A measure whose value is no number is left out.
+        """
+        asked = [replace(hard, measure=measure, temperature=1.0) for measure in _MEASURES]
+        columns = {one.measure: self.score(outputs, one, rows) for one in asked if self.can(one)}
+        return tuple(
+            {name: column[row] for name, column in columns.items() if math.isfinite(column[row])} for row in range(rows)
+        )
+
+    def logits(self, outputs: Mapping[str, Array], row: int) -> tuple[float, ...] | None:
+        """The logits of one row, ln p for probabilities; a single score as those of "no" and "yes".
+
+        None where the model gives no scores, or for that row several vectors, or numbers that are no scores.
+        """
+        scores = self._signature.scores
+        if scores is None:
+            return None
+        array = self._rows(outputs, scores)[row : row + 1]
+        if array.size == 0 or array.size != array.shape[-1]:
+            return None
+        found = as_logits(array.reshape(1, -1), logits=scores.kind == "logits")[0]
+        return tuple(found.tolist()) if np.isfinite(found).all() else None
+
+    def _problem(self, hard: HardSettings) -> str:
+        if hard.measure in _BOXES:
+            return "" if self._boxes else f"{hard.measure} needs an output of kind detections, and there is none"
+        if hard.measure == "output":
+            return self._output_problem(hard.output)
+        if hard.measure == "function":
+            try:
+                hardness_function(hard.function)
+            except ConfigError as error:
+                return str(error)
+            return ""
+        return self._scores_problem(hard.measure)
+
+    def _output_problem(self, name: str) -> str:
+        output = self._output(name)
+        if output is None:
+            known = ", ".join(one.name for one in self._signature.outputs)
+            return f"there is no output {name!r} to read hardness from; this model gives {known}"
+        if output.spec.datatype not in FLOATS:
+            return (
+                f"hardness is floating point numbers, {name!r} is {output.spec.datatype}; a dequantize step makes them"
+            )
+        return ""
+
+    def _scores_problem(self, measure: Measure) -> str:
+        scores = self._signature.scores
+        if scores is None:
+            return f"{measure} needs an output of kind probabilities or logits, and there is none"
+        if measure == "energy" and scores.kind != "logits":
+            return "energy needs logits, and the model gives probabilities, which have none"
+        if measure == "logit_norm" and 0 < scores.spec.shape[-1] < 3:
+            return "logit_norm needs three classes or more; with two it says nothing"
+        return ""
+
+    def _values(self, outputs: Mapping[str, Array], hard: HardSettings, rows: int) -> tuple[float, ...]:
+        if hard.measure == "function":
+            return self._called(hard.function, outputs, rows)
+        if hard.measure == "output":
+            output = self._output(hard.output)
+            return _hardest(self._rows(outputs, output)) if output else ()
+        if hard.measure in _BOXES:
+            return (
+                box_hardness(self._rows(outputs, self._boxes), hard.measure, box_score=hard.box_score)
+                if self._boxes
+                else ()
+            )
+        scores = self._signature.scores
+        if scores is None:
+            return ()
+        array = self._rows(outputs, scores)
+        return hardness(array, hard.measure, logits=scores.kind == "logits", temperature=hard.temperature)
+
+    def _output(self, name: str) -> LogicalOutput | None:
+        return next((output for output in self._signature.outputs if output.name == name), None)
+
+    def _rows(self, outputs: Mapping[str, Array], output: LogicalOutput) -> Array:
+        array = outputs[output.name]
+        return array if self._signature.has_rows else array[None]
+
+    def _called(self, name: str, outputs: Mapping[str, Array], rows: int) -> tuple[float, ...]:
+        try:
+            given = hardness_function(name)({key: _read_only(array) for key, array in outputs.items()})
+            values = tuple(float(value) for value in given)
+        except Exception as error:  # noqa: BLE001  somebody else's code, which may fail in any way
+            self._note_failure(name, f"{type(error).__name__}: {error}")
+            return ()
+        if len(values) != rows:
+            self._note_failure(name, f"it gave {len(values)} values for {rows} rows")
+        elif not all(map(math.isfinite, values)):
+            self._note_failure(name, "it gave a value that is not finite")
+        return tuple(value if math.isfinite(value) else math.nan for value in values)
+
+    def _note_failure(self, name: str, why: str) -> None:
+        with self._lock:
+            self._failures[name] = self._failures.get(name, 0) + 1
+            is_first = self._failures[name] == 1
+        if is_first:
+            _log.warning("the hardness function %r failed, so its rows count as hard: %s", name, why)
+
+
+def _hardest(array: Array) -> tuple[float, ...]:
+    """The largest value of each row; NaN where one is not finite or there is none."""
+    if array.size == 0:
+        return (math.nan,) * len(array)
+    values = array.reshape(len(array), -1).astype(np.float64)
+    worst = values.max(axis=1)
+    worst[~np.isfinite(values).all(axis=1)] = np.nan
+    return tuple(worst.tolist())
+
+
+def _read_only(array: Array) -> Array:
+    """The array, which the answer is made of, as nobody can change it."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

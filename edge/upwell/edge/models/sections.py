@@ -1,0 +1,119 @@
+"""`models` in `agent.yaml`: what runs on the device, what answers in the cloud, how one model is split over both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from upwell.edge.bundle.address import check_source, names_folder
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.config.yaml import RelativePath, resolve
+from upwell.shared.errors import ConfigError
+from upwell.shared.units import Bytes, Seconds
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _source(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        check_source(value)
+    except ConfigError as error:
+        raise ValueError(error.problems[0].message) from None
+    if names_folder(value) and not value.startswith("file:"):
+        return str(resolve(value, (info.context or {}).get("base_dir", Path())))
+    return value
+
+
+class UpdatesSection(_Section):
+    """Where new versions of a bundle come from while the agent runs; needs `state_dir`."""
+
+    source: Annotated[str, BeforeValidator(_source)] = Field(
+        min_length=1,
+        description="A folder, `https://…/model.bundle.tar`, or `oci://registry/repository:tag` (or `@sha256:…`).",
+    )
+    every: Seconds = Field(3600.0, ge=1.0, description="How often it is looked at, give or take a tenth.")
+    digest: str = Field(
+        "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Take this archive only: `sha256:…` of its bytes."
+    )
+    ca: RelativePath | None = Field(
+        None, description="Issuers of the server's certificate (PEM); the system's if not written."
+    )
+
+
+class EdgeSide(RuntimeOptions):
+    """A model on the device: a bundle (a folder or archive) or a bare file."""
+
+    bundle: RelativePath | None = Field(
+        None,
+        description="A folder with model files and their model.yaml, or an archive that `upwell model pack` wrote.",
+    )
+    file: RelativePath | None = Field(
+        None, description="A model file; a .yaml of the same name beside it describes it."
+    )
+    exits: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="Outputs that are no part of the answer: the model is a head that answers early, and where it is "
+        "not sure enough these go up, in place of the inputs, to the tail that `cloud` names.",
+    )
+    updates: UpdatesSection | None = Field(
+        None,
+        description="Where new versions come from; the newest that was installed is used in place of `bundle`, which "
+        "may be left out if the first one is to be fetched at the first start.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EdgeSide:
+        if self.bundle is not None and self.file is not None:
+            raise ValueError("expected either bundle (a folder or archive) or file (a model file)")
+        if self.bundle is None and self.file is None and self.updates is None:
+            raise ValueError("expected bundle (a folder or archive), file (a model file), or updates")
+        if self.file is not None and self.updates is not None:
+            raise ValueError("updates are for bundles; a bare file has no version")
+        return self
+
+
+class CloudSide(_Section):
+    """A model in the cloud."""
+
+    model: str = Field(min_length=1, description="Its name there.")
+
+
+class SplitSection(_Section):
+    """A model split between device and cloud, at one of several cuts."""
+
+    plan: RelativePath = Field(description="The folder that `upwell partition split` wrote, or its split.json.")
+    memory: Bytes = Field(
+        256 << 20,
+        gt=0,
+        description="Most memory for ready heads; they are loaded in the folder's order as long as they fit.",
+    )
+
+
+def _split(value: object) -> object:
+    return {"plan": value} if isinstance(value, str) and value not in ("off", "auto") else value
+
+
+class ModelSection(_Section):
+    """One model by the name that callers use."""
+
+    edge: EdgeSide | None = Field(None, description="Its edge side; without it the cloud is its only route.")
+    cloud: CloudSide | None = Field(None, description="Its cloud side; without it the device answers alone.")
+    split: Annotated[Literal["off", "auto"] | SplitSection, BeforeValidator(_split)] = Field(
+        "off",
+        description="Its head on the device and its tail in the cloud: off, the folder that `upwell partition split` "
+        "wrote, or auto: the folder `split` of the bundle or beside the file, where there is one.",
+    )
+
+    @model_validator(mode="after")
+    def _some_side(self) -> ModelSection:
+        if self.edge is None and self.cloud is None and not isinstance(self.split, SplitSection):
+            raise ValueError("expected edge, cloud or both")
+        if self.edge is not None and self.edge.exits and (self.cloud is None or self.split != "off"):
+            raise ValueError("`edge.exits` go up to the tail that `cloud` names; expected cloud, and no split")
+        return self

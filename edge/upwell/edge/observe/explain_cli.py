@@ -1,0 +1,87 @@
+"""`upwell explain`: why one request was answered as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from upwell.edge.config import AgentConfig
+from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, find, last, local_time
+from upwell.edge.observe.flight_recorder.segments import newest_lines
+from upwell.edge.observe.flight_recorder.words import ms, outcome, tell
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+
+_WIDE = 1000
+_ID = "The id of the answer (`upwell infer` prints it, the log has it), or how it begins."
+
+
+def explain(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml of the agent that answered.")],
+    id: Annotated[str | None, typer.Argument(help=_ID)] = None,
+    last_count: Annotated[
+        int | None, typer.Option("--last", min=1, help="List so many of the last requests instead.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Tell why a request was answered as it was: signals, rule, predicted and actual times, reason.
+
+    Works beside the running agent and after it.
+    """
+    if (id is None) == (last_count is None):
+        raise ConfigError.at(None, "expected the id of a request, or --last N to list some", "explain")
+    folder = _folder(config)
+    try:
+        if last_count is not None:
+            _list(last(newest_lines(folder), last_count), as_json)
+        elif id is not None:
+            _tell(find(newest_lines(folder), id), as_json)
+    except OSError as error:
+        raise ConfigError.at(folder, f"cannot be read: {error.strerror}", "agent.state_dir") from None
+
+
+def _folder(config: Path) -> Path:
+    state_dir = load_yaml(config, AgentConfig).agent.state_dir
+    if state_dir is None:
+        raise ConfigError.at(
+            config, "not written, so the agent keeps its decisions in memory only; expected a folder", "agent.state_dir"
+        )
+    return state_dir / FOLDER_NAME
+
+
+def _tell(request_trace: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(request_trace))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for title, lines in tell(request_trace):
+        console.print(Text(title, style="bold"))
+        for line in lines:
+            console.print(Text(f"  {_printable(line)}"))
+
+
+def _list(flights: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(flights))
+        return
+    table = Table(box=None)
+    for heading in ("time", "id", "model", "route", "reason", "took", "degraded"):
+        table.add_column(heading, no_wrap=True)
+    for request_trace in flights:
+        route, reason = outcome(request_trace)
+        degraded = "yes" if (request_trace.get("answer") or {}).get("degraded") else ""
+        cells = (local_time(request_trace["time"]), request_trace["id"], request_trace.get("model"), route, reason)
+        table.add_row(*(Text(_printable(str(cell))) for cell in cells), ms(request_trace.get("took_s")), degraded)
+    Console(highlight=False, width=_WIDE).print(table)  # a line too long for the terminal is better than a cut id
+
+
+def _printable(text: str) -> str:
+    """Without control characters: a caller wrote the tags and the id, and a terminal would obey them."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)

@@ -1,0 +1,224 @@
+"""The recorder: takes flights from the request path and keeps the last of them, on disk or in memory."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from upwell.edge.observe.flight_recorder.request_trace import LONGEST_ID, USUAL_BYTES, RequestTrace, is_usual, to_line
+from upwell.edge.observe.flight_recorder.segments import Segments, newest_lines
+from upwell.shared.errors import UpwellError
+from upwell.shared.files import parse_json
+from upwell.shared.platform.background_thread import BackgroundThread
+
+FOLDER_NAME = "flights"
+"""The recorder's folder in the agent's `state_dir`."""
+
+LIMIT = 10_000
+ROOM_BYTES = 3300
+"""So many bytes are allowed for each flight on average; most have about a third of that."""
+
+MOST_PENDING = 4096
+"""Flights that wait to be written; more are dropped and counted."""
+
+GATHERED = 256
+"""In memory so many flights wait for the recorder; a disk is there for what a crash leaves behind, and gets each."""
+
+PAUSE_S = 0.05
+"""So long flights are gathered: the request path wakes the recorder at most that often."""
+
+RETRY_S = 1.0
+"""After a failure the disk is left alone for so long."""
+
+_log = logging.getLogger(__name__)
+
+
+class UnknownFlight(UpwellError):
+    """No flight of that id is recorded, or several begin like that."""
+
+
+class FlightRecorder:
+    """Keeps the last `limit` flights as lines of JSON; none where it is 0.
+
+    Fewer where they come to more than `limit_bytes`, by default `ROOM_BYTES` for each. With a `folder` they are kept
+    there, where `upwell explain` finds them, else in memory, and those of the usual size become JSON only when they are
+    asked for: that takes longer than all else that the agent does for a request. `note` costs the request path a few
+    microseconds and never fails; one thread does the rest. `dropped` and `failed` count the flights that were lost
+    because they came too fast, and because they could not be written.
+    """
+
+    def __init__(self, folder: Path | None, limit: int = LIMIT, limit_bytes: int | None = None) -> None:
+        limit_bytes = limit * ROOM_BYTES if limit_bytes is None else limit_bytes
+        self.dropped = 0
+        self.failed = 0
+        self._folder = folder
+        self._segments = None if folder is None else Segments(folder, limit, limit_bytes)
+        self._kept: deque[bytes | RequestTrace] = deque()
+        self._limit, self._limit_bytes, self._kept_bytes = limit, limit_bytes, 0
+        self._pending: deque[RequestTrace] = deque()
+        self._worth_waking = GATHERED if folder is None else 1
+        self._retry_at_s = -math.inf
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._is_woken = self._is_closed = False
+        self._lock = threading.Lock()  # of what was written, against `find` and `last`
+        self._counting = threading.Lock()
+        self._thread = BackgroundThread("flight-recorder", self._run, self._stop.is_set)
+        self._thread.start()
+
+    def note(self, request_trace: RequestTrace) -> None:
+        """Keep a flight. Never blocks, never fails."""
+        if not self._limit:
+            return
+        if len(self._pending) >= MOST_PENDING or self._is_closed:
+            with self._counting:
+                self.dropped += 1
+            return
+        self._pending.append(request_trace)
+        if not self._is_woken and len(self._pending) >= self._worth_waking:
+            self._is_woken = True
+            self._wake.set()
+
+    def find(self, id: str) -> dict[str, Any]:
+        """The newest flight of that id, or the only one whose id begins so. Raises `UnknownFlight`."""
+        return find(self._lines(), id)
+
+    def last(self, count: int) -> list[dict[str, Any]]:
+        """The last flights, the newest first."""
+        return last(self._lines(), count)
+
+    def close(self) -> None:
+        """Write what is pending and end. Calling it twice is harmless."""
+        self._is_closed = True
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _lines(self) -> Iterator[bytes]:
+        self._write()  # what was noted before this call is to be found
+        if self._folder is not None:
+            return newest_lines(self._folder)
+        with self._lock:
+            kept = [*reversed(self._kept)]
+        return self._as_lines(kept)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait()
+            self._stop.wait(PAUSE_S)
+            self._wake.clear()
+            self._is_woken = False
+            self._write()
+        self._write()
+        if self._segments is not None:
+            self._segments.close()
+
+    def _write(self) -> None:
+        with self._lock:
+            if self._segments is None:
+                self._keep()
+                return
+            lines = [*self._as_lines(self._drained())]
+            if not lines:
+                return
+            if time.monotonic() < self._retry_at_s:
+                self.failed += len(lines)
+                return
+            try:
+                self._segments.append(lines)
+            except OSError as error:
+                self._retry_at_s = time.monotonic() + RETRY_S
+                if not self.failed:
+                    _log.warning("cannot record flights in %s: %s; requests go on", self._folder, error.strerror)
+                self.failed += len(lines)
+
+    def _drained(self) -> Iterator[RequestTrace]:
+        while self._pending:
+            yield self._pending.popleft()
+
+    def _as_lines(self, flights: Iterable[bytes | RequestTrace]) -> Iterator[bytes]:
+        for request_trace in flights:
+            if isinstance(request_trace, bytes):
+                yield request_trace
+                continue
+            try:
+                yield to_line(request_trace)
+            except Exception:  # noqa: BLE001 (the boundary of a thread that must live on, whatever a flight holds)
+                self.failed += 1
+                _log.exception("flight %r cannot be recorded", request_trace.id)
+
+    def _keep(self) -> None:
+        for request_trace in self._drained():
+            for kept in (request_trace,) if is_usual(request_trace) else self._as_lines((request_trace,)):
+                self._kept.append(kept)
+                self._kept_bytes += _size_bytes(kept)
+            while len(self._kept) > self._limit or self._kept_bytes > self._limit_bytes:
+                self._kept_bytes -= _size_bytes(self._kept.popleft())
+
+
+def _size_bytes(kept: bytes | RequestTrace) -> int:
+    return len(kept) if isinstance(kept, bytes) else USUAL_BYTES
+
+
+def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:
+    """The first `count` flights of lines that come the newest first."""
+    found: list[dict[str, Any]] = []
+    for request_trace in _flights(lines):
+        if len(found) >= count:
+            break
+        found.append(request_trace)
+    return found
+
+
+def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
+    """The newest flight of that id in lines that come the newest first, else the only one whose id begins so.
+
+    Raises `UnknownFlight`, which says how far back the lines go.
+    """
+    id = id[:LONGEST_ID]
+    alike: dict[str, dict[str, Any]] = {}
+    count, oldest_s = 0, None
+    for request_trace in _flights(lines):
+        if request_trace["id"] == id:
+            return request_trace
+        if id and str(request_trace["id"]).startswith(id):
+            alike.setdefault(request_trace["id"], request_trace)
+        count, oldest_s = count + 1, request_trace["time"]
+    if len(alike) == 1:
+        return next(iter(alike.values()))
+    if alike:
+        some = ", ".join([*alike][:3])
+        raise UnknownFlight(f"{len(alike)} recorded requests have an id that begins with {id!r}, such as {some}")
+    raise UnknownFlight(f"no request {id!r} is recorded: {_reach(count, oldest_s)}")
+
+
+def _reach(count: int, oldest_s: float | None) -> str:
+    if oldest_s is None:
+        return "the recorder is empty"
+    return f"the recorder holds the last {count} requests, back to {local_time(oldest_s)}"
+
+
+def local_time(wall_time_s: float) -> str:
+    """A Unix time for people: date, time and offset of this machine's time zone."""
+    return datetime.fromtimestamp(wall_time_s, timezone.utc).astimezone().isoformat(" ", "milliseconds")
+
+
+def _flights(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines that are flights; a torn one is not."""
+    for line in lines:
+        try:
+            request_trace = parse_json(line)
+        except ValueError:
+            continue
+        if (
+            isinstance(request_trace, dict)
+            and isinstance(request_trace.get("id"), str)
+            and isinstance(request_trace.get("time"), (int, float))
+        ):
+            yield request_trace

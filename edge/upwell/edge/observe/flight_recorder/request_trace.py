@@ -1,0 +1,223 @@
+"""One request for the flight recorder: what the request path hands over, and the JSON that is made of it elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from upwell.edge.request.answer import Answer, Timings
+from upwell.edge.request.record import RequestRecord
+from upwell.edge.uplink.calls import CloudFailure
+from upwell.shared.routing.decide.state import Decision, RouterState, Signals
+from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.estimators.link import LinkEstimate
+from upwell.shared.routing.reasons import Plan, Reason, Route
+
+MOST_ROWS = 16
+"""Of longer requests the first rows are noted, and how many there were."""
+MOST_TAGS = 16
+LONGEST_TAG = 100
+LONGEST_ID = 200
+LONGEST_TEXT = 500
+
+
+class RequestTrace(NamedTuple):
+    """What is known of a request that has ended; made in microseconds, of values that never change.
+
+    No inputs and no outputs: of an answer, what `Answer` calls the same. Where there is none `timings` is None, and
+    `error` says why: its type and its text. `link` and `breakers` are as the router knew them when the request ended.
+    `ended_s` is an instant of the monotonic clock.
+    """
+
+    id: str
+    signals: Signals
+    first: Decision
+    second: Decision | None
+    hardness: Mapping[int, float]
+    misses: Sequence[CloudFailure]
+    edge_s: float | None
+    uplink_s: float | None
+    link: LinkEstimate
+    breakers: Mapping[str, Breaker]
+    policy_digest: str
+    ended_s: float
+    error: tuple[str, str]
+    timings: Timings | None = None
+    plan: Plan = Plan.EDGE
+    route: Route = Route.EDGE
+    routes: tuple[Route, ...] = ()
+    reason: Reason = Reason.EASY
+    degraded: bool = False
+    edge_digest: str = ""
+    cloud_digest: str = ""
+    spool_id: str = ""
+    accelerator: str = ""
+    edge_state: str = ""
+
+    @classmethod
+    def of(
+        cls, done: RequestRecord, ended: Answer | Exception, state: RouterState, ended_s: float, policy_digest: str = ""
+    ) -> RequestTrace:
+        """The flight of a request that ended with an answer or an error.
+
+        Of an error no more is kept than its text: its traceback would hold on to the inputs.
+        """
+        misses, uplink_s = _NO_MISSES, None
+        if done.attempts:
+            misses = [a.outcome for a in done.attempts if isinstance(a.outcome, CloudFailure)]
+            uplink_s = max(attempt.elapsed_s for attempt in done.attempts)
+        if not isinstance(ended, Answer):
+            return cls(
+                done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s,
+                state.link, state.breakers, policy_digest, ended_s, (type(ended).__name__, str(ended)),
+            )  # fmt: skip
+        return cls(
+            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s,
+            state.link, state.breakers, policy_digest, ended_s, _NO_ERROR,
+            ended.timings, ended.plan, ended.route, ended.routes, ended.reason, ended.degraded,
+            ended.edge_digest, ended.cloud_digest, ended.spool_id, ended.accelerator, ended.edge_state,
+        )  # fmt: skip
+
+
+USUAL_BYTES = 1200
+"""What a flight of the usual size takes in memory."""
+MOST_LETTERS = 200
+
+
+def is_usual(request_trace: RequestTrace) -> bool:
+    """Whether the flight takes about `USUAL_BYTES`: nothing in it has a size that a caller chose."""
+    if len(request_trace.signals.row_sizes_bytes) != 1 or request_trace.misses:
+        return False
+    tags = request_trace.signals.request_facts.tags
+    letters = (
+        len(request_trace.id)
+        + len(request_trace.error[1])
+        + sum(len(name) + len(value) for name, value in tags.items())
+    )
+    return letters <= MOST_LETTERS
+
+
+_NO_ERROR = ("", "")
+_NO_MISSES: Sequence[CloudFailure] = ()
+
+
+def to_line(request_trace: RequestTrace) -> bytes:
+    """The flight as one line of JSON: what is not finite is null, what is long is cut."""
+    return json.dumps(_finite(record(request_trace)), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+
+
+def record(request_trace: RequestTrace) -> dict[str, Any]:
+    """The flight as an object for JSON; durations in seconds, instants of the request in seconds from its arrival."""
+    signals, verdict = request_trace.signals, request_trace.first.verdict
+    settings, request_facts = verdict.settings, signals.request_facts
+    hard = settings.hard
+    return {
+        "id": request_trace.id[:LONGEST_ID],
+        "time": request_facts.wall_time_s,
+        "model": request_facts.model[:LONGEST_ID],
+        "tags": {name[:LONGEST_TAG]: value[:LONGEST_TAG] for name, value in [*request_facts.tags.items()][:MOST_TAGS]},
+        "rows": len(signals.row_sizes_bytes),
+        "row_sizes_bytes": list(signals.row_sizes_bytes[:MOST_ROWS]),
+        "caller_deadline_s": signals.caller_deadline_s - signals.arrived_s,
+        "deadline_s": request_trace.first.deadline_s - signals.arrived_s,
+        "queue_ahead": signals.edge_ahead,
+        "has_edge": signals.has_edge,
+        "has_cloud": signals.has_cloud,
+        "has_scores": signals.has_scores,
+        "policy": {
+            "digest": request_trace.policy_digest,
+            "rule": verdict.rule,
+            "route": verdict.route,
+            "egress_rule": verdict.egress_rule,
+            "failed_rule": verdict.failed_rule,
+            "objective": settings.objective,
+            "confidence": settings.confidence,
+            "deadline_s": settings.deadline_s,
+            "large_above_bytes": settings.large_above_bytes,
+            "measure": None if hard is None else hard.measure,
+            "threshold": None if hard is None else hard.threshold,
+            "calibrated": None if hard is None else hard.calibrated,
+            "priority": settings.priority,
+        },
+        **_network(request_trace.link, request_trace.breakers, request_trace.ended_s),
+        "decisions": [
+            _decision(decision, signals.arrived_s)
+            for decision in (request_trace.first, request_trace.second)
+            if decision is not None
+        ],
+        "hardness": {str(row): value for row, value in [*request_trace.hardness.items()][:MOST_ROWS]},
+        "misses": [{"reason": str(miss.reason), "text": miss.detail[:LONGEST_TEXT]} for miss in request_trace.misses],
+        **_end(request_trace),
+    }
+
+
+def _network(link: LinkEstimate, breakers: Mapping[str, Breaker], now_s: float) -> dict[str, Any]:
+    up = link.inverse_bandwidth_s_per_byte
+    return {
+        "link": {
+            "rtt_s": link.rtt_s,
+            "up_bytes_per_s": 1.0 / up if up > 0 else None,
+            "age_s": now_s - link.last_at_s,
+        },
+        "breakers_open": [key for key, breaker in breakers.items() if breaker.is_open],
+    }
+
+
+def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
+    return {
+        "plan": str(decision.plan),
+        "reason": str(decision.reason),
+        "way": None if decision.way is None else decision.way.key[:LONGEST_ID],
+        "obstacle": None if decision.obstacle is None else str(decision.obstacle),
+        "up_rows": list(decision.up_rows[:MOST_ROWS]),
+        "kept_rows": list(decision.kept_rows[:MOST_ROWS]),
+        "predicted_edge_s": decision.predicted_edge_s,
+        "predicted_cloud_s": decision.predicted_cloud_s,
+        "give_up_s": decision.give_up_s - arrived_s,
+        "fallback_start_s": decision.fallback_start_s - arrived_s,
+        "refusal": decision.refusal[:LONGEST_TEXT],
+    }
+
+
+def _end(request_trace: RequestTrace) -> dict[str, Any]:
+    """How it ended, and by how much after its deadline (negative: before)."""
+    took_s = request_trace.ended_s - request_trace.signals.arrived_s
+    end: dict[str, Any] = {
+        "took_s": took_s,
+        "edge_s": request_trace.edge_s,
+        "uplink_s": request_trace.uplink_s,
+        "late_s": request_trace.ended_s - request_trace.first.deadline_s,
+    }
+    times = request_trace.timings
+    if times is None:
+        kind, text = request_trace.error
+        return {**end, "answer": None, "error": {"type": kind, "text": text[:LONGEST_TEXT]}}
+    end["answer"] = {
+        "plan": str(request_trace.plan),
+        "route": str(request_trace.route),
+        "routes": [str(route) for route in request_trace.routes[:MOST_ROWS]],
+        "reason": str(request_trace.reason),
+        "degraded": request_trace.degraded,
+        "total_s": times.total_s,
+        "edge_s": times.edge_s,
+        "uplink_s": times.uplink_s,
+        "cloud_queue_s": times.cloud_queue_s,
+        "cloud_compute_s": times.cloud_compute_s,
+        "edge_digest": request_trace.edge_digest[:LONGEST_ID],
+        "accelerator": request_trace.accelerator[:LONGEST_ID],
+        "edge_state": request_trace.edge_state,
+        "cloud_digest": request_trace.cloud_digest[:LONGEST_ID],
+        "spool_id": request_trace.spool_id[:LONGEST_ID],
+    }
+    return {**end, "error": None}
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,178 @@
+"""A recorded flight in words: the signals, the rule, the decisions, the times predicted and actual, the reason."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from upwell.edge.observe.flight_recorder.recorder import local_time
+from upwell.shared.routing import reasons
+
+Section = tuple[str, list[str]]
+"""A heading and its lines."""
+
+
+@cache
+def meanings(kind: str) -> Mapping[str, str]:
+    """Code -> its sentence, for the codes of the enumeration `kind` in `routing.reasons`.
+
+    The sentences are the docstrings there, which Python keeps in the source alone. Without it a code stands for itself.
+    """
+    try:
+        body = next(
+            node.body
+            for node in ast.parse(inspect.getsource(reasons)).body
+            if isinstance(node, ast.ClassDef) and node.name == kind
+        )
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for node, after in itertools.pairwise(body):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(after, ast.Expr):
+            text = after.value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                found[str(node.value.value)] = " ".join(text.value.split())
+    return found
+
+
+def tell(request_trace: Mapping[str, Any]) -> list[Section]:
+    """The flight for a person, in sections. Keys that are missing (of another version) are left out."""
+    decisions = request_trace.get("decisions") or [{}]
+    return [
+        ("request", [*_request(request_trace)]),
+        ("signals", [*_signals(request_trace)]),
+        ("policy", [*_policy(request_trace.get("policy") or {})]),
+        *(
+            (title, [*_decision(decision)])
+            for title, decision in zip(("decided on arrival", "decided after that"), decisions, strict=False)
+        ),
+        ("predicted and actual", [*_times(request_trace, decisions)]),
+        ("outcome", [*_outcome(request_trace)]),
+    ]
+
+
+def outcome(request_trace: Mapping[str, Any]) -> tuple[str, str]:
+    """Route and reason of an answer, or `error` and its type."""
+    answer, error = request_trace.get("answer"), request_trace.get("error") or {}
+    if answer:
+        return str(answer.get("route", "")), str(answer.get("reason", ""))
+    return "error", str(error.get("type", ""))
+
+
+def ms(seconds: Any) -> str:
+    """Milliseconds, or `unknown`."""
+    return f"{seconds * 1e3:.1f} ms" if isinstance(seconds, (int, float)) else "unknown"
+
+
+def _request(request_trace: Mapping[str, Any]) -> Iterator[str]:
+    yield f"id {request_trace['id']}"
+    yield f"at {local_time(request_trace['time'])}"
+    sizes = request_trace.get("row_sizes_bytes") or []
+    rows = request_trace.get("rows", len(sizes))
+    shown = ", ".join(str(size) for size in sizes[:4]) + (", …" if rows > 4 else "")
+    yield f"model {request_trace.get('model', '')}, {rows} row{'' if rows == 1 else 's'} of {shown} bytes"
+    tags = request_trace.get("tags") or {}
+    if tags:
+        yield "tags " + ", ".join(f"{name}={value}" for name, value in tags.items())
+
+
+def _signals(request_trace: Mapping[str, Any]) -> Iterator[str]:
+    caller = request_trace.get("caller_deadline_s")
+    yield f"deadline {ms(request_trace.get('deadline_s'))}" + ("" if caller is None else f", the caller's {ms(caller)}")
+    yield f"runs ahead on the device: {request_trace.get('queue_ahead', 'unknown')}"
+    link = request_trace.get("link") or {}
+    if link.get("rtt_s") is None:
+        yield "link unknown"
+    else:
+        up = link.get("up_bytes_per_s")
+        speed = "" if up is None else f", up {up * 8 / 1e6:.2f} Mbps"
+        yield f"link: round trip {ms(link['rtt_s'])}{speed}, last heard of {ms(link.get('age_s'))} before the end"
+    for key in request_trace.get("breakers_open") or []:
+        yield f"breaker open: {key or 'the whole service'}"
+    for side, says in (("has_edge", "no edge side"), ("has_cloud", "no cloud"), ("has_scores", "no scores")):
+        if request_trace.get(side) is False:
+            yield says
+
+
+def _policy(policy: Mapping[str, Any]) -> Iterator[str]:
+    rule = policy.get("rule")
+    yield (
+        f"rule {rule!r}" + (f" (route: {policy['route']})" if policy.get("route") else "") if rule else "no rule set it"
+    )
+    if policy.get("egress_rule"):
+        yield f"rule {policy['egress_rule']!r} denies egress"
+    if policy.get("failed_rule"):
+        yield f"rule {policy['failed_rule']!r} could not be evaluated"
+    if policy.get("objective"):
+        yield f"objective {policy['objective']}, confidence {policy.get('confidence', 0):.0%}"
+    if policy.get("measure"):
+        plain = "" if policy.get("calibrated", True) else " (not calibrated for these models)"
+        yield f"hard by {policy['measure']}, threshold {policy.get('threshold'):.4g}{plain}"
+    if policy.get("large_above_bytes") is not None:
+        yield f"large above {policy['large_above_bytes']} bytes"
+    if policy.get("priority") not in (None, "normal"):
+        yield f"priority {policy['priority']}"
+    if policy.get("digest"):
+        yield f"digest {policy['digest']}"
+
+
+def _decision(decision: Mapping[str, Any]) -> Iterator[str]:
+    plan, reason = str(decision.get("plan", "")), str(decision.get("reason", ""))
+    yield _meaning("plan", "Plan", plan)
+    if decision.get("refusal"):
+        yield f"refused: {decision['refusal']}"
+        return
+    if decision.get("up_rows"):
+        by = f" by {decision['way']}" if decision.get("way") else ""
+        until = ms(decision.get("give_up_s"))
+        yield f"up for {reason}{by}: rows {_rows(decision['up_rows'])}, waited for until {until}"
+    if decision.get("kept_rows"):
+        yield f"kept on the device: rows {_rows(decision['kept_rows'])}, since {decision.get('obstacle')}"
+
+
+def _rows(rows: list[int]) -> str:
+    return ", ".join(str(row) for row in rows)
+
+
+def _times(request_trace: Mapping[str, Any], decisions: list[Mapping[str, Any]]) -> Iterator[str]:
+    answer = request_trace.get("answer") or {}
+    edge, uplink = request_trace.get("edge_s"), request_trace.get("uplink_s", answer.get("uplink_s"))
+    cloud = [one["predicted_cloud_s"] for one in decisions if one.get("predicted_cloud_s") is not None]
+    yield f"device: predicted {ms(decisions[0].get('predicted_edge_s'))}, " + ("not run" if edge is None else ms(edge))
+    yield f"cloud: predicted {ms(cloud[-1] if cloud else None)}, " + (
+        "not waited for" if uplink is None else ms(uplink)
+    )
+    if answer.get("cloud_compute_s") is not None:
+        yield f"of that in the cloud: {ms(answer.get('cloud_queue_s'))} queue, {ms(answer['cloud_compute_s'])} run"
+    late_s = request_trace.get("late_s")
+    when = "" if late_s is None else f", {ms(abs(late_s))} {'after' if late_s > 0 else 'before'} the deadline"
+    yield f"whole request: {ms(request_trace.get('took_s'))}{when}"
+
+
+def _outcome(request_trace: Mapping[str, Any]) -> Iterator[str]:
+    for row, value in (request_trace.get("hardness") or {}).items():
+        yield f"hardness of row {row}: " + ("not finite" if value is None else f"{value:.4g}")
+    for miss in request_trace.get("misses") or []:
+        yield f"the cloud: {miss.get('reason')}: {miss.get('text')}"
+    answer, error = request_trace.get("answer"), request_trace.get("error")
+    if error:
+        yield f"error {error.get('type')}: {error.get('text')}"
+    if not answer:
+        return
+    routes = answer.get("routes") or []
+    yield f"answered by {answer.get('route')}" + (f" ({', '.join(routes)})" if len(set(routes)) > 1 else "")
+    yield _meaning("reason", "Reason", str(answer.get("reason", "")))
+    if answer.get("degraded"):
+        yield "degraded"
+    for name in ("edge_digest", "accelerator", "edge_state", "cloud_digest", "spool_id"):
+        if answer.get(name):
+            yield f"{name.replace('_', ' ')} {answer[name]}"
+
+
+def _meaning(what: str, kind: str, code: str) -> str:
+    meaning = meanings(kind).get(code)
+    return f"{what} {code}" + (f": {meaning}" if meaning else "")

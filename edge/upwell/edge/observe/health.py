@@ -1,0 +1,150 @@
+"""What an agent says of its models: where each runs, how that is known, and why it is not where it should be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any, TypeAlias, get_args
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from upwell.edge.models.report import ModelHealth, State
+from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.updates.follower import UpdateStatus
+
+Health: TypeAlias = Callable[[], Sequence[ModelHealth]]
+UpdatesHealth: TypeAlias = Callable[[], Mapping[str, UpdateStatus]]
+
+_NOBODY: Mapping[str, UpdateStatus] = MappingProxyType({})
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+_STATES: tuple[State, ...] = get_args(State)
+_NAMED_NODES = 10
+
+
+def health_of(models: Iterable[ServedModel], misfit: Callable[[str], str] = lambda _: "") -> Sequence[ModelHealth]:
+    """The health of every model that has an edge side, and of every head that is ready, as `model/cut`.
+
+    `misfit` says by model why no calibration fits.
+    """
+    found: list[ModelHealth] = []
+    for model in models:
+        if model.edge is not None:
+            found.append(_health(model.name, model.edge, misfit(model.name)))
+        found += [_health(head.way.key, head.edge) for head in model.heads]
+    return found
+
+
+def _health(name: str, edge: EdgeModel, misfit: str = "") -> ModelHealth:
+    return ModelHealth(
+        model=name,
+        state=edge.state,
+        runtime=edge.runtime.version,
+        accelerator=edge.accelerator,
+        placement=edge.runtime.placement,
+        report=edge.report,
+        version=edge.bundle.version if edge.bundle else 0,
+        reason="" if edge.state == "ready" else _why(edge),
+        uncalibrated=misfit,
+    )
+
+
+def _why(edge: EdgeModel) -> str:
+    lost = edge.runtime.placement.reason
+    return lost or "; ".join(f"{attempt.what}: {attempt.reason}" for attempt in edge.report.attempts)
+
+
+def summary(health: ModelHealth) -> str:
+    """One line: `digits 3: onnxruntime 1.31.1 on the CPU, checked by golden vectors; fallback: …`."""
+    where = "the CPU"
+    if health.accelerator:
+        placement = health.placement
+        where = f"{health.accelerator} ({placement.nodes_on_accelerator} of {placement.nodes} nodes)"
+    name = f"{health.model} {health.version}" if health.version else health.model
+    checked = "tested by " + health.report.checked_by if health.report.checked_by != "nothing" else "not tested"
+    reason = "" if health.state == "ready" else f"; {health.state}" + (f": {health.reason}" if health.reason else "")
+    reason += "".join(f"; {remark}" for remark in health.report.remarks)
+    return f"{name}: {health.runtime} on {where}, {checked}{reason}"
+
+
+def document(
+    models: Sequence[ModelHealth],
+    updates: Mapping[str, UpdateStatus] = _NOBODY,
+    problems: Sequence[str] = (),
+    missing: Mapping[str, str] = _NONE,
+) -> dict[str, Any]:
+    """The whole as JSON can hold it.
+
+    `status` is `ok`, or `degraded` where a model is not where it should be or the agent itself has `problems`.
+    `missing` are the models that the cloud does not know, and the names by which it was asked.
+    """
+    return {
+        "status": "ok" if all(one.state == "ready" for one in models) and not problems else "degraded",
+        "problems": list(problems),
+        "models": {one.model: _described(one) for one in models},
+        "updates": {model: asdict(status) for model, status in updates.items()},
+        "cloud_model_missing": dict(missing),
+    }
+
+
+def health_page(
+    models: Sequence[ModelHealth],
+    updates: Mapping[str, UpdateStatus],
+    problems: Sequence[str],
+    missing: Mapping[str, str] = _NONE,
+) -> bytes:
+    """The same as it is served at `/health`."""
+    return json.dumps(document(models, updates, problems, missing)).encode()
+
+
+def _described(health: ModelHealth) -> dict[str, Any]:
+    described = asdict(health)
+    described["accelerator"] = health.accelerator or "cpu"
+    left = health.placement.left_on_cpu
+    described["placement"]["left_on_cpu"] = [*left[:_NAMED_NODES], *(["…"] if len(left) > _NAMED_NODES else [])]
+    return described
+
+
+class HealthCollector(Collector):
+    """The same for Prometheus, read when scraped."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Gauges by model."""
+        models = self._health()
+        states = GaugeMetricFamily(
+            "upwell_model_state", "1 for the state that the model is in.", labels=["model", "state"]
+        )
+        for one in models:
+            for state in _STATES:
+                states.add_metric([one.model, state], float(one.state == state))
+        yield states
+        nodes = GaugeMetricFamily(
+            "upwell_model_nodes", "Nodes of the model by what runs them.", labels=["model", "accelerator"]
+        )
+        for one in models:
+            taken = one.placement.nodes_on_accelerator
+            nodes.add_metric([one.model, "cpu"], one.placement.nodes - taken)
+            if one.accelerator:
+                nodes.add_metric([one.model, one.accelerator], taken)
+        yield nodes
+        gauges: Mapping[str, tuple[str, Callable[[ModelHealth], float]]] = {
+            "version": ("Version of the model's bundle; 0 without one.", lambda one: one.version),
+            "load_seconds": ("Time that loading and testing took.", lambda one: one.report.load_s),
+            "warm_up_seconds": ("Time that the first run took.", lambda one: one.report.warm_up_s),
+            "uncalibrated": ("1 where no calibration fits a target that the policy names for the model.",
+                             lambda one: float(bool(one.uncalibrated))),
+            "memory_bytes": ("What the process grew by; NaN if unknown.",
+                             lambda one: one.report.memory_bytes or math.nan),
+        }  # fmt: skip
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"upwell_model_{name}", text, labels=["model"])
+            for one in models:
+                gauge.add_metric([one.model], value(one))
+            yield gauge

@@ -1,0 +1,172 @@
+"""A request log on the device: written beside the requests, never in their way, and never larger than it may be."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from upwell.edge.runtimes.base import Runtime
+from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.routing.log import LogLine
+
+QUEUE_LINES = 512
+"""Lines that may wait for the disk; one more is dropped."""
+_CLOSE_S = 5.0
+_TAIL_BYTES = 1 << 16
+
+_log = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """Appends log lines to a JSONL file from a thread of its own. Safe to use from many threads.
+
+    The file and its one predecessor, `<name>.1`, together never hold more than `limit_bytes`; both have mode 0600. What
+    the disk does not take (full, read-only, gone) is counted and forgotten; nobody waits for it.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._path = path
+        self._half_bytes = limit_bytes // 2
+        self._waiting: deque[LogLine] = deque()
+        self._news = threading.Condition()
+        self._closed = False
+        self._fails = False
+        self.written = 0
+        """Lines in the file."""
+        self.dropped = 0
+        """Lines that found the queue full, or the log closed."""
+        self.failed = 0
+        """Lines that the disk did not take, or that are too long for it."""
+        self._thread = BackgroundThread("request-log", self._write_all, lambda: self._closed)
+        self._thread.start()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The three by name."""
+        return Counter(written=self.written, dropped=self.dropped, failed=self.failed)
+
+    def append(self, line: LogLine) -> None:
+        """Have the line written soon; returns at once."""
+        with self._news:
+            if self._closed or len(self._waiting) >= QUEUE_LINES:
+                self.dropped += 1
+                return
+            self._waiting.append(line)
+            self._news.notify()
+
+    def close(self) -> None:
+        """Write what waits, for at most five seconds. Calling it twice is harmless."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        self._thread.join(_CLOSE_S)
+
+    def _write_all(self) -> None:
+        _remove_larger(Path(f"{self._path}.1"), self._half_bytes)  # the limit may have been lowered since
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._waiting or self._closed)
+                lines = list(self._waiting)
+                self._waiting.clear()
+            if not lines:
+                return
+            self._write(lines)
+
+    def _write(self, lines: list[LogLine]) -> None:
+        texts = [encode_line(line) for line in lines]
+        fitting = [text for text in texts if len(text) <= self._half_bytes]
+        self.failed += len(texts) - len(fitting)
+        done = 0
+        try:
+            with ExitStack() as stack:
+                file = stack.enter_context(open_log(self._path))
+                for text in fitting:
+                    if _size_bytes(file) + len(text) > self._half_bytes:
+                        stack.close()
+                        self._rotate()
+                        file = stack.enter_context(open_log(self._path))
+                    append_line(file, text)
+                    done += 1
+        except OSError as error:
+            self._note_failure(error)
+        self.written += done
+        self.failed += len(fitting) - done
+        if 0 < done == len(fitting):
+            self._fails = False
+
+    def _rotate(self) -> None:
+        _remove_larger(self._path, self._half_bytes)
+        with suppress(FileNotFoundError):
+            self._path.replace(f"{self._path}.1")
+
+    def _note_failure(self, error: OSError) -> None:
+        if not self._fails:
+            _log.warning("%s: the request log cannot be written: %s", self._path, error.strerror or error)
+        self._fails = True
+
+
+def encode_line(line: LogLine) -> bytes:
+    """The line as JSON with a newline; what has its default is left out."""
+    return line.model_dump_json(exclude_defaults=True).encode() + b"\n"
+
+
+@contextmanager
+def open_log(path: Path) -> Iterator[int]:
+    """The file open for reading and appending (made if missing), of mode 0600 and with whole lines only: of a line that
+    a dying process left unfinished nothing stays. Raises `OSError`."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+    file = os.open(path, flags, 0o600)
+    try:
+        os.chmod(path, 0o600)
+        _cut_torn_line(file)
+        yield file
+    finally:
+        os.close(file)
+
+
+def append_line(file: int, text: bytes) -> None:
+    """Append the whole line or nothing of it. Raises `OSError`."""
+    before_bytes = _size_bytes(file)
+    try:
+        if os.write(file, text) != len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except BaseException:
+        with suppress(OSError):
+            os.ftruncate(file, before_bytes)
+        raise
+
+
+def _cut_torn_line(file: int) -> None:
+    end = keep = _size_bytes(file)
+    while keep > 0:
+        start = max(0, keep - _TAIL_BYTES)
+        os.lseek(file, start, os.SEEK_SET)
+        newline = os.read(file, keep - start).rfind(b"\n")
+        if newline >= 0:
+            keep = start + newline + 1
+            break
+        keep = start
+    if keep != end:
+        os.ftruncate(file, keep)
+
+
+def _size_bytes(file: int) -> int:
+    return os.fstat(file).st_size
+
+
+def _remove_larger(path: Path, limit_bytes: int) -> None:
+    with suppress(OSError):
+        if path.stat().st_size > limit_bytes:
+            path.unlink()
+
+
+def runtime_name(runtime: Runtime) -> str:
+    """What a log calls a runtime: its name, and the accelerator if that really runs nodes (`onnx`, `onnx+qnn`)."""
+    placement = runtime.placement
+    return f"{runtime.name}+{placement.accelerator}" if placement.nodes_on_accelerator else runtime.name

@@ -1,0 +1,54 @@
+"""Whether an agent can do what a policy asks for: at start, and before a changed file takes over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from upwell.edge.models.scoring import hardness_function
+from upwell.edge.models.served import ServedModel
+from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+def check_policy(policy: Policy, models: Iterable[ServedModel], path: Path | None, *, has_state_dir: bool) -> None:
+    """Raise `ConfigError` for what this agent cannot do at all; log what one of its models cannot be measured by."""
+    problems: dict[str, None] = {}
+    for model in models:
+        for settings in _all_settings(policy, model):
+            wanted = [name for name, is_on in _kept(settings).items() if is_on]
+            if wanted and not has_state_dir:
+                problems[
+                    f"{', '.join(wanted)} need a folder to keep things in; expected agent.state_dir in agent.yaml"
+                ] = None
+            hard = settings.hard
+            if hard is None or model.edge is None:
+                continue
+            if hard.measure == "function":
+                try:
+                    hardness_function(hard.function)
+                except ConfigError as error:
+                    problems[error.problems[0].message] = None
+            elif problem := model.edge.scorer.problem(hard):
+                _log.info("model %s: nothing is hard by this policy: %s", model.name, problem)
+    if problems:
+        raise ConfigError([Problem(path, None, None, "", text) for text in problems])
+
+
+def _all_settings(policy: Policy, model: ServedModel) -> Iterator[Settings]:
+    for rule in (None, *policy.rules):
+        yield policy.settings(model.name, rule, model.model_pair)
+
+
+def _kept(settings: Settings) -> dict[str, bool]:
+    """What of the settings writes to disk, and whether it is asked for."""
+    return {
+        "spool": settings.spool or "spool" in settings.on_cloud_failure.values(),
+        "audit": settings.audit > 0,
+        "explore": settings.explore > 0,
+        "record": settings.record_bytes > 0,
+    }

@@ -1,0 +1,182 @@
+"""One request as the agent takes it: its id, its inputs and rows, and the signals that the router decides by."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from upwell.edge.models.served import ServedModel
+from upwell.edge.request.context import RequestContext
+from upwell.edge.uplink.uplink import CloudReply
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.routing.decide.state import Signals
+from upwell.shared.routing.policy.rules import RequestFacts
+from upwell.shared.routing.reasons import Route
+from upwell.shared.routing.tags import checked_tags
+from upwell.shared.signature.images import encode_for_uplink
+from upwell.shared.signature.signature import Signature
+from upwell.shared.tensors import Array
+
+_AT_ONCE = 64
+
+
+class Ids:
+    """As random UUIDs. Many are made at once: to write one such number takes as long as a whole decision.
+
+    Safe to use from many threads.
+    """
+
+    def __init__(self) -> None:
+        self._ready: list[str] = []
+
+    def new(self) -> str:
+        """One that was not given before."""
+        try:
+            return self._ready.pop()
+        except IndexError:
+            id, *self._ready = [f"{random.getrandbits(128):032x}" for _ in range(_AT_ONCE)]
+            return id
+
+
+Replies: TypeAlias = Sequence[tuple[tuple[int, ...], CloudReply]]
+"""What the cloud answered, each with the rows of the request that it is about."""
+
+
+_ONE = (0,)
+
+
+class RowParts:
+    """What the device answered so far, in parts of one or several rows."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.all = _ONE if rows == 1 else tuple(range(rows))
+        self.edge: list[tuple[tuple[int, ...], Mapping[str, Array]]] = []
+
+    def edge_covers(self, rows: Sequence[int]) -> bool:
+        """Whether the device has answered all of these."""
+        return {row for part, _ in self.edge for row in part}.issuperset(rows)
+
+    def are_complete(self, replies: Replies) -> bool:
+        """Whether every row has an answer of one side."""
+        parts = [rows for rows, _ in (*self.edge, *replies)]
+        return {row for rows in parts for row in rows}.issuperset(self.all)
+
+    def routes(self, lifted: Mapping[int, Route], here: Route) -> tuple[Route, ...]:
+        """Who answers each row: `here` says it of those that are not `lifted`."""
+        return tuple(lifted.get(row, here) for row in self.all)
+
+    def merged(self, replies: Replies, signature: Signature | None) -> Mapping[str, Array]:
+        """The cloud's rows, and the edge's where the cloud has none. Without a `signature` the cloud has all."""
+        lifted = {row for rows, _ in replies for row in rows}
+        parts: list[tuple[Sequence[int], Mapping[str, Array]]] = [(rows, r.response.outputs) for rows, r in replies]
+        if signature is None:
+            return parts[0][1]
+        for rows, outputs in self.edge:
+            kept = [index for index, row in enumerate(rows) if row not in lifted]
+            if len(kept) == self.rows:
+                return outputs
+            if kept:
+                parts.append(([rows[index] for index in kept], {name: a[kept] for name, a in outputs.items()}))
+        return signature.merge_rows(parts, self.rows)
+
+
+def size_bytes(inputs: Mapping[str, Array]) -> int:
+    """Bytes of a request to a model whose signature only the cloud knows. Raises `InvalidRequest`."""
+    try:
+        return sum(
+            sum(len(item) + 4 for item in array.flat) if array.dtype == np.object_ else array.nbytes
+            for array in inputs.values()
+        )
+    except TypeError:
+        raise InvalidRequest("an array of objects holds something other than bytes") from None
+
+
+def without(rows: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
+    """`rows` less those in `taken`, in order."""
+    if not taken:
+        return rows
+    left_out = frozenset(taken)
+    return tuple(row for row in rows if row not in left_out)
+
+
+_CHANNELS = (1, 3)
+
+
+def as_arrays(inputs: Mapping[str, Array | bytes], model: ServedModel) -> dict[str, Array]:
+    """The inputs as arrays with rows. Raises `InvalidRequest` for what is neither an array nor bytes."""
+    entry_model = model.entry_model
+    pictures = entry_model.pictures if entry_model else ()
+    arrays: dict[str, Array] = {}
+    for name, value in inputs.items():
+        if isinstance(value, np.ndarray) and name not in pictures:
+            arrays[name] = value
+        else:
+            arrays[name] = _array(name, value, name in pictures)
+    return arrays
+
+
+def _array(name: str, value: object, is_picture: bool) -> Array:
+    if isinstance(value, np.ndarray):
+        return _with_rows(value) if is_picture and value.dtype == np.uint8 else value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        picture = np.empty(1, dtype=np.object_)
+        picture[0] = bytes(value)
+        return picture
+    raise InvalidRequest(f"input {name!r}: expected a numpy array or bytes, got {type(value).__name__}")
+
+
+def _with_rows(pixels: Array) -> Array:
+    """Pixels as [rows, height, width, channels]; three dimensions that end in 1 or 3 are one picture with channels."""
+    if pixels.ndim == 2:
+        return pixels[None, :, :, None]
+    if pixels.ndim == 3:
+        return pixels[None] if pixels.shape[2] in _CHANNELS else pixels[..., None]
+    return pixels
+
+
+def as_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
+    """The tags as rules see them, in a copy: `checked_tags`. Raises `InvalidRequest`."""
+    try:
+        return checked_tags(tags)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def signals_of(
+    context: RequestContext,
+    model: ServedModel,
+    inputs: Mapping[str, Array],
+    deadline_s: float,
+    tags: Mapping[str, str],
+    arrived_s: float,
+) -> tuple[Signals, Mapping[str, Array]]:
+    """The signals, and the inputs as the whole model in the cloud takes them: pictures are encoded before anything is
+    decided, since it is the bytes really sent that decide. Raises `InvalidRequest` for inputs that do not fit.
+    """
+    edge, entry_model = model.edge, model.entry_model
+    rows = entry_model.signature.check_inputs(inputs) if entry_model else 1
+    has_cloud = bool(model.cloud_model) and context.uplink is not None
+    sent_inputs = encode_for_uplink(entry_model.signature, inputs) if entry_model and has_cloud else inputs
+    sizes: tuple[int, ...]
+    if edge and edge.exits:
+        sizes = (edge.exit_row_bytes,) * rows
+    elif entry_model is None:
+        sizes = (size_bytes(inputs),)
+    else:
+        row_bytes = entry_model.signature.row_bytes
+        sizes = entry_model.signature.row_sizes_bytes(sent_inputs) if row_bytes is None else (row_bytes,) * rows
+    hards = context.router.hards(model.name)
+    has_scores = bool(hards) and edge is not None and edge.can_score(hards)
+    ahead = entry_model.scheduler.ahead if entry_model else 0
+    request_facts = RequestFacts(model.name, tags, max(sizes), time.time())
+    signals = Signals(request_facts, sizes, arrived_s, deadline_s, edge is not None, has_cloud, has_scores, ahead)
+    if (model.heads and context.uplink is not None) or (edge and edge.exits):
+        ways = tuple(head.way for head in model.heads if head.takes(rows)) if context.uplink is not None else ()
+        signals = replace(signals, ways=ways, exits=edge is not None and bool(edge.exits))
+    return signals, sent_inputs

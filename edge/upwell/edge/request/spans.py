@@ -1,0 +1,98 @@
+"""What the spans of a request say: the request, each decision, each run of the device, each call to the cloud."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from typing import TYPE_CHECKING
+
+from upwell.edge.request.answer import Answer
+from upwell.shared.routing.decide.state import Decision
+from upwell.shared.telemetry.trace import Attributes, Trace
+
+if TYPE_CHECKING:
+    from upwell.edge.request.context import RequestContext
+    from upwell.edge.request.record import RequestRecord
+
+REQUEST, DECIDE, EDGE, HEAD, UPLINK = (f"upwell.agent.{part}" for part in ("infer", "decide", "edge", "head", "uplink"))
+
+
+def add_decision(trace: Trace, decision: Decision, began_s: float) -> None:
+    """A decision has been made, before the device ran or after it."""
+    facts: dict[str, bool | int | float | str] = {
+        "upwell.plan": str(decision.plan),
+        "upwell.reason": str(decision.reason),
+        "upwell.rows.up": len(decision.up_rows),
+        "upwell.rows.kept": len(decision.kept_rows),
+    }
+    if decision.obstacle is not None:
+        facts["upwell.obstacle"] = str(decision.obstacle)
+    if math.isfinite(decision.predicted_cloud_s):
+        facts["upwell.predicted_cloud_ms"] = 1e3 * decision.predicted_cloud_s
+    trace.add(DECIDE, began_s, attributes=facts)
+
+
+def add_run(trace: Trace, name: str, rows: int, duration_s: float) -> None:
+    """A run of the device has ended now, for so many rows."""
+    ended_s = time.monotonic()
+    trace.add(name, ended_s - duration_s, ended_s, {"upwell.rows": rows})
+
+
+def end_request(
+    context: RequestContext,
+    model: str,
+    told_id: str,
+    deadline_s: float,
+    done: RequestRecord | None,
+    outcome: Answer | Exception,
+) -> None:
+    """The request has been answered, or not; nothing happens where it is not recorded.
+
+    Spans leave the device, so they hold codes alone: no text of an error, in which a model may repeat what it was
+    given, and no tag. `told_id` is the request's id as its caller wrote it, empty where it is ours.
+    """
+    tracer, trace = context.tracer, context.trace
+    if tracer is None or trace is None:
+        return
+    facts: dict[str, bool | int | float | str] = {"upwell.model": model}
+    if told_id:
+        facts["upwell.request_id"] = told_id if _may_leave(context, done) else hashed(told_id)
+    elif isinstance(outcome, Answer):
+        facts["upwell.request_id"] = outcome.id
+    latest_s = deadline_s if done is None else min(deadline_s, done.first.deadline_s)
+    if math.isfinite(latest_s):
+        facts["upwell.deadline_ms"] = 1e3 * (latest_s - trace.started_s)
+    if done is not None:
+        facts["upwell.rows"] = done.parts.rows
+    if isinstance(outcome, Answer):
+        tracer.end(trace, REQUEST, {**facts, **_of_answer(outcome)})
+    else:
+        tracer.end(trace, REQUEST, facts, type(outcome).__name__)
+
+
+def _may_leave(context: RequestContext, done: RequestRecord | None) -> bool:
+    """Whether a request may leave: as it was decided, and by the policy as it is now."""
+    if done is None or done.first.verdict.denial is not None:
+        return False
+    return context.router.judge(done.signals).denial is None
+
+
+def hashed(told_id: str) -> str:
+    """The caller's id of a request that stays on the device, as it may be told outside: alike for the same id while
+    this process lives. With a key that nobody knows, since ids can be few enough to be tried."""
+    digest = hashlib.blake2b(told_id.encode("utf-8", "surrogatepass"), digest_size=16, key=_ID_KEY)
+    return f"hash:{digest.hexdigest()}"
+
+
+_ID_KEY = os.urandom(32)
+
+
+def _of_answer(answer: Answer) -> Attributes:
+    return {
+        "upwell.route": str(answer.route),
+        "upwell.plan": str(answer.plan),
+        "upwell.reason": str(answer.reason),
+        "upwell.degraded": answer.degraded,
+    }

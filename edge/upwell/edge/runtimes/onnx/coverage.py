@@ -1,0 +1,93 @@
+"""What of an ONNX model an execution provider takes.
+
+The nodes are those that a provider is offered: ONNX Runtime first removes and rewrites some, whatever the hardware
+(its basic optimizations), and that graph is what is surveyed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from upwell.edge.runtimes.coverage import Coverage
+from upwell.edge.runtimes.inputs import check_file
+from upwell.edge.runtimes.onnx.evidence import parts_of, records_assignment
+from upwell.edge.runtimes.onnx.graph import named_apart, read_graph
+from upwell.edge.runtimes.onnx.partitions import CAST_FOR_CPU, GraphPart, covers
+from upwell.edge.runtimes.onnx.providers import CPU, plain_text
+from upwell.edge.runtimes.onnx.sessions import Opening, session_options
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.ort import onnxruntime
+from upwell.shared.errors import ConfigError
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import external_weights
+
+
+def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
+    """What `accelerator` takes of the model at `path`. Work is NaN where the `onnx` package is not installed.
+
+    With `require: must` the provider is asked as it is then: some take more where the CPU is no choice. Raises
+    `ConfigError` where the CPU cannot load the model and `AcceleratorNotUsable` where the provider is not there or
+    refuses it.
+    """
+    return survey(path, options, accelerator, by_profile=not records_assignment())
+
+
+def survey(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions, *, by_profile: bool) -> Coverage:
+    """The same, by the profile of a run or by the assignment that ONNX Runtime records from 1.24 on."""
+    check_file(path)
+    with tempfile.TemporaryDirectory(prefix="upwell-coverage-") as folder:
+        try:
+            external_weights(path)
+            offered = _offered(path, options, Path(folder))
+            graph = read_graph(offered)
+        except BadOnnxFile as error:
+            raise ConfigError.at(path, str(error)) from None
+        opening = Opening(offered, options, accelerator, by_profile=by_profile, is_basic=True)
+        session, nodes = opening.open()
+        parts = [] if by_profile else [*parts_of(session)]
+        known = {node for part in parts for node in part.nodes}
+        parts += [GraphPart(node.provider, (node,)) for node in nodes if node not in known]
+    return Coverage(
+        accelerator=accelerator.provider,
+        runtime=f"onnxruntime {onnxruntime.__version__}",
+        source="profile" if by_profile else "graph assignment",
+        nodes=covers(graph, parts, opening.provider.name),
+    )
+
+
+def _offered(path: Path, options: RuntimeOptions, folder: Path) -> Path:
+    """The model as providers are offered it, in a file, with a name for each node.
+
+    One with float16 is taken as it is: what the CPU makes of it, which computes in float32, no provider is offered.
+    """
+    offered = folder / "offered.onnx"
+    # Weights in a file of their own, so that a model may be larger than the 2 GB of a protobuf message.
+    entries = {
+        "session.optimized_model_external_initializers_file_name": "weights.bin",
+        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+    }
+    settings = session_options(path, options, entries)
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    settings.optimized_model_filepath = str(offered)
+    try:
+        onnxruntime.InferenceSession(str(path), settings, providers=[CPU], enable_fallback=0)
+    except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+        raise ConfigError.at(path, f"ONNX Runtime cannot load the model: {plain_text(error)}") from None
+    source = offered
+    if any(node.name.startswith(CAST_FOR_CPU) for node in read_graph(offered).nodes):
+        source = path
+        if external_weights(path):
+            return path
+    offered.write_bytes(_with_shapes(named_apart(source.read_bytes())))
+    return offered
+
+
+def _with_shapes(model: bytes) -> bytes:
+    """The model with the shapes that can be told for its tensors; as it is where the `onnx` package is missing."""
+    try:
+        import onnx
+        import onnx.shape_inference
+    except ModuleNotFoundError:
+        return model
+    return bytes(onnx.shape_inference.infer_shapes(onnx.load_from_string(model)).SerializeToString())

@@ -1,0 +1,131 @@
+"""ONNX Runtime on the device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.inputs import InputCheck, check_file
+from upwell.edge.runtimes.onnx.providers import plain_text
+from upwell.edge.runtimes.onnx.sessions import open_on_accelerator, open_on_cpu
+from upwell.edge.runtimes.onnx.tensors import Call, caller_for, symbols_of
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.placement import lost
+from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import external_weights
+from upwell.shared.formats.onnx.tensors import Unsupported, spec_of
+from upwell.shared.tensors import Array
+
+
+class OnnxRuntime:
+    """A model in ONNX Runtime, on one accelerator or on the CPU. `run` may be called from many threads at a time.
+
+    Raises `ConfigError` where the file is missing or broken, where its weights lie elsewhere than beside it, where
+    it needs what this ONNX Runtime does not have (custom operators, a newer IR version), and where it takes or gives
+    other things than tensors; `AcceleratorNotUsable` where `accelerator` takes no node, or not every node and is a
+    must. Nodes are counted as the runtime hands them out, after it removed and rewrote some.
+
+    `cache_dir` keeps what the accelerator compiled for the next start. An accelerator that fails later never costs an
+    answer: the model goes on on the CPU and `placement.reason` says so. `instances` says how many runs make sense at
+    one time; one session, whose runs may overlap, serves them all.
+    """
+
+    name: str = "onnx"
+
+    def __init__(
+        self,
+        path: Path,
+        options: RuntimeOptions | None = None,
+        accelerator: AcceleratorOptions | None = None,
+        *,
+        cache_dir: Path | None = None,
+    ) -> None:
+        check_file(path)
+        _check_weights(path)
+        self.version = f"onnxruntime {onnxruntime.__version__}"
+        self.placement: Placement
+        self._path = path
+        self._options = options or RuntimeOptions()
+        self._recovery = threading.Lock()
+        if accelerator is None:
+            self.instances = self._options.instance_count
+            session, self.placement = open_on_cpu(path, self._options)
+        else:
+            self.instances = self._options.instances or 1
+            session, self.placement = open_on_accelerator(path, self._options, accelerator, cache_dir)
+        try:
+            self.inputs = tuple(map(spec_of, session.get_inputs()))
+            self.outputs = tuple(map(spec_of, session.get_outputs()))
+            self._call: Call | None = caller_for(session, self.inputs, self.outputs)
+        except Unsupported as error:
+            raise ConfigError.at(path, str(error)) from None
+        self._symbols = {argument.name: symbols_of(argument) for argument in session.get_inputs()}
+        self._check = InputCheck(self.inputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the model once; see `Runtime.run`."""
+        call = self._call
+        if call is None:
+            raise ModelFailed(f"{self._path.name} is closed")
+        self._check(inputs)
+        try:
+            return call(inputs)
+        except UpwellError:
+            raise
+        except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+            if self.placement.nodes_on_accelerator and not self._misfit(inputs):
+                return self._run_without_accelerator(inputs, error)
+            raise self._explained(error, inputs) from None
+
+    def close(self) -> None:
+        """Free the model; see `Runtime.close`."""
+        self._call = None
+
+    def _run_without_accelerator(self, inputs: Mapping[str, Array], failure: Exception) -> dict[str, Array]:
+        """Answer on the CPU. Where that works the accelerator was at fault and is left; else the request was."""
+        with self._recovery:
+            if not self.placement.nodes_on_accelerator:
+                return self.run(inputs)
+            try:
+                session, _ = open_on_cpu(self._path, self._options)
+                call = caller_for(session, self.inputs, self.outputs)
+                answer = call(inputs)
+            except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+                raise self._explained(error, inputs) from None
+            if self._call is not None:
+                self._call, self.placement = call, lost(self._path, self.placement, plain_text(failure))
+        return answer
+
+    def _explained(self, error: Exception, inputs: Mapping[str, Array]) -> UpwellError:
+        misfit = self._misfit(inputs)
+        if misfit:
+            return InvalidRequest(misfit)
+        text = f"{self._path.name}: {plain_text(error)}"
+        # Kernels report values they cannot take, such as an index out of bounds, as invalid arguments too.
+        return InvalidRequest(text) if type(error).__name__ == "InvalidArgument" else ModelFailed(text)
+
+    def _misfit(self, inputs: Mapping[str, Array]) -> str:
+        return self._check.mismatch(inputs) or self._unequal_symbols(inputs)
+
+    def _unequal_symbols(self, inputs: Mapping[str, Array]) -> str:
+        """Dimensions that the model gives one name and the inputs different sizes."""
+        sizes: dict[str, tuple[str, int]] = {}
+        for name, symbols in self._symbols.items():
+            for symbol, size in zip(symbols, inputs[name].shape, strict=False):
+                first, expected = sizes.setdefault(symbol, (name, size))
+                if symbol and size != expected:
+                    return (
+                        f"inputs {first!r} and {name!r} must agree in dimension {symbol!r}, got {expected} and {size}"
+                    )
+        return ""
+
+
+def _check_weights(path: Path) -> None:
+    try:
+        external_weights(path)
+    except BadOnnxFile as error:
+        raise ConfigError.at(path, str(error)) from None

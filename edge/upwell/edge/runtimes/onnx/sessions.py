@@ -1,0 +1,336 @@
+"""Fixing the batch of an ONNX model that was exported with an open one.
+
+ONNX Runtime fixes a dimension by its name, wherever it occurs, and infers the shapes that follow from it. It has no way
+to fix one that has no name.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.inputs import unkept_batch
+from upwell.edge.runtimes.onnx.compiled_cache import CacheEntry, entry_for
+from upwell.edge.runtimes.onnx.evidence import RECORD_KEY, assigned_nodes, from_profile, records_assignment
+from upwell.edge.runtimes.onnx.graph import read_graph
+from upwell.edge.runtimes.onnx.partitions import AssignedNode
+from upwell.edge.runtimes.onnx.providers import CPU, OPENVINO, Provider, find_provider, plain_text
+from upwell.edge.runtimes.onnx.saturation import saturation
+from upwell.edge.runtimes.onnx.work import constant_tensors
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
+from upwell.shared.errors import ConfigError
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+
+_TOOL = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
+
+
+def names_to_fix(path: Path, batch: int) -> Sequence[str]:
+    """The names of the open dimensions that the inputs of the model at `path` lead with.
+
+    Raises `ConfigError` where one has no name or is also the name of another dimension, and where all are fixed and
+    none to `batch`.
+    """
+    try:
+        inputs = read_graph(path).inputs
+    except BadOnnxFile as error:
+        raise ConfigError.at(path, str(error)) from None
+    opened = _open(inputs)
+    for name, symbol in opened.items():
+        if not symbol:
+            how = f"fix it in the file ({_TOOL} --input_name {name} --input_shape …), or export it with a name"
+            raise unkept_batch(path, batch, f"input {name!r} leads with an open dimension that has no name; {how}")
+        if any(symbol in shape[1:] for shape in inputs.values()):
+            raise unkept_batch(
+                path, batch, f"{symbol!r}, with which input {name!r} leads, is the name of other dimensions too"
+            )
+    if not opened and batch not in [shape[0] for shape in inputs.values() if shape]:
+        fixed = ", ".join(f"{name!r} {list(shape)}" for name, shape in inputs.items())
+        raise unkept_batch(path, batch, f"the model leaves no batch open: it takes {fixed}")
+    return sorted(set(opened.values()))
+
+
+def hint(path: Path) -> str:
+    """What to try where an accelerator does not take the whole model at `path` and its batch is open; else empty."""
+    try:
+        opened = _open(read_graph(path).inputs)
+    except (BadOnnxFile, OSError):
+        return ""
+    if not opened:
+        return ""
+    return (
+        f"; the batch of {', '.join(map(repr, opened))} is open, and many accelerators take fixed sizes only: "
+        "write `batch: 1`"
+    )
+
+
+def _open(inputs: Mapping[str, tuple[int | str, ...]]) -> Mapping[str, str]:
+    leading = {name: shape[0] for name, shape in inputs.items() if shape}
+    return {name: size for name, size in leading.items() if isinstance(size, str)}
+
+
+_CPU = "CPUExecutionProvider"
+_FLOAT16 = 10
+_REMOVED = ("Identity", "Dropout")
+
+
+def has_float16(path: Path) -> bool:
+    """Whether an input, an output or a weight of the model at `path` is float16."""
+    try:
+        return _FLOAT16 in read_graph(path).dtypes.values()
+    except (BadOnnxFile, OSError):
+        return False  # ONNX Runtime says what is wrong with it
+
+
+def unassigned(path: Path, assigned: Sequence[AssignedNode]) -> Sequence[AssignedNode]:
+    """The nodes of a model with float16 that the record has nowhere, of which strict mode says that there are some.
+
+    One of them without a name is told only if nothing else is left on the CPU.
+    """
+    graph = read_graph(path)
+    constants, known = constant_tensors(graph), {node.name for node in assigned}
+    found = [
+        AssignedNode(node.name, node.operator, _CPU)
+        for node in graph.nodes
+        if node.name
+        and node.name not in known
+        and node.operator not in _REMOVED
+        and not constants.issuperset(node.outputs)
+    ]
+    if found or any(node.provider == _CPU for node in assigned):
+        return found
+    return [AssignedNode("", "one that ONNX Runtime does not name", _CPU)]
+
+
+_LOG_ERRORS = 3
+_LOG_FATAL = 4
+_NO_FALLBACK = {"enable_fallback": 0}
+"""Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_STRICT: Mapping[str, str] = MappingProxyType({"session.disable_cpu_ep_fallback": "1"})
+_LEFT_NODES = "assigned to the default CPU EP"
+_EXACT: Mapping[str, str] = MappingProxyType({"session.x64quantprecision": "1"})
+"""Rewrites int8 weights as uint8, which takes another kernel. Only heeded on x86-64."""
+
+Opened: TypeAlias = "tuple[Any, Sequence[AssignedNode]]"
+"""A session and where its nodes are."""
+
+_log = logging.getLogger(__name__)
+
+
+def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
+    """A session on the CPU. Raises `ConfigError` where the model cannot be loaded."""
+    settings = session_options(path, options, cpu_settings(path))
+    try:
+        session = onnxruntime.InferenceSession(str(path), settings, providers=[CPU], **_NO_FALLBACK)
+    except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+        raise ConfigError.at(path, f"ONNX Runtime cannot load the model: {plain_text(error)}") from None
+    nodes = assigned_nodes(session) if records_assignment() else ()
+    return session, Placement(nodes=len(nodes))
+
+
+def open_on_accelerator(
+    path: Path, options: RuntimeOptions, wanted: AcceleratorOptions, cache_dir: Path | None = None
+) -> tuple[Any, Placement]:
+    """A session on the execution provider that `wanted` names, and what it took.
+
+    What the provider compiled is kept in `cache_dir` and taken from there the next time. Raises
+    `AcceleratorNotUsable` where it takes no node, or not every node and `wanted` is a must, and `ConfigError` where the
+    batch cannot be fixed as `options` want it.
+    """
+    opening = Opening(path, options, wanted)
+    try:
+        entry = None if cache_dir is None else entry_for(cache_dir, path, opening.provider, wanted, options.batch)
+        if entry is not None:
+            return _kept(opening, entry) or _compiled(opening, entry)
+    except OSError as error:
+        _log.warning("%s: what %s compiles cannot be kept: %s", path, opening.provider.name, error)
+    return _judged(opening, opening.open())
+
+
+class Opening:
+    """One model on its way to one provider. Raises `AcceleratorNotUsable` where the provider is not there.
+
+    `by_profile` takes the evidence from a run, for an ONNX Runtime that does not record it; `is_basic` keeps the nodes
+    of the graph as the provider meets them, without the fusions for the CPU that come after.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: RuntimeOptions,
+        wanted: AcceleratorOptions,
+        *,
+        by_profile: bool | None = None,
+        is_basic: bool = False,
+    ) -> None:
+        self.path = path
+        self.wanted = wanted
+        self.provider = find_provider(wanted)
+        self.options = options
+        self._cpu_settings = cpu_settings(path)
+        self._by_profile = not records_assignment() if by_profile is None else by_profile
+        self._is_basic = is_basic
+
+    def open(self, entries: Mapping[str, str] = _NOTHING, extra: Mapping[str, str] = _NOTHING) -> Opened:
+        """A session and where its nodes are, with `entries` for its configuration and `extra` for the provider.
+
+        Strict where `wanted` is a must and it can be; otherwise the nodes left on the CPU are among those it gives.
+        """
+        hides_nodes = not self._by_profile and has_float16(self.path)
+        if self.wanted.require != "must" and not hides_nodes and not self._hides_fallback():
+            return self.open_once(self.path, entries, extra)
+        try:
+            return self.open_once(self.path, {**entries, **_STRICT}, extra)
+        except _NodesLeft:  # without the strict mode they can be named
+            session, nodes = self.open_once(self.path, entries, extra)
+            hidden = unassigned(self.path, nodes) if hides_nodes else ()
+            return session, [*nodes, *hidden]
+
+    def open_once(self, path: Path, entries: Mapping[str, str], extra: Mapping[str, str]) -> Opened:
+        """A session for `path` in place of the model, and where its nodes are."""
+        settings = session_options(self.path, self.options, {**self._cpu_settings, **entries})
+        if self._is_basic:
+            settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        with tempfile.TemporaryDirectory(prefix="upwell-profile-") as profiles:
+            if self._by_profile:
+                settings.enable_profiling = True
+                settings.profile_file_prefix = str(Path(profiles) / "profile")
+            session = _create(path, settings, self.provider, {**self.provider.options, **extra})
+            return session, _profiled(session) if self._by_profile else assigned_nodes(session)
+
+    def placement(self, nodes: Sequence[AssignedNode]) -> Placement:
+        """What the evidence shows."""
+        left = tuple(node.label for node in nodes if node.provider != self.provider.name)
+        placement = from_nodes(self.wanted, len(nodes), left)
+        if placement.nodes_on_accelerator:
+            return placement
+        why = "; ONNX Runtime wrote why to standard error where it knows"
+        return replace(placement, reason=f"{self.wanted.provider} took none of the {len(nodes)} nodes{why}")
+
+    def _hides_fallback(self) -> bool:
+        """OpenVINO goes on on its own CPU device where its NPU refuses the model, except in strict mode.
+
+        The strict mode fails for nodes left on ONNX Runtime's CPU only after OpenVINO has compiled the others.
+        """
+        return self.provider.name == OPENVINO and "NPU" in self.provider.options.get("device_type", "")
+
+
+def _judged(opening: Opening, opened: Opened) -> tuple[Any, Placement]:
+    session, nodes = opened
+    placement = opening.placement(nodes)
+    try:
+        judge(opening.wanted, placement)
+    except AcceleratorNotUsable as error:
+        advice = hint(opening.path) if opening.options.batch is None else ""
+        raise AcceleratorNotUsable(f"{error}{advice}") from None
+    return session, placement
+
+
+def _kept(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement] | None:
+    """From what was compiled before; None where there is nothing, or it cannot be used and is gone now."""
+    before = entry.kept()
+    if before is None:
+        return None
+    try:
+        if entry.context is None:
+            return _judged(opening, opening.open(extra=entry.options(entry.folder)))
+        strict = _STRICT if not before.left_on_cpu else _NOTHING
+        session, nodes = opening.open_once(entry.context, strict, _NOTHING)
+        placement = opening.placement(nodes)
+        # A compiled part is one node now: what it was made of stands in the seal, what is left stands here too.
+        if placement.nodes_on_accelerator and set(placement.left_on_cpu) <= set(before.left_on_cpu):
+            return session, before
+        reason = f"it leaves other nodes on the CPU: {', '.join(placement.left_on_cpu)}"
+    except AcceleratorNotUsable as error:
+        reason = str(error)
+    _log.warning("%s: what %s compiled before is compiled anew: %s", opening.path, opening.provider.name, reason)
+    entry.remove()
+    return None
+
+
+def _compiled(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement]:
+    """Compiled and kept, then taken from there, which shows that it can be."""
+    with entry.unfinished() as folder:
+        try:
+            opened = opening.open(entry.settings(folder), entry.options(folder))
+        except AcceleratorNotUsable as error:  # it may be the disk that is full
+            opened = opening.open()
+            _log.warning("%s: what %s compiles cannot be kept: %s", opening.path, opening.provider.name, error)
+            return _judged(opening, opened)
+        session, placement = _judged(opening, opened)
+        if not entry.keep(folder, placement):
+            return session, placement
+    del session, opened
+    return _kept(opening, entry) or _judged(opening, opening.open())
+
+
+def session_options(path: Path, options: RuntimeOptions, entries: Mapping[str, str]) -> Any:
+    """The options that every session of the model at `path` is made with, and `entries` for its configuration.
+
+    Raises `ConfigError` where its batch cannot be fixed as `options` want it.
+    """
+    settings = onnxruntime.SessionOptions()
+    # In strict mode nodes left on the CPU are an answer and no error.
+    settings.log_severity_level = _LOG_FATAL if _STRICT.items() <= entries.items() else _LOG_ERRORS
+    settings.intra_op_num_threads = options.thread_count
+    settings.inter_op_num_threads = 1
+    # Threads that spin between runs answer a few microseconds sooner and drain a battery.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings.add_session_config_entry(RECORD_KEY, "1")
+    for key, value in entries.items():
+        settings.add_session_config_entry(key, value)
+    if options.batch is not None:
+        for name in names_to_fix(path, options.batch):
+            settings.add_free_dimension_override_by_name(name, options.batch)
+    return settings
+
+
+def cpu_settings(path: Path) -> Mapping[str, str]:
+    """What the CPU must be told about the model: to multiply exactly where its fast way would saturate."""
+    warning = saturation(path)
+    if not warning:
+        return _NOTHING
+    _log.info("%s: %s; here it is run with uint8 weights, exactly and slower", path, warning)
+    return _EXACT
+
+
+class _NodesLeft(AcceleratorNotUsable):
+    """Strict mode refused the model because a node is left on the CPU."""
+
+
+def _create(path: Path, settings: Any, provider: Provider, texts: Mapping[str, str]) -> Any:
+    is_strict = settings.log_severity_level == _LOG_FATAL
+    try:
+        if provider.device is not None:
+            settings.add_provider_for_devices([provider.device], dict(texts))
+            session = onnxruntime.InferenceSession(str(path), settings, **_NO_FALLBACK)
+        else:
+            # Strict mode refuses a session that names the CPU.
+            chain = [(provider.name, dict(texts)), *([] if is_strict else [CPU])]
+            session = onnxruntime.InferenceSession(str(path), settings, providers=chain, **_NO_FALLBACK)
+    except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+        if _LEFT_NODES in str(error):
+            raise _NodesLeft(f"{provider.name} leaves nodes on the CPU") from None
+        raise AcceleratorNotUsable(f"{provider.name} refused the model: {plain_text(error)}") from None
+    if provider.device is None and provider.name not in session.get_providers():
+        raise AcceleratorNotUsable(f"{provider.name} does not start here; ONNX Runtime wrote why to standard error")
+    return session
+
+
+def _profiled(session: Any) -> Sequence[AssignedNode]:
+    try:
+        return from_profile(session)
+    except Exception as error:  # noqa: BLE001 (the probing run may fail in any kernel)
+        raise AcceleratorNotUsable(
+            f"onnxruntime {onnxruntime.__version__} cannot tell where the nodes run (1.24 and later can), "
+            f"and a probing run failed: {plain_text(error)}"
+        ) from None

@@ -1,0 +1,48 @@
+"""What of a TFLite model an accelerator takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from upwell.edge.runtimes.coverage import Coverage
+from upwell.edge.runtimes.load import LITERT_NPU
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.tflite.interpreter import describe, open_nodes
+from upwell.edge.runtimes.tflite.package import find_package
+
+
+def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
+    """Open the model with the delegate of `accelerator`, or compile it, and see which nodes of the main graph it took.
+
+    What `accelerator.require` says is not looked at. Of `litert_npu` the source is `compiled model` where the whole
+    model compiled, and otherwise `partition plan`: which nodes the vendor's plugin would take, while the model runs
+    on the CPU as long as it is not all of them. Raises `ConfigError` as `TfliteRuntime` does, and
+    `AcceleratorNotUsable` where the accelerator cannot be loaded, or refuses a model of which it would take every node.
+    """
+    if accelerator.provider == LITERT_NPU:
+        return _compiled(path, options, accelerator)
+    package = find_package(options.package)
+    _, nodes = open_nodes(package, path, options, accelerator)
+    return Coverage(accelerator.provider, package.version, "delegate walk", nodes)
+
+
+def _compiled(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
+    from upwell.edge.runtimes.tflite.npu_graph import Incomplete, compile_for_npu, runs_on_npu
+    from upwell.edge.runtimes.tflite.npu_options import litert
+    from upwell.edge.runtimes.tflite.npu_plan import planned
+
+    package = litert(options)
+    _, _, nodes = describe(package, path)
+    try:
+        model = compile_for_npu(path, accelerator)
+    except Incomplete as refusal:
+        plan = planned(path, options, accelerator)
+        if all(node.partition is not None for node in plan):
+            raise AcceleratorNotUsable(str(refusal)) from None
+        return Coverage(accelerator.provider, package.version, "partition plan", plan)
+    if not runs_on_npu(model):
+        raise AcceleratorNotUsable(f"{accelerator.provider}: LiteRT compiled the model and runs it on the CPU")
+    whole = [replace(node, partition=0) for node in nodes]
+    return Coverage(accelerator.provider, package.version, "compiled model", whole)

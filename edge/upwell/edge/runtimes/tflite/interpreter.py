@@ -1,0 +1,274 @@
+"""What a TFLite interpreter takes and gives, under the names that callers see."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.coverage import NodeCover
+from upwell.edge.runtimes.inputs import InputCheck, blank, check_file, unkept_batch
+from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
+from upwell.edge.runtimes.tflite.flatbuffer import Broken, check_flatbuffer, names_other_files
+from upwell.edge.runtimes.tflite.nodes import walk
+from upwell.edge.runtimes.tflite.package import TflitePackage
+from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.files import open_plain
+from upwell.shared.tensors import Array, TensorSpec, oip_datatype
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output: its specification, its tensor index, and its quantization (scale, zero point) if any."""
+
+    spec: TensorSpec
+    index: int
+    shape: tuple[int, ...]
+    quantization: tuple[float, int] | None
+
+
+def ports_of(interpreter: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """The inputs and outputs of an allocated interpreter.
+
+    Where the model has exactly one signature that covers them, they carry its names; else those of the tensors,
+    with `_1`, `_2`, ... added to names that occur before. Raises `InvalidRequest` for a datatype without a name.
+    """
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    signatures = list(interpreter._get_full_signature_list().values())
+    if len(signatures) == 1:
+        given, gives = signatures[0]["inputs"], signatures[0]["outputs"]
+        if _covers(given, inputs) and _covers(gives, outputs):
+            return _by_signature(given, inputs), _by_signature(gives, outputs)
+    return _by_tensor(inputs), _by_tensor(outputs)
+
+
+def with_batch(ports: Sequence[Port], batch: int | None) -> tuple[Port, ...]:
+    """The ports of an interpreter whose open batch was fixed to `batch`, so that what leads with it varies no more."""
+    return tuple(
+        replace(port, spec=replace(port.spec, shape=(batch, *port.spec.shape[1:])))
+        if batch is not None and (port.spec.shape[:1], port.shape[:1]) == ((-1,), (batch,))
+        else port
+        for port in ports
+    )
+
+
+def _covers(names: Mapping[str, int], details: Iterable[Mapping[str, Any]]) -> bool:
+    return set(names.values()) == {detail["index"] for detail in details}
+
+
+def _by_signature(names: Mapping[str, int], details: Sequence[Mapping[str, Any]]) -> tuple[Port, ...]:
+    """In the order of the graph; a tensor that the signature gives two names appears twice."""
+    unique = {detail["index"]: detail for detail in details}
+    return tuple(
+        _port(name, detail) for index, detail in unique.items() for name, target in names.items() if target == index
+    )
+
+
+def _by_tensor(details: Sequence[Mapping[str, Any]]) -> tuple[Port, ...]:
+    own_names = {detail["name"] for detail in details}
+    used: set[str] = set()
+    ports = []
+    for detail in details:
+        name = base = detail["name"] or f"tensor_{detail['index']}"
+        count = 0
+        while name in used or (count and name in own_names):
+            count += 1
+            name = f"{base}_{count}"
+        used.add(name)
+        ports.append(_port(name, detail))
+    return tuple(ports)
+
+
+def _port(name: str, detail: Mapping[str, Any]) -> Port:
+    scale, zero_point = detail["quantization"]
+    return Port(
+        TensorSpec(
+            name, oip_datatype(np.dtype(detail["dtype"])), tuple(int(size) for size in detail["shape_signature"])
+        ),
+        int(detail["index"]),
+        tuple(int(size) for size in detail["shape"]),
+        (float(scale), int(zero_point)) if scale else None,
+    )
+
+
+INTERPRETER_ERRORS = (RuntimeError, ValueError, MemoryError, SystemError)
+"""What the interpreters raise: mostly the first two, `MemoryError` where a shape asks for too much."""
+
+XNNPACK = "xnnpack"
+"""The provider name of the delegate that both packages carry; it needs no library."""
+
+_DELEGATE_ENTRY = "tflite_plugin_create_delegate"
+
+
+class ShapesRefused(RuntimeError):
+    """The interpreter could not allocate its tensors for new input shapes."""
+
+
+def one_line(error: Exception) -> str:
+    """An interpreter's error on one line, shortened."""
+    return " ".join(str(error).split())[:400]
+
+
+class OpenModel:
+    """An interpreter with its tensors allocated.
+
+    After `run` raised anything but `InvalidRequest` it must be thrown away: an interpreter whose allocation failed
+    crashes the process when it is used again (tflite_runtime 2.14).
+    """
+
+    def __init__(self, interpreter: Any, placement: Placement, batch: int | None = None) -> None:
+        self.placement = placement
+        self.accelerated = placement.nodes_on_accelerator > 0
+        self._interpreter = interpreter
+        self.inputs, self.outputs = (with_batch(ports, batch) for ports in ports_of(interpreter))
+        self._shapes = {port.index: port.shape for port in self.inputs}
+        self._check = InputCheck([port.spec for port in self.inputs])
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. Raises `InvalidRequest` before the interpreter is touched, else `INTERPRETER_ERRORS`."""
+        self._check(inputs)
+        arrays = [(port.index, inputs[port.spec.name]) for port in self.inputs]
+        changed = [(index, array.shape) for index, array in arrays if array.shape != self._shapes[index]]
+        if changed:
+            self._reshape(inputs, changed)
+        for index, array in arrays:
+            self._interpreter.set_tensor(index, array)
+        self._interpreter.invoke()
+        return {port.spec.name: self._interpreter.get_tensor(port.index) for port in self.outputs}
+
+    def _reshape(self, inputs: Mapping[str, Array], changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        mismatch = self._check.mismatch(inputs)
+        if mismatch:
+            raise InvalidRequest(mismatch)
+        try:
+            for index, shape in changed:
+                self._interpreter.resize_tensor_input(index, shape, strict=True)
+            self._interpreter.allocate_tensors()
+        except INTERPRETER_ERRORS as error:
+            raise ShapesRefused(str(error)) from None
+        self._shapes.update(changed)
+
+
+def open_model(
+    package: TflitePackage, path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None
+) -> OpenModel:
+    """Open the model at `path`, with the delegate of `accelerator` or, for None, on the CPU (XNNPACK and kernels).
+
+    Raises `ConfigError` where the model cannot be run, `AcceleratorNotUsable` where it cannot be with the delegate,
+    or where that does not take what it must.
+    """
+    interpreter, nodes = open_nodes(package, path, options, accelerator)
+    if accelerator is None:
+        placement = Placement(nodes=len(nodes))
+    else:
+        left = tuple(node.name for node in nodes if node.partition is None)
+        placement = from_nodes(accelerator, len(nodes), left)
+        judge(accelerator, placement)
+    with _refusals(package, path, accelerator):
+        opened = OpenModel(interpreter, placement, options.batch)
+        for port in opened.inputs:
+            # Some datatypes are described and then refused (INT4, UINT16 in tflite_runtime): find out now.
+            interpreter.set_tensor(port.index, blank(port.spec.datatype, port.shape))
+    return opened
+
+
+def open_nodes(
+    package: TflitePackage, path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None
+) -> tuple[Any, tuple[NodeCover, ...]]:
+    """An interpreter with its tensors allocated, and its nodes as the delegate of `accelerator` took them.
+
+    Raises as `open_model` does, but judges nothing.
+    """
+    check_file(path)
+    _check_contents(path, is_all=package.name == "tflite_runtime")
+    own = accelerator is not None and accelerator.provider == XNNPACK and accelerator.library is None
+    delegates = [] if accelerator is None or own else [_load_delegate(package, accelerator)]
+    with _refusals(package, path, accelerator):
+        interpreter = package.interpreter.Interpreter(
+            model_path=str(path),
+            experimental_delegates=delegates if options.batch is None else [],
+            num_threads=options.thread_count,
+        )
+        if options.batch is not None:
+            _fix_batch(path, interpreter, options.batch)
+            _delegate(interpreter, delegates)
+        # Before the first allocation every DELEGATE node is ours; XNNPACK takes what is left during it.
+        nodes = () if own else walk(interpreter)
+        interpreter.allocate_tensors()
+        return interpreter, walk(interpreter) if own else nodes
+
+
+def describe(package: TflitePackage, path: Path) -> tuple[Sequence[Port], Sequence[Port], Sequence[NodeCover]]:
+    """Inputs, outputs and nodes of a model, which need not run on the CPU (it may be compiled for an accelerator)."""
+    check_file(path)
+    _check_contents(path, is_all=False)
+    with _refusals(package, path, None):
+        interpreter = package.interpreter.Interpreter(model_path=str(path))
+        return *ports_of(interpreter), walk(interpreter)
+
+
+@contextlib.contextmanager
+def _refusals(package: TflitePackage, path: Path, accelerator: AcceleratorOptions | None) -> Iterator[None]:
+    try:
+        yield
+    except (*INTERPRETER_ERRORS, InvalidRequest) as error:
+        if accelerator is not None:
+            raise AcceleratorNotUsable(f"{accelerator.provider} refused the model: {one_line(error)}") from None
+        raise ConfigError.at(path, f"{package.version} cannot run the model: {one_line(error)}") from None
+
+
+def _fix_batch(path: Path, interpreter: Any, batch: int) -> None:
+    """Give each input that leads with an open dimension `batch` rows. Raises `ConfigError` where there is none."""
+    given = interpreter.get_input_details()
+    opened = [one for one in given if tuple(one["shape_signature"][:1]) == (-1,)]
+    if not opened and batch not in [int(one["shape"][0]) for one in given if len(one["shape"])]:
+        fixed = ", ".join(f"{one['name']!r} {one['shape'].tolist()}" for one in given)
+        raise unkept_batch(path, batch, f"the model leaves no batch open: it takes {fixed}")
+    for one in opened:
+        interpreter.resize_tensor_input(one["index"], (batch, *one["shape"][1:]), strict=True)
+
+
+def _delegate(interpreter: Any, delegates: list[Any]) -> None:
+    """What the interpreter's constructor does with delegates, which is too early where a batch is to be fixed."""
+    interpreter._delegates = delegates  # keeps them alive
+    for delegate in delegates:
+        interpreter._interpreter.ModifyGraphWithDelegate(delegate._get_native_delegate_pointer())
+
+
+def _check_contents(path: Path, *, is_all: bool) -> None:
+    """Refuse a model that names other files, and with `is_all` one of which a part lies outside the file."""
+    with open_plain(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            if is_all:
+                check_flatbuffer(data)
+            is_whole = not names_other_files(data)
+        except Broken as error:
+            if not is_all:
+                return  # the package checks it, and says so in its own words
+            raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
+    if not is_whole:
+        raise ConfigError.at(path, "it has weights in other files, which are not read; convert it into one file")
+
+
+def _load_delegate(package: TflitePackage, accelerator: AcceleratorOptions) -> Any:
+    if accelerator.library is None:
+        raise AcceleratorNotUsable(
+            f"accelerator {accelerator.provider!r} needs `library`, the path of a TFLite external delegate"
+        )
+    library = str(accelerator.library)
+    try:
+        # load_delegate prints a traceback from its destructor where the library is missing or no delegate.
+        entry = hasattr(ctypes.CDLL(library), _DELEGATE_ENTRY)
+        if not entry:
+            raise AcceleratorNotUsable(f"{library} is no external delegate: it has no {_DELEGATE_ENTRY}")
+        return package.interpreter.load_delegate(library, accelerator.option_texts())
+    except (OSError, ValueError) as error:
+        raise AcceleratorNotUsable(f"delegate {library} cannot be loaded: {one_line(error)}") from None

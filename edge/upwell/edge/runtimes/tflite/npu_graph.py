@@ -1,0 +1,122 @@
+"""A model compiled by LiteRT for an NPU, with the buffers it runs on."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from upwell.edge.runtimes.inputs import blank
+from upwell.edge.runtimes.options import AcceleratorOptions
+from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.tflite.interpreter import INTERPRETER_ERRORS, one_line
+from upwell.edge.runtimes.tflite.npu_options import litert_module, npu_options, unloadable
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+_SOURCE_LINE = re.compile(r"(└ )?ERROR: \[[^\]]*\]\s*(└ )?")
+_HOST_MEMORY = 1  # LiteRtTensorBufferType: what the CPU's kernels take
+
+
+class Incomplete(Exception):
+    """LiteRT did not bring the whole model to the NPU; the text says what it says of that."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """One input or output with its buffer, and how to read it."""
+
+    spec: TensorSpec
+    buffer: Any
+    dtype: np.dtype[Any]
+    elements: int
+
+
+class CompiledGraph:
+    """LiteRT's compiled model. `inputs` and `outputs` are those of the interpreter with the shapes as compiled.
+
+    Raises `Incomplete` where it does not compile for the NPU alone, `AcceleratorNotUsable` for a wrong option, where
+    it compiled and there is no evidence that the NPU runs it, and where a run on zeros fails.
+    """
+
+    def __init__(
+        self, path: Path, accelerator: AcceleratorOptions, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]
+    ) -> None:
+        self._model = compile_for_npu(path, accelerator)
+        if not runs_on_npu(self._model):
+            raise AcceleratorNotUsable(f"{accelerator.provider}: LiteRT compiled the model and runs it on the CPU")
+        try:
+            self._given, self._gives = self._bind(list(inputs), list(outputs))
+            self.inputs = tuple(bound.spec for bound in self._given)
+            self.outputs = tuple(bound.spec for bound in self._gives)
+            self.run({spec.name: blank(spec.datatype, spec.shape) for spec in self.inputs})
+        except INTERPRETER_ERRORS as error:
+            raise AcceleratorNotUsable(f"{accelerator.provider} cannot run the model: {one_line(error)}") from None
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. One caller at a time; raises `INTERPRETER_ERRORS`."""
+        for bound in self._given:
+            bound.buffer.write(inputs[bound.spec.name])
+        self._model.run_by_index(0, self._given_buffers, self._gives_buffers)
+        return {
+            bound.spec.name: bound.buffer.read(bound.elements, bound.dtype).reshape(bound.spec.shape)
+            for bound in self._gives
+        }
+
+    def _bind(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[list[_Bound], list[_Bound]]:
+        signature, names = next(iter(self._model.get_signature_list().items()))
+        self._given_buffers = self._model.create_input_buffers(0)
+        self._gives_buffers = self._model.create_output_buffers(0)
+        return (
+            _bound(inputs, names["inputs"], self._model.get_input_tensor_details(signature), self._given_buffers),
+            _bound(outputs, names["outputs"], self._model.get_output_tensor_details(signature), self._gives_buffers),
+        )
+
+
+def compile_for_npu(path: Path, accelerator: AcceleratorOptions) -> Any:
+    """LiteRT's model, compiled for the NPU and nothing beside it. Raises as `CompiledGraph` does."""
+    options, environment = npu_options(accelerator)
+    compiled_model = litert_module("compiled_model").CompiledModel
+    try:
+        return compiled_model.from_file(str(path), options=options, environment=environment)
+    except INTERPRETER_ERRORS as error:
+        why = unloadable(environment) or _said(error)
+        raise Incomplete(f"{accelerator.provider} did not compile the model: {why}") from None
+
+
+def _said(error: Exception) -> str:
+    """What LiteRT says without source lines and without its advice to allow the CPU, which would hide the failure."""
+    text = _SOURCE_LINE.sub("", one_line(error)).partition(" Add kLiteRt")[0]
+    return f"{text or 'without saying why'} (LiteRT writes the cause to standard error)"
+
+
+def runs_on_npu(model: Any) -> bool:
+    """Whether a compiled model is not the CPU's: fully accelerated, and with buffers that are not plain host memory.
+
+    The first alone is no evidence: LiteRT also says it of models that it runs on the CPU. But there the inputs and
+    outputs take host memory only, while a dispatcher adds the kinds of memory that its device shares.
+    """
+    given, gives = (len(model.get_signature_by_index(0)[side]) for side in ("inputs", "outputs"))
+    requirements = [model.get_input_buffer_requirements(index) for index in range(given)]
+    requirements += [model.get_output_buffer_requirements(index) for index in range(gives)]
+    return bool(model.is_fully_accelerated()) and all(one["supported_types"] != [_HOST_MEMORY] for one in requirements)
+
+
+def _bound(
+    specs: Sequence[TensorSpec], names: Sequence[str], details: Mapping[str, Any], buffers: Sequence[Any]
+) -> list[_Bound]:
+    """Each specification with its buffer: by name where the compiled model has the same names, else by position."""
+    if len(names) != len(specs):
+        raise ValueError(f"the compiled model has {len(names)} tensors for {len(specs)}")
+    by_name = {spec.name for spec in specs} == set(names)
+    bound = []
+    for position, spec in enumerate(specs):
+        index = names.index(spec.name) if by_name else position
+        shape = tuple(int(size) for size in details[names[index]]["shape"])
+        fixed = replace(spec, shape=shape)
+        bound.append(_Bound(fixed, buffers[index], numpy_dtype(spec.datatype), math.prod(shape)))
+    return bound

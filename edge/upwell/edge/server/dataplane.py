@@ -1,0 +1,164 @@
+"""The agent as an Open Inference Protocol server sees it: tags and facts travel as parameters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import version as package_version
+
+from upwell.edge.agent import Agent
+from upwell.edge.config import DEFAULT_MAX_REQUESTS
+from upwell.edge.models.served import ServedModel
+from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
+from upwell.edge.uplink.uplink import REASONS
+from upwell.shared.errors import (
+    CallerLeft,
+    CloudFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NoAllowedRoute,
+    Refused,
+    Unavailable,
+)
+from upwell.shared.oip.capabilities import extensions
+from upwell.shared.oip.dataplane import (
+    Call,
+    Dataplane,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Parameter,
+    ServerMetadata,
+)
+from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.labels import label_parameters
+from upwell.shared.tensors import Array
+
+TAG_PREFIX = "upwell.tag."
+METADATA_TIMEOUT_S = 2.0
+
+VERSION = "1"
+"""The only version of each model that an agent serves."""
+
+
+class AgentDataplane(Dataplane):
+    """Adapts an `Agent` to the `Dataplane` interface."""
+
+    def __init__(self, agent: Agent, max_requests: int = DEFAULT_MAX_REQUESTS) -> None:
+        self._agent = agent
+        self._max_requests = max_requests
+        self._room = threading.BoundedSemaphore(max_requests)
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        """Answer a request; its facts are in the response's parameters (`upwell.route`, `upwell.reason`, ...).
+
+        Raises `Refused` at once where `max_requests` are being handled already.
+        """
+        arrived_s = time.monotonic()
+        if call.cancelled.is_set():
+            raise CallerLeft("the caller has left")
+        if not self._room.acquire(blocking=False):
+            raise Refused(f"{self._max_requests} requests are being handled already; try again later")
+        try:
+            return self._infer(request, call, arrived_s)
+        finally:
+            self._room.release()
+
+    def _infer(self, request: InferRequest, call: Call, arrived_s: float) -> InferResponse:
+        _check_version(request.model, request.version)
+        model = self._agent.model(request.model)
+        _check_outputs(model, request.outputs)
+        tags = _tags(request.parameters)
+        answer = self._agent.handle(
+            request.model, request.inputs, call.deadline_s, tags, request.id, arrived_s, call.traceparent
+        )
+        return InferResponse(
+            model=request.model,
+            version=VERSION,
+            id=answer.id,
+            outputs=_wanted(answer.outputs, request.outputs),
+            parameters=answer.parameters() | label_parameters(request.parameters, answer.labels),
+        )
+
+    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """The signature of a model; of one that only the cloud serves, what the cloud says.
+
+        Raises `NoAllowedRoute` where the policy lets no such question leave.
+        """
+        _check_version(model, version)
+        if self._agent.is_closed:
+            raise Unavailable("the agent is closed")
+        served = self._agent.model(model)
+        if served.edge is None:
+            return self._cloud_metadata(served)
+        signature = served.edge.signature
+        return ModelMetadata(
+            name=model,
+            versions=(VERSION,),
+            platform=f"upwell_{served.edge.runtime.name}",
+            inputs=tuple(one.spec for one in signature.inputs),
+            outputs=tuple(one.spec for one in signature.outputs),
+        )
+
+    def server_metadata(self) -> ServerMetadata:
+        """Name, version and the library versions that decide whether both sides process alike."""
+        return ServerMetadata(self._agent.name, package_version("upwell"), extensions())
+
+    def ready(self, model: str | None = None, version: str = "") -> bool:
+        """Ready once made; a model is ready if it is served."""
+        return not self._agent.is_closed and (
+            model is None or (model in self._agent.models and version in ("", VERSION))
+        )
+
+    def _cloud_metadata(self, served: ServedModel) -> ModelMetadata:
+        """Of the whole up there, or else of a head and its tail."""
+        assert self._agent.uplink is not None  # noqa: S101  the configuration demands one for such a model
+        head = None if served.cloud_model or not served.heads else served.heads[0]
+        judge = partial(self._agent.router.verdict, served.name, {}, (METADATA_BYTES,))
+        asked = head.cut.tail if head else served.cloud_model
+        try:
+            found = self._agent.uplink.metadata(asked, judge, METADATA_TIMEOUT_S)
+        except EgressForbidden as error:
+            raise NoAllowedRoute(f"{error}, and the model has no edge side that could say what it takes") from None
+        except RemoteError as error:
+            raise CloudFailed(f"{REASONS.get(error.kind, 'cloud_error')}: {error}") from None
+        if head is None or served.entry_model is None:
+            return ModelMetadata(served.name, (VERSION,), found.platform, found.inputs, found.outputs)
+        inputs = tuple(one.spec for one in served.entry_model.signature.inputs)
+        made = tuple(one.spec for one in head.edge.signature.outputs if one.name in head.cut.outputs)
+        return ModelMetadata(served.name, (VERSION,), found.platform, inputs, (*made, *found.outputs))
+
+
+def _tags(parameters: Mapping[str, Parameter]) -> dict[str, str]:
+    """The request's tags. Raises `InvalidRequest` for one that is no text.
+
+    Nothing is converted: `true` written as a bool, an int or a text would not be the same to a rule that keeps
+    requests on the device.
+    """
+    tags = {}
+    for name, value in parameters.items():
+        if name.startswith(TAG_PREFIX):
+            if not isinstance(value, str):
+                raise InvalidRequest(f"parameter {name!r}: expected a string, got {value!r}")
+            tags[name.removeprefix(TAG_PREFIX)] = value
+    return tags
+
+
+def _check_version(model: str, version: str) -> None:
+    if version not in ("", VERSION):
+        raise ModelNotFound(f"model {model!r} has no version {version!r}; an agent serves version {VERSION}")
+
+
+def _check_outputs(model: ServedModel, outputs: tuple[str, ...]) -> None:
+    if model.edge is None:
+        return
+    known = [one.name for one in model.edge.signature.outputs]
+    for name in outputs:
+        if name not in known:
+            raise InvalidRequest(f"unknown output {name!r}; model {model.name!r} gives {', '.join(known)}")
+
+
+def _wanted(outputs: Mapping[str, Array], names: tuple[str, ...]) -> Mapping[str, Array]:
+    return {name: outputs[name] for name in names if name in outputs} if names else outputs

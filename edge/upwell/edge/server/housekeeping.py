@@ -1,0 +1,101 @@
+"""What an agent looks after once a second: whether its policy has changed, and what a restart must not forget."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from upwell.edge.policy.router_service import RouterService
+from upwell.shared.files import read_json
+from upwell.shared.routing.estimators.budget import BudgetLedger
+
+PERIOD_S = 1.0
+BUDGETS_NAME = "budgets.json"
+"""What is spent of the budgets, in the agent's `state_dir`."""
+
+_log = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """A thread that calls each of `jobs` about once every `PERIOD_S`, and once more when it is closed."""
+
+    def __init__(self, *jobs: Callable[[], None]) -> None:
+        self._jobs = jobs
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Do each job a last time. Calling it twice is harmless."""
+        self._stop.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            is_over = self._wait()
+            for job in self._jobs:
+                try:
+                    job()
+                except Exception:  # noqa: BLE001 (the boundary of a thread that must live on)
+                    _log.exception("upkeep failed")
+            if is_over:
+                return
+
+    def _wait(self) -> bool:
+        try:
+            self._stop.get(timeout=PERIOD_S)
+        except queue.Empty:
+            return False
+        return True
+
+
+class BudgetFile:
+    """Keeps what is spent of the budgets in a file, so that a restart does not give it all again.
+
+    Written whole and atomically whenever it has changed; a crash forgets what was spent since the last time.
+    """
+
+    def __init__(self, path: Path, router: RouterService) -> None:
+        self._path = path
+        self._router = router
+        self._failed = False
+        self._saved = self._load()
+
+    def save(self) -> None:
+        """Write it if it has changed. A disk that does not take it is named once in the log."""
+        budgets = self._router.state.budgets
+        if budgets == self._saved:
+            return
+        try:
+            self._write(json.dumps(budgets.to_json()))
+        except OSError as error:
+            if not self._failed:
+                _log.warning("%s: what is spent of the budgets cannot be written: %s", self._path, error.strerror)
+            self._failed = True
+            return
+        self._saved, self._failed = budgets, False
+
+    def _load(self) -> BudgetLedger:
+        try:
+            ledger = BudgetLedger.from_json(read_json(self._path))
+        except FileNotFoundError:
+            return self._router.state.budgets
+        except (OSError, ValueError) as error:
+            _log.warning("%s: what was spent of the budgets cannot be read, they begin anew: %s", self._path, error)
+            return self._router.state.budgets
+        self._router.restore(ledger)
+        return ledger
+
+    def _write(self, text: str) -> None:
+        draft = self._path.with_name(f".{self._path.name}.new")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path)

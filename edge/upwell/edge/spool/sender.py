@@ -1,0 +1,115 @@
+"""Sending kept cases beside the live requests, without hurting them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+
+from upwell.edge.models.served import ServedModel
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.spool.item import Later
+from upwell.edge.uplink.calls import REASONS, CloudFailure, CloudReply, Message
+from upwell.edge.uplink.uplink import Uplink
+from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.routing.decide.state import LINK, CloudAnswered, CloudDropped, CloudHeld, CloudSent, Signals
+from upwell.shared.routing.policy.rules import RequestFacts
+from upwell.shared.routing.reasons import Reason
+
+QUIET_S = 0.25
+"""Nothing kept is sent within so long after a message of a live request: the next may follow."""
+
+PATIENCE_S = 5.0
+"""Where live requests leave no such pause for so long, one case is sent between two of them."""
+
+_LOST_S = 30.0
+"""A message under way for longer than any request may take was lost sight of."""
+
+_names = itertools.count()
+
+
+class SpoolSender:
+    """What the spool sends with, from one thread, each case right after it was asked about.
+
+    Live requests come first: what is sent here is paid for from what they leave of the same budgets, and the router
+    counts it among the messages that the next one waits for. Its failures open no breaker: a case may be years old.
+    Once an open breaker's wait is over a case may find out whether the cloud is back: perhaps no live request ever
+    comes to do so.
+    """
+
+    def __init__(self, router: RouterService, uplink: Uplink, models: Mapping[str, ServedModel]) -> None:
+        self._router = router
+        self._uplink = uplink
+        self._models = models
+        self._signals: Signals | None = None
+        self._sent_at_s = -math.inf
+
+    def may_send(self) -> bool:
+        """Whether no live request is under way or was sent just now, and the cloud is not left alone."""
+        state, now_s = self._router.state, time.monotonic()
+        is_busy = any(not flight.is_cancelled and now_s - flight.sent_s < _LOST_S for flight in state.backlog.flights)
+        newest_s = self._router.sent_at_s
+        is_quiet = newest_s == self._sent_at_s or now_s - newest_s > QUIET_S
+        if is_busy or not (is_quiet or now_s - self._sent_at_s > PATIENCE_S):
+            return False
+        return LINK not in self._waited_for(now_s)
+
+    def left_alone(self) -> Collection[str]:
+        """The models that the cloud fails on, while their breakers wait, and those it does not want to hear of yet."""
+        return self._waited_for(time.monotonic())
+
+    def _waited_for(self, now_s: float) -> Collection[str]:
+        state = self._router.state
+        failing = {
+            key
+            for key, one in state.breakers.items()
+            if one.is_open and (now_s < one.open_until_s or not one.has_slot(now_s))
+        }
+        return failing | {key for key, until_s in state.backoff_until.items() if now_s < until_s}
+
+    def still_allowed(self, model: str, tags: Mapping[str, str], request: InferRequest) -> bool:
+        """Whether the policy of now lets the case leave, which is sent next."""
+        served = self._models.get(model)
+        if served is not None and served.edge is not None:
+            sizes = served.edge.signature.row_sizes_bytes(request.inputs)
+        else:  # it is no longer served here, so that nobody knows its rows
+            sizes = (len(Message.of(request).data),)
+        self._signals = Signals(RequestFacts(model, tags, max(sizes), time.time()), sizes, time.monotonic())
+        return self._router.judge(self._signals).denial is None
+
+    def send(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """Send the case. Raises `RemoteError`, `Later` where a budget is spent, and `EgressForbidden`."""
+        assert self._signals is not None  # noqa: S101  the drainer asks before it sends
+        message, model = Message.of(request), self._signals.request_facts.model
+        if not self._router.charge(model, len(message.data)):
+            raise Later("a budget of the policy has nothing to spare now")
+        name = f"kept {next(_names)}"
+        judge = partial(self._router.judge, self._signals, self._router.state)
+        self._router.observe(CloudSent(model, name, 1, len(message.data)))
+        self._sent_at_s = self._router.sent_at_s
+        outcome: CloudReply | CloudFailure | None = None
+        try:
+            call = self._uplink.start(message, judge, time.monotonic() + timeout_s)
+            outcome = call.wait(math.inf)
+        finally:
+            if not isinstance(outcome, CloudReply):
+                self._router.observe(CloudDropped(model, (), name))
+            if isinstance(outcome, CloudFailure) and outcome.retry_after_s is not None:
+                self._router.observe(CloudHeld(model, outcome.retry_after_s))
+        if isinstance(outcome, CloudReply):
+            self._note(model, name, outcome)
+            return outcome.response
+        reason = Reason.CLOUD_ERROR if outcome is None else outcome.reason
+        raise RemoteError(_kind(reason), "no answer" if outcome is None else outcome.detail)
+
+    def _note(self, model: str, name: str, reply: CloudReply) -> None:
+        answered = CloudAnswered(model, 1, reply.sent_bytes, reply.total_s, reply.server_s, reply.is_first)
+        self._router.observe(replace(answered, received_bytes=reply.received_bytes, call=name))
+
+
+def _kind(reason: Reason) -> RemoteErrorKind:
+    return next((kind for kind, known in REASONS.items() if known is reason), RemoteErrorKind.INTERNAL)

@@ -1,0 +1,273 @@
+"""A new version and the one before on the same requests: which is surer, which says one thing alone, which is right.
+
+Now and then a request that the new version answered is run by the former one, too, in a turn of the lowest priority
+that nobody waits for. So nothing has to be known from before the update, no restart can lose it, and requests that are
+harder today than they were yesterday are harder for both. Audits go to the cloud with what both versions say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from upwell.edge.admission.schedulability import RunRequest
+from upwell.edge.observe.truth import Judge
+from upwell.edge.updates.sign_test import SignTest
+from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.routing.hardness import is_hard
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.tensors import Array
+
+if TYPE_CHECKING:
+    from upwell.edge.models.served import EdgeModel, EdgeRun
+
+PAIRS = 100
+"""Requests that both versions answer before the new one has proven itself."""
+AUDITS = 100
+"""Of these so many that the cloud answers as well, where the policy audits."""
+EVERY_S = 0.1
+"""Between two such requests, and between two audits: frames that follow each other say the same thing twice."""
+MOST_AUDITS = 2 * AUDITS
+"""Beyond what the policy's share comes to, no more than this goes up for a trial."""
+ERROR_RATE = 0.01
+"""Of versions that are no worse than the one before, at most this share is rolled back by chance."""
+
+_QUESTIONS = 3  # hard cases, one answer to everything, audits: each has its part of the error rate
+_WAITS_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one version made of one request: whether that was hard, None where nobody asks, what it answered, and
+    whether it was sure of that."""
+
+    is_hard: bool | None
+    answer: bytes
+    is_sure: bool = True
+
+
+class Versions:
+    """`Comparison` of `new` with `former`. Safe to use from many threads.
+
+    `hards` say when a row is hard, for the one and for the other; None where that is not to be compared. Three
+    questions are asked by a `SignTest` each, of different requests alone, and of one row of each:
+
+    - hard cases: which of the two finds a request hard that the other is sure of;
+    - one answer to everything: as long as the new version has said one thing alone, each time that the former one is
+      sure and says another thing than the last time speaks against the new one;
+    - audits: with which of the two the cloud agrees where it agrees with one.
+
+    Each has a third of `ERROR_RATE`.
+    """
+
+    def __init__(
+        self, new: EdgeModel, former: EdgeModel, hards: tuple[HardSettings | None, HardSettings | None]
+    ) -> None:
+        self._new, self._former = new, former
+        can_compare = all(
+            hard is not None and edge.scorer.can(hard) for hard, edge in zip(hards, (new, former), strict=True)
+        )
+        self._hards = hards if can_compare else (None, None)
+        self._judges = tuple(_judge(edge, hard) for edge, hard in zip((new, former), hards, strict=True))
+        self._lock = threading.Lock()
+        self._seen: set[bytes] = set()
+        self._next_s = self._next_audit_s = -math.inf
+        self._is_busy = self._is_auditing = False
+        self._complaint = ""
+        self._pairs = 0
+        self._hard, self._constant, self._audit = SignTest(), SignTest(), SignTest()
+        self._last: tuple[bytes, bytes] | None = None
+        self._has_varied = False
+        self._has_audits = False
+        self._asked = self._answered = 0
+        self._open: dict[str, tuple[Mapping[str, Array], Mapping[str, Array]]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both have answered enough, of the cloud's answers, too, where there are audits."""
+        with self._lock:
+            return self._pairs >= PAIRS and (not self._has_audits or self._answered >= AUDITS)
+
+    def flaw(self, answer: EdgeRun) -> str:
+        """Scores and boxes that are no finite numbers are no answer."""
+        name = self._new.not_finite(answer.outputs)
+        return f"output {name!r} holds values that are not finite" if name else ""
+
+    def complaint(self) -> str:
+        """What the three questions came to, where one speaks against the new version."""
+        return self._complaint
+
+    def offer(self, inputs: Mapping[str, Array], answer: EdgeRun, judge: Callable[[], None]) -> None:
+        """Run the former version on this request, on a thread of its own, if the last one is long enough ago."""
+        now_s = time.monotonic()
+        with self._lock:
+            if self._is_busy or now_s < self._next_s:
+                return
+            self._is_busy, self._next_s = True, now_s + EVERY_S
+        said, kept = self._said(0, answer.outputs), self._first_row(inputs)
+
+        def compare() -> None:
+            try:
+                former = self._aside(self._former, kept, answer.duration_s)
+                self._vote(_digest(kept), said, None if former is None else self._said(1, former.outputs))
+            finally:
+                with self._lock:
+                    self._is_busy = False
+            judge()
+
+        threading.Thread(target=compare, name="trial", daemon=True).start()
+
+    def wants_audit(self) -> bool:
+        """Whether one more audit than the policy's share would help; it is counted if so."""
+        with self._lock:
+            self._has_audits = True
+            is_enough = self._answered >= AUDITS or self._asked >= MOST_AUDITS
+            if is_enough or self._is_auditing or time.monotonic() < self._next_audit_s:
+                return False
+            self._asked += 1
+        return True
+
+    def audit(self, edge: EdgeModel, inputs: Mapping[str, Array], send: Callable[[str], None]) -> bool:
+        """Have both versions answer what goes up, and then `send` it under the name that `audited` is told.
+
+        `edge` is the new version as it is served now. On a thread of its own; the name is empty where one has no
+        answer. False, and nothing is done, where the last audit is not long enough ago.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            if self._is_auditing or now_s < self._next_audit_s:
+                return False
+            self._is_auditing, self._next_audit_s = True, now_s + EVERY_S
+
+        def answer() -> None:
+            try:
+                name = self._named(edge, inputs)
+            finally:
+                with self._lock:
+                    self._is_auditing = False
+            send(name)
+
+        threading.Thread(target=answer, name="trial", daemon=True).start()
+        return True
+
+    def audited(self, name: str, cloud: Mapping[str, Array]) -> None:
+        """Learn what the cloud says of an audit; one of another trial counts for nothing."""
+        judge = self._judges[0]
+        with self._lock:
+            answers = self._open.pop(name, None)
+            if answers is None or judge is None:
+                return
+            self._answered += 1
+            new, former = (judge.agrees(outputs, cloud) for outputs in answers)
+            if new != former:
+                self._audit = self._audit.add(is_worse=former)
+                self._complaint = self._found()
+
+    def _named(self, edge: EdgeModel, inputs: Mapping[str, Array]) -> str:
+        """The name of an audit that both versions answered; empty where one did not, or it was sent before."""
+        new = self._aside(edge, inputs, math.nan)
+        former = None if new is None else self._aside(self._former, inputs, new.duration_s)
+        if new is None or former is None:
+            return ""
+        digest, name = b"audit" + _digest(inputs), secrets.token_hex(8)
+        with self._lock:
+            if digest in self._seen:
+                return ""
+            self._seen.add(digest)
+            self._open[name] = new.outputs, former.outputs
+        return name
+
+    def _found(self) -> str:
+        rate = ERROR_RATE / _QUESTIONS
+        hard, constant, audit = self._hard, self._constant, self._audit
+        if audit.rejects(rate):
+            return (
+                f"in audits the cloud agrees {audit.worse} times with the version before alone, and {audit.better} "
+                "times with this one alone"
+            )
+        if constant.rejects(rate):
+            return (
+                f"it gave one answer to all of {self._pairs} requests, between which the version before changed its "
+                f"own {constant.worse} times"
+            )
+        if hard.rejects(rate):
+            return (
+                f"{hard.worse} requests are hard for it that the version before is sure of, and {hard.better} the "
+                "other way round"
+            )
+        return ""
+
+    def _first_row(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """A copy of it, since the caller may change the inputs in a moment."""
+        signature = self._new.signature
+        row = signature.select_rows(inputs, (0,)) if signature.has_rows else inputs
+        return {name: array.copy() for name, array in row.items()}
+
+    def _aside(self, edge: EdgeModel, inputs: Mapping[str, Array], run_s: float) -> EdgeRun | None:
+        """What a version answers when nobody else wants the device; None where it does not."""
+        try:
+            with self._new.scheduler.turn(time.monotonic() + _WAITS_S, RunRequest(run_s=run_s, priority="low")):
+                return edge.run_now(inputs)
+        except UpwellError as error:  # it takes other inputs, or the device is too busy
+            _log.debug("not compared: %s", error)
+        except Exception:  # noqa: BLE001  whatever a runtime throws: the request itself was answered
+            _log.debug("not compared", exc_info=True)
+        return None
+
+    def _said(self, which: int, outputs: Mapping[str, Array]) -> _Said:
+        edge, hard, judge = (self._new, self._former)[which], self._hards[which], self._judges[which]
+        row = {name: array[:1] for name, array in outputs.items()} if edge.signature.has_rows else outputs
+        measured = hard or HardSettings()
+        is_unsure = False
+        if edge.scorer.can(measured):
+            (value,) = edge.scorer.score(row, measured, 1)
+            is_unsure = is_hard(value, measured.measure, measured.threshold)
+        answer = _digest(row) if judge is None else judge.answer(row)
+        return _Said(None if hard is None else is_unsure, answer, not is_unsure)
+
+    def _vote(self, digest: bytes, new: _Said, former: _Said | None) -> None:
+        with self._lock:
+            self._pairs += 1
+            if former is None or digest in self._seen:
+                return
+            self._seen.add(digest)
+            if new.is_hard is not None and new.is_hard != former.is_hard:
+                self._hard = self._hard.add(is_worse=new.is_hard)
+            self._vote_on_change(new, former)
+            self._complaint = self._found()
+
+    def _vote_on_change(self, new: _Said, former: _Said) -> None:
+        last, sure = self._last, former.answer
+        if not former.is_sure and last is not None:
+            sure = last[1]  # what flickers between two answers has not changed
+        self._last = new.answer, sure
+        if last is None or self._has_varied:
+            return
+        if new.answer != last[0]:
+            self._has_varied, self._constant = True, SignTest()
+        elif sure != last[1]:
+            self._constant = self._constant.add(is_worse=True)
+
+
+def _judge(edge: EdgeModel, hard: HardSettings | None) -> Judge | None:
+    """Who says what an answer is; None for a model of which nobody can, where the bytes have to do."""
+    try:
+        return Judge(edge.signature, box_score=(hard or HardSettings()).box_score, with_labels=False)
+    except ConfigError:
+        return None
+
+
+def _digest(arrays: Mapping[str, Array]) -> bytes:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        data = b"".join(bytes(one) for one in array.flat) if array.dtype.hasobject else array.tobytes()
+        digest.update(f"{name} {array.dtype} {array.shape} {len(data)} ".encode() + data)
+    return digest.digest()

@@ -1,0 +1,300 @@
+"""One model of the configuration from the agent's start on: which bundle it begins with, and what updates do to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.models.background_load import Loading, load_edge, start_loading
+from upwell.edge.models.heads import Head, load_heads
+from upwell.edge.models.sections import ModelSection, UpdatesSection
+from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.updates.follower import UpdateFollower, Updates
+from upwell.edge.updates.rollback import REASON, CannotGoBack, Order, obey
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.switching import Switching, TrialJudge
+from upwell.edge.updates.verdict import TrialVerdict
+from upwell.edge.updates.version_store import VersionStore
+from upwell.shared.errors import ConfigError, UpwellError
+
+_UNPACKED = "unpacked"
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every model's start depends on; `state_dir` is None where the agent has none."""
+
+    state_dir: Path | None
+    trust: Trust
+
+
+class ModelStart:
+    """Loads one model, and later its new versions.
+
+    `served` is what to serve at once. `final`, where it is not None, gives the edge side to serve in its place once an
+    accelerator is ready. `follower` looks for new versions; they go to the agent once `serve` was called, and before
+    that a first one is only loaded. Raises `ConfigError` where the model can neither be loaded nor left to the cloud.
+    """
+
+    def __init__(self, name: str, section: ModelSection, around: Surroundings) -> None:
+        self.name = name
+        self.final: Future[EdgeModel] | None = None
+        self.follower: UpdateFollower | None = None
+        self._around = around
+        self._section = section
+        self._switching: Switching | None = None
+        self._first: Loading | None = None
+        self._former: EdgeModel | None = None
+        self._unpacked: Path | None = None
+        self._is_closed = False
+        cloud_model = section.cloud.model if section.cloud else ""
+        if section.edge is None:
+            self.served = ServedModel(name, None, cloud_model, self._heads(None))
+            if not (cloud_model or self.served.heads):
+                raise ConfigError.at(None, "no head can be used, and nothing else answers", f"models.{name}.split")
+            return
+        self._side = section.edge
+        try:
+            loading = self._load(may_wait=bool(cloud_model))
+        except BaseException:
+            self.close()
+            raise
+        edge = loading.model if loading else None
+        try:
+            self.served = ServedModel(name, edge, cloud_model, self._heads(edge))
+            if edge is not None and section.split == "auto":
+                edge.heads = self.served.heads
+        except BaseException:
+            if loading is not None:
+                loading.close()
+            self.close()
+            raise
+        self.final = loading.final if loading else None
+
+    def serve(self, switching: Switching) -> None:
+        """From now on new versions take the place of what is served in the agent; trials go on that a restart broke."""
+        self._switching = switching
+        edge, former = self.served.edge, self._former
+        self._former = None
+        if edge is not None and edge.bundle is not None and former is not None:
+            try:
+                switching.prepare(self.name, former)
+                switching.try_out(self.name, edge, former, self._judge(edge.bundle.version))
+            except UpwellError as error:
+                _log.error("model %s: there is no version to go back to: %s", self.name, error)
+        if self.final is not None and edge is not None:
+            switching.follow(self.name, edge, self.final)
+
+    def obey(self) -> None:
+        """Go back to the version before, if that was ordered. Called by one thread, now and then."""
+        if self.follower is not None and self._switching is not None and not self._is_closed:
+            obey(self.follower.store, self._go_back)
+
+    def close(self) -> None:
+        """End what is under way, and remove what was unpacked for this run of the agent."""
+        self._is_closed = True
+        if self.final is not None:
+            self.final.cancel()
+        if self.follower is not None:
+            self.follower.close()
+        if self._unpacked is not None:
+            shutil.rmtree(self._unpacked, ignore_errors=True)
+
+    def _heads(self, edge: EdgeModel | None) -> tuple[Head, ...]:
+        return load_heads(self.name, self._section, whole=edge, state_dir=self._around.state_dir)
+
+    def _load(self, *, may_wait: bool) -> Loading | None:
+        """The newest bundle's model; None where that is still to be fetched and the cloud answers meanwhile."""
+        if self._side.updates is None:
+            return self._loading(self._factory())
+        assert self._around.state_dir is not None  # noqa: S101  the configuration demands it
+        factory, problem = None, None
+        try:
+            factory = self._factory()
+        except ConfigError as error:  # no reason to stop where something newer is installed
+            problem = error
+        try:
+            store = VersionStore(self._around.state_dir, self.name, self._around.trust, factory)
+        except FetchFailed as error:
+            raise self._problem(str(error)) from None
+        self.follower = UpdateFollower(store, _updates(self._side.updates), self._activate)
+        obey(store, _left_at_start)
+        store.begin()
+        installed = self._newest(store, self._loading)
+        if installed is None and problem is not None:
+            raise problem
+        if installed is None:
+            return self._fetch_first(self.follower, may_wait)
+        if problem is not None:
+            _log.error("model %s: the configured bundle cannot be fallen back on: %s", self.name, problem)
+        self._former = self._former_of(store, installed.model)
+        return installed
+
+    def _former_of(self, store: VersionStore, edge: EdgeModel) -> EdgeModel | None:
+        """What stands in for a version that is on trial; None where it is not, or there is none that can be loaded."""
+        if edge.bundle is None or edge.bundle.version != store.current or not store.is_on_trial:
+            return None
+        try:
+            former = self._newest(store, self._load_edge, store.current)
+        except ConfigError as error:
+            _log.error("model %s: there is no version to go back to: %s", self.name, error)
+            former = None
+        if former is None:
+            store.prove(store.current)
+        return former
+
+    def _newest(self, store: VersionStore, load: Callable[[Bundle], T], before: int | None = None) -> T | None:
+        """The newest version to be loaded; None where there is none at all. Raises what is wrong with the oldest."""
+        failure: ConfigError | None = None
+        while (bundle := store.open(before)) is not None:
+            if failure is not None:
+                _log.error("model %s: version %d is not used: %s", self.name, before, failure)
+            try:
+                return load(bundle)
+            except ConfigError as error:
+                before, failure = bundle.version, error
+        if failure is not None:
+            raise failure
+        return None
+
+    def _fetch_first(self, follower: UpdateFollower, may_wait: bool) -> Loading | None:
+        if may_wait:
+            _log.warning("model %s: the cloud answers alone until its first bundle is fetched", self.name)
+            return None
+        _log.info("model %s: fetching it from %s", self.name, follower.updates.place)
+        try:
+            follower.look()
+            problem = follower.status.message or follower.status.failure
+        except FetchFailed as error:
+            problem = str(error)
+        if self._first is None:
+            raise self._problem(f"there is no bundle yet, and the first cannot be fetched: {problem}")
+        return self._first
+
+    def _factory(self) -> Bundle | None:
+        """The bundle that the configuration names, verified; an archive is unpacked for as long as the agent runs."""
+        path = self._side.bundle
+        if path is None:
+            return None
+        if not path.is_file():
+            return open_bundle(path, self._around.trust)
+        parent = None if self._around.state_dir is None else self._around.state_dir / _UNPACKED
+        try:
+            if parent is not None:
+                parent.mkdir(mode=0o700, exist_ok=True)
+                parent = parent if os.access(parent, os.W_OK) else None
+        except OSError:  # a disk that cannot be written; the log has said so
+            parent = None
+        try:
+            self._unpacked = Path(tempfile.mkdtemp(prefix="upwell-bundle-", dir=parent))
+        except OSError as error:
+            raise self._problem(f"the archive cannot be unpacked: {error.strerror}") from None
+        return open_archive(path, self._unpacked / "bundle", self._around.trust)
+
+    def _loading(self, bundle: Bundle | None) -> Loading:
+        return start_loading(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
+
+    def _load_edge(self, bundle: Bundle) -> EdgeModel:
+        edge = load_edge(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
+        if self._section.split == "auto":
+            edge.heads = self._heads(edge)
+        return edge
+
+    def _activate(self, bundle: Bundle) -> Callable[[], None]:
+        """Load and test a new version; what serves it. Raises `BundleRefused` where it fails its tests here."""
+        try:
+            if self._switching is None:
+                self._first = self._loading(bundle)
+                return _nothing
+            edge = self._load_edge(bundle)
+            self._switching.prepare(self.name, edge)
+            for head in edge.heads or ():
+                self._switching.prepare(self.name, head.edge)
+        except BundleRefused:
+            raise
+        except UpwellError as error:
+            raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, f"it does not run here: {error}") from None
+        return partial(self._switching.switch, self.name, edge, self._judge(bundle.version))
+
+    def _go_back(self, store: VersionStore, order: Order, target: Bundle) -> None:
+        """Serve `target` again. On trial the version before is loaded still; else it has to be, as at a start."""
+        switching = self._switching
+        assert switching is not None  # noqa: S101  or nobody would be obeyed
+        edge = switching.current(self.name)
+        if edge is None or edge.bundle is None or edge.bundle.version != order.version:
+            raise CannotGoBack(f"version {order.version} is installed and not served; a restart tries it again")
+        if edge.trial is not None and edge.trial.give_up(REASON):
+            store.condemn(order.version, REASON, target.version)
+            return
+        former = self._load_edge(target)
+        switching.prepare(self.name, former)
+        for head in former.heads or ():
+            switching.prepare(self.name, head.edge)
+        if not switching.go_back(self.name, edge, former):
+            raise CannotGoBack("another version came meanwhile")
+        store.condemn(order.version, REASON, target.version)
+
+    def _judge(self, version: int) -> TrialJudge:
+        assert self.follower is not None  # noqa: S101  only what it brings has versions
+        return TrialVerdict(self.follower.store, version)
+
+    def _problem(self, text: str) -> ConfigError:
+        return ConfigError.at(None, text, f"models.{self.name}.edge")
+
+
+def _left_at_start(store: VersionStore, order: Order, target: Bundle) -> None:
+    """Before anything is loaded: what is current then is loaded next."""
+    store.condemn(order.version, REASON, target.version)
+
+
+def _nothing() -> None:
+    """The first version of all is served by the agent that is made with it."""
+
+
+@contextmanager
+def loaded(name: str, section: ModelSection, trust: Trust) -> Iterator[ServedModel]:
+    """One model on its own, beside an agent that may be running: from its bundle or file, without updates.
+
+    Waits for its accelerator. Raises `ConfigError`.
+    """
+    side = section.edge
+    if side is not None and side.updates is not None:
+        if side.bundle is None:
+            problem = "only `updates` says where it comes from; expected `bundle` too, a folder or an archive"
+            raise ConfigError.at(None, problem, f"models.{name}.edge")
+        section = section.model_copy(update={"edge": side.model_copy(update={"updates": None})})
+    start = ModelStart(name, section, Surroundings(None, trust))
+    served = start.served
+    try:
+        if start.final is not None:
+            served = replace(served, edge=start.final.result())
+        yield served
+    finally:
+        start.close()
+        for edge in {start.served.edge, served.edge}:
+            if edge is not None:
+                edge.close()
+
+
+def clear_unpacked(state_dir: Path) -> None:
+    """Remove what an agent that was killed had unpacked."""
+    shutil.rmtree(state_dir / _UNPACKED, ignore_errors=True)
+
+
+def _updates(section: UpdatesSection) -> Updates:
+    return Updates(section.source, section.every, section.digest, section.ca)

@@ -1,0 +1,93 @@
+"""`upwell model rollback`: leave the installed version of a model for the one before."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upwell.edge.config import AgentConfig
+from upwell.edge.updates.rollback import Order, OrderAnswer, answer_to, is_placed, place
+from upwell.edge.updates.version_state import STATE_NAME, read_state
+from upwell.edge.updates.versions_folder import FOLDER_NAME, encoded
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+from upwell.tools.cli import EXIT_FAILED
+
+TAKEN_WITHIN_S = 5.0
+"""An agent that runs has taken the order by then."""
+DONE_WITHIN_S = 600.0
+"""A model may have to be compiled for its accelerator."""
+
+_POLL_S = 0.05
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name in agent.yaml.", show_default=False)],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml of the device.")],
+    below_floor: Annotated[
+        bool, typer.Option("--below-floor", help="Also leave a version that has proven itself, for an older one.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Go back to the version of MODEL before the installed one, which is never installed on this device again.
+
+    A running agent does so at once, one that does not run at its next start. Exit code 1 where it refuses.
+    """
+    folder = _folder(config, model)
+    try:
+        state = read_state(folder / STATE_NAME)
+        if state is None or not state.current:
+            problem = "no version is installed here that could be left; what agent.yaml names is served"
+            raise ConfigError.at(None, problem, f"models.{model}.edge.updates")
+        order = Order(id=secrets.token_hex(8), version=state.current, below_floor=below_floor)
+        place(folder, order)
+        said = _answer(folder, order)
+    except OSError as error:
+        raise ConfigError.at(folder, f"cannot be used: {error.strerror or error}") from None
+    if said is None:
+        text = f"no agent runs here: version {order.version} is left at the next start"
+    elif said.version is None:
+        text = f"refused: {said.message}"
+    else:
+        text = f"version {order.version} was left; {said.message}"
+    is_refused = said is not None and said.version is None
+    if as_json:
+        serves = None if said is None else said.version
+        document = {"left": None if is_refused else order.version, "serves": serves, "message": text}
+        typer.echo(json.dumps(document))
+    else:
+        typer.echo(text, err=is_refused)
+    if is_refused:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _folder(path: Path, model: str) -> Path:
+    config = load_yaml(path, AgentConfig)
+    section = config.models.get(model)
+    if section is None:
+        known = ", ".join(config.models)
+        raise ConfigError.at(path, f"there is no model {model!r}; expected one of {known}", "models")
+    if section.edge is None or section.edge.updates is None or config.agent.state_dir is None:
+        problem = "it has no `updates`, so agent.yaml alone says which version is served; change `bundle` there"
+        raise ConfigError.at(path, problem, f"models.{model}.edge")
+    return config.agent.state_dir / FOLDER_NAME / encoded(model)
+
+
+def _answer(folder: Path, order: Order) -> OrderAnswer | None:
+    """What the agent says; None where none takes the order."""
+    end_s = time.monotonic() + TAKEN_WITHIN_S
+    while is_placed(folder):
+        if time.monotonic() > end_s:
+            return None
+        time.sleep(_POLL_S)
+    end_s = time.monotonic() + DONE_WITHIN_S
+    while (said := answer_to(folder, order)) is None:
+        if time.monotonic() > end_s:
+            return OrderAnswer(id=order.id, message="the agent has taken the order and not answered; see its log")
+        time.sleep(_POLL_S)
+    return said

@@ -1,0 +1,180 @@
+"""A folder that holds bundles, as folders or as `*.bundle.tar`: on the device itself, or a share of the network."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from upwell.edge.bundle.archive import DEFAULT_LIMITS
+from upwell.edge.bundle.base import MANIFEST_NAME, BundleRefused, Refusal
+from upwell.edge.bundle.manifest import MAX_MANIFEST_BYTES, MAX_VERSION
+from upwell.edge.updates.sources.base import FetchFailed, Offer, Progress
+from upwell.edge.updates.sources.partial import Partial, check_room
+
+SUFFIX = ".bundle.tar"
+FOLDER_NAME = "folder"
+"""What a bundle that is a folder is called while it is copied."""
+
+_CHUNK_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class _Peek(BaseModel):
+    """As much of a manifest as it takes to choose; everything else is verified once it was fetched."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    version: int = Field(ge=1, le=MAX_VERSION)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    version: int
+    path: Path
+    token: str
+    size_bytes: int
+
+
+class FolderSource:
+    """A `Source`: the bundle with the greatest version in a folder. Files that are no bundles are passed over.
+
+    With `sha256`, that of an archive, bundles that are folders do not count.
+    """
+
+    def __init__(self, folder: Path, *, sha256: str = "", max_bytes: int) -> None:
+        self._folder = folder
+        self._sha256 = sha256
+        self._max_bytes = max_bytes
+        self._skipped: frozenset[str] = frozenset()
+        self._is_closed = False
+
+    def newest(self) -> Offer | None:
+        """The greatest version there; of two files with the same, the last by name."""
+        found = max(self._candidates(), key=lambda one: (one.version, one.path.name), default=None)
+        if found is None:
+            return None
+        return Offer(found.token, self._sha256 if found.path.is_file() else "", found.size_bytes)
+
+    def fetch(self, offer: Offer, into: Path, progress: Progress) -> Path:
+        """A copy, since the folder may change or go at any time."""
+        found = next((one for one in self._candidates() if one.token == offer.token), None)
+        if found is None:
+            raise FetchFailed(f"{self._folder}: what was to be fetched has gone or changed")
+        if found.path.is_dir():
+            return self._copy_folder(found, into, progress)
+        with Partial(into, offer, progress, max_bytes=self._max_bytes) as partial:
+            if not partial.is_complete:
+                partial.expect(offer.size_bytes)
+                self._copy_archive(found, partial)
+            return partial.finish()
+
+    def close(self) -> None:
+        """End a copy that is under way."""
+        self._is_closed = True
+
+    def _candidates(self) -> list[_Candidate]:
+        found, skipped = [], {}
+        try:
+            paths = sorted(self._folder.iterdir())
+        except OSError as error:
+            raise FetchFailed(f"{self._folder}: cannot be read: {error.strerror}") from None
+        for path in paths:
+            try:
+                candidate = self._candidate(path)
+            except (OSError, tarfile.TarError, ValidationError, ValueError) as error:
+                skipped[path.name] = error
+                continue
+            if candidate is not None:
+                found.append(candidate)
+        for name in skipped.keys() - self._skipped:  # said once for each
+            _log.warning("%s: passed over, its manifest cannot be read", self._folder / name)
+        self._skipped = frozenset(skipped)
+        return found
+
+    def _candidate(self, path: Path) -> _Candidate | None:
+        manifest = path / MANIFEST_NAME
+        if path.name.endswith(SUFFIX) and path.is_file():
+            about = path.stat()
+            version = _version_in(path)
+            return _Candidate(version, path, f"file {path.name} {about.st_size} {about.st_mtime_ns}", about.st_size)
+        if self._sha256 or path.name.startswith(".") or not manifest.is_file():
+            return None
+        about = manifest.stat()
+        with manifest.open("rb") as file:
+            version = _version(file.read(MAX_MANIFEST_BYTES))
+        return _Candidate(version, path, f"folder {path.name} {about.st_size} {about.st_mtime_ns}", 0)
+
+    def _copy_archive(self, found: _Candidate, partial: Partial) -> None:
+        try:
+            with found.path.open("rb") as file:
+                file.seek(partial.size_bytes)
+                while data := file.read(_CHUNK_BYTES):
+                    self._check_open()
+                    partial.append(data)
+        except OSError as error:
+            raise FetchFailed(f"{found.path}: cannot be read: {error.strerror}") from None
+
+    def _copy_folder(self, found: _Candidate, into: Path, progress: Progress) -> Path:
+        target = into / FOLDER_NAME
+        copied_bytes = 0
+        try:
+            shutil.rmtree(into, ignore_errors=True)
+            target.mkdir(mode=0o700, parents=True)
+            for count, path in enumerate(_files(found.path)):
+                self._check_open()
+                copied_bytes += path.lstat().st_size
+                if copied_bytes > self._max_bytes or count >= DEFAULT_LIMITS.max_entries:
+                    shutil.rmtree(into, ignore_errors=True)
+                    raise BundleRefused(Refusal.TOO_LARGE, found.path, f"has more than {self._max_bytes} bytes")
+                check_room(into, path.lstat().st_size, "to copy it")
+                to = target / path.relative_to(found.path)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, to, follow_symlinks=False)
+                progress(copied_bytes, 0)
+        except FetchFailed:
+            shutil.rmtree(into, ignore_errors=True)
+            raise
+        except OSError as error:
+            shutil.rmtree(into, ignore_errors=True)
+            raise FetchFailed(f"{found.path}: cannot be copied: {error.strerror}") from None
+        return target
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise FetchFailed("fetching was ended")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """What is in a folder but folders; a link is copied as one, and refused by who verifies it."""
+    for root, folders, names in os.walk(folder):
+        links = [name for name in folders if (Path(root) / name).is_symlink()]
+        for name in sorted([*names, *links]):
+            path = Path(root) / name
+            if not (stat.S_ISREG(path.lstat().st_mode) or path.is_symlink()):
+                raise BundleRefused(Refusal.UNCONFINED, path, "does not belong in a bundle: it is no plain file")
+            yield path
+
+
+def _version_in(path: Path) -> int:
+    """The version that the manifest in an archive states. Raises where there is none that can be read."""
+    with tarfile.open(path, "r:") as archive:
+        for _ in range(DEFAULT_LIMITS.max_entries):
+            member = archive.next()
+            if member is None:
+                break
+            if member.name == MANIFEST_NAME and member.isreg() and member.size <= MAX_MANIFEST_BYTES:
+                file = archive.extractfile(member)
+                return _version(file.read()) if file else 0
+    raise ValueError("no manifest")
+
+
+def _version(manifest: bytes) -> int:
+    return _Peek.model_validate_json(manifest).version

@@ -1,0 +1,225 @@
+"""A bundle in an OCI registry: `oci://registry/repository:tag` or `oci://registry/repository@sha256:...`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import oras.auth
+import oras.auth.utils
+import oras.container
+import requests
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from upwell.edge.bundle.address import Reference
+from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.updates.sources.base import FetchFailed, Offer, Progress
+from upwell.edge.updates.sources.download import download, length_of
+from upwell.edge.updates.sources.partial import Partial
+from upwell.edge.updates.sources.web import Web, failure, host_of, is_safe
+
+USER_VARIABLE, PASSWORD_VARIABLE = "ORAS_USER", "ORAS_PASS"
+"""Where credentials may be in the environment; they go before those of Docker's configuration."""
+
+
+class Access:
+    """Requests to one registry, with what it asks for: nothing, basic credentials or a token.
+
+    Credentials come from the environment (`ORAS_USER`, `ORAS_PASS`) or from Docker's configuration
+    (`$DOCKER_CONFIG/config.json` or `~/.docker/config.json`, with credential helpers).
+    """
+
+    def __init__(self, web: Web, reference: Reference, *, is_plain: bool) -> None:
+        self._web = web
+        self._reference = reference
+        self._is_plain = is_plain
+        self._authorization: dict[str, str] = {}
+
+    def open(self, url: str, headers: Mapping[str, str]) -> requests.Response:
+        """The answer to a GET, asked again with credentials if the registry wants them. Raises `FetchFailed`."""
+        response = self._web.open("GET", url, {**headers, **self._authorization})
+        if response.status_code != requests.codes.unauthorized:
+            return response
+        response.close()
+        self._authorization = self._authorize(response)
+        response = self._web.open("GET", url, {**headers, **self._authorization})
+        if response.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
+            response.close()
+            raise self._denied("it refuses the credentials that it was given")
+        return response
+
+    def _authorize(self, response: requests.Response) -> dict[str, str]:
+        challenge = response.headers.get("Www-Authenticate", "")
+        if host_of(response.url) != self._reference.registry:
+            raise FetchFailed(f"{host_of(response.url)}: wants credentials, where {self._reference.registry} sent us")
+        kind = "basic" if challenge.lower().startswith("basic") else "token"
+        backend = self._backend(kind)
+        if kind == "token":
+            realm = oras.auth.utils.parse_auth_header(challenge).realm or ""
+            if not is_safe(realm, after=response.url):
+                raise self._denied("it names no safe address for tokens; expected one that begins with https://")
+        try:
+            found, is_changed = backend.authenticate_request(response, {})
+        except AttributeError:  # what `oras` comes to for basic access without credentials
+            raise self._denied("it wants a user and a password") from None
+        except (requests.RequestException, ValueError, OSError):
+            raise self._denied("its address for tokens gives none") from None
+        if not is_changed or not found.get("Authorization"):
+            raise self._denied("it gives no token")
+        return {"Authorization": str(found["Authorization"])}
+
+    def _backend(self, kind: str) -> Any:
+        backend = oras.auth.get_auth_backend(
+            kind, self._web.session, self._is_plain, tls_verify=self._web.session.verify
+        )
+        user, password = os.environ.get(USER_VARIABLE, ""), os.environ.get(PASSWORD_VARIABLE, "")
+        if user and password:
+            backend.set_basic_auth(user, password)
+            return backend
+        folder = os.environ.get("DOCKER_CONFIG", "")
+        file = Path(folder) / "config.json"
+        try:
+            backend.load_configs(
+                oras.container.Container(str(self._reference)), [str(file)] if folder and file.is_file() else None
+            )
+        except (ValueError, KeyError, AttributeError, TypeError, OSError):
+            raise FetchFailed("Docker's configuration or its credential helper cannot be read") from None
+        return backend
+
+    def _denied(self, why: str) -> FetchFailed:
+        return FetchFailed(
+            f"{self._reference.registry}: no access to {self._reference.repository}: {why} "
+            f"(`oras login`, or {USER_VARIABLE} and {PASSWORD_VARIABLE})"
+        )
+
+
+ARTIFACT_TYPE = "application/vnd.upwell.bundle.v1"
+LAYER_TYPE = "application/vnd.upwell.bundle.v1.tar"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+
+_MAX_MANIFEST_BYTES = 4 << 20
+_DIGEST = r"^sha256:[0-9a-f]{64}$"
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class _Config(_Document):
+    mediaType: str  # noqa: N815  the specification's names
+
+
+class _Layer(_Document):
+    mediaType: str  # noqa: N815  the specification's names
+    digest: str
+    size: int = Field(ge=0)
+
+
+class _Sha256Layer(_Layer):
+    digest: str = Field(pattern=_DIGEST)
+
+
+class _Manifest(_Document):
+    """As much of an image manifest as says what it is and where its layer lies."""
+
+    artifactType: str = ""  # noqa: N815  the specification's names
+    config: _Config
+    layers: list[_Layer]
+
+
+class RegistrySource:
+    """A `Source`. The manifest's digest is the token; every byte is checked against the digest that named it.
+
+    `package oras` brings the credentials; blobs are fetched here, since it cannot take up what broke off, waits
+    without limit, and gives no bytes of a manifest to check.
+    """
+
+    def __init__(self, reference: Reference, *, sha256: str = "", ca: Path | None = None, max_bytes: int) -> None:
+        """`sha256` is that of the archive, which is the layer, where it is known from elsewhere."""
+        self._reference = reference
+        self._sha256 = sha256
+        self._max_bytes = max_bytes
+        self._web = Web(ca)
+        is_plain = reference.is_loopback and ca is None
+        self._access = Access(self._web, reference, is_plain=is_plain)
+        self._base = f"{'http' if is_plain else 'https'}://{reference.registry}/v2/{reference.repository}"
+
+    def newest(self) -> Offer | None:
+        """What the reference names now."""
+        url = f"{self._base}/manifests/{self._reference.digest or self._reference.tag}"
+        with self._access.open(url, {"Accept": MANIFEST_TYPE}) as response:
+            if response.status_code == requests.codes.not_found:
+                return None
+            if response.status_code != requests.codes.ok:
+                raise failure(response)
+            data = self._web.read(response, _MAX_MANIFEST_BYTES)
+            said = self._reference.digest or response.headers.get("Docker-Content-Digest", "")
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        if said.startswith("sha256:") and said != digest:
+            raise BundleRefused(
+                Refusal.DIGEST_MISMATCH,
+                None,
+                f"{self._reference}: the manifest has the digest {digest}; expected {said}",
+            )
+        return self._offer(digest, data)
+
+    def fetch(self, offer: Offer, into: Path, progress: Progress) -> Path:
+        """The layer, fetched or taken up again."""
+        with Partial(into, offer, progress, max_bytes=self._max_bytes) as partial:
+            if not partial.is_complete:
+                partial.expect(offer.size_bytes)
+                if partial.size_bytes < offer.size_bytes:
+                    self._download(offer, partial)
+            return partial.finish()
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._web.close()
+
+    def _offer(self, digest: str, data: bytes) -> Offer:
+        layer = self._layer(data)
+        sha256 = layer.digest.removeprefix("sha256:")
+        if self._sha256 and sha256 != self._sha256:
+            raise BundleRefused(
+                Refusal.DIGEST_MISMATCH,
+                None,
+                f"{self._reference}: its archive has the SHA-256 {sha256}; expected {self._sha256}",
+            )
+        return Offer(digest, sha256, layer.size)
+
+    def _layer(self, data: bytes) -> _Layer:
+        try:
+            manifest = _Manifest.model_validate_json(data)
+        except ValidationError:
+            raise self._malformed("no image manifest") from None
+        kind = manifest.artifactType or manifest.config.mediaType
+        if kind != ARTIFACT_TYPE:
+            raise self._malformed(f"an artifact of type {kind[:100]!r}")
+        layers = [layer for layer in manifest.layers if layer.mediaType == LAYER_TYPE]
+        if len(layers) != 1 or len(manifest.layers) != 1:
+            raise self._malformed(f"{len(manifest.layers)} layers, {len(layers)} of them of type {LAYER_TYPE}")
+        try:
+            return _Sha256Layer.model_validate(layers[0].model_dump())
+        except ValidationError:
+            raise self._malformed("a layer that is not named by its SHA-256") from None
+
+    def _malformed(self, found: str) -> BundleRefused:
+        expected = f"an artifact of type {ARTIFACT_TYPE} with one layer of type {LAYER_TYPE}"
+        return BundleRefused(Refusal.MALFORMED, None, f"{self._reference}: holds {found}; expected {expected}")
+
+    def _download(self, offer: Offer, partial: Partial) -> None:
+        url = f"{self._base}/blobs/sha256:{offer.sha256}"
+
+        def ask(headers: Mapping[str, str]) -> requests.Response:
+            return self._access.open(url, headers)
+
+        def check(response: requests.Response) -> None:
+            missing_bytes = offer.size_bytes - partial.size_bytes
+            expected = missing_bytes if response.status_code == requests.codes.partial_content else offer.size_bytes
+            if length_of(response) not in (0, expected):
+                raise FetchFailed(f"{host_of(url)}: sends {length_of(response)} bytes; expected {expected}")
+
+        download(self._web, ask, partial, {}, check)

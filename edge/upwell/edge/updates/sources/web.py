@@ -1,0 +1,200 @@
+"""Requests over HTTPS as every source makes them: never for ever, never off to plain HTTP, no secret in a message."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import http.client
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.shared.config.security import Address
+
+CONNECT_S = 10.0
+READ_S = 30.0
+"""The longest wait for a connection, and for the next byte on one."""
+
+_CHUNK_BYTES = 64 << 10
+_MOST_REDIRECTS = 5
+_MOST_RETRY_AFTER_S = 86400.0
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class Web:
+    """Connections to one source. Used by one thread at a time, but for `close`.
+
+    The proxies of the environment are used, and so is netrc, unless a request brings its own `Authorization`.
+    """
+
+    def __init__(self, ca: Path | None = None) -> None:
+        self.session = requests.Session()
+        self._verify: str | bool = True if ca is None else str(ca)
+        # Written even if the environment names another bundle, so that this one counts.
+        self.session.verify = self._verify
+        self.session.headers.update({"Accept-Encoding": "identity", "User-Agent": "upwell"})
+        for scheme in ("https://", "http://"):
+            self.session.mount(scheme, _Impatient())
+        self._response: requests.Response | None = None
+        self._is_closed = False
+
+    def open(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
+        """The answer, whatever its status, to be closed, with its body still to come. Raises `FetchFailed`.
+
+        Redirects are followed; `Authorization` goes to the host alone that it was meant for.
+        """
+        sent = dict(headers)
+        for _ in range(_MOST_REDIRECTS + 1):
+            response = self._ask(method, url, sent)
+            target = response.headers.get("Location")
+            if response.status_code not in _REDIRECTS or not target:
+                return response
+            response.close()
+            target = urljoin(url, target)
+            if not is_safe(target, after=url):
+                raise FetchFailed(f"{host_of(url)}: redirects to {_scheme_and_host(target)}; expected https")
+            if _origin(target) != _origin(url):
+                sent.pop("Authorization", None)
+            url = target
+        raise FetchFailed(f"{host_of(url)}: redirects more than {_MOST_REDIRECTS} times")
+
+    def chunks(self, response: requests.Response) -> Iterator[bytes]:
+        """The body as it comes, each piece as soon as it is there. Raises `FetchFailed` where it breaks off."""
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise FetchFailed(f"{host_of(response.url)}: sends it compressed; expected it as it is")
+        while True:
+            self._check_open()
+            try:
+                data: bytes = response.raw.read1(_CHUNK_BYTES, decode_content=False)
+            except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError) as error:
+                self._check_open()
+                raise FetchFailed(f"{host_of(response.url)}: {_why(error)}") from None
+            if not data:
+                self._check_open()
+                return
+            yield data
+
+    def read(self, response: requests.Response, max_bytes: int) -> bytes:
+        """A small body, whole. Raises `FetchFailed` where it is larger."""
+        found = bytearray()
+        for data in self.chunks(response):
+            found += data
+            if len(found) > max_bytes:
+                raise FetchFailed(f"{host_of(response.url)}: answers with more than {max_bytes} bytes")
+        return bytes(found)
+
+    def close(self) -> None:
+        """End what is under way, from any thread. Calling it twice is harmless."""
+        self._is_closed = True
+        response = self._response
+        if response is not None:
+            # What has ended by itself in the meantime has nothing to shut down.
+            with contextlib.suppress(OSError, RuntimeError, ValueError, AttributeError):
+                response.raw.shutdown()
+        self.session.close()
+
+    def _ask(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
+        self._check_open()
+        auth = _as_written if "Authorization" in headers else None
+        try:
+            self._response = self.session.request(
+                method, url, headers=headers, auth=auth, stream=True, allow_redirects=False, verify=self._verify
+            )
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise FetchFailed(f"{host_of(url)}: {_why(error)}") from None
+        return self._response
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise FetchFailed("fetching was ended")
+
+
+class _Impatient(HTTPAdapter):
+    """Waits no longer than the limits, also where a library asks without naming any."""
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
+        """As `HTTPAdapter.send`."""
+        kwargs["timeout"] = kwargs.get("timeout") or (CONNECT_S, READ_S)
+        return super().send(request, *args, **kwargs)
+
+
+def is_safe(url: str, *, after: str = "") -> bool:
+    """Whether nobody between can read or change what comes: https, or this machine.
+
+    `after` is the address that led there: from https nothing leads back to plain HTTP.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        return bool(parts.hostname)
+    was_plain = not after or urlsplit(after).scheme == "http"
+    return parts.scheme == "http" and was_plain and Address(parts.hostname or "").is_loopback
+
+
+def failure(response: requests.Response) -> FetchFailed:
+    """What an answer of no use comes to."""
+    asked = response.headers.get("Retry-After", "") if response.status_code in (429, 503) else ""
+    return FetchFailed(
+        f"{host_of(response.url)}: answers {response.status_code} {response.reason}", _retry_after_s(asked)
+    )
+
+
+def host_of(url: str | None) -> str:
+    """Host and port of an address, and nothing of it that may be secret."""
+    parts = urlsplit(url or "")
+    return parts.netloc.rpartition("@")[2]
+
+
+def _scheme_and_host(url: str) -> str:
+    return f"{urlsplit(url).scheme}://{host_of(url)}"
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _retry_after_s(text: str) -> float:
+    """`120`, or a date; 0 for what is neither."""
+    if text.isascii() and text.isdigit():
+        return min(float(text[:9]), _MOST_RETRY_AFTER_S)
+    try:
+        due = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(0.0, due - time.time()), _MOST_RETRY_AFTER_S)
+
+
+def _as_written(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Keeps netrc from writing over the header that the request has."""
+    return request
+
+
+def _why(error: BaseException) -> str:
+    """One line without addresses: those of object stores carry their signatures."""
+    cause: BaseException | None = error
+    seen: list[BaseException] = []
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted: {cause.verify_message}"
+        inner = getattr(cause, "reason", None)
+        following = [one for one in (inner, *cause.args, cause.__cause__, cause.__context__) if _is_error(one)]
+        cause = next((one for one in following if one not in seen), None)
+    if any(isinstance(one, (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)) for one in seen):
+        return "does not answer in time"
+    if any(isinstance(one, ssl.SSLError) for one in seen):
+        return "no TLS connection"
+    said = next((one.strerror for one in seen if isinstance(one, OSError) and one.strerror), "")
+    return said or "the connection broke"
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, BaseException)

@@ -1,0 +1,104 @@
+"""Bringing another edge side of a model into an agent that serves: a new version, or an accelerator that is ready."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Protocol
+
+from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.trial import Trial
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.updates.comparing import Versions
+from upwell.shared.errors import UpwellError
+from upwell.shared.routing.policy.settings import HardSettings
+
+Prepare = Callable[[str, EdgeModel], None]
+"""Warms a tested model of that name up; raises `UpwellError` where it cannot run."""
+
+_log = logging.getLogger(__name__)
+
+
+class ServingAgent(Protocol):
+    """The agent, as far as switching goes."""
+
+    def model(self, name: str) -> ServedModel:
+        """What is served under that name now."""
+
+    def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:
+        """Serve `edge` from now on; with `former` only where that is what is served now."""
+
+    @property
+    def router(self) -> RouterService:
+        """Which knows by the policy when a row is hard."""
+
+
+class TrialJudge(Protocol):
+    """Who is told how a trial ended, on the thread of a request; both must return at once."""
+
+    def rejected(self, reason: str) -> None:
+        """The version failed too often, and the one before is back."""
+
+    def proven(self) -> None:
+        """The version can be relied on, or there is none to go back to."""
+
+
+class Switching:
+    """Switches models of an agent. Safe to use from many threads; no request waits for it."""
+
+    def __init__(self, agent: ServingAgent, prepare: Prepare) -> None:
+        self._agent = agent
+        self.prepare = prepare
+
+    def current(self, name: str) -> EdgeModel | None:
+        """The edge side that is served now."""
+        return self._agent.model(name).edge
+
+    def follow(self, name: str, first: EdgeModel, later: Future[EdgeModel]) -> None:
+        """Serve the outcome of `later` (an accelerator that is being made ready) in the place of `first`."""
+        later.add_done_callback(lambda done: self._take(name, first, done))
+
+    def _take(self, name: str, first: EdgeModel, done: Future[EdgeModel]) -> None:
+        try:
+            edge = done.result()
+            self.prepare(name, edge)
+        except CancelledError:
+            return
+        except UpwellError as error:
+            _log.error("model %s stays where it is: %s", name, error)
+            return
+        edge.trial, edge.versions = first.trial, first.versions
+        if self._agent.replace_edge(name, edge, first):
+            _log.info("model %s is ready on %s", name, edge.accelerator or "the CPU")
+
+    def switch(self, name: str, new: EdgeModel, judge: TrialJudge) -> None:
+        """Serve `new`, which was prepared, from now on, on trial while the one before stands in where it fails."""
+        former = self.current(name)
+        if former is not None:
+            former.trial = former.versions = None  # its own predecessor is needed no more
+            self.try_out(name, new, former, judge)
+        self._agent.replace_edge(name, new)
+        if former is None:
+            judge.proven()
+
+    def go_back(self, name: str, left: EdgeModel, former: EdgeModel) -> bool:
+        """Serve `former`, which was prepared, in the place of `left`; False where that is not served any more."""
+        left.trial = left.versions = None
+        return self._agent.replace_edge(name, former, left)
+
+    def try_out(self, name: str, new: EdgeModel, former: EdgeModel, judge: TrialJudge) -> None:
+        """Put `new` on trial; `former` was prepared too, and takes its place where it fails too often or is worse."""
+
+        def reject(reason: str) -> None:
+            edge = self.current(name)  # it may be on its accelerator by now
+            is_it = edge is not None and edge.trial is not None and edge.trial.is_rejected
+            if is_it and self._agent.replace_edge(name, former, edge):
+                _log.error("model %s went back to the version before: %s", name, reason)
+                judge.rejected(reason)
+
+        new.versions = Versions(new, former, (self._hard(name, new), self._hard(name, former)))
+        new.trial = Trial(former.run_now, reject, judge.proven, new.versions)
+
+    def _hard(self, name: str, edge: EdgeModel) -> HardSettings | None:
+        return self._agent.router.hard_of(name, ServedModel(name, edge).model_pair, edge.calibrations)

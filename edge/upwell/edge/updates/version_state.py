@@ -1,0 +1,225 @@
+"""`state.json`: what a device remembers of the bundles of one model; and `floor.json`, which outlives it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.verify import NO_TRUST, open_bundle
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.shared.files import write_whole
+
+STATE_NAME = "state.json"
+FLOOR_NAME = "floor.json"
+
+_MOST_KEPT = 2
+_MOST_BYTES = 1 << 20
+_Read = TypeVar("_Read", bound=BaseModel)
+_log = logging.getLogger(__name__)
+
+
+class Look(BaseModel):
+    """What became of the last offer that was dealt with: installed, or refused for a reason.
+
+    `key` names the offer and all that its verification depended on. While it stays the same there is nothing to do.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: str = ""
+    refusal: Refusal | None = None
+    message: str = ""
+
+
+class VersionState(BaseModel):
+    """`state.json`. Version 0 is none of these: the factory's bundle, if there is one.
+
+    `is_on_trial`: the current version has yet to prove itself, with another before it to go back to. `tries` counts how
+    often the agent ended while it tried the offer `trying`, or where that is empty, while the current one was on trial.
+    `proven` is the greatest version that has ever proven itself here, and not been left by hand since.
+    """
+
+    # What a later Upwell adds must not cost the bundles after going back to this one.
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+
+    name: str = ""
+    current: int = Field(0, ge=0)
+    previous: int = Field(0, ge=0)
+    is_on_trial: bool = False
+    proven: int = Field(0, ge=0)
+    blocklist: dict[int, str] = Field({}, alias="condemned")
+    trying: str = ""
+    tries: int = 0
+    look: Look = Look()
+
+    @property
+    def floor(self) -> int:
+        """Nothing smaller is taken from a source."""
+        return max(self.proven, self.previous if self.is_on_trial else self.current)
+
+
+class Floor(BaseModel):
+    """`floor.json`: what of `state.json` no loss of that file may undo. It is written right after it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+
+    current: int = Field(0, ge=0)
+    floor: int = Field(0, ge=0)
+    blocklist: dict[int, str] = Field({}, alias="condemned")
+
+    @classmethod
+    def of(cls, state: VersionState) -> Floor:
+        """What it says of this state."""
+        return cls(current=state.current, floor=state.floor, blocklist=state.blocklist)
+
+    def why_lost(self, state: VersionState | None) -> str:
+        """Why `state` is not what was written last, as the end of a sentence; empty where it may be.
+
+        A crash may leave the floor one step behind the state, and never before it.
+        """
+        if state is None:
+            return "is gone or cannot be read"
+        was_left = state.current in self.blocklist and state.current not in state.blocklist
+        was_newer = self.current > state.current and self.current not in state.blocklist
+        return "is an older copy" if was_left or was_newer else ""
+
+
+class Record:
+    """What a shelf remembers, on the disk. One thread at a time changes it.
+
+    It is read from `state.json`, or made of what lies in `folder` where that is lost. Raises `OSError`, and
+    `ConfigError` where a trusted key cannot be read.
+    """
+
+    def __init__(self, folder: Path, model: str, trust: Trust, factory: Bundle | None) -> None:
+        self._folder = folder
+        self._model = model
+        self.notice = ""
+        """What was lost or not as it should be since the start, and what became of it; empty if nothing."""
+        self._floor = read_floor(folder / FLOOR_NAME)
+        path = folder / STATE_NAME
+        found = read_state(path)
+        self.state = found or VersionState()
+        is_new = not (path.exists() or (folder / FLOOR_NAME).exists() or has_versions(folder))
+        why = "" if is_new else self._floor.why_lost(found)
+        if why:
+            self.state = rebuilt_state(folder, trust, self._floor, factory)
+            current = self.state.current
+            going_on = f"the installed version {current}" if current else "nothing installed"
+            self.note(f"{path} {why}; going on with {going_on}")
+        if is_new or why or Floor.of(self.state) != self._floor:
+            self.keep({})
+
+    def note(self, text: str) -> None:
+        """Say it in the log, and where the agent is asked how it fares."""
+        _log.warning("model %s: %s", self._model, text)
+        if text not in self.notice:
+            self.notice = "; ".join(filter(None, (self.notice, text)))
+
+    def keep(self, update: Mapping[str, Any]) -> None:
+        """As `save`; where the disk does not take it, it holds for this run of the agent."""
+        try:
+            self.save(update)
+        except FetchFailed as error:
+            self.state = self.state.model_copy(update=dict(update))
+            _log.error("model %s: %s", self._model, error)
+
+    def save(self, update: Mapping[str, Any]) -> None:
+        """Change the state, on the disk first. Raises `FetchFailed`, and nothing has changed then."""
+        state = self.state.model_copy(update=dict(update))
+        try:
+            write_whole(self._folder / STATE_NAME, state.model_dump_json(indent=2, by_alias=True).encode(), 0o600)
+        except OSError as error:
+            raise unwritable(self._folder, error) from None
+        self.state = state
+        self._save_floor()
+
+    def _save_floor(self) -> None:
+        """Write what must outlive the state, after it. Where the disk does not take it, the next one to save does."""
+        floor = Floor.of(self.state)
+        if floor == self._floor and (self._folder / FLOOR_NAME).exists():
+            return
+        try:
+            write_whole(self._folder / FLOOR_NAME, floor.model_dump_json(indent=2, by_alias=True).encode(), 0o600)
+            self._floor = floor
+        except OSError as error:
+            _log.error("model %s: %s", self._model, unwritable(self._folder, error))
+
+
+def unwritable(folder: Path, error: OSError) -> FetchFailed:
+    """What to say of a folder that the disk does not let us use."""
+    return FetchFailed(f"{folder}: cannot be written: {error.strerror or error}")
+
+
+def read_state(path: Path) -> VersionState | None:
+    """The state in a file, None where there is none or it cannot be read. Raises `OSError`."""
+    return _read(path, VersionState)
+
+
+def read_floor(path: Path) -> Floor:
+    """The same of `floor.json`; it says nothing where it is gone. Raises `OSError`."""
+    return _read(path, Floor) or Floor()
+
+
+def _read(path: Path, kind: type[_Read]) -> _Read | None:
+    try:
+        with path.open("rb") as file:
+            return kind.model_validate_json(file.read(_MOST_BYTES))
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def has_versions(folder: Path) -> bool:
+    """Whether bundles were put into this folder before. Raises `OSError`."""
+    return folder.is_dir() and any(True for _ in _versions(folder))
+
+
+def rebuilt_state(folder: Path, trust: Trust, floor: Floor, factory: Bundle | None) -> VersionState:
+    """What can be told of a shelf whose state is lost: the newest two versions that a trusted key signed.
+
+    Whether the newest has proven itself nobody knows, so it is on trial again where there is one to go back to. Without
+    any that is trusted now, those that are at least whole stay, for a start with other keys. Raises `OSError`, and
+    `ConfigError` where a trusted key cannot be read.
+    """
+    trusted: list[Bundle] = []
+    whole: list[Bundle] = []
+    for version in sorted(_versions(folder), reverse=True):
+        if version in floor.blocklist:
+            continue
+        for kept, keys in ((trusted, trust), (whole, NO_TRUST)):
+            bundle = _opened(folder, version, keys)
+            if bundle is not None:
+                kept.append(bundle)
+                break
+        if len(trusted) == _MOST_KEPT:
+            break
+    kept = trusted or whole[:_MOST_KEPT]
+    versions = [bundle.version for bundle in kept] + [0] * _MOST_KEPT
+    return VersionState(
+        name=kept[0].manifest.name if kept and kept[0].manifest else "",
+        current=versions[0],
+        previous=versions[1],
+        is_on_trial=bool(versions[1] or (kept and factory is not None)),
+        proven=floor.floor,
+        blocklist=floor.blocklist,
+    )
+
+
+def _opened(folder: Path, version: int, trust: Trust) -> Bundle | None:
+    try:
+        bundle = open_bundle(folder / str(version), trust)
+    except BundleRefused as error:
+        _log.warning("%s", error)
+        return None
+    return bundle if 0 < bundle.version == version else None
+
+
+def _versions(folder: Path) -> Iterator[int]:
+    for path in folder.iterdir():
+        if path.name.isdecimal() and path.name == str(int(path.name)) and path.is_dir():
+            yield int(path.name)

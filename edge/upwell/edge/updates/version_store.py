@@ -1,0 +1,303 @@
+"""The bundles of a device, version beside version, and which of them is served after the next start.
+
+`state_dir/bundles/<model>/` holds
+
+- `state.json`: the current and the previous version, those never to be installed again, and the last offer;
+- `floor.json`: of these what must not be lost with it, above all the version below which nothing is taken;
+- `<version>/`: a bundle, complete and verified before it got this name;
+- `incoming/`: what is being fetched; `rollback.json`: an order to go back (`upwell.edge.updates.rollback`).
+
+`state.json` is replaced whole and decides alone. What it does not name is cleared away at the next start, so a crash
+between two steps costs nothing but the step. Where it is gone, cannot be read or is an older copy, which `floor.json`
+tells, it is rebuilt from the versions that lie there: a device does not go back since a file was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.updates.downgrade_check import check_floor, check_newer
+from upwell.edge.updates.rollback import ANSWER_NAME, ORDER_NAME
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.version_state import FLOOR_NAME, STATE_NAME, Look, Record, VersionState, unwritable
+from upwell.edge.updates.versions_folder import FOLDER_NAME, encoded
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import sync_folder, sync_tree
+
+INCOMING_NAME = "incoming"
+
+_DRAFT_NAME = ".new"
+_MOST_BLOCKED = 100
+_MOST_TRIES = 3
+_LONGEST_REASON = 500
+_BY_KEYS = frozenset({Refusal.UNSIGNED, Refusal.WRONG_SIGNATURE})
+_log = logging.getLogger(__name__)
+
+
+class VersionStore:
+    """The bundles of one model. Safe to use from many threads, by one process at a time (`StateDir` sees to that).
+
+    `factory` is the verified bundle that agent.yaml names, if it names one: what to fall back on, and never replaced by
+    an older one. One thread at a time installs. Raises `FetchFailed` where the folder cannot be used.
+    """
+
+    def __init__(self, state_dir: Path, model: str, trust: Trust, factory: Bundle | None = None) -> None:
+        self.model = model
+        self.trust = trust
+        self.factory = factory
+        self.folder = state_dir / FOLDER_NAME / encoded(model)
+        self.incoming = self.folder / INCOMING_NAME
+        """Where a source puts what it fetches."""
+        self._lock = threading.Lock()
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._record = Record(self.folder, model, trust, factory)
+            self._clear()
+        except OSError as error:
+            if self.folder.exists():
+                raise unwritable(self.folder, error) from None
+            # Of a disk that cannot be written: nothing is installed, nor will be.
+            _log.error("model %s: %s", self.model, unwritable(self.folder, error))
+            self._record = Record(self.folder, model, trust, factory)
+
+    @property
+    def _state(self) -> VersionState:
+        return self._record.state
+
+    @property
+    def notice(self) -> str:
+        """What was lost or damaged on the disk since the start, and what became of it; empty if nothing was."""
+        return self._record.notice
+
+    @property
+    def look(self) -> Look:
+        """What became of the last offer."""
+        return self._state.look
+
+    @property
+    def current(self) -> int:
+        """The version that is taken first at the next start; 0 for the factory's."""
+        return self._state.current
+
+    @property
+    def blocklist(self) -> Mapping[int, str]:
+        """Why a version is not installed again, by version."""
+        return self._state.blocklist
+
+    @property
+    def floor(self) -> int:
+        """Nothing smaller is taken from a source: the greatest version that has proven itself here."""
+        return self._state.floor
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether the current version has yet to prove itself, and there is one to go back to."""
+        return self._state.is_on_trial
+
+    def open(self, before: int | None = None) -> Bundle | None:
+        """The bundle to serve, verified again: the current one, else the one before, else the factory's, else None.
+
+        With `before` only a smaller version will do. One that was damaged is forgotten, so that it can be fetched
+        again; one that only the trusted keys of now speak against stays for a start with others. The log names both.
+        """
+        for version in (self._state.current, self._state.previous):
+            is_wanted = version and (before is None or version < before)
+            bundle = self._verified(version) if is_wanted else None
+            if bundle is not None:
+                return self._going_on_with(bundle, before)
+        factory = self.factory
+        return (
+            self._going_on_with(factory, before) if factory and (before is None or factory.version < before) else None
+        )
+
+    def _going_on_with(self, bundle: Bundle, before: int | None) -> Bundle:
+        """The bundle; where the floor is above it, and it was not asked for as the one before another, that is said."""
+        if before is None and bundle.version < self.floor:
+            self._record.note(f"version {bundle.version} is served, which is older than version {self.floor} was")
+        return bundle
+
+    def begin(self) -> None:
+        """Count a start of the agent with what is current. One on trial that keeps ending it is condemned."""
+        if not self.is_on_trial or self._state.trying:
+            return
+        if self._state.tries >= _MOST_TRIES:
+            self.condemn(self.current, f"the agent ended {self._state.tries} times while it was on trial")
+            return
+        with self._lock:
+            self._record.keep({"tries": self._state.tries + 1})
+
+    def install(self, fetched: Path) -> Bundle:
+        """Verify an archive or a folder that lies in `incoming`, and put it beside the others. Not current yet.
+
+        Raises `AlreadyInstalled`, `BundleRefused` with what is wrong with it, and `FetchFailed` where the disk does not
+        take it.
+        """
+        draft = self.folder / _DRAFT_NAME
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            return self._install(fetched, draft)
+        except BundleRefused:
+            raise
+        except ConfigError as error:
+            raise FetchFailed(str(error)) from None
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    @contextmanager
+    def trying(self, key: str) -> Iterator[None]:
+        """Load and test a bundle in the block. A process that keeps dying of it is not sent there again and again.
+
+        `key` is that of its offer. Raises `BundleRefused` (`FAILED_SELF_TEST`) where the agent ended in there before.
+        """
+        with self._lock:
+            tries = self._state.tries if self._state.trying == key else 0
+            if tries >= _MOST_TRIES:
+                raise BundleRefused(Refusal.FAILED_SELF_TEST, None, f"the agent ended {tries} times while it tried it")
+            self._record.save({"trying": key, "tries": tries + 1})
+        try:
+            yield
+        finally:
+            self.stop_trying()
+
+    def stop_trying(self) -> None:
+        """That the agent ends now is not the fault of what it tries."""
+        with self._lock:
+            if self._state.trying or self._state.tries:
+                self._record.keep({"trying": "", "tries": 0})
+
+    def commit(self, bundle: Bundle, key: str) -> None:
+        """Make an installed bundle current, and clear away what is neither that nor the one before.
+
+        `key` is that of its offer. It is on trial until `prove` or `condemn` is called, if there is one before it.
+        """
+        with self._lock:
+            state, name = self._state, bundle.manifest.name if bundle.manifest else ""
+            is_on_trial = bool(state.current or self.factory)
+            update = {"current": bundle.version, "previous": state.current, "name": name, "look": Look(key=key)}
+            update["proven"] = state.floor
+            self._record.save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial)})
+        self._clear()
+        shutil.rmtree(self.incoming, ignore_errors=True)
+
+    def settle(self, look: Look) -> None:
+        """Remember what became of an offer that is not installed, and drop what was fetched of it."""
+        with self._lock:
+            self._record.keep({"look": look})
+        self._clear()
+        shutil.rmtree(self.incoming, ignore_errors=True)
+
+    def prove(self, version: int) -> None:
+        """This version is on trial no more."""
+        with self._lock:
+            if version == self._state.current:
+                self._record.keep({"is_on_trial": False, "proven": max(version, self._state.proven)})
+
+    def condemn(self, version: int, reason: str, floor: int | None = None) -> None:
+        """Never install this version again. Where it is current, the one before takes its place.
+
+        Only whoever orders that by hand may lower the `floor`.
+        """
+        _log.warning("model %s: version %d is not installed here again: %s", self.model, version, reason)
+        with self._lock:
+            newest = sorted({*self._state.blocklist, version})[-_MOST_BLOCKED:]
+            reasons = {**self._state.blocklist, version: reason[:_LONGEST_REASON]}
+            update: dict[str, Any] = {"blocklist": {one: reasons[one] for one in newest}}
+            if version == self._state.current:
+                message = f"version {version} was rolled back: {reasons[version]}"
+                look = self._state.look.model_copy(update={"refusal": Refusal.BLOCKLISTED, "message": message})
+                update["look"] = look
+            update |= self._without(version)
+            self._record.keep(update if floor is None else update | {"proven": floor})
+
+    def _install(self, fetched: Path, draft: Path) -> Bundle:
+        if fetched.is_dir():
+            fetched.rename(draft)
+            bundle = open_bundle(draft, self.trust)
+            sync_tree(draft)
+        else:
+            bundle = open_archive(fetched, draft, self.trust)
+        self._check_blocklist(bundle.version, fetched)
+        name, expected = bundle.manifest.name if bundle.manifest else "", self._name
+        if expected and name != expected:
+            raise BundleRefused(
+                Refusal.OTHER_MODEL, fetched, f"it is a bundle of {name!r}; expected one of {expected!r}"
+            )
+        current = self._state.current
+        if self.factory is not None and self.factory.version >= current:
+            check_newer(bundle, fetched, self.factory.version, self.factory.folder, renew=False)
+        elif current:
+            check_newer(bundle, fetched, current, self.folder / str(current), renew=True)
+        check_floor(bundle, fetched, self.floor)
+        target = self.folder / str(bundle.version)
+        shutil.rmtree(target, ignore_errors=True)  # of an earlier attempt that ended before it was committed
+        draft.rename(target)
+        sync_folder(self.folder)
+        return Bundle(target, bundle.manifest, bundle.signed_by)
+
+    @property
+    def _name(self) -> str:
+        """The name that a bundle has in its manifest if it is one of this model; empty if any will do."""
+        manifest = self.factory.manifest if self.factory else None
+        return manifest.name if manifest else self._state.name
+
+    def _verified(self, version: int) -> Bundle | None:
+        folder = self.folder / str(version)
+        try:
+            bundle = open_bundle(folder, self.trust)
+            if bundle.version != version:
+                raise BundleRefused(Refusal.TAMPERED, folder, f"holds version {bundle.version}")
+        except BundleRefused as error:
+            self._record.note(f"the installed version {version} is not used: {error}")
+            if error.refusal not in _BY_KEYS:
+                with self._lock:
+                    self._record.keep({"look": Look()} | self._without(version))
+            return None
+        if self.factory is not None and version <= self.factory.version:
+            return None
+        name = bundle.manifest.name if bundle.manifest else ""
+        if name != (self._name or name):
+            why = f"it is of {name!r}, and the configured bundle of {self._name!r}"
+            self._record.note(f"the installed version {version} is not used: {why}")
+            return None
+        return bundle
+
+    def _without(self, version: int) -> dict[str, Any]:
+        """What changes where a version is given up."""
+        if version == self._state.current:
+            former = {"current": self._state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
+            return former | {"proven": self._state.floor}  # also where the one given up was what it was by
+        return {"previous": 0, "proven": self._state.floor} if version == self._state.previous else {}
+
+    def _check_blocklist(self, version: int, path: Path | None) -> None:
+        reason = self._state.blocklist.get(version)
+        if reason is not None:
+            raise BundleRefused(
+                Refusal.BLOCKLISTED, path, f"version {version} was rolled back on this device: {reason}"
+            )
+
+    def _clear(self) -> None:
+        """Remove what `state.json` does not name. What cannot be removed now is tried again next time."""
+        kept = {
+            STATE_NAME,
+            FLOOR_NAME,
+            INCOMING_NAME,
+            ORDER_NAME,
+            ANSWER_NAME,
+            str(self._state.current),
+            str(self._state.previous),
+        }
+        for path in self.folder.iterdir():
+            if path.name in kept:
+                continue
+            with suppress(OSError):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,0 +1,223 @@
+"""How long a connection may stay silent before it counts as dead: from the round trips that were seen on it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from upwell.shared.config.security import ClientSecurity
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.open_client import Client, open_client
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrips:
+    """The retransmission timer of TCP (RFC 6298), kept for an HTTP/2 connection.
+
+    Each sample R in seconds is a call's time outside the server, the sending of its bytes included: a ping waits behind
+    the same bytes. `mean_s` is the first R, then 7/8·mean + 1/8·R; `deviation_s` is R/2, then 3/4·deviation +
+    1/4·|mean − R|. The timer is mean + 4·deviation, one second before the first sample. A connection is given `TIMES`
+    that, rounded up to a power of two seconds (so that a new timer seldom needs a new connection), doubled for each
+    time that it was taken for dead since the last answer, and never less than `SHORTEST_S` or more than `LONGEST_S`.
+    """
+
+    TIMES: ClassVar[float] = 4.0
+    SHORTEST_S: ClassVar[float] = 1.0
+    LONGEST_S: ClassVar[float] = 64.0
+
+    mean_s: float = math.nan
+    deviation_s: float = 0.0
+    doublings: int = 0
+
+    def answered(self, network_s: float) -> RoundTrips:
+        """With one more answered call, which spent `network_s` outside the server."""
+        if math.isnan(self.mean_s):
+            return RoundTrips(network_s, network_s / 2)
+        deviation_s = 0.75 * self.deviation_s + 0.25 * abs(self.mean_s - network_s)
+        return RoundTrips(0.875 * self.mean_s + 0.125 * network_s, deviation_s)
+
+    def broke(self) -> RoundTrips:
+        """After a connection broke in silence: perhaps it was only slow."""
+        return self if self.timeout_s >= self.LONGEST_S else replace(self, doublings=self.doublings + 1)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long to wait for the answer to a ping."""
+        timer_s = 1.0 if math.isnan(self.mean_s) else self.mean_s + 4 * self.deviation_s
+        wanted_s = min(self.LONGEST_S, max(self.SHORTEST_S, self.TIMES * timer_s))
+        return min(self.LONGEST_S, math.ldexp(1.0, math.ceil(math.log2(wanted_s)) + self.doublings))
+
+
+def channel_options(timeout_s: float) -> tuple[tuple[str, int], ...]:
+    """gRPC options: while a call is under way and nothing comes, ping after `timeout_s` and wait that long again.
+
+    gRPC heeds its keepalive timeout only where that of pings in general is as short; left at a minute, it would hold.
+    The two pings without data that it allows itself stay within what servers put up with by default.
+    """
+    milliseconds = round(timeout_s * 1e3)
+    return (
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.keepalive_timeout_ms", milliseconds),
+        ("grpc.http2.ping_timeout_ms", milliseconds),
+        ("grpc.keepalive_permit_without_calls", 0),
+    )
+
+
+WARM_UP_S = 10.0
+"""How long a new connection may take to be made, beyond which the next call makes it."""
+
+
+class Connection:
+    """One client and its channel (over HTTP its connections), closed when it is retired and nobody uses it any more."""
+
+    def __init__(self, client: Client, timeout_s: float) -> None:
+        self.client = client
+        self.timeout_s = timeout_s
+        self.users = 0
+        self.retired = False
+        self.answered_at_s: float | None = None
+        self.late = 0
+        """Calls in a row that got no answer in time."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether anything ever came back over it."""
+        return self.answered_at_s is not None
+
+
+class Endpoint:
+    """An endpoint with the connection in use, and a second one for what must not share the first.
+
+    Safe to use from many threads. The constructor raises `ConfigError` for an endpoint or files that are wrong.
+    """
+
+    def __init__(self, endpoint: str, security: ClientSecurity, max_message_bytes: int) -> None:
+        self.address = endpoint
+        self._security = security
+        self._max_message_bytes = max_message_bytes
+        self._lock = threading.Lock()
+        self._closed = False
+        self._doomed: list[Connection] = []
+        self._leaving: list[Connection] = []
+        self.round_trips = RoundTrips()
+        self._links: list[Connection | None] = [self._new_link(), None]
+
+    def take(self, apart_from: Connection | None = None) -> Connection:
+        """A connection to use until `give_back`, another one than `apart_from`.
+
+        One that was made for faster answers than are now seen is replaced: it would take slowness for death.
+        Raises `ConfigError` for files that went wrong, and `RemoteError` once the station is closed.
+        """
+        with self._exclusively():
+            if self._closed:
+                raise RemoteError(RemoteErrorKind.CANCELLED, "the uplink is closed")
+            place = 1 if apart_from is not None and self._links[0] is apart_from else 0
+            link = self._links[place]
+            if link is not None and link.timeout_s < self.round_trips.timeout_s:
+                self._retire(link)
+                link = None
+            if link is None:
+                self._links[place] = link = self._new_link()
+            link.users += 1
+            return link
+
+    def give_back(self, link: Connection) -> None:
+        """Done with a connection that was taken."""
+        with self._exclusively():
+            link.users -= 1
+            self._close_unused(link)
+
+    def retire(self, link: Connection, *, at_once: bool = False) -> None:
+        """Make a new connection for the next call; those under way on this one end in peace.
+
+        `at_once`: before that call, since on a slow link the handshakes would cost it its deadline.
+        """
+        with self._exclusively():
+            was_in_use = self._links[0] is link and not self._closed
+            self._retire(link)
+            if not (at_once and was_in_use):
+                return
+            try:
+                self._links[0] = fresh = self._new_link()
+            except ConfigError:  # files that went wrong: the next call says so
+                return
+        with suppress(ConfigError, RemoteError):
+            fresh.client.warm_up(WARM_UP_S, lambda answered: self._warmed(fresh, answered))
+
+    def _warmed(self, link: Connection, answered: bool) -> None:
+        """Note that a new connection is ready; one that could not be made is not kept: gRPC would be slow to retry."""
+        with self._exclusively():
+            if answered:
+                link.answered_at_s = time.monotonic()
+            elif not link.answered:
+                self._retire(link)
+
+    def renew(self) -> None:
+        """Retire every connection."""
+        with self._exclusively():
+            for link in self._links:
+                if link is not None:
+                    self._retire(link)
+
+    def answered(self, link: Connection, network_s: float) -> None:
+        """Learn from an answer that spent `network_s` outside the server; handshakes in it only make for patience."""
+        with self._exclusively():
+            link.answered_at_s, link.late = time.monotonic(), 0
+            self.round_trips = self.round_trips.answered(network_s)
+
+    def broke(self) -> None:
+        """Have more patience: a connection was taken for dead."""
+        with self._exclusively():
+            self.round_trips = self.round_trips.broke()
+
+    def close(self) -> None:
+        """Cancel what is in flight and close every connection."""
+        with self._exclusively():
+            self._closed = True
+            links, self._links = [*self._links, *self._leaving], [None, None]
+        for link in links:
+            if link is not None:
+                link.client.close()
+
+    def _new_link(self) -> Connection:
+        timeout_s = self.round_trips.timeout_s
+        client = open_client(
+            self.address,
+            self._security,
+            max_message_bytes=self._max_message_bytes,
+            silence_s=timeout_s,
+            options=channel_options(timeout_s),
+        )
+        return Connection(client, timeout_s)
+
+    def _retire(self, link: Connection) -> None:
+        link.retired = True
+        self._links = [None if one is link else one for one in self._links]
+        if link.users and link not in self._leaving:
+            self._leaving.append(link)  # what is under way on it ends in peace, or with the station
+        self._close_unused(link)
+
+    def _close_unused(self, link: Connection) -> None:
+        if link.retired and link.users == 0:
+            self._leaving = [one for one in self._leaving if one is not link]
+            self._doomed.append(link)
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Hold the lock. Connections that are done with are closed after it, since that may call back into here."""
+        doomed: list[Connection] = []
+        try:
+            with self._lock:
+                try:
+                    yield
+                finally:
+                    doomed, self._doomed = self._doomed, doomed
+        finally:
+            for link in doomed:
+                link.client.close()

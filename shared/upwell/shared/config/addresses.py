@@ -1,0 +1,52 @@
+"""Addresses as a person writes them in `agent.yaml` and `cloud.yaml`, refused there where they cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator
+
+from upwell.shared.config.security import Address, parse_address, parse_endpoint
+from upwell.shared.errors import ConfigError
+
+
+def _read_by(parse: Callable[[str], Address], *, is_tcp: bool = False) -> AfterValidator:
+    def check(text: str) -> str:
+        try:
+            address = parse(text)
+        except ConfigError as error:
+            raise ValueError(error.problems[0].message) from None
+        if is_tcp and address.socket_path is not None:
+            raise ValueError(f"expected HOST:PORT, got {text!r}")
+        return text
+
+    return AfterValidator(check)
+
+
+ListenAddress: TypeAlias = Annotated[str, _read_by(parse_address)]
+"""`HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`: where a server listens."""
+
+TcpAddress: TypeAlias = Annotated[str, _read_by(parse_address, is_tcp=True)]
+"""The same without a unix socket."""
+
+
+def check_all_differ(keys: Mapping[str, Sequence[str]]) -> None:
+    """Raise `ValueError` where an address is written twice, under one key or two. Port 0 is another one each time.
+
+    Without this whoever listens second would say that some other program has the port.
+    """
+    found: dict[Address, str] = {}
+    for key, texts in keys.items():
+        for text in texts:
+            address = parse_address(text)
+            if address.socket_path is None and not address.port:
+                continue
+            if address in found:
+                where = f"`{key}`" if found[address] == key else f"`{found[address]}` and `{key}`"
+                raise ValueError(f"{text} is written twice, in {where}; each needs an address of its own")
+            found[address] = key
+
+
+Endpoint: TypeAlias = Annotated[str, _read_by(parse_endpoint)]
+"""A server to call: see `parse_endpoint`."""

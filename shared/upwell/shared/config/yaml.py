@@ -1,0 +1,114 @@
+"""Loading a YAML file that a person wrote into a pydantic model, with every problem of the file at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
+
+from upwell.shared.config.yaml_problems import problems_of
+from upwell.shared.config.yaml_tree import read_tree
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import LeadsOut, Unconfined, confined, open_plain, plain_file
+
+MAX_FILE_BYTES = 1 << 20
+"""A larger file is refused before it is read."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def load_yaml(path: Path, model: type[M], within: Path | None = None) -> M:
+    """The file at `path` as a `model`. Raises `ConfigError` with every problem found, each with line and column.
+
+    Relative paths in `RelativePath` fields are taken from the file's folder. `within` is the folder of a file that may
+    come from a stranger: it must be a plain file in there, and what it names, too (see `ConfinedPath`).
+    """
+    return parse_yaml(read_text(path, within), model, path, within)
+
+
+def parse_yaml(text: str, model: type[M], path: Path | None = None, within: Path | None = None) -> M:
+    """`text` as a `model`; `path` is the file it came from (the current folder where None). Raises `ConfigError`."""
+    tree = read_tree(text, path)
+    if not isinstance(tree.value, dict):
+        shape = "a list" if isinstance(tree.value, list) else repr(tree.value)[:40]
+        raise ConfigError.at(path, f"expected keys and values at the top, got {shape}", "", tree.line, tree.column)
+    base_dir = path.parent if path is not None else Path()
+    try:
+        return model.model_validate(
+            tree.value, context={"base_dir": base_dir, "tree": tree, "path": path, "within": within}
+        )
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, tree, model, path)) from None
+
+
+def resolve(path: str | Path, base_dir: Path) -> Path:
+    """`path` as an absolute path: `~` is the home folder, and a relative path starts at `base_dir`.
+
+    Symbolic links are left as they are. Raises `ValueError` for an empty path and for a NUL character.
+    """
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise ValueError(f"expected a path, got {text!r}")
+    try:
+        expanded = Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{text!r} names a home folder that does not exist") from None
+    return Path(os.path.abspath(base_dir / expanded))
+
+
+def _resolve_field(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise ValueError(f"expected a path, got {value!r}")
+    return resolve(value, (info.context or {}).get("base_dir", Path()))
+
+
+RelativePath: TypeAlias = Annotated[Path, BeforeValidator(_resolve_field)]
+"""A pydantic field for a path, relative to the file that names it and absolute once loaded; it need not exist."""
+
+
+def confined_path(value: object, info: ValidationInfo) -> Path:
+    """What a file names, resolved: in the folder that the file was loaded `within`, else in the file's own or below.
+
+    It need not exist. Raises `ValueError`.
+    """
+    context = info.context or {}
+    within = context.get("within") or context.get("base_dir", Path())
+    path = _resolve_field(value, info)
+    try:
+        return confined(within, path)
+    except LeadsOut:
+        raise ValueError(f"the file {path} lies outside {within}; copy it to beside the model") from None
+
+
+ConfinedPath: TypeAlias = Annotated[Path, BeforeValidator(confined_path)]
+"""A pydantic field for a file that a model's description names; see `confined_path`."""
+
+
+def read_text(path: Path, within: Path | None = None) -> str:
+    """The text of a small file, which with `within` is a plain one in that folder.
+
+    Raises `ConfigError`: no such file, not readable, too large, not UTF-8, not in there.
+    """
+    try:
+        with path.open("rb") if within is None else open_plain(plain_file(within, path)) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            # A pipe or device says 0, so what is read is bounded as well.
+            data = file.read(MAX_FILE_BYTES + 1) if size_bytes <= MAX_FILE_BYTES else None
+    except Unconfined as error:
+        raise ConfigError.at(path, f"is not read: {error}") from None
+    except FileNotFoundError:
+        raise ConfigError.at(path, "no such file") from None
+    except IsADirectoryError:
+        raise ConfigError.at(path, "this is a folder; expected a YAML file") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError.at(path, f"cannot be read: {reason}") from None
+    if data is None or len(data) > MAX_FILE_BYTES:
+        raise ConfigError.at(path, f"larger than {MAX_FILE_BYTES} bytes; expected a YAML file written by a person")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError.at(path, "not UTF-8 text; save the file as UTF-8", line=line) from None

@@ -1,0 +1,190 @@
+"""What an ONNX file asks of the machine: weights in files that must lie in its folder or below, and its operators.
+
+ONNX Runtime before 1.24 reads external weights from any path that a model names, so a model from elsewhere could
+carry any file of the machine into its outputs. This walks protobuf's wire format without the `onnx` package and
+without a copy of the weights, and checks every such path. Time grows with the file; memory does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from types import MappingProxyType
+
+from upwell.shared.files import LeadsOut, Unconfined, plain_file
+from upwell.shared.formats.onnx.bytes import BadOnnxFile, Bytes, fields, length_delimited, opened
+
+_ENTRY = "StringStringEntryProto"
+LOCATION = "location"
+"""The key of the entry that names the file of a tensor's external data."""
+
+MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
+    {
+        "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+        "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+        "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
+        "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+        "NodeProto": {5: "AttributeProto"},
+        "AttributeProto": {
+            5: "TensorProto",
+            6: "GraphProto",
+            10: "TensorProto",
+            11: "GraphProto",
+            22: "SparseTensorProto",
+            23: "SparseTensorProto",
+        },
+        "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
+        "TensorProto": {13: _ENTRY},
+    }
+)
+"""Every way from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
+
+_MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
+_MAX_LOCATIONS = 10_000
+_MAX_LOCATION_BYTES = 4096
+_MAX_NAME_BYTES = 1000
+_NODE_NAME = (7, 4)
+_FUNCTION_NAME = (10, 1)
+"""Fields of `onnx.proto` with the domain and the name of an operator, in NodeProto and in FunctionProto."""
+_KNOWN_DOMAINS = (
+    "", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "ai.onnx.training", "com.microsoft",
+    "com.microsoft.experimental", "com.microsoft.nchwc", "com.ms.internal.nhwc",
+)  # fmt: skip
+_COMPILED = "EPContext"
+_PROGRAM_KEYS = (b"ep_cache_context", b"embed_mode")
+"""Attributes of such a node: the program, or the file that has it, and 1 where it is the former (or not said)."""
+_ATTRIBUTE = 5
+_NAME, _INTEGER, _TEXT = 1, 3, 4
+"""Fields of NodeProto and AttributeProto."""
+_SHOWN_CHARACTERS = 200
+_MEMORY_MARK = "*/"  # ONNX Runtime's `*/_ORT_MEM_ADDR_/*` and its kin are addresses in its memory, not files
+
+
+def external_weights(path: Path) -> tuple[Path, ...]:
+    """The files that hold weights of the ONNX file at `path`, by their locations as `external_locations` orders them.
+
+    Each is resolved and was a file in the folder of `path` or below. Raises `BadOnnxFile` where a location is
+    absolute, has a `..`, leads out of the folder by a link or names no file, and what `external_locations` raises.
+    """
+    return tuple(external_places(path).values())
+
+
+def external_places(path: Path) -> Mapping[str, Path]:
+    """Each of `external_locations` with its file, as in `external_weights`. Raises what that raises."""
+    return {location: external_file(path, location) for location in external_locations(path)}
+
+
+def external_locations(path: Path) -> tuple[str, ...]:
+    """Every file that the ONNX file at `path` names for weights or compiled programs, as written, sorted and each once.
+
+    Raises `BadOnnxFile` for what is no ONNX file, nests too deeply or names paths beyond all measure, and `OSError`
+    where the file cannot be read.
+    """
+    found: set[str] = set()
+    with opened(path) as data:
+        for kind, begin, stop in _messages(data, 0, data.size, "ModelProto", 0):
+            if kind == _ENTRY:
+                key, value = external_entry(data, begin, stop)
+                found.update([value] if key == LOCATION else [])
+            elif kind == "NodeProto":
+                found.update(_program_file(data, begin, stop))
+            if len(found) > _MAX_LOCATIONS:
+                raise BadOnnxFile(f"it names more than {_MAX_LOCATIONS} files of external weights")
+    return tuple(sorted(found))
+
+
+def foreign_operators(path: Path) -> tuple[str, ...]:
+    """Operators that the ONNX file at `path` calls and that only a library or another program could bring, sorted.
+
+    Each is `domain:name`. Those of ONNX, of ONNX Runtime and of the file's own functions are left out, but for
+    `EPContext`: it holds or names a program that some accelerator's compiler has made, which runs as it is. Raises as
+    `external_locations`.
+    """
+    called: set[tuple[str, str]] = set()
+    own: set[tuple[str, str]] = set()
+    with opened(path) as data:
+        for kind, begin, stop in _messages(data, 0, data.size, "ModelProto", 0):
+            if kind == "NodeProto":
+                called.add(_named(data, begin, stop, _NODE_NAME))
+            elif kind == "FunctionProto":
+                own.add(_named(data, begin, stop, _FUNCTION_NAME))
+    foreign = {one for one in called if (one not in own and one[0] not in _KNOWN_DOMAINS) or one[1] == _COMPILED}
+    return tuple(sorted(f"{domain}:{name}" for domain, name in foreign))
+
+
+def external_file(path: Path, location: str) -> Path:
+    """The file that the ONNX file at `path` means by a location. Raises `BadOnnxFile` as `external_weights` does."""
+    shown = repr(location if len(location) <= _SHOWN_CHARACTERS else location[:_SHOWN_CHARACTERS] + "…")
+    written = PurePath(location)
+    if written.anchor or ".." in written.parts or location.startswith(_MEMORY_MARK):
+        raise BadOnnxFile(f"external weights {shown} are refused; expected a relative path without '..'")
+    try:
+        return plain_file(path.parent, location)
+    except LeadsOut:
+        raise BadOnnxFile(f"external weights {shown} are a link that leads out of the model's folder") from None
+    except Unconfined:
+        expected = "expected a file in the model's folder or below"
+        raise BadOnnxFile(f"external weights {shown} are missing; {expected}") from None
+
+
+def _messages(data: Bytes, start: int, end: int, message: str, depth: int) -> Iterator[tuple[str, int, int]]:
+    """Kind, start and end of every message of `MESSAGES` in the one at `data[start:end]`, at any depth."""
+    if depth > _MAX_DEPTH:
+        raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {_MAX_DEPTH}")
+    inner = MESSAGES[message]
+    for number, begin, stop in length_delimited(data, start, end):
+        kind = inner.get(number)
+        if kind is None:
+            continue
+        yield kind, begin, stop
+        if kind in MESSAGES:
+            yield from _messages(data, begin, stop, kind, depth + 1)
+
+
+def _named(data: Bytes, start: int, end: int, numbers: tuple[int, int]) -> tuple[str, str]:
+    """Domain and name of a node's operator or of a function; of repeated fields the last one counts."""
+    found = dict.fromkeys(numbers, "")
+    for number, begin, stop in length_delimited(data, start, end):
+        if number in found:
+            if stop - begin > _MAX_NAME_BYTES:
+                raise BadOnnxFile(f"an operator's name is longer than {_MAX_NAME_BYTES} bytes")
+            found[number] = data[begin:stop].decode(errors="replace")
+    return found[numbers[0]], found[numbers[1]]
+
+
+def _program_file(data: Bytes, start: int, end: int) -> list[str]:
+    """The file that a node of a compiled program names, unless it holds the program itself."""
+    if _named(data, start, end, _NODE_NAME)[1] != _COMPILED:
+        return []
+    where, is_embedded = "", True
+    for number, begin, stop in length_delimited(data, start, end):
+        if number == _ATTRIBUTE:
+            values = {at: value for at, value, _ in fields(data, begin, stop)}
+            name, text, flag = (values.get(at) for at in (_NAME, _TEXT, _INTEGER))
+            is_program, is_flag = (isinstance(name, tuple) and data[slice(*name)] == key for key in _PROGRAM_KEYS)
+            if is_flag:
+                is_embedded = flag == 1
+            elif is_program and isinstance(text, tuple):
+                where = "" if text[1] - text[0] > _MAX_LOCATION_BYTES else data[slice(*text)].decode(errors="replace")
+    return [where] if where and not is_embedded else []
+
+
+def external_entry(data: Bytes, start: int, end: int) -> tuple[str, str]:
+    """Key and value of an entry of a tensor's `external_data`, as protobuf reads it: of repeated fields the last one.
+
+    Of several entries of one key the last one counts, too, but the check is of every location. A key or value that is
+    longer than any path is empty. Raises `BadOnnxFile` for a location that is, or is not UTF-8.
+    """
+    spans = {1: (start, start), 2: (start, start)}
+    for number, begin, stop in length_delimited(data, start, end):
+        if number in spans:
+            spans[number] = (begin, stop)
+    key, value = (data[begin:stop] if stop - begin <= _MAX_LOCATION_BYTES else None for begin, stop in spans.values())
+    if key == LOCATION.encode() and value is None:
+        raise BadOnnxFile(f"a path of its external weights is longer than {_MAX_LOCATION_BYTES} bytes")
+    try:
+        return (key or b"").decode(errors="replace"), (value or b"").decode()
+    except UnicodeDecodeError:
+        if key == LOCATION.encode():
+            raise BadOnnxFile("not an ONNX file: a path of its external weights is not UTF-8") from None
+        return (key or b"").decode(errors="replace"), ""

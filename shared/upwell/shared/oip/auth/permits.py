@@ -1,0 +1,44 @@
+"""Which models a caller may use: a `Dataplane` before another one, on a server that has a `tokens.yaml`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from upwell.shared.oip.auth.callers import check_may_use, naming_no_others
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+
+
+class Permits:
+    """Raises `NotAllowed` for a model that the current caller may not use, and passes everything else through.
+
+    The answer is the same whether there is such a model or not, so it tells nobody what is served.
+    """
+
+    def __init__(self, dataplane: Dataplane) -> None:
+        self._dataplane = dataplane
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        """See `Dataplane.infer`."""
+        check_may_use(request.model)
+        with naming_no_others(request.model, request.version):
+            return self._dataplane.infer(request, call)
+
+    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """See `Dataplane.metadata`."""
+        check_may_use(model)
+        with naming_no_others(model, version):
+            return self._dataplane.metadata(model, version)
+
+    def server_metadata(self) -> ServerMetadata:
+        """See `Dataplane.server_metadata`."""
+        return self._dataplane.server_metadata()
+
+    def ready(self, model: str | None = None, version: str = "") -> bool:
+        """See `Dataplane.ready`."""
+        if model is not None:
+            check_may_use(model)
+        return self._dataplane.ready(model, version)
+
+    def reading(self, call: Call, size_bytes: int) -> AbstractContextManager[None]:
+        """See `Dataplane.reading`."""
+        return self._dataplane.reading(call, size_bytes)

@@ -1,0 +1,198 @@
+"""What each client may ask for, in requests, bytes and at a time: a `Dataplane` before another one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from upwell.shared.errors import Refused
+from upwell.shared.oip.auth.buckets import Bucket
+from upwell.shared.oip.auth.callers import Grant, client_key, current_caller
+from upwell.shared.oip.auth.limits import UNLIMITED, Limits
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.tensors import Array
+
+MAX_CLIENTS = 10_000
+"""Clients remembered. Beyond it the one that was heard of the longest ago is forgotten, and begins anew."""
+
+_MOST_LOOKED_AT = 64
+
+
+def limited(dataplane: Dataplane, defaults: Limits, *, by_token: bool) -> Dataplane:
+    """`dataplane` with quotas before it, or itself where nobody can have any.
+
+    `by_token` says that the server has a `tokens.yaml`, whose limits come over `defaults`.
+    """
+    return Quotas(dataplane, defaults) if by_token or defaults != UNLIMITED else dataplane
+
+
+class Quotas:
+    """Refuses what a client asks beyond its limits, before anything is done for it; the rest passes through.
+
+    A client is a token, else the common name of a certificate, else an address (of IPv6, its /64 network) whatever
+    its port. All servers before one `Quotas` count together, in this process.
+    """
+
+    def __init__(self, dataplane: Dataplane, defaults: Limits) -> None:
+        self._dataplane = dataplane
+        self._defaults = defaults
+        self._lock = threading.Lock()
+        self._clients: OrderedDict[str, ClientQuota] = OrderedDict()
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        """Answer, or raise `Refused` where the client has had its share."""
+        quota = self._quota(call)
+        if quota is None:
+            return self._dataplane.infer(request, call)
+        quota.enter(size_bytes(request.inputs) if quota.counts_bytes else 0, time.monotonic())
+        answered_bytes = 0
+        try:
+            response = self._dataplane.infer(request, call)
+            if quota.counts_bytes:
+                answered_bytes = size_bytes(response.outputs)
+            return response
+        finally:
+            quota.leave(answered_bytes, time.monotonic())
+
+    def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """As the dataplane's."""
+        return self._dataplane.metadata(model, version)
+
+    def server_metadata(self) -> ServerMetadata:
+        """As the dataplane's."""
+        return self._dataplane.server_metadata()
+
+    def ready(self, model: str | None = None, version: str = "") -> bool:
+        """As the dataplane's."""
+        return self._dataplane.ready(model, version)
+
+    @contextmanager
+    def reading(self, call: Call, size_bytes: int) -> Iterator[None]:
+        """Nothing is read for a client that has had its share, and what cannot be read counts as a request does."""
+        quota = self._quota(call)
+        if quota is not None:
+            quota.check(time.monotonic())
+        try:
+            with self._dataplane.reading(call, size_bytes):
+                yield
+        except BaseException:
+            if quota is not None:
+                quota.charge(size_bytes, time.monotonic())
+            raise
+
+    def _quota(self, call: Call) -> ClientQuota | None:
+        """The client's, made where it has none yet or its limits have changed; None for a client without limits."""
+        caller = current_caller()
+        grant, key = (None, client_key(call.client)) if caller is None else (caller.grant, caller.key)
+        with self._lock:
+            quota = self._clients.get(key)
+            if quota is not None and (quota.grant is grant or quota.grant == grant):
+                quota.grant = grant  # the same in a file that was read anew
+                self._clients.move_to_end(key)
+                return quota
+        limits = self._defaults if grant is None else grant.limits.over(self._defaults)
+        if limits == UNLIMITED:
+            return None
+        return self._remember(key, ClientQuota(grant, limits, time.monotonic()))
+
+    def _remember(self, key: str, fresh: ClientQuota) -> ClientQuota:
+        with self._lock:
+            former = self._clients.get(key)
+            if former is not None and former.grant is fresh.grant:  # made by another thread meanwhile
+                return former
+            if former is not None:
+                fresh = former.under(fresh)
+            elif len(self._clients) >= MAX_CLIENTS:
+                self._forget_one()
+            self._clients[key] = fresh
+            self._clients.move_to_end(key)
+            return fresh
+
+    def _forget_one(self) -> None:
+        """Forget who was heard of the longest ago and has nothing under way."""
+        for _ in range(_MOST_LOOKED_AT):
+            key, quota = self._clients.popitem(last=False)
+            if quota.is_idle:
+                return
+            self._clients[key] = quota
+        raise Refused("too many clients at once")
+
+
+class ClientQuota:
+    """What one client has used of its limits. Safe for several threads; instants are of `time.monotonic()`.
+
+    `grant` is what the limits come from: the caller's, or None for the defaults alone.
+    """
+
+    def __init__(self, grant: Grant | None, limits: Limits, now_s: float) -> None:
+        self.grant = grant
+        self.counts_bytes = limits.bytes is not None
+        """Whether `enter` and `leave` need to know sizes."""
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._requests = Bucket(limits.requests, now_s) if limits.requests is not None else None
+        self._bytes = Bucket(limits.bytes, now_s) if limits.bytes is not None else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of the client is under way."""
+        return self._under_way == 0
+
+    def enter(self, request_bytes: int, now_s: float) -> None:
+        """Count one request in, or raise `Refused`, which counts as nothing."""
+        with self._lock:
+            most = self._limits.concurrency
+            if most is not None and self._under_way >= most:
+                raise Refused(f"this client has {self._under_way} requests under way, as many as it may")
+            self._check("requests", self._requests, 1.0, now_s)
+            self._check("bytes", self._bytes, 0.0, now_s)
+            self._under_way += 1
+            if self._requests is not None:
+                self._requests.take(1.0, now_s)
+            if self._bytes is not None:
+                self._bytes.take(request_bytes, now_s)
+
+    def check(self, now_s: float) -> None:
+        """Raise `Refused` where the client has had its share of requests or bytes."""
+        with self._lock:
+            self._check("requests", self._requests, 1.0, now_s)
+            self._check("bytes", self._bytes, 0.0, now_s)
+
+    def charge(self, size_bytes: int, now_s: float) -> None:
+        """Count a message that came and could not be read."""
+        with self._lock:
+            if self._requests is not None:
+                self._requests.take(1.0, now_s)
+            if self._bytes is not None:
+                self._bytes.take(size_bytes, now_s)
+
+    def leave(self, answer_bytes: int, now_s: float) -> None:
+        """Count the end of a request that came in."""
+        with self._lock:
+            self._under_way -= 1
+            if self._bytes is not None and answer_bytes:
+                self._bytes.take(answer_bytes, now_s)
+
+    def under(self, fresh: ClientQuota) -> ClientQuota:
+        """This client under the limits of `fresh`: what is under way still counts, the buckets begin anew."""
+        with self._lock:
+            self.grant, self.counts_bytes, self._limits = fresh.grant, fresh.counts_bytes, fresh._limits
+            self._requests, self._bytes = fresh._requests, fresh._bytes
+        return self
+
+    def _check(self, what: str, bucket: Bucket | None, least: float, now_s: float) -> None:
+        wait_s = bucket.wait_s(least, now_s) if bucket is not None else 0.0
+        if wait_s > 0:
+            raise Refused(f"this client has had its share of {what}; more in {wait_s:.3g} s", retry_after_s=wait_s)
+
+
+def size_bytes(tensors: Mapping[str, Array]) -> int:
+    """What tensors take as raw contents, without the lengths of BYTES elements."""
+    total_bytes = 0
+    for array in tensors.values():  # in a plain loop: it is run twice for each request
+        total_bytes += sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
+    return total_bytes

@@ -1,0 +1,127 @@
+"""gRPC credentials from PEM files that may be replaced while the program runs."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import grpc
+
+from upwell.shared.config.security import TlsFiles
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file
+from upwell.shared.platform.watched_files import WatchedFiles
+
+_TRIES = 5
+_SETTLE_S = 0.25
+
+
+@dataclass(frozen=True)
+class PemFiles:
+    """The contents of `TlsFiles`, checked; never printed, for the key is among them."""
+
+    cert: bytes | None
+    key: bytes | None
+    ca: bytes | None
+
+    def __repr__(self) -> str:
+        """Nothing of the contents."""
+        return "PemFiles(...)"
+
+
+def watch_pem(files: TlsFiles) -> WatchedFiles[PemFiles]:
+    """The files, read and checked again when one changes. Raises `ConfigError` where they are wrong now."""
+    return WatchedFiles(files.paths, lambda: _load(files))
+
+
+def _load(files: TlsFiles) -> PemFiles:
+    if (files.cert is None) != (files.key is None):
+        raise ConfigError.at(files.cert or files.key, "a certificate and its key go together; only one is given")
+    for _ in range(_TRIES):
+        pem = _read(files)
+        problem = _problem(files, pem)
+        # What was checked are the files, not what was read of them: one of a pair may have been replaced in between.
+        if _read(files) == pem:
+            if problem is not None:
+                raise problem
+            return pem
+    raise ConfigError.at(files.cert, "the certificate, its key or the CA certificates changed while they were read")
+
+
+def _problem(files: TlsFiles, pem: PemFiles) -> ConfigError | None:
+    try:
+        if files.cert and files.key:
+            _check_pair(files.cert, files.key)
+        if files.ca and pem.ca is not None:
+            _check_ca(files.ca, pem.ca)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _read(files: TlsFiles) -> PemFiles:
+    return PemFiles(
+        cert=read_file(files.cert, "the certificate") if files.cert else None,
+        key=read_file(files.key, "the key") if files.key else None,
+        ca=read_file(files.ca, "the CA certificates") if files.ca else None,
+    )
+
+
+def _check_pair(cert: Path, key: Path) -> None:
+    try:
+        # The callback keeps OpenSSL from asking the terminal for a passphrase.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: b"")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or type(error).__name__
+        raise ConfigError.at(
+            cert, f"this and {key} are no certificate (PEM) with its key, without passphrase ({reason})"
+        ) from None
+
+
+def _check_ca(path: Path, data: bytes) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise ConfigError.at(path, "expected one or more CA certificates in PEM form") from None
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """TLS for one port of a server, with client certificates required where `files.ca` is set. Raises `ConfigError`.
+
+    Each new connection gets the files as they are then; a broken new set is logged and the former one kept.
+    """
+    watched = watch_pem(files)
+    in_force = watched.get()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal in_force
+        pem = watched.get()
+        if pem is in_force:
+            return None
+        # gRPC asks for each new connection, one after another, and then begins its handshake without a lock: replacing
+        # what another connection is using at that moment ends the process. Whoever has asked before us is past it
+        # after this pause, and whoever comes meanwhile waits to ask.
+        time.sleep(_SETTLE_S)
+        in_force = pem
+        return _configuration(pem)
+
+    # None is what gRPC documents for "no change"; its stubs do not know that.
+    ask = cast("Callable[[], grpc.ServerCertificateConfiguration]", changed)
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(in_force), ask, require_client_authentication=files.ca is not None
+    )
+
+
+def _configuration(pem: PemFiles) -> grpc.ServerCertificateConfiguration:
+    if pem.key is None or pem.cert is None:
+        raise ConfigError.at(None, "TLS on a server needs a certificate and its key")
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)
+
+
+def channel_credentials(pem: PemFiles) -> grpc.ChannelCredentials:
+    """TLS for a channel. It keeps these contents for its life: replaced files need a new channel."""
+    return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)

@@ -1,0 +1,246 @@
+"""Bearer tokens: the server's file of known ones, the check before every method, and the client's own token."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import grpc
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+
+from upwell.shared.config.security import ServerSecurity
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError, Unauthenticated
+from upwell.shared.files import read_file
+from upwell.shared.oip.auth.callers import ANONYMOUS, Caller, Grant, certificate_name, set_caller
+from upwell.shared.oip.auth.limits import UNLIMITED, Limits
+from upwell.shared.oip.error_counter import note_error_answer
+from upwell.shared.oip.statuses import STATUSES
+from upwell.shared.platform.watched_files import WatchedFiles
+
+OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive"})
+"""Methods that probes may call without a token. They say nothing about models then."""
+
+_UNKNOWN = "this server needs a token: send the metadata `authorization: Bearer <token>`"
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] | None = Field(
+        None, description="Models it may use, as globs such as `digits-*`. Default: all."
+    )
+    control: bool = Field(
+        False, description="May load and unload the models that it may use, where the service allows that at all."
+    )
+    limits: Limits = Field(UNLIMITED, description="What it may ask for, over the `limits` of the server.")
+    results: Literal["own", "all"] = Field(
+        "own",
+        description="Whose results it may read on an agent (`Results`): those of its own cases, or of all cases of the "
+        "models that it may use.",
+    )
+
+    @property
+    def grant(self) -> Grant:
+        """The same as the checks take it."""
+        return Grant(self.models, self.control, self.limits, self.results == "all")
+
+
+class TokenEntry(_Entry):
+    """One token that is let in, known by its hash alone."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
+        description="Who calls with it; appears in logs."
+    )
+    sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
+        description="SHA-256 of the token's UTF-8 text, 64 lower-case hexadecimal digits."
+    )
+
+
+class ClientEntry(_Entry):
+    """Client certificates that are let in without a token. The first entry that fits counts."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=200)] = Field(
+        description="The certificate's common name, or a glob such as `camera-*`; each name has limits of its own."
+    )
+
+
+class TokensConfig(BaseModel):
+    """`tokens.yaml`: who may call this server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    tokens: tuple[TokenEntry, ...] = Field(default=(), description="The tokens that are let in.")
+    clients: tuple[ClientEntry, ...] = Field(
+        default=(), description="The client certificates that are let in without a token; needs a client CA."
+    )
+
+    @field_validator("tokens")
+    @classmethod
+    def _all_differ(cls, tokens: tuple[TokenEntry, ...]) -> tuple[TokenEntry, ...]:
+        names: set[str] = set()
+        hashes: set[str] = set()
+        for token in tokens:
+            if token.name in names:
+                raise ValueError(f"the name {token.name!r} is given twice; each token needs its own")
+            if token.sha256 in hashes:
+                raise ValueError(f"the token of {token.name!r} is given twice; it can have one entry only")
+            names.add(token.name)
+            hashes.add(token.sha256)
+        return tokens
+
+
+def load_tokens(path: Path) -> TokensConfig:
+    """Read a `tokens.yaml`. Raises `ConfigError` that says what was expected, but not what was found."""
+    try:
+        return load_yaml(path, TokensConfig)
+    except ConfigError as error:
+        # Whoever wrote a token where its hash belongs must not find it in a log as well.
+        problems = [replace(problem, message=problem.message.partition(", got ")[0]) for problem in error.problems]
+        raise ConfigError(problems) from None
+
+
+@dataclass(frozen=True)
+class _Known:
+    by_digest: Mapping[str, Caller]
+    clients: Sequence[tuple[str, Grant]]
+
+
+class KnownTokens:
+    """Who is let in by a `tokens.yaml`, read again when it changes. Raises `ConfigError` where it is wrong now.
+
+    `asks_certificates` says that clients show a certificate; without one, entries of `clients` would let nobody in,
+    and are refused.
+    """
+
+    def __init__(self, path: Path, *, asks_certificates: bool) -> None:
+        self._known = WatchedFiles([path], lambda: _known(path, asks_certificates))
+
+    def caller_of(self, token: bytes) -> Caller | None:
+        """Who calls with that token; None for one that is not known."""
+        # The time that a dictionary takes tells something of the hash, which nobody can choose or turn back.
+        return self._by_digest(hashlib.sha256(token).hexdigest())
+
+    def _by_digest(self, digest: str) -> Caller | None:
+        known = self._known.get().by_digest.get(digest)
+        return None if known is None else replace(known, renew=lambda: self._by_digest(digest))
+
+    def holder_of(self, certificate: str) -> Caller | None:
+        """Who calls with a certificate of that common name and no token; None for one that is not let in so."""
+        for name, grant in self._known.get().clients if certificate else ():
+            if fnmatch.fnmatchcase(certificate, name):
+                renew = functools.partial(self.holder_of, certificate)
+                return Caller(certificate, f"certificate:{certificate}", grant, renew)
+        return None
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether anybody is let in without a token."""
+        return bool(self._known.get().clients)
+
+
+def known_tokens(security: ServerSecurity) -> KnownTokens | None:
+    """Who is let in by the server's `tokens.yaml`; None where it has none. Raises `ConfigError`."""
+    if security.tokens is None:
+        return None
+    return KnownTokens(security.tokens, asks_certificates=security.tls is not None and security.tls.ca is not None)
+
+
+def _known(path: Path, asks_certificates: bool) -> _Known:
+    config = load_tokens(path)
+    if config.clients and not asks_certificates:
+        raise ConfigError.at(path, "certificates are shown only where the server's TLS has a client CA", "clients")
+    return _Known(
+        {one.sha256: Caller(one.name, f"token:{one.name}", one.grant) for one in config.tokens},
+        [(one.name, one.grant) for one in config.clients],
+    )
+
+
+class TokenInterceptor(grpc.ServerInterceptor):
+    """Refuses every call without a known token or certificate, but for `OPEN_METHODS`. See `KnownTokens`."""
+
+    def __init__(self, known: KnownTokens) -> None:
+        self._known = known
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Let the call pass, its caller noted, or answer UNAUTHENTICATED."""
+        token = _bearer(handler_call_details.invocation_metadata)
+        caller = self._known.caller_of(token) if token is not None else None
+        if caller is None and handler_call_details.method in OPEN_METHODS:
+            caller = ANONYMOUS
+        if caller is not None:
+            set_caller(caller)
+            return continuation(handler_call_details)
+        if token is None and self._known.has_clients:
+            return self._by_certificate(continuation(handler_call_details))
+        return _refusal(_UNKNOWN if token is None else "the token is not known here")
+
+    def _by_certificate(
+        self, handler: grpc.RpcMethodHandler[Any, Any] | None
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The same method for the holders of certificates that are let in: who that is, is known only to the call."""
+        if handler is None:
+            return None
+        sides = ("stream" if one else "unary" for one in (handler.request_streaming, handler.response_streaming))
+        kind = "_".join(sides)
+        behaviour = getattr(handler, kind)
+
+        @functools.wraps(behaviour)
+        def checked(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
+            caller = self._known.holder_of(certificate_name(context))
+            if caller is None:
+                _refuse(context, _UNKNOWN)
+            set_caller(caller)
+            return behaviour(request, context, *more)
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        made: grpc.RpcMethodHandler[Any, Any] = make(checked, handler.request_deserializer, handler.response_serializer)
+        return made
+
+
+def _bearer(metadata: Sequence[tuple[str, str | bytes]] | None) -> bytes | None:
+    if sum(key == "authorization" for key, _ in metadata or ()) > 1:
+        return b""  # of two, which one is meant? None that is known
+    for key, value in metadata or ():
+        if key == "authorization":
+            data = value.encode() if isinstance(value, str) else value
+            scheme, _, token = data.partition(b" ")
+            if scheme.lower() == b"bearer" and token:
+                return token.strip()
+    return None
+
+
+def _refusal(text: str) -> grpc.RpcMethodHandler[Any, Any]:
+    def refuse(_: Any, context: grpc.ServicerContext) -> None:
+        _refuse(context, text)
+
+    # Of the stream kind whatever the method is: it answers before a message has been received.
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _refuse(context: grpc.ServicerContext, text: str) -> NoReturn:
+    note_error_answer(STATUSES[Unauthenticated].name)
+    context.abort(STATUSES[Unauthenticated], text)
+
+
+def watch_token(path: Path | None) -> WatchedFiles[str] | None:
+    """The token in that file, read again when it changes; None where there is no file. Raises `ConfigError`."""
+    return WatchedFiles([path], lambda: read_token(path)) if path else None
+
+
+def read_token(path: Path) -> str:
+    """The token in a client's token file: one line of visible ASCII. Raises `ConfigError`, which does not show it."""
+    data = read_file(path, "the token", max_bytes=4096).strip()
+    if not data or any(not 0x21 <= byte <= 0x7E for byte in data):
+        raise ConfigError.at(path, "expected one token of visible ASCII characters, without spaces, and nothing else")
+    return data.decode("ascii")

@@ -1,0 +1,207 @@
+"""Messages like those before: what they say beside ids, numbers and tensor contents is read and written once only.
+
+A client that asks again and again sends the same description of its inputs each time, and gets the same description
+of the outputs. The generated classes take most of the time of a small request to read the one and write the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.codec.contents import (
+    MAX_DIMENSIONS,
+    MAX_ID_CHARACTERS,
+    PLAIN,
+    SMALL_BYTES,
+    encode_raw,
+    refuse_long_id,
+)
+from upwell.shared.oip.codec.messages import parse, read_parameters, read_wanted, write_parameters
+from upwell.shared.oip.codec.wire import Span, before_value, refuse_larger, take_apart
+from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
+from upwell.shared.tensors import DTYPES, Array, oip_datatype
+
+_REMEMBERED = 512
+_ID = pb.ModelInferRequest.ID_FIELD_NUMBER
+_RAW_INPUTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_RAW_OUTPUTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+_DOUBLE = struct.Struct("<d")
+
+
+@dataclass(frozen=True)
+class _Input:
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a request says beside its id and raw contents. All inputs have such, of a size that their shape says."""
+
+    model: str
+    version: str
+    inputs: tuple[_Input, ...]
+    outputs: tuple[str, ...]
+    parameters: Mapping[str, Parameter]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """All that a message says beside its id and raw contents, byte for byte, and where those are.
+
+    What has the same bytes at the same places, keys and lengths among them, is the same message but for these values.
+    """
+
+    fixed: tuple[tuple[int, int, bytes], ...]
+    id: Span
+    raws: tuple[Span, ...]
+    layout: _Layout
+
+    @classmethod
+    def of(cls, data: bytes, name: Span, raws: Sequence[Span], layout: _Layout) -> _Frame:
+        """That of this message."""
+        places = sorted((name, *raws))
+        between = zip([0, *(end for _, end in places)], [*(start for start, _ in places), len(data)], strict=True)
+        fixed = tuple((start, end, data[start:end]) for start, end in between if end > start)
+        return cls(fixed, name, tuple(raws), layout)
+
+    def fits(self, data: bytes) -> bool:
+        """Whether it is that of a message of the same size."""
+        for start, end, known in self.fixed:  # noqa: SIM110 (every request comes here)
+            if data[start:end] != known:
+                return False
+        return True
+
+
+_frames: dict[int, _Frame] = {}
+"""The last one of each size: a client that asks again sends as many bytes, unless its ids change their length."""
+
+
+def read_cached(data: bytes) -> InferRequest | None:
+    """Read a `ModelInferRequest` as `converters.parse_infer_request` does, or None where it is not of the usual kind.
+
+    Raises `InvalidRequest` for an id that is too long.
+    """
+    frame = _frames.get(len(data))
+    if frame is None or not frame.fits(data):
+        frame = _frame_of(data)
+        if frame is None:
+            return None
+        if len(_frames) >= _REMEMBERED:
+            _frames.clear()
+        _frames[len(data)] = frame
+    layout = frame.layout
+    inputs: dict[str, Array] = {}
+    for one, (start, end) in zip(layout.inputs, frame.raws, strict=True):
+        if one.size_bytes <= SMALL_BYTES:  # a copy is aligned, and costs less than to look whether a view is
+            inputs[one.name] = np.ndarray(one.shape, one.dtype, data[start:end])
+        else:
+            array: Array = np.ndarray(one.shape, one.dtype, data, start)
+            # Runtimes take the address as it is, and not every processor reads from an odd one.
+            inputs[one.name] = array if array.flags.aligned else array.copy()
+    start, end = frame.id
+    try:
+        request_id = data[start:end].decode()
+    except UnicodeDecodeError:
+        return None
+    if end - start > MAX_ID_CHARACTERS:
+        refuse_long_id(request_id)
+    return InferRequest(layout.model, inputs, layout.version, request_id, layout.outputs, layout.parameters)
+
+
+def _frame_of(data: bytes) -> _Frame | None:
+    taken = take_apart(data, _ID, _RAW_INPUTS)
+    if taken is None:
+        return None
+    description, name, raws = taken
+    layout = _layout(description)
+    if layout is None or [end - start for start, end in raws] != [one.size_bytes for one in layout.inputs]:
+        return None
+    return _Frame.of(data, name, raws, layout)
+
+
+@lru_cache(_REMEMBERED)
+def _layout(description: bytes) -> _Layout | None:
+    """None for what cannot be read, or holds other tensors than those of plain numbers in raw contents."""
+    inputs: dict[str, _Input] = {}
+    try:
+        message = parse(pb.ModelInferRequest, description)
+        for tensor in message.inputs:
+            name, shape, dtype = tensor.name, tuple(tensor.shape), PLAIN.get(tensor.datatype)
+            if dtype is None or tensor.parameters or tensor.HasField("contents") or name in inputs:
+                return None
+            if len(shape) > MAX_DIMENSIONS or min(shape, default=1) < 1:
+                return None
+            inputs[name] = _Input(name, dtype, shape, prod(shape) * dtype.itemsize)
+        wanted, parameters = read_wanted(message.outputs), MappingProxyType(read_parameters(message.parameters))
+    except InvalidRequest:
+        return None
+    return _Layout(message.model_name, message.model_version, tuple(inputs.values()), wanted, parameters)
+
+
+def answer_parts(response: InferResponse) -> list[bytes | memoryview]:
+    """The parts of a `ModelInferResponse`. Raises `InvalidRequest` for tensors the protocol cannot carry."""
+    outputs = response.outputs
+    described = tuple([(name, array.dtype, array.shape) for name, array in outputs.items()])
+    head, before_raws = _described(response.model, response.version, described)
+    parts: list[bytes | memoryview] = [head]
+    if response.id:
+        name = response.id.encode()
+        parts += (before_value(_ID, len(name)), name)
+    for key, value in response.parameters.items():
+        if type(value) is float:
+            parts += (_before_double(key), _DOUBLE.pack(value))
+        else:
+            parts.append(_parameter(key, value))
+    for (output, array), before in zip(outputs.items(), before_raws, strict=True):
+        if before and array.nbytes <= SMALL_BYTES:
+            parts += (before, array.tobytes())
+        else:
+            _, raw = encode_raw(output, array)
+            parts += (before_value(_RAW_OUTPUTS, len(raw)), raw)
+    return parts
+
+
+@lru_cache(_REMEMBERED)
+def _described(
+    model: str, version: str, outputs: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+) -> tuple[bytes, tuple[bytes, ...]]:
+    """What an answer says before its id, and what comes before the contents of each output.
+
+    The latter is empty where the contents are other bytes than the array's.
+    """
+    message = pb.ModelInferResponse(model_name=model, model_version=version)
+    before_raws = []
+    for name, dtype, shape in outputs:
+        datatype = oip_datatype(dtype)
+        is_plain = datatype != "BYTES" and dtype == DTYPES[datatype]
+        size_bytes = prod(shape) * dtype.itemsize
+        refuse_larger(f"tensor {name!r}", size_bytes)
+        message.outputs.add(name=name, datatype=datatype, shape=shape)
+        before_raws.append(before_value(_RAW_OUTPUTS, size_bytes) if is_plain else b"")
+    return message.SerializeToString(), tuple(before_raws)
+
+
+@lru_cache(_REMEMBERED, typed=True)  # for True is 1
+def _parameter(key: str, value: Parameter) -> bytes:
+    message = pb.ModelInferResponse()
+    write_parameters(message.parameters, {key: value})
+    return message.SerializeToString()
+
+
+@lru_cache(_REMEMBERED)
+def _before_double(key: str) -> bytes:
+    """A parameter of that name but for its eight bytes of number, which come last."""
+    return _parameter(key, 1.0)[: -_DOUBLE.size]

@@ -1,0 +1,87 @@
+"""What a call and a message of a stream have in common: circumstances, the request, what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from dataclasses import replace
+
+import grpc
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.auth.callers import certificate_name, current_caller
+from upwell.shared.oip.codec.converters import parse_infer_request
+from upwell.shared.oip.dataplane import Call, Dataplane, Flag, InferRequest, InferResponse
+from upwell.shared.oip.error_counter import note_error_answer
+from upwell.shared.oip.statuses import INTERNAL, Status, status_of
+from upwell.shared.telemetry.current import note_request, request_id
+
+TIMEOUT = "timeout"
+"""Triton's parameter of a request: how many microseconds it may take."""
+
+_NO_DEADLINE_S = 1e9
+
+_log = logging.getLogger("upwell.shared.oip.grpc.servicer")
+
+
+def call_of(context: grpc.ServicerContext) -> Call:
+    """The circumstances of the call that `context` belongs to, asked for in the thread that handles it."""
+    # Without a deadline gRPC reports the largest number it has.
+    remaining_s = context.time_remaining()
+    deadline_s = math.inf if remaining_s is None or remaining_s > _NO_DEADLINE_S else time.monotonic() + remaining_s
+    cancelled = Flag()
+    if not context.add_callback(cancelled.set):
+        cancelled.set()
+    traceparent = ""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            traceparent = value
+    return Call(deadline_s, cancelled, client_name(context), traceparent)
+
+
+def client_name(context: grpc.ServicerContext) -> str:
+    """Who calls: by its token, else by its certificate, else where it is."""
+    caller = current_caller()
+    return (caller.name if caller is not None else "") or certificate_name(context) or context.peer()
+
+
+def read_request(data: bytes) -> InferRequest:
+    """Read a `ModelInferRequest`, with an id of ours where it has none. Raises `InvalidRequest`."""
+    request = parse_infer_request(data)
+    if request.id:
+        return request
+    name = os.urandom(16).hex()
+    return InferRequest(request.model, request.inputs, request.version, name, request.outputs, request.parameters)
+
+
+def infer(dataplane: Dataplane, request: InferRequest, call: Call) -> InferResponse:
+    """Ask `dataplane`, which has until the deadline of `call` or of the request itself. Raises as it does."""
+    note_request(request.id, call.client, request.model, call.traceparent)
+    if TIMEOUT in request.parameters:
+        limit_s = timeout_s(request.parameters[TIMEOUT])
+        if limit_s is not None:
+            call = replace(call, deadline_s=min(call.deadline_s, time.monotonic() + limit_s))
+    return dataplane.infer(request, call)
+
+
+def timeout_s(value: object) -> float | None:
+    """The parameter `timeout` in seconds, None for none. Raises `InvalidRequest`."""
+    if type(value) is not int or value < 0:
+        raise InvalidRequest("the parameter 'timeout' is a number of microseconds, a whole one")
+    # Triton's 0 is no timeout.
+    return value / 1e6 if 0 < value < 2**63 else None
+
+
+def failure(error: Exception) -> Status:
+    """The status of a request that raised `error`. A defect is logged whole; a model's failure by its kind, since its
+    text may repeat what the request held, and the caller is told it."""
+    status = status_of(error)
+    note_error_answer(status.code.name)
+    if status is INTERNAL:
+        _log.error("request %r failed: %s", request_id(), status.text, exc_info=error)
+    elif status.code is grpc.StatusCode.INTERNAL:
+        _log.error("request %r failed: %s", request_id(), type(error).__name__)
+        _log.debug("request %r: %s", request_id(), error)
+    return status

@@ -1,0 +1,162 @@
+"""The two directions of a stream, in which nobody waits: a message that has come, or has been taken, is told.
+
+gRPC's server has a thread wait for each message of a stream, and for the connection to take each answer: four changes
+of threads for each request and its answer. Here no thread belongs to a stream, and whoever sees to gRPC's events tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+
+from upwell.shared.oip.grpc.fastpath import inner_parts
+from upwell.shared.oip.grpc.fastpath.inner_parts import cygrpc, server
+from upwell.shared.platform.call_threads import CallThreads, started, yield_permit
+
+Send: TypeAlias = Callable[[bytes | None], None]
+"""gRPC's own way to send a message, which may wait; None ends the stream with the context's status."""
+
+_IS_KNOWN = inner_parts.is_known()
+
+
+class StreamListener(Protocol):
+    """Who is told, in a thread that must not wait."""
+
+    def came(self, data: bytes) -> None:
+        """The message that was asked for."""
+
+    def no_more_come(self, has_left: bool) -> None:
+        """Instead of a message: the caller has said that it was the last, or has left."""
+
+    def was_taken(self) -> None:
+        """The message that was sent is on its way, and the next one may follow."""
+
+    def break_off(self) -> None:
+        """An exception that nobody else handles is under way: log it, and end the stream at once."""
+
+
+class StreamIO(Protocol):
+    """One message at a time in each direction."""
+
+    def ask(self) -> None:
+        """Have the next message told, or that none comes, which may happen before this returns."""
+
+    def send(self, answer: bytes) -> bool:
+        """Send it. True: that it was taken will be told. False: it was already, or there is nobody to take it."""
+
+    def end(self) -> None:
+        """End the stream with the context's status."""
+
+
+def flow_of(
+    requests: Iterator[bytes], context: grpc.ServicerContext, send: Send, told: StreamListener, threads: CallThreads
+) -> StreamIO:
+    """What to read from and to write with instead of gRPC's own. Bytes on both sides. What has to wait, does in
+    `threads`.
+    """
+    return _Events(context, send, told) if _IS_KNOWN else _Waits(requests, send, told, threads)
+
+
+class _Events:
+    """Of a gRPC that is known inside."""
+
+    def __init__(self, context: Any, send: Send, told: StreamListener) -> None:
+        self._state = context._state
+        self._call = context._rpc_event.call
+        self._end = send
+        self._told = told
+
+    def ask(self) -> None:
+        """See `StreamIO`."""
+        state, token = self._state, server._RECEIVE_MESSAGE_TOKEN
+        with state.condition:
+            if is_active := server._is_rpc_state_active(state):
+                operations = (cygrpc.ReceiveMessageOperation(server._EMPTY_FLAGS),)
+                self._call.start_server_batch(operations, self._received)
+                state.due.add(token)
+        if not is_active:
+            self._told.no_more_come(has_left=True)
+
+    def send(self, answer: bytes) -> bool:
+        """See `StreamIO`."""
+        state, token = self._state, server._SEND_MESSAGE_TOKEN
+        with state.condition:
+            if not server._is_rpc_state_active(state):
+                return False
+            operations = [cygrpc.SendMessageOperation(answer, server._get_send_message_op_flags_from_state(state))]
+            if state.initial_metadata_allowed:
+                operations.insert(0, server._get_initial_metadata_operation(state, None))
+                state.initial_metadata_allowed = False
+            self._call.start_server_batch(operations, self._sent)
+            state.due.add(token)
+            server._reset_per_message_state(state)
+        return True
+
+    def end(self) -> None:
+        """See `StreamIO`."""
+        self._end(None)
+
+    def _received(self, event: Any) -> Any:
+        state = self._state
+        data: bytes | None = event.batch_operations[0].message()
+        with state.condition:
+            finished = server._possibly_finish_call(state, server._RECEIVE_MESSAGE_TOKEN)
+            has_left = state.client is server._CANCELLED
+        _tell_of(self._told, data, has_left)
+        return finished
+
+    def _sent(self, _: Any) -> Any:
+        state = self._state
+        with state.condition:
+            finished = server._possibly_finish_call(state, server._SEND_MESSAGE_TOKEN)
+        _tell(self._told, self._told.was_taken)
+        return finished
+
+
+class _Waits:
+    """Of any gRPC: a thread waits for each message, and who sends one waits until it has been taken."""
+
+    def __init__(self, requests: Iterator[bytes], send: Send, told: StreamListener, threads: CallThreads) -> None:
+        self._requests = requests
+        self._send = send
+        self._told = told
+        self._threads = threads
+
+    def ask(self) -> None:
+        """See `StreamIO`."""
+        self._threads.submit(self._read)
+
+    def send(self, answer: bytes) -> bool:
+        """See `StreamIO`."""
+        yield_permit()
+        self._send(answer)
+        return False
+
+    def end(self) -> None:
+        """See `StreamIO`."""
+        self._send(None)
+
+    def _read(self) -> None:
+        started()
+        yield_permit()
+        data, has_left = None, False
+        try:
+            data = next(self._requests, None)
+        except Exception:  # noqa: BLE001 (gRPC raises an `RpcError` without any members)
+            has_left = True
+        _tell_of(self._told, data, has_left)
+
+
+def _tell_of(told: StreamListener, data: bytes | None, has_left: bool) -> None:
+    """Of a message, or that none comes."""
+    _tell(told, (lambda: told.no_more_come(has_left)) if data is None else lambda: told.came(data))
+
+
+def _tell(told: StreamListener, how: Callable[[], None]) -> None:
+    """gRPC's thread of events has to go on, and to know what has finished."""
+    try:
+        how()
+    except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
+        told.break_off()

@@ -1,0 +1,57 @@
+"""Descriptors for gRPC reflection, under the names the protocol publishes."""
+
+from __future__ import annotations
+
+from google.protobuf import text_format
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+
+from upwell.rpc.oip.v2 import model_repository_pb2, model_stream_pb2
+from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
+from upwell.shared.oip.grpc.repository import METHODS
+from upwell.shared.oip.grpc.streams import METHOD as STREAM_METHOD
+
+PUBLISHED_PACKAGE = "inference"
+
+
+def service_pool(*, with_repository: bool = False) -> DescriptorPool:
+    """A pool of its own that describes `inference.GRPCInferenceService`, for a reflection servicer.
+
+    Our generated messages live in another package, so that they can share a process with other modules made
+    from the same protocol; tools such as grpcurl look for the service under its path on the wire. A pool apart
+    from the process-wide one lets both be. With `with_repository` the service has the methods of the model
+    repository extension as well.
+    """
+    pool = DescriptorPool()
+    messages, stream = _published(pb.DESCRIPTOR), _published(model_stream_pb2.DESCRIPTOR)
+    # A file of its own for the service, which has methods from several.
+    file = FileDescriptorProto(name="grpc_inference_service.proto", package=PUBLISHED_PACKAGE, syntax="proto3")
+    service = file.service.add()
+    service.CopyFrom(messages.service.pop())
+    service.method.add(
+        name=STREAM_METHOD,
+        input_type=f".{PUBLISHED_PACKAGE}.ModelInferRequest",
+        output_type=f".{PUBLISHED_PACKAGE}.ModelStreamInferResponse",
+        client_streaming=True,
+        server_streaming=True,
+    )
+    files = [messages, stream]
+    if with_repository:
+        files.append(_published(model_repository_pb2.DESCRIPTOR))
+        for name in METHODS:
+            message = f".{PUBLISHED_PACKAGE}.{name}"
+            service.method.add(name=name, input_type=f"{message}Request", output_type=f"{message}Response")
+    for one in files:
+        pool.Add(one)
+    file.dependency.extend(one.name for one in files)
+    pool.Add(file)
+    return pool
+
+
+def _published(descriptor: FileDescriptor) -> FileDescriptorProto:
+    """The description of one of our files, in the published package."""
+    file = FileDescriptorProto()
+    descriptor.CopyToProto(file)
+    text = text_format.MessageToString(file)
+    return text_format.Parse(text.replace(file.package, PUBLISHED_PACKAGE), FileDescriptorProto())

@@ -1,0 +1,133 @@
+"""The model repository extension of the protocol, as Triton defines it: what there is to serve, load and unload."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from upwell.rpc.oip.v2 import model_repository_pb2 as pb
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.auth.callers import check_may_control, may_use, naming_no_others
+from upwell.shared.oip.grpc.calls import client_name
+from upwell.shared.oip.grpc.servicer import add_methods
+from upwell.shared.platform.call_threads import yield_permit
+
+METHODS = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+EXTENSION = "model_repository"
+"""What a server that has these methods announces in its metadata."""
+
+_UNLOAD_PARAMETERS = frozenset({"unload_dependents"})  # no model here depends on another, so it may say either
+
+_log = logging.getLogger(__name__)
+M = TypeVar("M", bound=Message)
+
+
+class ModelState(str, Enum):
+    """Whether a version answers. The words are Triton's."""
+
+    READY = "READY"
+    LOADING = "LOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """One version of a model in the repository. `reason` says why it is in that state, where there is a reason."""
+
+    model: str
+    version: str
+    state: ModelState
+    reason: str = ""
+
+
+class Repository(Protocol):
+    """What is to be served, and the say over it. Safe to call from many threads; failures are `UpwellError`s."""
+
+    def index(self) -> Sequence[IndexEntry]:
+        """Every version of every model that is there, whether it answers or not."""
+        ...
+
+    def load(self, model: str) -> None:
+        """Load a model, or again what has changed of it, and return when it answers.
+
+        Raises `ModelNotFound`, `NotAllowed`, `Refused` where too many wait for others' loads, and `NotLoaded`
+        where a version of it is broken.
+        """
+        ...
+
+    def unload(self, model: str) -> None:
+        """Serve a model no more; requests under way are still answered. Raises `ModelNotFound`, `NotAllowed`."""
+        ...
+
+
+def add_repository_methods(server: grpc.Server, repository: Repository) -> None:
+    """Add the three methods of the extension to the protocol's service on `server`, before it is started."""
+    servicer = _Servicer(repository)
+    add_methods(server, dict(zip(METHODS, (servicer.index, servicer.load, servicer.unload), strict=True)))
+
+
+class _Servicer:
+    """Decode, call, encode."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def index(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+        request = _parse(pb.RepositoryIndexRequest, data)
+        _refuse_named(request.repository_name)
+        entries = [one for one in self._repository.index() if one.state is ModelState.READY or not request.ready]
+        response = pb.RepositoryIndexResponse()
+        for one in filter(lambda one: may_use(one.model), entries):
+            response.models.add(name=one.model, version=one.version, state=one.state.value, reason=one.reason)
+        return response.SerializeToString()
+
+    def load(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        request = _parse(pb.RepositoryModelLoadRequest, data)
+        _refuse_named(request.repository_name)
+        _refuse_parameters(request.parameters, frozenset())
+        check_may_control(request.model_name)
+        _log.info("%s asks to load the model %r", client_name(context), request.model_name)
+        yield_permit()
+        with naming_no_others(request.model_name):
+            self._repository.load(request.model_name)
+        return pb.RepositoryModelLoadResponse().SerializeToString()
+
+    def unload(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        request = _parse(pb.RepositoryModelUnloadRequest, data)
+        _refuse_named(request.repository_name)
+        _refuse_parameters(request.parameters, _UNLOAD_PARAMETERS)
+        check_may_control(request.model_name)
+        _log.info("%s asks to unload the model %r", client_name(context), request.model_name)
+        yield_permit()
+        with naming_no_others(request.model_name):
+            self._repository.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse().SerializeToString()
+
+
+def _parse(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        name = kind.DESCRIPTOR.name
+        raise InvalidRequest(f"the message cannot be read as a {name}: it is damaged or not one") from None
+
+
+def _refuse_named(repository: str) -> None:
+    if repository:
+        raise InvalidRequest("the one repository here has no name; leave `repository_name` empty")
+
+
+def _refuse_parameters(parameters: Mapping[str, pb.ModelRepositoryParameter], known: frozenset[str]) -> None:
+    """Another configuration or other files than those on disk, for one: ignoring them would serve something else."""
+    for name in parameters:
+        if name not in known:
+            raise InvalidRequest(
+                f"the parameter {name!r} is not supported here: a model is what its folder and the service's "
+                "configuration say"
+            )

@@ -1,0 +1,223 @@
+"""Start a synchronous gRPC server for a `Dataplane`, on TCP and unix sockets."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import grpc
+
+from upwell.shared.config.security import Address, ServerSecurity, check_listen, parse_address
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.auth.permits import Permits
+from upwell.shared.oip.auth.tls import server_credentials
+from upwell.shared.oip.auth.tokens import TokenInterceptor, known_tokens
+from upwell.shared.oip.dataplane import Dataplane
+from upwell.shared.oip.grpc.fastpath.polling import poll_in_their_threads
+from upwell.shared.oip.grpc.fastpath.unary_calls import begin_with_the_message
+from upwell.shared.oip.grpc.pending_calls import PendingCalls, Registrar
+from upwell.shared.oip.grpc.servicer import add_oip_service
+from upwell.shared.oip.grpc.streams import DEFAULT_LIMITS, Streams
+from upwell.shared.platform.call_threads import CallThreads
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
+"""gRPC's own default of 4 MiB refuses an ordinary batch of pictures."""
+
+LOOPBACK_ONLY = ServerSecurity()
+"""No protection, so no address that another machine can reach."""
+
+_MAX_SOCKET_PATH_BYTES = 107
+_MOST_FILES = 1 << 16
+_AFTER_CANCEL_S = 2.0
+"""gRPC never ends a call of a stream whose message a generated handler could not read."""
+
+
+@dataclass(frozen=True)
+class Connections:
+    """How a server takes connections, and how long it keeps them.
+
+    `shares_ports`: other processes of the same user listen on the same TCP ports (SO_REUSEPORT), and each connection
+    goes to one of them. `age_s`: after about so long (a tenth more or less) the client is told to connect anew, while
+    what it has sent is answered; what is not done `grace_s` after that is broken off. None: for as long as it likes.
+    """
+
+    shares_ports: bool = False
+    age_s: float | None = None
+    grace_s: float = 30.0
+
+
+UNSHARED = Connections()
+"""Ports of its own, and connections that last."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that accepts calls. `addresses` has the real ports where 0 was asked for."""
+
+    addresses: tuple[str, ...]
+    _server: grpc.Server
+    _executor: CallThreads
+    _streams: Streams
+
+    def stop(self, grace_s: float, closed: Callable[[], None] = lambda: None) -> None:
+        """Accept no more calls, let those under way end within `grace_s`, cancel the rest, and return then.
+
+        `closed` is called between the first and the second.
+        """
+        self._streams.end()
+        ended = self._server.stop(grace_s)
+        closed()
+        ended.wait(grace_s + _AFTER_CANCEL_S)
+        self._executor.shutdown(wait=False)
+        for address in self.addresses:
+            path = parse_address(address).socket_path
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+
+def start_server(
+    dataplane: Dataplane,
+    listen: Sequence[str],
+    *,
+    max_workers: int,
+    at_work: int | None = None,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    security: ServerSecurity = LOOPBACK_ONLY,
+    connections: Connections = UNSHARED,
+    extra: Sequence[Callable[[grpc.Server], None]] = (),
+) -> RunningServer:
+    """Serve `dataplane` on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
+
+    `max_workers` calls run at once, each on a thread of its own; a further one is refused at once with
+    RESOURCE_EXHAUSTED, so that no queue hides in the thread pool. Give a few more than the dataplane lets in, so
+    that its own refusals and health checks get through. `at_work`: see `CallThreads`; for a dataplane that says
+    where it waits (`give_way`). `extra` adds further services before the start.
+
+    Raises `ConfigError` for an address that is unprotected, malformed, in use or not writable, and for broken
+    TLS or token files; nothing listens then.
+    """
+    addresses = check_listen(listen, security)
+    _allow_many_files()
+    for address in addresses:
+        if address.socket_path is not None or not connections.shares_ports:
+            check_free(address)
+    # Of each port's own: they remember which files are in force there.
+    credentials = [server_credentials(security.tls) if security.tls else None for _ in addresses]
+    tokens = known_tokens(security)
+    interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
+    begin_with_the_message()
+    poll_in_their_threads()
+    executor = CallThreads(max_workers + DEFAULT_LIMITS.threads, "oip", at_work)
+    server = grpc.server(
+        executor,
+        interceptors=interceptors,
+        options=[*_options(max_message_bytes), *_connection_options(connections)],
+        maximum_concurrent_rpcs=max_workers,
+    )
+    # It takes services as the server itself does, which has more methods.
+    registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers)))
+    permitted = Permits(dataplane) if tokens else dataplane
+    streams = Streams(permitted, executor)
+    add_oip_service(registrar, permitted)
+    streams.add_to(registrar)
+    for add_service in extra:
+        add_service(registrar)
+    bound = tuple(_listen(server, address, own) for address, own in zip(addresses, credentials, strict=True))
+    server.start()
+    return RunningServer(bound, server, executor, streams)
+
+
+def _allow_many_files() -> None:
+    """Have as many files open as this process may ask for, up to a bound: each connection is one.
+
+    The usual limit of 1,024 is there for programs that call select(), and a few hundred idle clients would use it up.
+    """
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with suppress(OSError, ValueError):  # the system may have a bound of its own
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # Agents ping idle links to find half-open ones; gRPC's default takes that for an attack.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # Devices vanish without a goodbye; find out within minutes rather than hours.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]
+
+
+def _connection_options(connections: Connections) -> list[tuple[str, int]]:
+    # Unasked for, a second server on the same port would silently take half of the connections.
+    options = [("grpc.so_reuseport", int(connections.shares_ports))]
+    if connections.age_s is not None:
+        options += [
+            ("grpc.max_connection_age_ms", round(1e3 * connections.age_s)),
+            ("grpc.max_connection_age_grace_ms", round(1e3 * connections.grace_s)),
+        ]
+    return options
+
+
+def _listen(server: grpc.Server, address: Address, credentials: grpc.ServerCredentials | None) -> str:
+    """Bind the server to one address and return it with its real port. Raises `ConfigError`."""
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
+    except RuntimeError:
+        raise ConfigError.at(None, f"cannot listen on {address}") from None
+    return str(address if address.socket_path is not None else Address(address.host, port))
+
+
+def check_free(address: Address) -> None:
+    """Try the address before gRPC does, which says only that it failed, not why. Raises `ConfigError`."""
+    try:
+        if address.socket_path is None:
+            _try_port(address.host, address.port)
+        else:
+            _try_socket(address.socket_path)
+    except OSError as error:
+        reason = "it is in use by another program" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise ConfigError.at(None, f"cannot listen on {address}: {reason}") from None
+
+
+def _try_port(host: str, port: int) -> None:
+    where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.socket(*where[:3]) as probe:
+        if os.name == "posix":
+            # As gRPC does: a port whose last connections are still timing out is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where[4])
+
+
+def _try_socket(path: Path) -> None:
+    """Make way for a socket at `path`. One that nobody listens on is removed; gRPC would remove any."""
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        raise OSError(errno.ENAMETOOLONG, f"the path is longer than {_MAX_SOCKET_PATH_BYTES} bytes")
+    if path.exists() and not path.is_socket():
+        raise OSError(errno.ENOTSOCK, "a file that is no socket is there")
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(str(path))
+    path.unlink()

@@ -1,0 +1,106 @@
+"""The Open Inference Protocol over a `Dataplane`, for the agent and the cloud service alike.
+
+The handlers take and give serialized messages: an unreadable one is then INVALID_ARGUMENT, where generated
+handlers would answer INTERNAL before any code of ours runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeAlias
+
+import grpc
+
+from upwell.shared.errors import UpwellError
+from upwell.shared.oip.codec import converters
+from upwell.shared.oip.dataplane import Dataplane
+from upwell.shared.oip.grpc.calls import call_of, failure, infer, read_request
+from upwell.shared.oip.grpc.retrying import trailers
+from upwell.shared.oip.statuses import Status
+
+SERVICE = "inference.GRPCInferenceService"
+"""The path of the service on the wire; our generated messages live in a package of another name."""
+
+METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+
+Handler: TypeAlias = Callable[[bytes, grpc.ServicerContext], bytes]
+"""A method of the protocol, from serialized request to serialized answer."""
+
+
+def add_oip_service(server: grpc.Server, dataplane: Dataplane) -> None:
+    """Serve the six methods that are single calls on `server` (before it is started) from `dataplane`."""
+    servicer = _Servicer(dataplane)
+    behaviours: tuple[Handler, ...] = (
+        servicer.server_live,
+        servicer.server_ready,
+        servicer.model_ready,
+        servicer.server_metadata,
+        servicer.model_metadata,
+        servicer.model_infer,
+    )
+    add_methods(server, dict(zip(METHODS, behaviours, strict=True)))
+
+
+def add_methods(server: grpc.Server, methods: Mapping[str, Handler]) -> None:
+    """Serve `methods`, by name, as methods of the protocol's service, beside those it has already."""
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        name: grpc.unary_unary_rpc_method_handler(_guarded(method)) for name, method in methods.items()
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+class _Servicer:
+    """Decode, call, encode."""
+
+    def __init__(self, dataplane: Dataplane) -> None:
+        self._dataplane = dataplane
+
+    def server_live(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+        converters.parse_empty(data)
+        return converters.serialize_flag(True)
+
+    def server_ready(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+        converters.parse_empty(data)
+        return converters.serialize_flag(self._dataplane.ready())
+
+    def model_ready(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+        model, version = converters.parse_model_name(data)
+        return converters.serialize_flag(self._dataplane.ready(model, version))
+
+    def server_metadata(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+        converters.parse_empty(data)
+        return converters.serialize_server_metadata(self._dataplane.server_metadata())
+
+    def model_metadata(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+        model, version = converters.parse_model_name(data)
+        return converters.serialize_model_metadata(self._dataplane.metadata(model, version))
+
+    def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        call = call_of(context)
+        with self._dataplane.reading(call, len(data)):
+            request = read_request(data)
+        response = infer(self._dataplane, request, call)
+        try:
+            return converters.serialize_infer_response(response)
+        except UpwellError as error:
+            # The model made what the protocol cannot carry, which is no fault of the caller's.
+            raise RuntimeError("the answer cannot be serialized") from error
+
+
+def _guarded(method: Handler) -> Handler:
+    """`method`, with what it raises turned into a status. Failures inside the server are logged whole."""
+
+    def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return method(data, context)
+        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
+            abort(context, failure(error))
+
+    return handle
+
+
+def abort(context: grpc.ServicerContext, status: Status) -> NoReturn:
+    """End the call with this status."""
+    if status.retry_after_s is not None:
+        context.set_trailing_metadata(trailers(status))
+    context.abort(status.code, status.text)

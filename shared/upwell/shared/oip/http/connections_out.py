@@ -1,0 +1,272 @@
+"""Connections that an HTTP client makes: to the server or through a proxy, with TLS, and never beyond a deadline."""
+
+from __future__ import annotations
+
+import io
+import socket
+import ssl
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from typing import Any, TypeAlias
+
+from upwell.shared.config.security import Address
+from upwell.shared.oip.http.proxies import Proxy
+
+CONNECT_S = 3.0
+"""A connection that is not made by then, the proxy's and the TLS handshake's part included, is not made at all."""
+
+_JOINED_BYTES = 64 << 10
+"""Up to this size a copy costs less than another system call."""
+
+CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""What is raised where the other end has ended a connection, and not where it is only silent."""
+
+Hold: TypeAlias = Callable[[socket.socket], None]
+"""Is given each socket before anything waits on it, so that another thread can end the wait. Raises `OSError` where
+nobody waits for the connection any more."""
+
+
+def left_s(until_s: float) -> float | None:
+    """The seconds left until then (monotonic), None for infinity. Raises `TimeoutError` where there are none."""
+    left = until_s - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time is up")
+    return None if left == float("inf") else left
+
+
+class _Reader(io.BufferedReader):
+    """Lives as long as its connection: each answer that is read from it closes it."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class HttpConnection(io.RawIOBase):
+    """A connected socket on which no wait goes beyond `until_s` (monotonic), however slowly the bytes come."""
+
+    def __init__(self, connected: socket.socket, until_s: float) -> None:
+        self.socket = connected
+        self.until_s = until_s
+        self._ended = False
+        self._reader = _Reader(self)
+        self._kept: tuple[int, int] | None = None
+
+    @property
+    def was_unread(self) -> bool:
+        """After the other end has ended it: whether that was while it was kept, before anything of the call that took
+        it had come there, even as far as the kernel. So nobody has read any of that call, and nobody will.
+
+        Known on Linux alone. A reset says nothing: it acknowledges nothing, though all may have been read.
+        """
+        moved = _moved(self.socket)
+        if self._kept is None or moved is None:
+            return False
+        # An end in good order, which counts as a byte, would have acknowledged what had come before it.
+        return moved[0] == self._kept[0] and moved[1] > self._kept[1]
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Receive what there is, waiting for the first byte."""
+        if self.until_s == 0.0:
+            return self._look(buffer)
+        self.socket.settimeout(left_s(self.until_s))
+        size = self.socket.recv_into(buffer)
+        self._ended = size == 0
+        return size
+
+    def _look(self, buffer: Any) -> int | None:
+        self.socket.settimeout(0.0)
+        try:
+            size = self.socket.recv_into(buffer)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+        self._ended = size == 0
+        return size
+
+    def is_quiet(self) -> bool:
+        """Whether it is still open, and nothing came over it that nobody asked for. Does not wait."""
+        self.until_s = 0.0
+        try:
+            self._kept = _moved(self.socket)  # before the look, so that an end right after it shows
+            return not self._reader.peek(1) and not self._ended
+        except OSError:
+            return False
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        """What answers are read from, as `HTTPResponse` asks for it."""
+        return self._reader
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Send these, one after the other."""
+        if sum(map(len, pieces)) <= _JOINED_BYTES:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                self.socket.settimeout(left_s(self.until_s))
+                view = view[self.socket.send(view) :]
+
+    def response(self, method: str) -> HTTPResponse:
+        """Status and headers of the answer to what was sent. Raises `OSError` and `http.client.HTTPException`."""
+        found = HTTPResponse(self, method=method)  # type: ignore[arg-type]  # it asks for `makefile` alone
+        found.begin()
+        if self._ended:  # which it takes for the end of the headers
+            raise ConnectionResetError("the connection ended within the headers of the answer")
+        return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        super().close()
+        self.socket.close()
+
+
+@dataclass(frozen=True)
+class ProxyRoute:
+    """How connections to a server are made. `silence_s`: after so long without a word one is found to be dead."""
+
+    address: Address
+    proxy: Proxy | None
+    silence_s: float | None
+
+    def dial(self, context: ssl.SSLContext | None, until_s: float, hold: Hold) -> HttpConnection:
+        """A new connection, with TLS if there is a `context`. Raises `OSError`, and `TimeoutError` among these."""
+        far = self.proxy or self.address
+        connected = _connect(resolve(far.host, far.port, until_s), until_s, hold)
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.silence_s is not None:
+                _notice_silence(connected, self.silence_s)
+            if self.proxy is not None:
+                _tunnel(HttpConnection(connected, until_s), self.proxy, self.address)
+            if context is not None:
+                connected = context.wrap_socket(
+                    connected, server_hostname=self.address.host, do_handshake_on_connect=False
+                )
+                hold(connected)
+                connected.settimeout(left_s(until_s))
+                connected.do_handshake()
+        except BaseException:
+            connected.close()
+            raise
+        return HttpConnection(connected, until_s)
+
+
+_Found: TypeAlias = "list[tuple[Any, ...]]"
+
+
+class _Lookup:
+    """One question to the name service, which may take as long as it likes: a thread of its own waits for it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.done = threading.Event()
+        self.found: _Found = []
+        self.error: OSError | UnicodeError | None = None
+        self._asked = (host, port)
+        threading.Thread(target=self._run, name="lookup", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.found = socket.getaddrinfo(*self._asked, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self.error = error
+        with _lookups_lock:
+            _lookups.pop(self._asked, None)
+        self.done.set()
+
+
+_lookups: dict[tuple[str, int], _Lookup] = {}
+_lookups_lock = threading.Lock()
+
+
+def resolve(host: str, port: int, until_s: float) -> _Found:
+    """The addresses of a name, as `socket.getaddrinfo` gives them. Raises `OSError`, `TimeoutError` among these."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        pass  # a name
+    with _lookups_lock:
+        lookup = _lookups.get((host, port))
+        if lookup is None:
+            _lookups[host, port] = lookup = _Lookup(host, port)
+    if not lookup.done.wait(left_s(until_s)):
+        raise TimeoutError("the name service did not answer in time")
+    if lookup.error is not None:
+        raise OSError(f"the name {host!r} has no address: {lookup.error}") from None
+    return lookup.found
+
+
+def _connect(found: _Found, until_s: float, hold: Hold) -> socket.socket:
+    """Connect to the first address that can be reached; none may take more than its share of the time."""
+    problem: OSError = OSError("the name has no address")
+    for index, (family, kind, protocol, _, where) in enumerate(found):
+        connecting = socket.socket(family, kind, protocol)
+        try:
+            hold(connecting)
+            left = left_s(until_s)
+            connecting.settimeout(None if left is None else left / (len(found) - index))
+            connecting.connect(where)
+        except OSError as error:
+            connecting.close()
+            problem = error
+        else:
+            return connecting
+    raise problem
+
+
+def _tunnel(wire: HttpConnection, proxy: Proxy, address: Address) -> None:
+    """Have the proxy connect to the server. Raises `OSError`, whose text says nothing that was told in confidence."""
+    where = f"{address.bracketed_host}:{address.port}"
+    lines = [f"CONNECT {where} HTTP/1.1", f"Host: {where}"]
+    if proxy.authorization:
+        lines.append(f"Proxy-Authorization: {proxy.authorization}")
+    wire.send(["\r\n".join([*lines, "", ""]).encode("ascii")])
+    response = wire.response("CONNECT")
+    if response.status == _PROXY_AUTHENTICATION:
+        raise ConnectionError(f"the proxy {proxy} wants to know who asks: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT")
+    if not 200 <= response.status < 300:
+        raise ConnectionError(f"the proxy {proxy} does not connect to {where}: it says {response.status}")
+    if not wire.is_quiet():
+        raise ConnectionError(f"the proxy {proxy} closed the connection, or sent what nobody asked for")
+
+
+_PROXY_AUTHENTICATION = 407
+
+
+def _notice_silence(connected: socket.socket, silence_s: float) -> None:
+    """Let the kernel find out that the other end is gone, as far as it can: sent bytes that nobody acknowledges, or
+    no answer to its own question after so long without a word.
+    """
+    seconds = max(1, round(silence_s))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2e3 * silence_s))
+
+
+_MOVED = struct.Struct("=QQ")
+_MOVED_AT = 120
+"""Where `tcpi_bytes_acked` and `tcpi_bytes_received` lie in `struct tcp_info` of Linux 4.1 and later."""
+
+
+def _moved(connected: socket.socket) -> tuple[int, int] | None:
+    """How many bytes of ours the other end's kernel has acknowledged, and how many of its own have come, its end
+    included; None where this kernel does not say.
+    """
+    if sys.platform != "linux":
+        return None
+    end = _MOVED_AT + _MOVED.size
+    data = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
+    if len(data) < end:
+        return None
+    acknowledged, received = _MOVED.unpack_from(data, _MOVED_AT)
+    return acknowledged, received

@@ -1,0 +1,31 @@
+"""A client for whatever an endpoint says: gRPC, or HTTP/1.1 for a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from upwell.shared.config.security import ClientSecurity, parse_endpoint
+from upwell.shared.oip.grpc.client import LOOPBACK_ONLY, OipClient, PendingInfer
+from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.http.client import HttpClient, HttpPendingInfer
+
+Client: TypeAlias = OipClient | HttpClient
+"""A client of one server, over either transport. Both do the same; `OipClient` says what."""
+
+Pending: TypeAlias = PendingInfer | HttpPendingInfer
+"""An inference under way, over either. An answer that came before `cancel` stays."""
+
+
+def open_client(
+    endpoint: str,
+    security: ClientSecurity = LOOPBACK_ONLY,
+    *,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    silence_s: float | None = None,
+    options: Sequence[tuple[str, int | str]] = (),
+) -> Client:
+    """A client for `endpoint`. `options` are for gRPC, `silence_s` for HTTP. Raises `ConfigError`."""
+    if parse_endpoint(endpoint).scheme:
+        return HttpClient(endpoint, security, max_message_bytes=max_message_bytes, silence_s=silence_s)
+    return OipClient(endpoint, security, max_message_bytes=max_message_bytes, options=options)

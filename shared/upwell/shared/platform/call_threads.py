@@ -1,0 +1,466 @@
+"""The end of a call that runs in a thread of ours."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+from upwell.shared.platform.background_thread import BackgroundThread
+
+
+class CallFuture(Future[None]):
+    """What gRPC needs of a submitted call's future: to be told when it has ended. It has no result and no waiting.
+
+    A `Future` makes a condition and several locks, which costs more than a small request's parsing.
+    """
+
+    def __init__(self) -> None:
+        self._has_ended = False
+        self._told: list[Callable[[Future[None]], object]] = []
+
+    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+        """Call `fn` when the call has ended, or now if it has."""
+        self._told.append(fn)
+        if self._has_ended:
+            self._tell()
+
+    def end(self) -> None:
+        """The call has ended."""
+        self._has_ended = True
+        self._tell()
+
+    def _tell(self) -> None:
+        # Both sides may come here at once; `pop` gives each callback to one of them.
+        while self._told:
+            try:
+                told = self._told.pop()
+            except IndexError:
+                return
+            told(self)
+
+
+_log = logging.getLogger(__name__)
+_AFTER_ERROR_S = 0.01
+"""So that one that comes again and again neither takes the processor nor fills the log."""
+
+IDLE_S = 10.0
+"""A thread with nothing to do for so long ends: a flood leaves as many as there may be, each with memory of its own."""
+
+Task: TypeAlias = "tuple[CallFuture, Callable[..., object], tuple[Any, ...]]"
+
+
+class Worker:
+    """One of the threads. `permit` has an element while it counts among those at work; `turn` grows with each task.
+
+    While it `polls` it is the one that waits for events, or runs the task that came with one, which is its `ready`.
+    Then the permit says so: whoever takes that away, has another thread wait for events. `polls` is set by whoever
+    wakes a parked thread, and else by the thread alone.
+    """
+
+    def __init__(self, pool: CallThreads, name: str, polls: bool) -> None:
+        self.pool = pool
+        self.polls = polls
+        self.ready: Task | None = None
+        self.permit: deque[bool] = deque()
+        self.turn = 0
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.task: CallFuture | None = None
+        self._parking = threading.Lock()
+        self._parking.acquire()
+
+    def park(self) -> bool:
+        """Wait for `unpark`. False where none has come for long and the pool goes on without this thread."""
+        while not self._parking.acquire(timeout=IDLE_S):
+            if self.pool.let_go(self):
+                return False
+        return True
+
+    def unpark(self) -> None:
+        """Let the thread go on."""
+        self._parking.release()
+
+    @property
+    def sees_to_an_event(self) -> bool:
+        """Whether it does, and is free to run the task that comes with it."""
+        return self.polls and self.task is None and self.ready is None
+
+    def _work(self) -> None:
+        here.worker = self
+        pool = self.pool
+        while True:
+            if self.polls:
+                self._poll()
+                if not pool.retake(self):
+                    return
+            elif (task := pool.take(self)) is not None:
+                if not self.run(task) and not pool.retake(self):
+                    return
+                del task  # not kept until the next one
+            elif not self.polls:
+                return
+
+    def _poll(self) -> None:
+        """Wait for events and run what begins with them, until that is another's or over."""
+        pool = self.pool
+        while True:
+            try:
+                goes_on = pool.next_event()
+            except Exception:  # noqa: BLE001 (nobody else would wait for the next one)
+                _log.exception("an event was not understood")
+                goes_on = True  # with the task that may have come with it
+                time.sleep(_AFTER_ERROR_S)
+            task, self.ready = self.ready, None
+            if not goes_on:
+                self.polls = False
+                pool.end_polling(task)
+                return
+            if task is not None and not pool.run_now(self, task):
+                self.polls = False
+                return
+            del task
+
+    def run(self, task: Task) -> bool:
+        """Run a task with a permit. Whether the thread still has it."""
+        self.turn += 1
+        self.permit.append(self.polls)
+        if self.polls:
+            self.pool.watch()
+        ended, fn, args = task
+        self.task = ended
+        try:
+            fn(*args)
+        except BaseException:  # noqa: BLE001 (whatever a handler raises that gRPC lets through: the thread is still needed)
+            _log.exception("a call ended with an error that nobody handled")
+        self.pool.has_begun(ended)
+        ended.end()
+        self.task = None
+        try:
+            self.permit.pop()
+            return True
+        except IndexError:
+            return False
+
+
+class Here(threading.local):
+    """The worker whose thread this is, or None."""
+
+    worker: Worker | None = None
+
+
+here = Here()
+
+
+def yield_permit() -> None:
+    """The task of this thread is about to wait for something: until it ends it does not count as at work."""
+    worker = here.worker
+    if worker is not None:
+        worker.pool.release(worker)
+
+
+def started() -> None:
+    """The task of this thread has what it had to wait for before it could begin."""
+    worker = here.worker
+    if worker is not None and worker.task is not None:
+        worker.pool.has_begun(worker.task)
+
+
+def goes_on() -> bool:
+    """Whether the task of this thread may go on with another piece of work, which counts as a task that begins now:
+    it counts as at work, and no other task waits.
+    """
+    worker = here.worker
+    if worker is None or not worker.permit or worker.pool.is_waited_for:
+        return False
+    worker.turn += 1
+    return True
+
+
+_TICK_S = 0.01
+"""A task that has been at work for so long, and at most twice that, is no longer counted. On a busy machine tasks are
+kept from the processor for some milliseconds, and to count one more then costs a tenth of the throughput."""
+
+_CALM_TICKS, _QUIET_S = 20, 1.0
+
+
+class CallThreads(ThreadPoolExecutor):
+    """At most `max_workers` threads, made when they are needed and gone when not, that run what `submit` is given.
+
+    Only `at_work` of the tasks are at work at once (None: all), for threads that contend for the interpreter's lock
+    spend more time on that than on a small request. One that waits is not at work: it says so (`give_way`), or is found
+    out within some milliseconds, and the next one begins. So nothing queues here behind what only waits.
+
+    With `poll` one of the threads waits for the events that tasks begin with, and runs such a task itself: for a small
+    one a change of threads costs more than all the rest. Another one waits for events as soon as the task waits.
+
+    What a task raises is logged and not kept, for gRPC's tasks handle errors themselves. The threads do not outlive
+    the program, however long their tasks take. Single operations on deques and dictionaries need no lock.
+    """
+
+    def __init__(self, max_workers: int, name: str, at_work: int | None = None) -> None:
+        super().__init__(max_workers)  # makes no threads of its own, for `submit` is ours
+        self._most = max_workers
+        self._name = name
+        self.at_work = at_work
+        self._tasks: deque[Task] = deque()
+        self._permits: deque[None] = deque([None] * (max_workers if at_work is None else at_work))
+        self._parked: deque[Worker] = deque()  # last in, first out: its memory is still in the caches
+        self._made: list[Worker] = []
+        self._making = threading.Lock()
+        self._beginning: dict[CallFuture, None] = {}
+        self._unpolled: deque[None] = deque()  # has an element while a thread is to wait for events, and none does
+        self.next_event: Callable[[], bool] = bool
+        self._quiet_until_s = 0.0
+        self._is_watched = False
+        self._is_ending = False
+        self._bell: threading.Event | None = None
+
+    @property
+    def beginning(self) -> int:
+        """How many tasks have been submitted and have not called `begun` yet, nor ended."""
+        return len(self._beginning)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a task waits for a thread."""
+        return bool(self._tasks)
+
+    def submit(self, fn: Callable[..., object], /, *args: Any) -> CallFuture:  # type: ignore[override]  # no keywords, no result
+        """Run `fn` in one of the threads, or as soon as one is free."""
+        self._tasks.append((ended := self.expect(), fn, args))
+        self.put_to_work()
+        return ended
+
+    def expect(self) -> CallFuture:
+        """Count a task that is still to come among those that begin. `begin` or `drop` it."""
+        ended = CallFuture()
+        self._beginning[ended] = None
+        return ended
+
+    def begin(self, ended: CallFuture, fn: Callable[..., object], /, *args: Any, is_short: bool = True) -> None:
+        """The task that was expected has come: run it as `submit` does, or if short here after its event."""
+        self.has_begun(ended)
+        worker = here.worker
+        if is_short and worker is not None and worker.sees_to_an_event and worker.pool is self:
+            worker.ready = (ended, fn, args)
+            return
+        self._tasks.append((ended, fn, args))
+        self.put_to_work()
+
+    def drop(self, ended: CallFuture) -> None:
+        """The task that was expected will not come."""
+        self.has_begun(ended)
+        ended.end()
+
+    def poll(self, next_event: Callable[[], bool]) -> bool:
+        """Have one thread more, and one of all call `next_event` again and again until it is False, once for a pool.
+
+        It waits for an event and sees to it, and tasks `begin` in it. False where the system gives no thread for that.
+        """
+        self._most += 1
+        self.next_event = next_event
+        self._unpolled.append(None)
+        self._have_polled()
+        try:
+            self._unpolled.pop()
+        except IndexError:
+            return True
+        self.next_event = bool
+        return False
+
+    def end_polling(self, last: Task | None) -> None:
+        """There are no more events; a task may have come with the last."""
+        self.next_event = bool  # which kept what it was made of
+        if last is not None:
+            self._tasks.append(last)
+            self.put_to_work()
+        if self._bell is not None:
+            self._bell.set()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads when they have run what was submitted, and with `wait` return then. Nothing is dropped."""
+        del cancel_futures
+        self._is_ending = True
+        self._let_all_go()
+        if self._bell is not None:
+            self._bell.set()
+        if wait:
+            for worker in self._made:
+                worker.thread.join()
+
+    def put_to_work(self) -> None:
+        """Have a thread take a task that waits, if one more may be at work."""
+        while self._tasks:
+            try:
+                self._permits.pop()
+            except IndexError:
+                if not self._is_ending:
+                    self.watch()
+                    return
+            if self._wake_or_make():
+                return
+            self._permits.append(None)  # every thread has a task, and takes the next one when it is done
+            if not self._parked:  # not even now
+                return
+
+    def _have_polled(self) -> None:
+        """Have a thread wait for events, if none does."""
+        while self._unpolled:
+            try:
+                self._unpolled.pop()
+            except IndexError:
+                return
+            if self._wake_or_make(polls=True):
+                return
+            self._unpolled.append(None)  # every thread has a task, and waits for events when it is done
+            if not self._parked:  # not even now
+                return
+
+    def _wake_or_make(self, *, polls: bool = False) -> bool:
+        """Let a thread go on, with a permit unless it `polls`. False where there is none."""
+        try:
+            worker = self._parked.pop()
+            worker.polls = polls
+            worker.unpark()
+        except IndexError:
+            with self._making:
+                if len(self._made) == self._most and self._is_ending:
+                    self._made = [one for one in self._made if one.thread.is_alive()]
+                if len(self._made) == self._most:
+                    return False
+                worker = Worker(self, f"{self._name}-{len(self._made)}", polls)
+                try:
+                    worker.thread.start()
+                except RuntimeError as error:  # the system gives no more: those that there are take the task
+                    if time.monotonic() >= self._quiet_until_s:
+                        self._quiet_until_s = time.monotonic() + _QUIET_S
+                        _log.error("no thread beyond %d: %s", len(self._made), error)
+                    self.watch()  # it will be tried again
+                    return False
+                self._made.append(worker)
+        return True
+
+    def take(self, worker: Worker) -> Task | None:
+        """The next task for a thread with a permit. None where it has to wait for events instead, or is to end."""
+        while not worker.polls:
+            try:
+                return self._tasks.popleft()
+            except IndexError:
+                if self._is_ending and not self._unpolled:
+                    self._permits.append(None)
+                    return None
+                self._parked.append(worker)
+                self._permits.append(None)
+                if not self._park(worker):
+                    return None
+        return None
+
+    def retake(self, worker: Worker) -> bool:
+        """Get a permit for a thread whose own is gone, unless it is to wait for events. False where it is to end."""
+        try:
+            self._permits.pop()
+        except IndexError:
+            self._parked.append(worker)
+            return self._park(worker)
+        return True
+
+    def let_go(self, worker: Worker) -> bool:
+        """Whether a thread that has been parked for long may end: somebody might be about to wake it."""
+        with self._making:
+            try:
+                self._parked.remove(worker)
+            except ValueError:
+                return False
+            self._made = [one for one in self._made if one is not worker]
+        self.put_to_work()  # what came while it was neither parked nor gone
+        self._have_polled()
+        return True
+
+    def run_now(self, worker: Worker, task: Task) -> bool:
+        """Run a task in the thread that waits for events. Whether that still is this one afterwards."""
+        try:
+            self._permits.pop()
+        except IndexError:  # whoever is at work takes it
+            self._tasks.append(task)
+            self.put_to_work()
+            return True
+        if not worker.run(task):
+            return False
+        self._permits.append(None)
+        self.put_to_work()  # what came meanwhile
+        return True
+
+    def has_begun(self, ended: CallFuture) -> None:
+        """Whatever the task had to wait for before it could begin has come."""
+        self._beginning.pop(ended, None)
+
+    def release(self, worker: Worker) -> None:
+        """Take a thread's permit away and let another go on, and another wait for events if it did."""
+        try:
+            polled = worker.permit.pop()
+        except IndexError:
+            return
+        self._permits.append(None)
+        if polled:
+            self._unpolled.append(None)
+            self._have_polled()
+        self.put_to_work()
+
+    def _park(self, worker: Worker) -> bool:
+        """Have a parked thread wait for a permit, to poll, or for the end of all. False where it is to end itself."""
+        self.put_to_work()  # what came before it was parked
+        self._have_polled()
+        if self._is_ending:
+            self._let_all_go()
+        return worker.park()
+
+    def _let_all_go(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._parked.pop().unpark()
+
+    def watch(self) -> None:
+        """Have somebody look after those at work while others, or events, wait for them."""
+        if self._is_watched:
+            return
+        self._is_watched = True
+        if self._bell is None:
+            self._bell = threading.Event()
+            name = f"{self._name}-watch"
+            kept = BackgroundThread(name, partial(self._keep_watch, self._bell))
+            try:
+                kept.start()
+            except RuntimeError as error:
+                _log.error("no thread to watch the others: %s", error)
+                self._bell, self._is_watched = None, False
+                return
+        self._bell.set()
+
+    def _keep_watch(self, bell: threading.Event) -> None:
+        bell.set()  # after a failure nobody else would ring it
+        while not self._is_ending or self.next_event is not bool:
+            bell.wait()
+            bell.clear()
+            seen, calm = dict[Worker, int](), 0
+            while calm < _CALM_TICKS:
+                time.sleep(_TICK_S)
+                calm = 0 if self._tasks or self._unpolled or seen else calm + 1
+                for worker, turn in seen.items():
+                    if worker.turn == turn and (self._tasks or worker.polls):
+                        self.release(worker)
+                self._have_polled()  # where the system gave no thread
+                self.put_to_work()
+                seen = self._those_at_work()
+            self._is_watched = False
+            self.put_to_work()  # what came before that was seen
+            if self._those_at_work():
+                self.watch()
+
+    def _those_at_work(self) -> dict[Worker, int]:
+        return {worker: worker.turn for worker in self._made if worker.permit}

@@ -1,0 +1,188 @@
+"""Decisions on one request: before the edge run, and after it where the device has scored its rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from upwell.shared.routing.decide.offload import OffloadCase, OffloadOption, attempt
+from upwell.shared.routing.decide.state import Decision, RouterState, Signals
+from upwell.shared.routing.estimators.edge_time import NO_EDGE_TIME, EdgeTime
+from upwell.shared.routing.hardness import is_hard
+from upwell.shared.routing.policy.rules import Verdict
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.reasons import Plan, Reason
+
+_NOTHING_UP = OffloadOption()
+
+
+def reserve_s(available_s: float) -> float:
+    """Time kept back for what comes after the last possible moment: merging, encoding, the way to the caller.
+
+    A tenth of the time available, between 2 ms and 25 ms.
+    """
+    return min(0.025, max(0.002, available_s * 0.1))
+
+
+def before_edge(case: OffloadCase) -> Decision:
+    """What to do before anything ran."""
+    signals, verdict = case.signals, case.verdict
+    rows = tuple(range(len(signals.row_sizes_bytes)))
+    wanted, reason = _candidates(signals, verdict, rows)
+    edge = EdgeTime.of(case.state, signals, len(rows), case.now_s)
+    if not signals.has_edge:
+        found = attempt(case, edge, rows, must=True)
+        up, refusal = (rows, "") if found.obstacle is None else ((), _no_edge_refusal(found, verdict))
+        plan = Plan.CLOUD if found.way is None else Plan.SPLIT
+        return _decision(case, edge, found, plan, reason, up=up, kept=rows, refusal=refusal)
+    found = attempt(case, edge, wanted) if wanted else _NOTHING_UP
+    up = wanted if found.obstacle is None else ()
+    here = edge if not up else EdgeTime.of(case.state, signals, len(rows) - len(up), case.now_s)
+    if len(up) < len(rows) and not here.in_time(case.deadline_s, case.now_s):
+        return _around_busy_edge(case, here, rows)
+    escalate = len(wanted) < len(rows) and _may_escalate(signals, verdict)
+    if up and found.way is not None:
+        plan = Plan.SPLIT
+    else:
+        plan = Plan.CLOUD if len(up) == len(rows) else Plan.CASCADE if escalate or up else Plan.EDGE
+    return _decision(case, edge, found, plan, reason, up=up, kept=wanted, escalate=escalate)
+
+
+def after_edge(case: OffloadCase) -> Decision:
+    """What to do with the rows that the device has scored."""
+    signals, settings = case.signals, case.verdict.settings
+    assert signals.hardness is not None and settings.hard is not None  # noqa: S101, PT018  the caller's contract
+    threshold = threshold_of(case.state, settings.hard)
+    hard = tuple(
+        row
+        for row, value in zip(signals.scored_rows, signals.hardness, strict=True)
+        if is_hard(value, settings.hard.measure, threshold)
+    )
+    easy, reason = (Reason.EASY, Reason.HARD) if settings.hard.calibrated else (Reason.UNCALIBRATED,) * 2
+    if not hard:
+        return _decision(case, NO_EDGE_TIME, _NOTHING_UP, Plan.CASCADE, easy)
+    # The device's answer is there: nothing is sooner, and what it cost is spent.
+    only_better = settings.objective == "accuracy"
+    found = attempt(case, NO_EDGE_TIME, hard) if only_better else OffloadOption(Reason.CLOUD_NOT_BETTER)
+    up = hard if found.obstacle is None else ()
+    return _decision(case, NO_EDGE_TIME, found, Plan.CASCADE, reason, up=up, kept=hard)
+
+
+def threshold_of(state: RouterState, hard: HardSettings) -> float:
+    """Where hard begins now: the controller's threshold where a share is held, else the policy's."""
+    controller = None if math.isnan(hard.cloud_share) else state.shares.get(hard.scope)
+    return hard.threshold if controller is None or not controller.fits(hard) else controller.threshold
+
+
+def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tuple[tuple[int, ...], Reason]:
+    """The rows that want the cloud before anything ran, and the reason; without any, why the device answers."""
+    if verdict.route == "cloud":
+        return rows, Reason.RULE
+    if verdict.route == "edge":
+        return (), verdict.denial or Reason.RULE
+    if not signals.has_edge:
+        return rows, Reason.NO_EDGE
+    if verdict.route == "split":
+        return (rows, Reason.RULE) if signals.ways or signals.exits else ((), Reason.NO_SPLIT)
+    settings = verdict.settings
+    sizes, above_bytes = signals.row_sizes_bytes, settings.large_above_bytes
+    if max(sizes) > above_bytes:
+        return tuple(row for row in rows if sizes[row] > above_bytes), Reason.LARGE
+    if verdict.denial is not None:
+        return (), verdict.denial
+    if not signals.may_ascend:
+        return (), Reason.NO_CLOUD
+    if signals.ways and settings.objective != "accuracy":
+        return rows, Reason.PLACED
+    if settings.hard is None:
+        return (), Reason.ALWAYS_EDGE if math.isinf(settings.large_above_bytes) else Reason.EASY
+    if not signals.has_scores:
+        return (), Reason.NO_SCORES
+    return (), Reason.EASY if settings.hard.calibrated else Reason.UNCALIBRATED
+
+
+def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
+    return (
+        signals.has_scores
+        and signals.may_ascend
+        and verdict.route is None
+        and not verdict.egress_rule
+        and verdict.settings.hard is not None
+    )
+
+
+def _decision(
+    case: OffloadCase,
+    edge: EdgeTime,
+    found: OffloadOption,
+    plan: Plan,
+    reason: Reason,
+    *,
+    up: tuple[int, ...] = (),
+    kept: tuple[int, ...] = (),
+    escalate: bool = False,
+    refusal: str = "",
+) -> Decision:
+    """The decision in full; `kept` holds the rows that wanted to go up, which count only under an obstacle."""
+    return Decision(
+        plan=plan,
+        reason=found.obstacle or reason,
+        verdict=case.verdict,
+        deadline_s=case.deadline_s,
+        give_up_s=case.give_up_s,
+        fallback_start_s=case.give_up_s - (0.0 if math.isnan(edge.cautious_s) else edge.cautious_s),
+        up_rows=up,
+        kept_rows=kept if found.obstacle is not None else (),
+        obstacle=found.obstacle,
+        escalate=escalate,
+        refusal=refusal,
+        probes=found.probes,
+        predicted_edge_s=edge.usual_s,
+        predicted_cloud_s=found.predicted.usual_s,
+        predicted_sure_s=found.predicted.sure_s,
+        hedge_after_s=found.hedge_after_s,
+        draws=found.draws,
+        turn=found.turn,
+        model=case.signals.request_facts.model,
+        way=found.way if up else None,
+        retry_after_s=found.retry_after_s,
+    )
+
+
+def _around_busy_edge(case: OffloadCase, edge: EdgeTime, rows: tuple[int, ...]) -> Decision:
+    """Every row up where the device is too busy and nothing speaks against the cloud, else a refusal."""
+    found = attempt(case, edge, rows, must=True)
+    if found.obstacle is None:
+        plan = Plan.CLOUD if found.way is None else Plan.SPLIT
+        decision = _decision(case, edge, found, plan, Reason.EDGE_BUSY, up=rows)
+        # The device is asked only once the cloud has failed.
+        return replace(decision, fallback_start_s=case.give_up_s)
+    refusal = (
+        f"no allowed route is predicted to answer in time: {(case.deadline_s - case.now_s) * 1e3:.1f} ms are left and "
+        f"the device needs {edge.usual_s * 1e3:.1f} ms behind {case.signals.edge_ahead} other requests"
+    )
+    busy = OffloadOption(Reason.EDGE_BUSY, predicted=found.predicted, turn=found.turn)
+    return _decision(case, edge, busy, Plan.EDGE, Reason.EDGE_BUSY, refusal=refusal)
+
+
+def _no_edge_refusal(found: OffloadOption, verdict: Verdict) -> str:
+    """Why a model without an edge side cannot be answered."""
+    if found.obstacle is Reason.RULE_ERROR:
+        return (
+            f"rule {verdict.failed_rule!r} could not be evaluated, which denies egress, and the model has no edge side"
+        )
+    if found.obstacle is Reason.EGRESS_DENIED:
+        return f"rule {verdict.egress_rule!r} denies egress and the model has no edge side"
+    if verdict.route == "edge":
+        return f"rule {verdict.rule!r} keeps the request on the device and the model has no edge side"
+    if found.obstacle is Reason.NO_CLOUD:
+        return "the model has neither an edge side nor a cloud"
+    if found.obstacle is Reason.BREAKER_OPEN:
+        return "the cloud fails repeatedly and is left alone for a moment, and the model has no edge side"
+    if found.obstacle is Reason.CLOUD_EXHAUSTED:
+        return "the cloud has no room and asked to be left alone for a moment, and the model has no edge side"
+    if found.obstacle is Reason.BUDGET_SPENT:
+        return "a budget of the policy is used up until its period ends, and the model has no edge side"
+    usual_s = found.predicted.usual_s
+    needs = "" if math.isnan(usual_s) else f": the cloud needs {usual_s * 1e3:.1f} ms"
+    return f"no allowed route is predicted to answer in time{needs} and the model has no edge side"

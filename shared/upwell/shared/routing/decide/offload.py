@@ -1,0 +1,252 @@
+"""Whether rows may go up now: what forbids it, what is predicted, and what it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import NamedTuple
+
+from upwell.shared.routing.decide.state import LINK, RouterState, Signals, SplitRoute
+from upwell.shared.routing.estimators.breaker import BreakerVerdict
+from upwell.shared.routing.estimators.budget import Draw
+from upwell.shared.routing.estimators.edge_time import EdgeTime
+from upwell.shared.routing.estimators.hedging import hedge_after_s
+from upwell.shared.routing.estimators.link import fade
+from upwell.shared.routing.policy.request_facts import RowFacts
+from upwell.shared.routing.policy.rules import Verdict
+from upwell.shared.routing.policy.settings import Limit, Prices
+from upwell.shared.routing.reasons import Reason
+from upwell.shared.values import quick
+
+MARGIN = 0.1
+"""Under `objective: latency` a side is left only where the other is faster by this share: no flapping about a tie."""
+
+RETURN_MARGIN = 0.05
+"""Once a candidate was too slow, the next must be predicted to leave this share of its time unused."""
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class OffloadCase:
+    """One request in one moment: what is known, what is asked, what the policy says, and until when."""
+
+    state: RouterState
+    signals: Signals
+    verdict: Verdict
+    deadline_s: float
+    give_up_s: float
+    now_s: float
+    zone: tzinfo
+
+    def size_bytes(self, rows: tuple[int, ...]) -> int:
+        """Bytes that these rows cost on the wire."""
+        sizes = self.signals.row_sizes_bytes
+        return sum(sizes) if len(rows) == len(sizes) else sum(sizes[row] for row in rows)
+
+
+class Prediction(NamedTuple):
+    """Time from sending to answer: `usual_s` as likely sooner as later, of it `server_s` in the cloud; `sure_s` is met
+    with the confidence asked for. NaN where nothing is known."""
+
+    usual_s: float = math.nan
+    sure_s: float = math.nan
+    server_s: float = 0.0
+
+
+UNKNOWN = Prediction()
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadOption:
+    """Whether a set of rows may go up, by `way`: the obstacle, or None and what going up takes.
+
+    `retry_after_s`: the cloud wants to be left alone for so many seconds more; None where it did not say so.
+    """
+
+    obstacle: Reason | None = None
+    probes: tuple[str, ...] = ()
+    predicted: Prediction = UNKNOWN
+    draws: tuple[Draw, ...] = ()
+    turn: bool | None = None
+    hedge_after_s: float = math.inf
+    way: SplitRoute | None = None
+    retry_after_s: float | None = None
+
+
+def predict(state: RouterState, model: str, rows: int, size_bytes: int, confidence: float, now_s: float) -> Prediction:
+    """How long a message sent now takes: waiting behind those before it, the link, and the cloud's own time."""
+    link, times = state.link, state.cloud.get(model)
+    if not link.is_known:
+        return UNKNOWN
+    window = times.expect(rows) if times is not None else None
+    fading = link.fading(now_s)
+    wait_s, s_per_byte = state.backlog.wait_s(now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
+    slower_s = size_bytes * (s_per_byte - link.inverse_bandwidth_s_per_byte)
+    link_s = link.expect_s(size_bytes, state.replies.get(model, 0.0) * rows) * fading
+    server_s = 0.0 if window is None else window.lately_s * fade(now_s - window.last_at_s)
+    usual_s = wait_s + slower_s + link_s + server_s
+    return Prediction(usual_s, usual_s * link.error(confidence) ** fading, server_s)
+
+
+def facts(state: RouterState, signals: Signals, now_s: float) -> RowFacts:
+    """What expressions in rules may look at besides the request."""
+    model, rows, size_bytes = signals.request_facts.model, len(signals.row_sizes_bytes), sum(signals.row_sizes_bytes)
+    link, breakers = state.link, state.breakers
+    return RowFacts(
+        rtt_s=link.rtt_s,
+        up_bytes_per_s=_inverse(link.inverse_bandwidth_s_per_byte),
+        down_bytes_per_s=_inverse(link.down_s_per_byte),
+        edge_s=EdgeTime.of(state, signals, rows, now_s).usual_s,
+        cloud_s=predict(state, model, rows, size_bytes, 0.5, now_s).usual_s,
+        breaker_open=any(key in breakers and breakers[key].is_open for key in (LINK, model))
+        or state.is_held(model, now_s),
+    )
+
+
+def _inverse(s_per_byte: float) -> float:
+    return 1.0 / s_per_byte if s_per_byte > 0.0 else math.nan
+
+
+def attempt(case: OffloadCase, edge: EdgeTime, rows: tuple[int, ...], *, must: bool = False) -> OffloadOption:
+    """Whether `rows` may go up now, and how. `must`: nothing else can answer them, so it need not be better, only in
+    time.
+
+    A model that is split may go up by several ways: that which is predicted the soonest is taken, and the one that was
+    taken last is left only where another is sooner by `MARGIN`.
+    """
+    obstacle = _forbidden(case)
+    if obstacle is not None:
+        return OffloadOption(obstacle)
+    signals = case.signals
+    if not signals.ways:
+        return _by(case, edge, rows, None, must=must)
+    takes_whole = signals.has_cloud and case.verdict.route != "split"
+    ways = sorted(signals.ways, key=lambda way: way.row_bytes)
+    found = [_by(case, edge, rows, way, must=must) for way in ((None, *ways) if takes_whole else ways)]
+    best = min(found, key=_rank)
+    last = case.state.ways.get(signals.request_facts.model)
+    for one in found:
+        stays = (one.way.key if one.way else "") == last and one.obstacle is best.obstacle is None
+        if stays and not best.predicted.usual_s < one.predicted.usual_s * (1.0 - MARGIN):
+            return one
+    return best
+
+
+def _rank(found: OffloadOption) -> tuple[bool, float]:
+    """Ways that are open before those that are not, then the soonest; the unknown last, in the order they came."""
+    usual_s = found.predicted.usual_s
+    return found.obstacle is not None, math.inf if math.isnan(usual_s) else usual_s
+
+
+def _by(
+    case: OffloadCase, edge: EdgeTime, rows: tuple[int, ...], way: SplitRoute | None, *, must: bool
+) -> OffloadOption:
+    """Whether `rows` may go up now by this way, None for the whole model."""
+    state, settings = case.state, case.verdict.settings
+    model = case.signals.request_facts.model
+    available_s = case.give_up_s - case.now_s
+    size_bytes = case.size_bytes(rows) if way is None else way.row_bytes * len(rows)
+    times_key = model if way is None else way.key
+    if state.is_held(times_key, case.now_s):
+        return OffloadOption(Reason.CLOUD_EXHAUSTED, retry_after_s=state.backoff_until[times_key] - case.now_s)
+    probes: tuple[str, ...] = ()
+    for key in (LINK, times_key):
+        breaker = state.breakers.get(key)
+        if breaker is None or not breaker.is_open:
+            continue
+        admission = breaker.admit(case.now_s, available_s, size_bytes)
+        if admission is BreakerVerdict.REFUSE:
+            return OffloadOption(Reason.BREAKER_OPEN)
+        if admission is BreakerVerdict.PROBE:
+            probes = (*probes, key)
+    predicted = predict(state, times_key, len(rows), size_bytes, settings.confidence, case.now_s)
+    if way is not None:
+        predicted = _with_head(case, way, len(rows), predicted)
+    side = state.last_side.get(model)
+    obstacle = _too_slow(predicted, available_s, was_kept=side is False)
+    if obstacle is None and not must and not _is_better(case, predicted, edge, len(rows), size_bytes, way):
+        obstacle = Reason.CLOUD_NOT_BETTER
+    turns = side is False if obstacle is None else side is not False
+    if settings.objective == "latency":
+        turns = side is not (obstacle is None)
+    turn = (obstacle is None) if turns else None
+    if obstacle is not None:
+        # A case that the link, as it was, is too slow for would find out nothing about the cloud.
+        is_poor_probe = bool(probes) and obstacle is Reason.CLOUD_TOO_SLOW
+        return OffloadOption(
+            Reason.BREAKER_OPEN if is_poor_probe else obstacle, predicted=predicted, turn=turn, way=way
+        )
+    draws = tuple(
+        draw_of(limit, settings.prices, size_bytes, case.signals.request_facts.wall_time_s) for limit in settings.budget
+    )
+    if draws and not state.budgets.has_all(draws, case.zone):
+        return OffloadOption(Reason.BUDGET_SPENT, predicted=predicted, way=way)
+    after_s = math.inf
+    if settings.hedge is not None and not probes:
+        after_s = hedge_after_s(settings.hedge, state.answers.get(times_key), available_s)
+    return OffloadOption(None, probes, predicted, draws, turn, after_s, way)
+
+
+def _with_head(case: OffloadCase, way: SplitRoute, rows: int, predicted: Prediction) -> Prediction:
+    """With the head's run before it, behind the runs that the device owes, and the plan's time of a tail never used."""
+    state, model = case.state, case.signals.request_facts.model
+    head_s = _head_s(state, way, rows)
+    window = state.edge[model].expect(rows) if case.signals.edge_ahead and model in state.edge else None
+    more_s = head_s + (case.signals.edge_ahead * window.lately_s if window is not None else 0.0)
+    if way.key not in state.cloud and not math.isnan(way.tail_s):
+        more_s += way.tail_s * rows
+    return Prediction(predicted.usual_s + more_s, predicted.sure_s + more_s, predicted.server_s)
+
+
+def _head_s(state: RouterState, way: SplitRoute, rows: int) -> float:
+    """Seconds that a head is predicted to take; 0 where neither a run nor a plan says, so that it is tried."""
+    times = state.edge.get(way.key)
+    window = times.expect(rows) if times is not None else None
+    if window is not None:
+        return window.lately_s
+    return 0.0 if math.isnan(way.head_s) else way.head_s * rows
+
+
+def _forbidden(case: OffloadCase) -> Reason | None:
+    """What forbids going up whatever the cloud and the link are like."""
+    verdict = case.verdict
+    if verdict.denial is not None:
+        return verdict.denial
+    if verdict.route == "edge":
+        return Reason.RULE
+    return None if case.signals.may_ascend else Reason.NO_CLOUD
+
+
+def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> Reason | None:
+    needed_s = predicted.sure_s / (1.0 - RETURN_MARGIN) if was_kept else predicted.sure_s
+    # Where the prediction is NaN the second comparison is false: the unknown is tried.
+    return Reason.CLOUD_TOO_SLOW if available_s <= 0.0 or needed_s > available_s else None
+
+
+def _is_better(
+    case: OffloadCase, predicted: Prediction, edge: EdgeTime, rows: int, size_bytes: int, way: SplitRoute | None
+) -> bool:
+    """Whether going up lowers the quantity that the objective names. Energy and money need no margin: they are known
+    beforehand, so nothing flaps. A head takes that share of the whole's energy that it takes of its time."""
+    settings = case.verdict.settings
+    if settings.objective == "latency":
+        side = case.state.last_side.get(case.signals.request_facts.model)
+        factor = 1.0 if side is None else 1.0 + MARGIN if side else 1.0 - MARGIN
+        return not predicted.usual_s >= edge.usual_s * factor  # NaN: the unknown is tried
+    if settings.objective == "energy":
+        share = 0.0 if way is None else _head_s(case.state, way, rows) / edge.usual_s if edge.usual_s > 0.0 else 1.0
+        return settings.energy.uplink_byte_j * size_bytes < settings.energy.inference_j * rows * (1.0 - share)
+    # The device's own answer costs nothing, so no price of the cloud lowers the cost.
+    return settings.objective == "accuracy"
+
+
+def draw_of(limit: Limit, prices: Prices, size_bytes: float, wall_time_s: float) -> Draw:
+    """What one message of this size takes from a budget."""
+    if limit.quantity == "uplink":
+        amount = float(size_bytes)
+    elif limit.quantity == "money":
+        amount = prices.of(size_bytes)
+    else:
+        amount = 1.0
+    return Draw(limit, amount, wall_time_s)

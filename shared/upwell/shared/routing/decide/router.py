@@ -1,0 +1,227 @@
+"""The router: from one request's signals and what was learnt so far to a decision, and from outcomes to new state.
+
+Pure: no clock, no lock, no I/O. Time is an argument; the agent owns the state and its lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import timezone, tzinfo
+from types import MappingProxyType
+from typing import TypeAlias
+from zoneinfo import ZoneInfo
+
+from upwell.shared.routing.decide import learning
+from upwell.shared.routing.decide.decide import after_edge, before_edge, reserve_s, threshold_of
+from upwell.shared.routing.decide.fast_path import FastPath
+from upwell.shared.routing.decide.offload import OffloadCase, draw_of, facts
+from upwell.shared.routing.decide.state import (
+    Audited,
+    CloudAnswered,
+    CloudHeld,
+    CloudMoved,
+    CloudSent,
+    Decision,
+    EdgeRan,
+    LinkProbed,
+    Outcome,
+    RouterState,
+    Scored,
+    Signals,
+)
+from upwell.shared.routing.estimators.audit import AuditTally
+from upwell.shared.routing.estimators.backlog import Backlog
+from upwell.shared.routing.estimators.budget import Draw
+from upwell.shared.routing.estimators.hedging import HedgeAccount
+from upwell.shared.routing.estimators.latency import RunTimes
+from upwell.shared.routing.estimators.link import LinkEstimate
+from upwell.shared.routing.estimators.share import ShareController
+from upwell.shared.routing.hardness import is_hard
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Settings
+
+Run: TypeAlias = tuple[str, int, float, float]
+"""A run of the device: the model, how many rows, how long it took, and when it was over."""
+
+_NOBODY: Mapping[str, ModelPair] = MappingProxyType({})
+_NO_RUNS = RunTimes()
+
+
+def _hards(policy: Policy, model: str | None, model_pair: ModelPair | None) -> tuple[HardSettings, ...]:
+    """What is hard for a model, under no rule and under each."""
+    found = (policy.settings(model, rule, model_pair).hard for rule in (None, *policy.rules))
+    return tuple(dict.fromkeys(hard for hard in found if hard is not None))
+
+
+class Router:
+    """Decides by a policy. Holds nothing that changes, so one object serves all threads.
+
+    `model_pairs` say, by model, which calibrations fit.
+    """
+
+    def __init__(self, policy: Policy, model_pairs: Mapping[str, ModelPair] = _NOBODY) -> None:
+        self._policy = CompiledPolicy(policy, model_pairs)
+        self.zone: tzinfo = timezone.utc if policy.timezone == "UTC" else ZoneInfo(policy.timezone)
+        models = (None, *{*policy.models, *model_pairs})
+        self._settings = {model: policy.settings(model, None, model_pairs.get(model or "")) for model in models}
+        self._hards = {model: _hards(policy, model, model_pairs.get(model or "")) for model in models}
+        names = () if policy.rules else models
+        self._fast_path = {
+            model: FastPath(self._policy.judge(RequestFacts(model or "", {}, 0, 0.0))) for model in names
+        }
+        self._hard = {hard.scope: hard for hards in self._hards.values() for hard in hards}
+
+    def settings(self, model: str) -> Settings:
+        """What holds for a model where no rule says otherwise."""
+        return self._settings.get(model) or self._settings[None]
+
+    def hards(self, model: str) -> Collection[HardSettings]:
+        """Every way in which the policy may ask whether a row of this model is hard."""
+        return self._hards.get(model) or self._hards[None]
+
+    def misfits(self, model: str) -> tuple[str, ...]:
+        """Why no calibration fits a target that the policy names for this model, one sentence for each."""
+        return tuple(dict.fromkeys(hard.misfit for hard in self.hards(model) if hard.misfit))
+
+    def of_another_model(self, state: RouterState, model: str, *, scores_alike: bool) -> RouterState:
+        """The state once the device runs another model by this name, or the same one elsewhere: its run times are
+        forgotten. Its scores are too unless they are alike, while the shares that they went up by are kept."""
+        edge = {name: times for name, times in state.edge.items() if name != model}
+        if scores_alike:
+            return replace(state, edge=edge)
+        ours = {hard.scope: hard for hard in self.hards(model) if hard.scope in state.shares}
+        anew = {scope: state.shares[scope].of_another_model(hard) for scope, hard in ours.items()}
+        return replace(state, edge=edge, shares={**state.shares, **anew})
+
+    def verdict(self, state: RouterState, signals: Signals, now_s: float) -> Verdict:
+        """What the policy says about this request, before anything is predicted."""
+        known = facts(state, signals, now_s) if self._policy.uses_facts else None
+        return self._policy.judge(signals.request_facts, known)
+
+    def charge(self, state: RouterState, model: str, size_bytes: int, wall_time_s: float) -> tuple[RouterState, bool]:
+        """Take the message of a kept case from the model's budgets; False where they do not have it to spare."""
+        settings = self.settings(model)
+        draws = tuple(draw_of(limit, settings.prices, size_bytes, wall_time_s) for limit in settings.budget)
+        if not state.budgets.spares_all(draws, self.zone):
+            return state, False
+        return (replace(state, budgets=state.budgets.take(draws, self.zone)) if draws else state), True
+
+    def decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
+        """What to do with this request now: before the edge run, or after it where `signals.hardness` is there."""
+        if self._fast_path:
+            fast_path = self._fast_path.get(signals.request_facts.model) or self._fast_path[None]
+            decision = fast_path.decide(state, signals, now_s)
+            if decision is not None:
+                return decision
+        verdict = self.verdict(state, signals, now_s)
+        deadline_s = min(signals.caller_deadline_s, signals.arrived_s + verdict.settings.deadline_s)
+        give_up_s = deadline_s - reserve_s(deadline_s - signals.arrived_s)
+        case = OffloadCase(state, signals, verdict, deadline_s, give_up_s, now_s, self.zone)
+        return before_edge(case) if signals.hardness is None else after_edge(case)
+
+    def acquire(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
+        """Take what the decision needs for itself: probe slots and budgets; False where others took it first.
+
+        To be asked where `decision.needs_acquire`; after a refusal, decide again.
+        """
+        breakers = dict(state.breakers) if decision.probes else state.breakers
+        for key in decision.probes:
+            if not breakers[key].has_slot(now_s):
+                return state, False
+            if breakers[key].is_open:
+                breakers = {**breakers, key: breakers[key].take_probe(now_s)}
+        budgets = state.budgets
+        if decision.draws:
+            if not budgets.has_all(decision.draws, self.zone):
+                return state, False
+            budgets = budgets.take(decision.draws, self.zone)
+        last_side = state.last_side if decision.turn is None else {**state.last_side, decision.model: decision.turn}
+        hedges, hedge = state.hedges, decision.verdict.settings.hedge
+        if hedge is not None and decision.up_rows:
+            account = hedges.get(decision.model, HedgeAccount())
+            hedges = {**hedges, decision.model: account.earn(hedge.at_most)}
+        return replace(state, breakers=breakers, budgets=budgets, last_side=last_side, hedges=hedges), True
+
+    def acquire_hedge(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
+        """Pay for a second request: with a token of the model's account, and from every budget once more."""
+        paid = state.hedges.get(decision.model, HedgeAccount()).spend()
+        if paid is None or now_s >= decision.give_up_s or not state.budgets.has_all(decision.draws, self.zone):
+            return state, False
+        budgets = state.budgets.take(decision.draws, self.zone)
+        return replace(state, hedges={**state.hedges, decision.model: paid}, budgets=budgets), True
+
+    def acquire_retry(self, state: RouterState, decision: Decision) -> tuple[RouterState, bool]:
+        """Pay for asking once more: from every budget once more."""
+        if not state.budgets.has_all(decision.draws, self.zone):
+            return state, False
+        return replace(state, budgets=state.budgets.take(decision.draws, self.zone)), True
+
+    def settle(self, state: RouterState, decision: Decision, sent_bytes: int | None) -> RouterState:
+        """Correct what one message drew, once its true size is known; None where it was never sent: all goes back."""
+        if not decision.draws:
+            return state
+        prices = decision.verdict.settings.prices
+        true = {"uplink": sent_bytes, "money": None if sent_bytes is None else prices.of(sent_bytes)}
+        corrections = [
+            Draw(
+                draw.limit,
+                -draw.amount if sent_bytes is None else (true.get(draw.limit.quantity) or draw.amount) - draw.amount,
+                draw.wall_time_s,
+            )
+            for draw in decision.draws
+        ]
+        return replace(state, budgets=state.budgets.take(corrections, self.zone))
+
+    def observe(self, state: RouterState, outcome: Outcome, now_s: float) -> RouterState:
+        """The state with one more outcome learnt."""
+        if isinstance(outcome, EdgeRan):
+            return self.ran(state, [(outcome.model, outcome.rows, outcome.duration_s, now_s)])
+        if isinstance(outcome, Scored):
+            return self._scored(state, outcome)
+        if isinstance(outcome, CloudSent):
+            return learning.sent(state, outcome, now_s)
+        if isinstance(outcome, CloudAnswered):
+            return learning.answered(state, outcome, now_s)
+        if isinstance(outcome, LinkProbed):
+            return learning.probed(state, outcome, now_s)
+        if isinstance(outcome, CloudMoved):
+            return replace(state, link=LinkEstimate(), backlog=Backlog(), backoff_until={})
+        if isinstance(outcome, CloudHeld):
+            return learning.held(state, outcome, now_s)
+        if isinstance(outcome, Audited):
+            hard = self._hard.get(outcome.scope, HardSettings())
+            tally = _tally(state, hard, outcome.scope)
+            return replace(state, audits={**state.audits, outcome.scope: tally.add(outcome.disagreed)})
+        return learning.ended(state, outcome, now_s)
+
+    def ran(self, state: RouterState, runs: Iterable[Run]) -> RouterState:
+        """The state with what `EdgeRan` says of several runs."""
+        edge = dict(state.edge)
+        for model, rows, duration_s, at_s in runs:
+            edge[model] = edge.get(model, _NO_RUNS).add(rows, duration_s, at_s)
+        return state.with_edge(edge)
+
+    def _scored(self, state: RouterState, scored: Scored) -> RouterState:
+        hard = self._hard.get(scored.scope)
+        if hard is None:  # of a policy that was replaced meanwhile
+            return state
+        if not math.isnan(hard.cloud_share):
+            held = state.shares.get(scored.scope)
+            controller = held if held is not None and held.fits(hard) else ShareController.start(hard)
+            controller = controller.observe(scored.rows, scored.large, scored.hardness)
+            state = replace(state, shares={**state.shares, scored.scope: controller})
+        if not math.isnan(hard.max_risk):
+            threshold = threshold_of(state, hard)
+            up = scored.large + sum(is_hard(value, hard.measure, threshold) for value in scored.hardness)
+            tally = _tally(state, hard, scored.scope)
+            state = replace(state, audits={**state.audits, scored.scope: tally.saw(scored.rows, scored.rows - up)})
+        return state
+
+
+def _tally(state: RouterState, hard: HardSettings, scope: str) -> AuditTally:
+    """The audits so far; none where the policy promises another risk by now."""
+    held = state.audits.get(scope)
+    return held if held is not None and held.fits(hard) else AuditTally.start(hard)

@@ -1,0 +1,288 @@
+"""What the router knows (`RouterState`), is asked (`Signals`), answers (`Decision`) and is told (`Outcome`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from upwell.shared.routing.estimators.audit import AuditTally
+from upwell.shared.routing.estimators.backlog import Backlog
+from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.estimators.budget import BudgetLedger, Draw
+from upwell.shared.routing.estimators.hedging import HedgeAccount
+from upwell.shared.routing.estimators.latency import AnswerTimes, RunTimes
+from upwell.shared.routing.estimators.link import LinkEstimate
+from upwell.shared.routing.estimators.share import ShareController
+from upwell.shared.routing.policy.rules import RequestFacts, Verdict
+from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
+from upwell.shared.values import quick
+
+LINK = ""
+"""Key of the breaker for the link as a whole; the others are keyed by model name."""
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class RouterState:
+    """Everything learnt so far; immutable, so that a decision sees one consistent picture.
+
+    By model: `edge` and `cloud` are the times of runs on either side, `answers` those from sending to answer, `replies`
+    the bytes of an answer for one row, `hedges` what may be spent on second requests, `last_side` whether the last
+    candidate went up (True) or was kept for its predicted time (False), `ways` the `SplitRoute.key` by which it went up
+    last, empty for the whole model, `backoff_until` the instants before which the cloud said not to come back. By scope
+    of `HardSettings`: `shares` and `audits`. `budgets` is what a restart must not forget.
+    """
+
+    link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
+    backlog: Backlog = Backlog()  # noqa: RUF009  likewise
+    edge: Mapping[str, RunTimes] = field(default_factory=dict)
+    cloud: Mapping[str, RunTimes] = field(default_factory=dict)
+    answers: Mapping[str, AnswerTimes] = field(default_factory=dict)
+    replies: Mapping[str, float] = field(default_factory=dict)
+    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    last_side: Mapping[str, bool] = field(default_factory=dict)
+    hedges: Mapping[str, HedgeAccount] = field(default_factory=dict)
+    budgets: BudgetLedger = BudgetLedger()  # noqa: RUF009  likewise
+    shares: Mapping[str, ShareController] = field(default_factory=dict)
+    audits: Mapping[str, AuditTally] = field(default_factory=dict)
+    ways: Mapping[str, str] = field(default_factory=dict)
+    backoff_until: Mapping[str, float] = field(default_factory=dict)
+
+    def is_held(self, model: str, now_s: float) -> bool:
+        """Whether the cloud said lately not to come back with requests of this model before some later instant."""
+        return now_s < self.backoff_until.get(model, -math.inf)
+
+    def with_edge(self, edge: Mapping[str, RunTimes]) -> RouterState:
+        """The same with these times of the device; made for every request, and so without `dataclasses.replace`."""
+        return RouterState(
+            self.link, self.backlog, edge, self.cloud, self.answers, self.replies, self.breakers, self.last_side,
+            self.hedges, self.budgets, self.shares, self.audits, self.ways, self.backoff_until,
+        )  # fmt: skip
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class SplitRoute:
+    """A way up for a model that is split: a cut whose head is ready on the device.
+
+    `key` is what its times go by in `RouterState` (the head's under `edge`, the tail's under `cloud`), `row_bytes` what
+    one row sends. Until it was used, head and tail are expected to take `head_s` and `tail_s`; NaN where no plan says.
+    """
+
+    key: str
+    row_bytes: int
+    head_s: float = math.nan
+    tail_s: float = math.nan
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """One request as the router sees it.
+
+    `row_sizes_bytes` are the bytes each row would cost on the wire. `arrived_s` and `caller_deadline_s` are instants
+    of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one.
+    After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
+    `has_cloud` is about the model as a whole, `ways` are the cuts by which it may go up besides. `exits`: the device's
+    model is a head that answers early, so that what goes up goes to its tail.
+    """
+
+    request_facts: RequestFacts
+    row_sizes_bytes: tuple[int, ...]
+    arrived_s: float
+    caller_deadline_s: float = math.inf
+    has_edge: bool = True
+    has_cloud: bool = True
+    has_scores: bool = True
+    edge_ahead: int = 0
+    scored_rows: tuple[int, ...] = ()
+    hardness: tuple[float, ...] | None = None
+    ways: tuple[SplitRoute, ...] = ()
+    exits: bool = False
+
+    @property
+    def may_ascend(self) -> bool:
+        """Whether there is anything up there that could answer it."""
+        return self.has_cloud or bool(self.ways)
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now. Immutable; what it needs for itself alone is taken by `Router.acquire` where `needs_acquire`.
+
+    `up_rows` go to the cloud now, for `reason`. Rows that wanted to go and may not are in `kept_rows`, with `obstacle`
+    saying why. `escalate`: ask again with hardness once the edge has run the remaining rows. A decision with `refusal`
+    has no route that is allowed and predicted in time. The instants: the answer is due at `deadline_s`; the cloud is
+    waited for until `give_up_s`; an edge run that stands in for it starts at `fallback_start_s` at the latest.
+    A second, hedging request may be sent where `hedge_after_s` seconds have passed since the first, if
+    `Router.acquire_hedge` grants it. `draws` are taken from budgets by `Router.acquire`. `predicted_cloud_s` is
+    the most likely time from sending to answer, `predicted_sure_s` the one that is met with the policy's confidence.
+    `turn` is whether candidates of `model` go up now, where that has changed. `way` is the cut by which `up_rows` go,
+    None for the whole model. `retry_after_s`: the cloud wants to be left alone for so long, None where it did not say.
+    """
+
+    plan: Plan
+    reason: Reason
+    verdict: Verdict
+    deadline_s: float
+    give_up_s: float
+    fallback_start_s: float
+    up_rows: tuple[int, ...] = ()
+    kept_rows: tuple[int, ...] = ()
+    obstacle: Reason | None = None
+    escalate: bool = False
+    refusal: str = ""
+    probes: tuple[str, ...] = ()
+    predicted_edge_s: float = math.nan
+    predicted_cloud_s: float = math.nan
+    predicted_sure_s: float = math.nan
+    hedge_after_s: float = math.inf
+    draws: tuple[Draw, ...] = ()
+    turn: bool | None = None
+    model: str = ""
+    way: SplitRoute | None = None
+    retry_after_s: float | None = None
+
+    @property
+    def needs_acquire(self) -> bool:
+        """Whether `Router.acquire` must be asked before this is acted on."""
+        hedges = bool(self.up_rows) and self.verdict.settings.hedge is not None
+        return bool(self.probes or self.draws) or self.turn is not None or hedges
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the policy wanted the cloud and something other than the policy keeps a row on the device."""
+        return bool(self.kept_rows) and self.obstacle in DEGRADED
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class EdgeRan:
+    """The device ran a model on `rows` rows in `duration_s` seconds."""
+
+    model: str
+    rows: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The device scored rows: their `hardness` under the settings called `scope`, and how many of `rows` were
+    candidates for the cloud before that (large ones). What the controller of `cloud_share` learns from."""
+
+    model: str
+    scope: str
+    rows: int
+    large: int
+    hardness: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The cloud was asked about a case that the device had kept under the settings called `scope`."""
+
+    model: str
+    scope: str
+    disagreed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CloudSent:
+    """A message of `sent_bytes` bytes began to leave for the cloud. Every call ends with exactly one of
+    `CloudAnswered`, `CloudCallFailed` and `CloudDropped` with the same `call` (any name that is not under way).
+
+    `whole` is the name of the model where `model` is the key of one of its ways.
+    """
+
+    model: str
+    call: str
+    rows: int
+    sent_bytes: int
+    whole: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CloudAnswered:
+    """The cloud answered. `server_s` is its own queue and compute time, None where it does not say.
+
+    `is_first` marks the first answer on a new connection: its time holds the handshakes and is no sample. Any answer
+    closes the breakers, so that it need not say whether it was a probe. `hedged` marks an answer for which two
+    requests were sent.
+    """
+
+    model: str
+    rows: int
+    sent_bytes: int
+    total_s: float
+    server_s: float | None
+    is_first: bool = False
+    received_bytes: int = 0
+    call: str = ""
+    hedged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CloudCallFailed:
+    """The cloud was asked and gave no usable answer in time. `probes` are those of the decision that asked it.
+
+    `waited_s` is how long was waited in vain, where the failure is a timeout.
+    """
+
+    model: str
+    reason: Reason
+    probes: tuple[str, ...] = ()
+    waited_s: float = math.inf
+    call: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CloudHeld:
+    """The cloud refused a request of the model and said when to come back: `retry_after_s` from now at the earliest.
+
+    It comes beside what the call itself ends with, after it.
+    """
+
+    model: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloudDropped:
+    """The call was cancelled before anything could be learnt from it. `probes` are those of the decision."""
+
+    model: str
+    probes: tuple[str, ...] = ()
+    call: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CloudMoved:
+    """Calls go to another endpoint, or over another network, from now on: what was learnt of the link is void, and
+    so is what the former endpoint said of when to come back."""
+
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProbed:
+    """An empty call to the service took `total_s`: a sample of the round trip."""
+
+    total_s: float
+    model: str = ""
+
+
+Outcome: TypeAlias = (
+    EdgeRan
+    | Scored
+    | Audited
+    | CloudSent
+    | CloudAnswered
+    | CloudCallFailed
+    | CloudHeld
+    | CloudDropped
+    | CloudMoved
+    | LinkProbed
+)

@@ -1,0 +1,143 @@
+"""The uplink as a queue: what was sent and has not left yet makes the next message wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """One message under way. `hoped_s` is how long the whole call was predicted to take when it was sent, `expected_s`
+    the same had nothing faded (NaN where nothing was known), `server_s` the cloud's own part. `has_left`: a later one
+    was answered, so it left."""
+
+    call: str
+    size_bytes: int
+    sent_s: float
+    expected_s: float = math.nan
+    hoped_s: float = math.nan
+    server_s: float = 0.0
+    has_left: bool = False
+    is_cancelled: bool = False
+
+
+class Carried(NamedTuple):
+    """What a message tells of the link: `size_bytes` bytes took `network_s`, the waiting behind others removed."""
+
+    size_bytes: int
+    network_s: float
+
+
+class _Place(NamedTuple):
+    """A message in the queue: the stretch that it ends began at `start_s` with all of `size_bytes` to carry."""
+
+    in_flight: InFlight
+    start_s: float
+    size_bytes: int
+    begins_s: float
+    ends_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """A virtual first-in-first-out queue before the link, as a value with time as an argument (Lindley's recursion,
+    1952, doi 10.1017/S0305004100027638).
+
+    States: `flights` in order of sending, and `left_s`, when the last byte known to have left had left. A message of
+    x bytes sent at s leaves at max(s, when the one before left) + x·λ, for λ seconds per byte. An answer proves that
+    its message and all before it have left. A message without an answer that should be there bounds λ from below: the
+    link is slower than believed, but for now by no more than `OVERDUE` times, since the server may be what is slow. A
+    cancelled message that had begun to leave keeps the link busy to its end; one that had not is gone.
+    """
+
+    OVERDUE: ClassVar[float] = 4.0
+    LONGEST: ClassVar[int] = 64
+    LONGEST_S: ClassVar[float] = 30.0
+
+    flights: tuple[InFlight, ...] = ()
+    left_s: float = -math.inf
+
+    def sent(self, in_flight: InFlight, s_per_byte: float) -> Backlog:
+        """With one more message. Cancelled ones that have left by now, and those of long ago, are forgotten."""
+        now_s = in_flight.sent_s
+        gone = {place.in_flight.call for place in self._places(s_per_byte) if place.ends_s <= now_s}
+        kept = [
+            known
+            for known in self.flights
+            if not (known.is_cancelled and known.call in gone) and now_s - known.sent_s <= self.LONGEST_S
+        ]
+        return Backlog((*kept[-self.LONGEST + 1 :], in_flight), self.left_s)
+
+    def find(self, call: str) -> InFlight | None:
+        """The message of that call, None where it is not (or no longer) known."""
+        return next((in_flight for in_flight in self.flights if in_flight.call == call), None)
+
+    def wait_s(self, now_s: float, s_per_byte: float, rtt_s: float) -> tuple[float, float]:
+        """How long a message sent now waits for those before it, and the λ by which it does, in seconds per byte.
+
+        λ is `s_per_byte`, or more where messages under way are overdue.
+        """
+        if not self.flights:
+            return 0.0, s_per_byte
+        seen = s_per_byte
+        for place in self._places(s_per_byte):
+            if place.size_bytes and not place.in_flight.is_cancelled:
+                elapsed_s = now_s - place.start_s - rtt_s - place.in_flight.server_s
+                seen = max(seen, elapsed_s / place.size_bytes)
+        seen = min(seen, self.OVERDUE * s_per_byte)
+        ends_s = [place.ends_s for place in self._places(seen)]
+        return (max(0.0, ends_s[-1] - now_s) if ends_s else 0.0), seen
+
+    def carried(self, call: str, done_s: float, s_per_byte: float) -> Carried | None:
+        """What the link did for the message of `call`, through at `done_s`; None where it cannot be told.
+
+        Messages that queued in one stretch before it count with it: all their bytes took the time since that began.
+        """
+        for place in self._places(s_per_byte):
+            if place.in_flight.call == call:
+                return Carried(place.size_bytes, max(0.0, done_s - place.start_s))
+        return None
+
+    def without(self, call: str) -> Backlog:
+        """Without the message of `call`, of which nothing is on its way any more."""
+        return replace(self, flights=tuple(in_flight for in_flight in self.flights if in_flight.call != call))
+
+    def answered(self, call: str, left_s: float) -> Backlog:
+        """Without the message of `call`, whose last byte left at about `left_s`; all sent before it left too."""
+        index = next((index for index, in_flight in enumerate(self.flights) if in_flight.call == call), None)
+        if index is None:
+            return self
+        if self.flights[index].has_left:
+            return self.without(call)
+        before = (replace(in_flight, has_left=True) for in_flight in self.flights[:index] if not in_flight.is_cancelled)
+        return Backlog((*before, *self.flights[index + 1 :]), max(self.left_s, left_s))
+
+    def cancelled(self, call: str, now_s: float, s_per_byte: float) -> Backlog:
+        """With the message of `call` given up: gone, unless it has begun to leave."""
+        begun = any(
+            place.in_flight.call == call and place.begins_s <= now_s < place.ends_s
+            for place in self._places(s_per_byte)
+        )
+        flights = (
+            replace(in_flight, is_cancelled=True) if in_flight.call == call else in_flight
+            for in_flight in self.flights
+            if begun or in_flight.call != call
+        )
+        return replace(self, flights=tuple(flights))
+
+    def _places(self, s_per_byte: float) -> Iterator[_Place]:
+        """The messages that have not left for certain, by λ = `s_per_byte`."""
+        start_s, ends_s, size_bytes = -math.inf, self.left_s, 0
+        for in_flight in self.flights:
+            if in_flight.has_left:
+                continue
+            if ends_s <= in_flight.sent_s or size_bytes == 0:  # the link was idle before it
+                start_s, size_bytes = max(ends_s, in_flight.sent_s), 0
+                ends_s = start_s
+            begins_s = ends_s
+            size_bytes += in_flight.size_bytes
+            ends_s += in_flight.size_bytes * s_per_byte
+            yield _Place(in_flight, start_s, size_bytes, begins_s, ends_s)

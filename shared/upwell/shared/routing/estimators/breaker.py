@@ -1,0 +1,116 @@
+"""The circuit breaker: after repeated failures the cloud is left alone for a moment, then tried with one request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import ClassVar
+
+
+class BreakerVerdict(Enum):
+    """What the breaker says to one request that wants the cloud."""
+
+    ALLOW = "allow"
+    PROBE = "probe"
+    """The cloud may be back: one request finds out, if it gets the only slot (`take_probe`)."""
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Closed, open or half open (Nygard, "Release It!", ch. 5), as a value with time as an argument.
+
+    Closed: `FAILURES` failures in a row open it. Open: requests are refused for `wait_s`, which doubles with each
+    failed probe from `FIRST_WAIT_S` up to `LONGEST_WAIT_S`. Then half open: one probe at a time; its success closes
+    the breaker, its failure opens it again. A probe that nobody reports on is forgotten after `PROBE_TIMEOUT_S`.
+
+    A timeout says only that the cloud takes longer than that caller could wait. So the longest such wait is kept as
+    `patience_s` (infinite for failures of other kinds), and a request that can wait `MORE_PATIENT` times as long
+    passes. The wait of the last probe is kept as `probed_s`: a request that can wait that much longer need not sit out
+    what a hasty probe's failure added, and probes at once. So callers in a hurry cut nobody off who is not.
+    Nor do callers with much to send those with little: `least_bytes` is the smallest message that timed out (0 after a
+    failure of another kind), and one `SMALLER` times smaller passes. One that is that much smaller than the last probe,
+    `probed_bytes`, waits no longer than `FIRST_WAIT_S` after it: a link that came back weak carries the small ones.
+    Of messages under `SIZE_MATTERS_BYTES`, which a connection sends at once, none is late for its size.
+    """
+
+    FAILURES: ClassVar[int] = 3
+    FEARED: ClassVar[float] = 0.5
+    FIRST_WAIT_S: ClassVar[float] = 0.5
+    LONGEST_WAIT_S: ClassVar[float] = 2.0
+    PROBE_TIMEOUT_S: ClassVar[float] = 30.0
+    MORE_PATIENT: ClassVar[float] = 2.0
+    SMALLER: ClassVar[float] = 2.0
+    SIZE_MATTERS_BYTES: ClassVar[int] = 16_384
+
+    failures: float = 0.0
+    wait_s: float = 0.0
+    open_until_s: float = -math.inf
+    probe_since_s: float = -math.inf
+    patience_s: float = 0.0
+    probed_s: float = 0.0
+    least_bytes: float = math.inf
+    probed_bytes: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open or half open: the last thing that was heard of the cloud is that it fails."""
+        return self.wait_s > 0.0
+
+    def admit(self, now_s: float, wait_s: float, size_bytes: float = math.inf) -> BreakerVerdict:
+        """Whether a request of so many bytes that can wait `wait_s` for its answer may go up now."""
+        if not self.is_open or wait_s > self.patience_s * self.MORE_PATIENT:
+            return BreakerVerdict.ALLOW
+        if self.SIZE_MATTERS_BYTES <= self.least_bytes < math.inf and size_bytes * self.SMALLER <= self.least_bytes:
+            return BreakerVerdict.ALLOW
+        is_smaller = size_bytes * self.SMALLER <= self.probed_bytes >= self.SIZE_MATTERS_BYTES
+        again_s = self.open_until_s - (self.wait_s - self.FIRST_WAIT_S if is_smaller else 0.0)
+        if not self.has_slot(now_s) or (now_s < again_s and wait_s <= self.probed_s * self.MORE_PATIENT):
+            return BreakerVerdict.REFUSE
+        return BreakerVerdict.PROBE
+
+    def has_slot(self, now_s: float) -> bool:
+        """Whether no probe is under way."""
+        return now_s - self.probe_since_s >= self.PROBE_TIMEOUT_S
+
+    def take_probe(self, now_s: float) -> Breaker:
+        """With the probe's slot taken; ask `has_slot` first."""
+        return replace(self, probe_since_s=now_s)
+
+    def release_probe(self) -> Breaker:
+        """With the probe's slot free again and nothing learnt, where the caller left before an answer was there."""
+        return replace(self, probe_since_s=-math.inf)
+
+    def failed(
+        self, now_s: float, waited_s: float = math.inf, size_bytes: float = 0.0, *, was_feared: bool = False
+    ) -> Breaker:
+        """With one more failure counted, and open if there were enough; `waited_s` where it was a timeout.
+
+        One that `was_feared` (sent in the hope that the link is better than it was) says little and counts `FEARED`.
+        """
+        failures = self.failures + (self.FEARED if was_feared else 1.0)
+        patience_s = max(self.patience_s, waited_s)
+        least_bytes = min(self.least_bytes, size_bytes) if waited_s < math.inf else 0.0
+        if not self.is_open and failures < self.FAILURES - 1e-6:
+            return replace(self, failures=failures, patience_s=patience_s, least_bytes=least_bytes)
+        wait_s = min(self.LONGEST_WAIT_S, self.wait_s * 2 or self.FIRST_WAIT_S)
+        probed_s, probed_bytes = (waited_s, size_bytes) if self.is_open else (patience_s, least_bytes)
+        return Breaker(
+            failures, wait_s, now_s + wait_s,
+            patience_s=patience_s, probed_s=probed_s, least_bytes=least_bytes, probed_bytes=probed_bytes,
+        )  # fmt: skip
+
+    def heartened(self, now_s: float) -> Breaker:
+        """Open, but ready for a probe at once: something else showed that the cloud can be reached again."""
+        return replace(self, open_until_s=min(self.open_until_s, now_s))
+
+    def outlasted(self, waited_s: float, size_bytes: float = 0.0) -> Breaker:
+        """With what a caller had noted who passed an open breaker and waited in vain."""
+        patience_s, probed_s = max(self.patience_s, waited_s), max(self.probed_s, waited_s)
+        least_bytes = min(self.least_bytes, size_bytes)
+        return replace(self, patience_s=patience_s, probed_s=probed_s, least_bytes=least_bytes)
+
+
+CLOSED = Breaker()
+"""With a clean record: what a success makes of any, and what one is of which nothing was heard yet."""

@@ -1,0 +1,126 @@
+"""Calibrations in `policy.yaml`: thresholds that were found for one model pair, one measure and one target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.routing.policy.sections import Number, OpenShare, Section, Text, Written
+from upwell.shared.routing.policy.settings import ModelPair
+from upwell.shared.units import Share
+
+_FIELDS = ("edge_digest", "edge_runtime", "cloud_digest")
+
+
+class Calibration(Section):
+    """What `upwell policy calibrate` found. It holds for a target of the same model, measure and value.
+
+    Digests and runtime are compared with those of the models that run, as far as both sides know them.
+    """
+
+    model: Text = Field(description="The model, by its name.")
+    edge_digest: str = Field("", description="The device's model, `sha256:…`.")
+    edge_runtime: str = Field("", description="What ran it there: runtime and accelerator.")
+    cloud_digest: str = Field("", description="The cloud's model.")
+    measure: Measure = Field(description="The measure that was calibrated.")
+    below: Annotated[Number | None, Written] = Field(None, description="The threshold of a falling measure.")
+    above: Annotated[Number | None, Written] = Field(None, description="The threshold of a rising measure.")
+    temperature: Annotated[Number, Field(gt=0)] = Field(1.0, description="Divides the logits.")
+    cloud_share: Annotated[Share | None, Written] = Field(None, description="The share that it was made for.")
+    max_risk: Annotated[OpenShare | None, Written] = Field(None, description="The risk that it was made for.")
+    confidence: OpenShare = Field(0.95, description="How sure that risk is.")
+    evidence: dict[str, Any] = Field({}, description="What it rests on; informational.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Calibration:
+        key, other = ("above", "below") if self.measure in RISING else ("below", "above")
+        if getattr(self, key) is None or getattr(self, other) is not None:
+            raise ValueError(f"expected `{key}`, and no `{other}`, for measure {self.measure}")
+        if (self.cloud_share is None) == (self.max_risk is None):
+            raise ValueError("expected one of cloud_share and max_risk")
+        return self
+
+    @property
+    def threshold(self) -> float:
+        """The threshold, in the direction of the measure."""
+        return next(value for value in (self.below, self.above) if value is not None)
+
+    def matches(self, model: str | None, measure: str, target: Mapping[str, float], model_pair: ModelPair) -> bool:
+        """Whether it is for this target (`cloud_share`, or `max_risk` and `confidence`) of these models."""
+        return self.is_about(model, measure, target) and not self.misfits(model_pair)
+
+    def is_about(self, model: str | None, measure: str, target: Mapping[str, float]) -> bool:
+        """Whether it is for this target of a model of this name, whatever version of it runs."""
+        return (self.model, self.measure) == (model, measure) and self._is_for(target)
+
+    def misfits(self, model_pair: ModelPair) -> tuple[str, ...]:
+        """The keys by which it is for other models than these."""
+        both = ((name, getattr(self, name), getattr(model_pair, name)) for name in _FIELDS)
+        return tuple(name for name, mine, theirs in both if mine and theirs and mine != theirs)
+
+    def _is_for(self, target: Mapping[str, float]) -> bool:
+        values = (getattr(self, name) for name in target)
+        return all(
+            value is not None and math.isclose(value, wanted, rel_tol=1e-9)
+            for value, wanted in zip(values, target.values(), strict=True)
+        )
+
+    def key(self) -> tuple[object, ...]:
+        """What two calibrations must not have in common."""
+        of = (self.model, *(getattr(self, name) for name in _FIELDS), self.measure)
+        return (*of, self.cloud_share, self.max_risk, None if self.max_risk is None else self.confidence)
+
+
+def fitting(
+    calibrations: Sequence[Calibration],
+    model: str | None,
+    measure: str,
+    target: Mapping[str, float],
+    model_pair: ModelPair,
+) -> int | None:
+    """The index of the calibration for a target: of those that fit the one that names most, of these the last."""
+    fit = [index for index, one in enumerate(calibrations) if one.matches(model, measure, target, model_pair)]
+
+    def named(index: int) -> tuple[int, int]:
+        return sum(bool(getattr(calibrations[index], name)) for name in _FIELDS), index
+
+    return max(fit, key=named, default=None)
+
+
+def nearest(
+    calibrations: Sequence[Calibration],
+    model: str | None,
+    measure: str,
+    target: Mapping[str, float],
+    model_pair: ModelPair,
+) -> int | None:
+    """The index of the calibration for a target that stands in where none fits; None where there is none for it.
+
+    Hardness is measured by the device's model, so one for the same model on the device comes first, and of these one
+    for the same runtime; of several the last.
+    """
+    about = [index for index, one in enumerate(calibrations) if one.is_about(model, measure, target)]
+
+    def agrees(index: int) -> tuple[bool, bool, int]:
+        misfits = calibrations[index].misfits(model_pair)
+        return "edge_digest" not in misfits, "edge_runtime" not in misfits, index
+
+    return max(about, key=agrees, default=None)
+
+
+def misfit_text(
+    former: Calibration | None, target: Mapping[str, float], model_pair: ModelPair, threshold: float
+) -> str:
+    """What log and health say where no calibration fits; `former` is the nearest one."""
+    name, value = next(iter(target.items()))
+    wanted, until = f"{name} {value * 100:g}%", "until `upwell policy calibrate` has found one for these models"
+    if former is None:
+        holds = f"it starts from {threshold:g}" if name == "cloud_share" else f"threshold {threshold:g} holds"
+        return f"there is no calibration for {wanted}: {holds} {until}"
+    pairs = (f"{key} {getattr(former, key)}, not {getattr(model_pair, key)}" for key in former.misfits(model_pair))
+    holds = "that share is kept" if name == "cloud_share" else f"threshold {threshold:g} holds"
+    return f"no calibration fits: the one for {wanted} is for {', '.join(pairs)}; {holds} {until}"

@@ -1,0 +1,94 @@
+"""The routing policy that a person writes (`policy.yaml`), and what it comes to for one model and one rule.
+
+Precedence is defaults → model → rule, key by key: a level changes only the keys that it writes. `Policy` is the
+file as written; `Settings` is the outcome, frozen and complete, computed once when the policy is compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+
+from upwell.shared.config.located import Location, located
+from upwell.shared.routing.policy.calibrations import Calibration
+from upwell.shared.routing.policy.resolution import Resolved
+from upwell.shared.routing.policy.sections import Section, SettingsPatch, Written
+from upwell.shared.routing.policy.settings import ModelPair, Settings
+from upwell.shared.routing.policy.whole import Parts, joined, whole_problems
+from upwell.shared.routing.policy.written_rules import Rule, hours_minutes
+
+__all__ = ("Policy", "Rule", "hours_minutes")
+
+
+_DIGEST = "^sha256:[0-9a-f]{64}$"
+
+
+def _misplaced(value: Any) -> dict[Location, str]:
+    """Only where `replaces` ends the file does it show that the file is whole; a cut one has no whole digest."""
+    if isinstance(value, dict) and "replaces" in value and list(value)[-1] != "replaces":
+        return {("replaces",): "expected as the last key of the file, so that a file which was cut short lacks it"}
+    return {}
+
+
+def _known_zone(name: str) -> str:
+    try:
+        if name != "UTC":  # known without a time zone database, which a small device may lack
+            ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"unknown time zone {name!r}; expected an IANA name such as Europe/Berlin") from None
+    return name
+
+
+class Policy(Section):
+    """A routing policy as written in `policy.yaml`."""
+
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    timezone: Annotated[str, AfterValidator(_known_zone)] = Field(
+        "UTC", description="For `hours` and for the days of budgets, an IANA name."
+    )
+    defaults: SettingsPatch = Field(SettingsPatch(), description="Settings for every model.")
+    rules: list[Rule] = Field([], description="Applied to each request, in this order.")
+    models: dict[str, SettingsPatch] = Field({}, description="Settings by model name.")
+    calibrations: list[Calibration] = Field([], description="Written by `upwell policy calibrate`.")
+    replaces: Annotated[Annotated[str, Field(pattern=_DIGEST)] | None, Written] = Field(
+        None,
+        description="The digest of the policy in force whose rules with `egress: deny` this file may drop; the last "
+        "key of the file.",
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _holds_together(cls, value: Any, handler: ModelWrapValidatorHandler[Policy]) -> Policy:
+        """What only the whole file shows, also where parts of it are wrong: then of the parts that are right."""
+        misplaced = _misplaced(value)
+        try:
+            policy = handler(value)
+        except ValidationError as error:
+            raise joined(error, {**whole_problems(Parts.readable(value)), **misplaced}) from None
+        problems = {**whole_problems(policy.parts), **misplaced}
+        if problems:
+            raise located(problems)
+        return policy
+
+    @property
+    def digest(self) -> str:
+        """What tells this policy from another; `replaces` is no part of it."""
+        text = self.model_dump_json(exclude={"replaces"})
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    @property
+    def parts(self) -> Parts:
+        """Its levels and calibrations, by their places in the file."""
+        return Parts(self.defaults, dict(enumerate(self.rules)), self.models, dict(enumerate(self.calibrations)))
+
+    def settings(self, model: str | None, rule: Rule | None, model_pair: ModelPair | None = None) -> Settings:
+        """What holds for `model` under `rule` (either may be None); calibrations are those that fit `model_pair`."""
+        return self.resolved(model, rule, model_pair).settings
+
+    def resolved(self, model: str | None, rule: Rule | None, model_pair: ModelPair | None = None) -> Resolved:
+        """The same, with the level that wrote each setting."""
+        index = None if rule is None else self.rules.index(rule)
+        return self.parts.resolved(model, index, model_pair or ModelPair())

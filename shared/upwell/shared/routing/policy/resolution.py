@@ -1,0 +1,252 @@
+"""From the layers of a policy to complete settings, with the level that wrote each, and what contradicts each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from upwell.shared.config.located import Location
+from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.routing.policy.calibrations import Calibration, fitting, misfit_text, nearest
+from upwell.shared.routing.policy.layers import BUILT_IN, Layers, Level
+from upwell.shared.routing.policy.sections import FAILURE_REASONS, PERIOD_S
+from upwell.shared.routing.policy.settings import (
+    Action,
+    Energy,
+    HardSettings,
+    HedgeSettings,
+    Limit,
+    ModelPair,
+    Prices,
+    Quantity,
+    Settings,
+    SourceLimits,
+)
+from upwell.shared.routing.reasons import Reason
+from upwell.shared.units import parse_seconds
+
+_DEFAULTS = Settings()
+_HARD = HardSettings()
+_IN_UNIT = frozenset({"max_prob", "margin", "entropy", "logit_norm", "mean_score", "low_share"})
+"""Measures between 0 and 1."""
+_UNTIL_CALIBRATED: Mapping[str, float] = {
+    "margin": 0.75, "max_prob": 0.7, "logit_norm": 0.8, "entropy": 0.5, "mean_score": 0.5, "low_share": 0.5
+}  # fmt: skip
+"""The threshold under a target where no calibration fits and none is written; the other measures have no scale."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings; for each key who wrote it; and at which place of the file what is wrong, or means nothing here."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    problems: Mapping[Location, str]
+    idle: Mapping[Location, str]
+
+
+def resolve(layers: Layers, model: str | None, calibrations: Sequence[Calibration], model_pair: ModelPair) -> Resolved:
+    """What holds for `model` (None: one that the policy does not name)."""
+    resolver = _Resolver(layers, model, calibrations, model_pair)
+    get = layers.get
+    settings = Settings(
+        deadline_s=get(("deadline",), _DEFAULTS.deadline_s),
+        objective=get(("objective",), _DEFAULTS.objective),
+        confidence=get(("confidence",), _DEFAULTS.confidence),
+        hard=resolver.hard(),
+        large_above_bytes=math.inf if layers.is_off("large") else get(("large", "above")),
+        on_cloud_failure=_failures(layers),
+        spool=get(("spool",), False),
+        hedge=_hedge(layers),
+        budget=_budget(layers),
+        prices=Prices(get(("prices", "uplink_gb"), 0.0), get(("prices", "cloud_request"), 0.0)),
+        energy=Energy(get(("energy", "inference"), 0.0), get(("energy", "uplink_byte"), 0.0)),
+        priority=get(("priority",), _DEFAULTS.priority),
+        source=resolver.source(),
+        audit=get(("audit",), 0.0),
+        explore=get(("explore",), 0.0),
+        record_bytes=0 if layers.is_off("record") else get(("record", "keep"), 64 << 20),
+    )
+    return Resolved(settings, _origins(layers) | resolver.calibrated, resolver.problems, resolver.idle)
+
+
+def _failures(layers: Layers) -> Mapping[Reason, Action]:
+    default: Action = layers.get(("on_cloud_failure", "default"), "edge")
+    return {reason: layers.get(("on_cloud_failure", key), default) for key, reason in FAILURE_REASONS.items()}
+
+
+def _hedge(layers: Layers) -> HedgeSettings | None:
+    if layers.is_off("hedge"):
+        return None
+    hedge = HedgeSettings(layers.get(("hedge", "at_most"), 0.05))
+    after: str | int = layers.get(("hedge", "after"), "p95")
+    if isinstance(after, str) and after.startswith("p"):
+        return replace(hedge, after_quantile=float(after[1:]) / 100)
+    return replace(hedge, after_s=parse_seconds(after))
+
+
+def _budget(layers: Layers) -> tuple[Limit, ...]:
+    limits = []
+    billing_day = layers.get(("budget", "billing_day"), 1)
+    quantities: tuple[Quantity, ...] = get_args(Quantity)
+    for quantity in quantities:
+        rate, level = layers.get(("budget", quantity)), layers.level(("budget", quantity))
+        if rate is not None and level is not None:
+            key = f"{level.identifier}.budget.{quantity}"
+            limits.append(Limit(key, quantity, float(rate.amount), rate.period, billing_day))
+    return tuple(limits)
+
+
+def _origins(layers: Layers) -> dict[str, str]:
+    """Key of the file -> who wrote it, for what is written; `hard.threshold` stands for both directions."""
+    found: dict[str, str] = {}
+    for section in _SECTIONS:
+        for key, level in layers.written(section):
+            found[f"{section}.{key}" if key else section] = level.label
+    key, _ = _directions(layers.get(("hard", "measure"), "margin"))
+    return found | {"hard.threshold": layers.origin(("hard", key))}
+
+
+def _directions(measure: Measure) -> tuple[str, str]:
+    """The key that the threshold of `measure` is written under, and the one that it is not."""
+    return ("above", "below") if measure in RISING else ("below", "above")
+
+
+_SECTIONS = (
+    "deadline", "objective", "confidence", "hard", "large", "on_cloud_failure", "spool", "hedge", "budget", "prices",
+    "energy", "priority", "source", "audit", "explore", "record",
+)  # fmt: skip
+
+
+class _Resolver:
+    """The sections that can be wrong only as a whole; `problems` collects what is, `idle` what means nothing."""
+
+    def __init__(
+        self, layers: Layers, model: str | None, calibrations: Sequence[Calibration], model_pair: ModelPair
+    ) -> None:
+        self._layers, self._model = layers, model
+        self._calibrations, self._model_pair = calibrations, model_pair
+        self.problems: dict[Location, str] = {}
+        self.idle: dict[Location, str] = {}
+        self.calibrated: dict[str, str] = {}
+
+    def hard(self) -> HardSettings | None:
+        """The settings of `hard`, with the threshold of the calibration that fits its target."""
+        if self._layers.is_off("hard", "on"):
+            return None
+        measure: Measure = self._get("measure", "margin")
+        hard = HardSettings(
+            measure=measure,
+            threshold=self._threshold(measure),
+            temperature=self._get("temperature", 1.0),
+            output=self._get("output", ""),
+            function=self._get("function", ""),
+            box_score=self._get("score", _HARD.box_score),
+        )
+        if measure in ("output", "function") and ("hard", measure) not in self._layers:
+            self._blame(f"measure {measure} needs `{measure}`")
+        return self._with_target(hard)
+
+    def source(self) -> SourceLimits | None:
+        """The settings of `source`."""
+        if self._layers.is_off("source"):
+            return None
+        get = self._layers.get
+        tag = get(("source", "tag"))
+        if tag is None:
+            level = self._layers.level(("source",))
+            location = (*level.location, "source") if level else ("defaults", "source")
+            self.problems[location] = "source needs `tag`, the tag whose value names the stream, such as {tag: camera}"
+        rate = get(("source", "rate"))
+        rate_per_s = math.inf if rate is None else rate.amount / PERIOD_S[rate.period]
+        return SourceLimits(tag or "", get(("source", "keep"), "all") == "latest", rate_per_s)
+
+    def _get(self, key: str, default: Any) -> Any:
+        return self._layers.get(("hard", key), default)
+
+    def _target(self) -> dict[str, float]:
+        if ("hard", "cloud_share") in self._layers:
+            return {"cloud_share": self._layers.get(("hard", "cloud_share"))}
+        if ("hard", "max_risk") in self._layers:
+            confidence = self._layers.get(("hard", "confidence"), 0.95)
+            return {"max_risk": self._layers.get(("hard", "max_risk")), "confidence": confidence}
+        return {}
+
+    def _threshold(self, measure: Measure) -> float:
+        """The threshold that is written for the direction of the measure, or what holds without one."""
+        key, other = _directions(measure)
+        threshold: float | None = self._layers.get(("hard", key))
+        if threshold is not None:
+            self._note_idle(measure, key, other)
+            return self._in_range(threshold, measure, key)
+        is_target = bool(self._target())
+        if ("hard", other) in self._layers or (measure not in _UNTIL_CALIBRATED if is_target else measure != "margin"):
+            until = ", which holds until a calibration fits" if is_target else ""
+            example = f"{{measure: {measure}, {key}: {_UNTIL_CALIBRATED.get(measure, 5)}}}"
+            self._blame(f"measure {measure} needs `{key}`{until}, such as {example}")
+            return math.nan
+        return _UNTIL_CALIBRATED[measure]
+
+    def _note_idle(self, measure: Measure, key: str, other: str) -> None:
+        """Note a threshold in the wrong direction whose level knew the measure, and meant to change its threshold."""
+        wrote = {name: self._layers.level(("hard", name)) for name in (key, other, "measure")}
+        ranks = {name: -1 if level is None else _RANK[level.location[0]] for name, level in wrote.items()}
+        level = wrote[other]
+        if level is not None and ranks[other] > ranks[key] and ranks[other] >= ranks["measure"]:
+            place: Location = (*level.location, "hard", other)
+            self.idle[place] = f"measure {measure} needs `{key}`; `{other}` means nothing"
+
+    def _in_range(self, threshold: float, measure: Measure, key: str) -> float:
+        if measure in _IN_UNIT and not 0 <= threshold <= 1:
+            self._blame(f"measure {measure} is from 0 to 1; expected such a threshold, got {threshold:g}", key)
+        return threshold
+
+    def _with_target(self, hard: HardSettings) -> HardSettings:
+        """With the target, and with threshold and temperature of the calibration that fits it.
+
+        Where none fits, a share goes on from the nearest: which share a threshold sends depends on the scores of the
+        device alone, so that under another model in the cloud it is the same one. A risk depends on both.
+        """
+        target = self._target()
+        if target or self._layers.get(("audit",), 0.0) > 0:
+            hard = replace(hard, scope=self._scope())
+        if not target:
+            return hard
+        share, risk = target.get("cloud_share", math.nan), target.get("max_risk", math.nan)
+        hard = replace(hard, cloud_share=share, max_risk=risk)
+        asked = (self._calibrations, self._model, hard.measure, target, self._model_pair)
+        index, misfit = fitting(*asked), ""
+        if index is None:
+            index = nearest(*asked)
+            former = None if index is None else self._calibrations[index]
+            misfit = misfit_text(former, target, self._model_pair, hard.threshold)
+            if index is None or math.isnan(share):
+                return replace(hard, misfit=misfit)
+        found = self._calibrations[index]
+        self.calibrated = dict.fromkeys(("hard.threshold", "hard.temperature"), f"calibrations[{index}]")
+        return replace(hard, threshold=found.threshold, temperature=found.temperature, misfit=misfit)
+
+    def _scope(self) -> str:
+        """What is learnt about hard cases is kept under this: by model, and by the last level that wrote in `hard`."""
+        last = self._last_of_hard()
+        return f"{last.identifier if last else BUILT_IN}/{self._model or '*'}"
+
+    def _last_of_hard(self) -> Level | None:
+        levels = [level for _, level in self._layers.written("hard")]
+        return max(levels, key=lambda level: _RANK[level.location[0]], default=None)
+
+    def _blame(self, text: str, key: str = "") -> None:
+        """Say what is wrong where `key` of `hard` is written, or where `hard` was written last."""
+        if key:
+            level = self._layers.level(("hard", key))
+            parts: Location = ("hard", key)
+        else:
+            level = self._last_of_hard()
+            parts = ("hard",)
+        location = level.location if level else ("defaults",)
+        self.problems[location + parts] = text
+
+
+_RANK: Mapping[str | int, int] = {"defaults": 0, "models": 1, "rules": 2}

@@ -1,0 +1,274 @@
+"""The keys that a level of `policy.yaml` may set: `defaults`, a model of `models`, or the `set` of a rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from upwell.shared.routing.hardness import Measure
+from upwell.shared.routing.policy.settings import Action, Objective, Period, Priority
+from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
+from upwell.shared.units import (
+    PERCENT_PATTERN,
+    SIZE_UNIT_PATTERN,
+    Bytes,
+    Joules,
+    Seconds,
+    Share,
+    parse_bytes,
+    parse_count,
+    parse_number,
+    parse_rate,
+    parse_seconds,
+    parse_share,
+    rate_schema,
+)
+
+
+class Section(BaseModel):
+    """Keys of a policy file; an unknown one is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _written(value: object) -> object:
+    if value is None:
+        raise ValueError("expected a value, got nothing; leave the key out where nothing is to be set")
+    return value
+
+
+Written = BeforeValidator(_written)
+"""For a key that may be left out but not be left empty."""
+
+
+def _from_percent(value: object) -> object:
+    return parse_share(value) if isinstance(value, str) and value.endswith("%") else value
+
+
+Number: TypeAlias = Annotated[float, Field(strict=True)]
+Amount: TypeAlias = Annotated[float, Field(strict=True, ge=0)]
+Threshold: TypeAlias = Annotated[
+    Number,
+    BeforeValidator(_from_percent),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "pattern": PERCENT_PATTERN}]}),
+]
+"""A number, or `20%` for 0.2."""
+OpenShare: TypeAlias = Annotated[Share, Field(gt=0, lt=1)]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+FAILURE_REASONS: Mapping[str, Reason] = MappingProxyType(
+    {str(reason).removeprefix("cloud_"): reason for reason in Reason if reason in CLOUD_FAILURES}
+)
+"""Key of `on_cloud_failure` -> the reason that it is about."""
+
+
+class Hard(Section):
+    """When a case counts as hard: by a plain threshold, or by the share or the risk that it was calibrated for."""
+
+    measure: Measure = Field("margin", description="How hardness is measured.")
+    below: Annotated[Threshold | None, Written] = Field(
+        None,
+        description="Hard when below this, for max_prob, margin, logit_norm and mean_score. margin has 0.75 where "
+        "nothing is written; the others need it.",
+    )
+    above: Annotated[Threshold | None, Written] = Field(
+        None, description="Hard when above this, for the other measures; they need it."
+    )
+    temperature: Annotated[Number, Field(gt=0)] = Field(
+        1.0, description="Divides the logits before anything is measured; a calibration brings its own."
+    )
+    output: Annotated[Text | None, Written] = Field(None, description="The output that measure output reads.")
+    function: Annotated[Text | None, Written] = Field(None, description="What measure function calls.")
+    score: Share = Field(0.5, description="A box with less counts as unsure, for low_share.")
+    cloud_share: Annotated[Share | None, Written] = Field(
+        None, description="This share of all rows goes up, such as 20%; a controller holds it."
+    )
+    max_risk: Annotated[OpenShare | None, Written] = Field(
+        None, description="At most this share of all answers is wrong where the cloud would have been right."
+    )
+    confidence: OpenShare = Field(0.95, description="How sure max_risk is.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Hard:
+        if {"below", "above"} <= self.model_fields_set:
+            raise ValueError("expected below (for falling measures) or above (for rising ones), not both")
+        if {"cloud_share", "max_risk"} <= self.model_fields_set:
+            raise ValueError("expected cloud_share or max_risk, not both")
+        return self
+
+
+class Size(Section):
+    """A bound on the bytes that would be sent for one row."""
+
+    above: Bytes = Field(description="More bytes than this, such as 256KiB.")
+
+
+class Failures(Section):
+    """What happens after each kind of failure of the cloud.
+
+    edge: the device's answer, marked degraded. error: an error. spool: the device's answer, and the case is kept for
+    later. retry: asked once more where time is left, then edge.
+    """
+
+    default: Annotated[Action | None, Written] = Field(None, description="For every kind not written here.")
+    unavailable: Annotated[Action | None, Written] = Field(None, description="No connection, or left alone.")
+    deadline: Annotated[Action | None, Written] = Field(None, description="Late, or predicted to be.")
+    exhausted: Annotated[Action | None, Written] = Field(None, description="Refused for lack of room.")
+    invalid_argument: Annotated[Action | None, Written] = Field(None, description="The request does not fit there.")
+    model_missing: Annotated[Action | None, Written] = Field(None, description="The model is not known there.")
+    unauthenticated: Annotated[Action | None, Written] = Field(None, description="Token or certificate refused.")
+    certificate: Annotated[Action | None, Written] = Field(None, description="The cloud's certificate is not valid.")
+    error: Annotated[Action | None, Written] = Field(None, description="An error of its own.")
+    garbage: Annotated[Action | None, Written] = Field(None, description="An answer that cannot be used.")
+
+
+def _after(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(r"p[0-9]{1,2}(\.[0-9]{1,3})?", value, re.ASCII):
+        if not 50 <= float(value[1:]) < 100:
+            raise ValueError(f"expected a quantile from p50 to p99.999, got {value!r}")
+        return value
+    try:
+        seconds = parse_seconds(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; or a quantile such as p95") from None
+    if seconds <= 0:
+        raise ValueError(f"expected more than 0, got {value!r}")
+    return value
+
+
+After: TypeAlias = Annotated[
+    str,
+    BeforeValidator(_after),
+    WithJsonSchema({"type": "string", "pattern": r"^(p[5-9]\d(\.\d{1,3})?|\d+(\.\d+)?(ms|s|m|h))$"}),
+]
+
+
+class Hedge(Section):
+    """A second request to the cloud where the first takes long; whichever answers first counts."""
+
+    after: After = Field("p95", description="A quantile of the cloud's times, or a duration such as 80ms.")
+    at_most: Share = Field(0.05, description="At most this share of the requests that went up is sent twice.")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """So much in each period."""
+
+    amount: float
+    period: Period
+
+
+_PERIODS: Mapping[str, Period] = MappingProxyType(
+    {"s": "s", "min": "min", "h": "h", "day": "day", "week": "week", "month": "month"}
+)
+
+
+def _rate_of_requests(value: object) -> Rate:
+    amount, period = parse_rate(value, parse_count, "100/min")
+    return Rate(amount, _PERIODS[period])
+
+
+def _rate_of_bytes(value: object) -> Rate:
+    amount, period = parse_rate(value, parse_bytes, "5GB/month")
+    return Rate(amount, _PERIODS[period])
+
+
+def _rate_of_money(value: object) -> Rate:
+    amount, period = parse_rate(value, parse_number, "20/month")
+    return Rate(amount, _PERIODS[period])
+
+
+class Budget(Section):
+    """What may be spent on the cloud; all who inherit a limit share it."""
+
+    cloud_requests: Annotated[Rate | None, BeforeValidator(_rate_of_requests), rate_schema()] = Field(
+        None, description="Requests sent up, such as 100/min; per s, min, h, day, week or month."
+    )
+    uplink: Annotated[Rate | None, BeforeValidator(_rate_of_bytes), rate_schema(SIZE_UNIT_PATTERN)] = Field(
+        None, description="Bytes sent up, such as 5GB/month."
+    )
+    money: Annotated[Rate | None, BeforeValidator(_rate_of_money), rate_schema()] = Field(
+        None, description="By `prices`, in their currency, such as 20/month."
+    )
+    billing_day: Annotated[int, Field(strict=True, ge=1, le=31)] = Field(
+        1, description="The day on which a month begins, or its last day where it has fewer."
+    )
+
+
+class PricesSection(Section):
+    """What the cloud costs, in one currency."""
+
+    uplink_gb: Amount = Field(0.0, description="For 10⁹ bytes sent up.")
+    cloud_request: Amount = Field(0.0, description="For each request.")
+
+
+class EnergySection(Section):
+    """What the device's work costs in energy."""
+
+    inference: Joules = Field(0.0, description="For one row on the device, such as 20mJ.")
+    uplink_byte: Joules = Field(0.0, description="For one byte sent up, such as 2uJ.")
+
+
+def _rate_of_source(value: object) -> Rate:
+    amount, period = parse_rate(value, parse_number, "10/s")
+    if period not in PERIOD_S or amount <= 0:
+        raise ValueError(f"expected a rate of more than 0 per s, min or h, such as 10/s, got {value!r}")
+    return Rate(amount, _PERIODS[period])
+
+
+PERIOD_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "min": 60.0, "h": 3600.0})
+"""The periods that the rate of a source may be per, in seconds."""
+
+
+class SourceSection(Section):
+    """A stream of requests, such as the frames of one camera."""
+
+    tag: Annotated[Annotated[Text, AfterValidator(str.lower)] | None, Written] = Field(
+        None, description="The tag whose value names the stream; requests without it belong to none."
+    )
+    keep: Literal["latest", "all"] = Field(
+        "all", description="latest: a newer request takes the place of one that still waits."
+    )
+    rate: Annotated[Rate | None, BeforeValidator(_rate_of_source), rate_schema()] = Field(
+        None, description="At most so many of one stream are admitted, such as 10/s."
+    )
+
+
+class RecordSection(Section):
+    """Requests are written down on the device, for simulation and calibration."""
+
+    keep: Annotated[Bytes, Field(gt=0)] = Field(64 << 20, description="The oldest are dropped beyond this.")
+
+
+class SettingsPatch(Section):
+    """The keys that defaults, a model or a rule may set; every one may be left out."""
+
+    deadline: Seconds = Field(
+        1.0, gt=0, le=86400, description="The answer is due after this time; the caller may ask for less."
+    )
+    objective: Objective = Field(
+        "accuracy",
+        description="accuracy: every candidate predicted in time goes up, and its answer wins until the deadline. "
+        "latency, energy, cost: a candidate goes up only if that is predicted to lower it; the first good answer wins.",
+    )
+    confidence: OpenShare = Field(
+        0.5, description="A route counts as in time if it is predicted to be with this probability."
+    )
+    hard: Hard | Literal["off"] = Field(Hard(), description="Cases that the edge model is unsure of are candidates.")
+    large: Size | Literal["off"] = Field("off", description="Cases of more bytes than this go up without an edge run.")
+    on_cloud_failure: Action | Failures = Field("edge", description="What a caller gets when the cloud fails.")
+    spool: bool = Field(False, description="Hard cases that could not be sent are kept on disk and sent later.")
+    hedge: Hedge | Literal["off"] = Field("off", description="Slow calls to the cloud are sent a second time.")
+    budget: Budget | Literal["off"] = Field("off", description="What may be spent on the cloud.")
+    prices: PricesSection = Field(PricesSection(), description="What the cloud costs.")
+    energy: EnergySection = Field(EnergySection(), description="What the device's work costs.")
+    priority: Priority = Field("normal", description="Whom a busy device serves first.")
+    source: SourceSection | Literal["off"] = Field("off", description="The request belongs to a stream.")
+    audit: Share = Field(0.0, description="This share of the easy cases is sent up later, to check them.")
+    explore: Share = Field(0.0, description="This share of the recorded requests goes both ways.")
+    record: RecordSection | Literal["off"] = Field("off", description="Requests are written down.")

@@ -1,0 +1,101 @@
+"""A rule as it is written in `policy.yaml`: what it applies to, and what it does."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+
+from upwell.shared.routing.policy.sections import Section, SettingsPatch, Size, Written
+from upwell.shared.routing.tags import lowered
+
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+
+def _hours_span(text: str) -> str:
+    if not _HOURS.fullmatch(text):
+        raise ValueError(f'expected a span such as "22:00-06:00", got {text!r}')
+    return text
+
+
+def hours_minutes(span: str) -> tuple[int, int]:
+    """The two ends of a checked `HH:MM-HH:MM` span, in minutes after midnight."""
+    start_h, start_m, end_h, end_m = (int(part) for part in re.split("[:-]", span))
+    return start_h * 60 + start_m, end_h * 60 + end_m
+
+
+OneOrMore = str | Annotated[list[str], Field(min_length=1)]
+_TagValues = Annotated[dict[str, OneOrMore], AfterValidator(lowered)]
+
+
+class Match(Section):
+    """What a rule applies to; every key that is written must hold, and `{}` matches every request."""
+
+    tags: _TagValues = Field({}, description="Tag name to the value, or the values, that it may have.")
+    unless_tags: _TagValues = Field(
+        {},
+        description="Tag name to the value, or the values, for which the rule does not apply: it matches where one of "
+        "these tags is missing or has any other value.",
+    )
+    model: Annotated[OneOrMore | None, Written] = Field(None, description="The model, or one of these models.")
+    hours: Annotated[
+        Annotated[str, AfterValidator(_hours_span), Field(json_schema_extra={"pattern": f"^{_HOURS.pattern}$"})] | None,
+        Written,
+    ] = Field(
+        None, description='Time of day in the policy\'s time zone, such as "22:00-06:00"; the end is not included.'
+    )
+    size: Annotated[Size | None, Written] = Field(None, description="Requests of which a row has more bytes than this.")
+
+
+def _checked_condition(text: object) -> str:
+    if not isinstance(text, str):
+        raise ValueError("expected an expression as text, such as 'request.size_bytes > 1000'")
+    try:
+        from upwell.shared.routing.policy.cel_rules import check
+    except ImportError:
+        raise ValueError(
+            "`if` needs the package common-expression-language; install upwell[cel] (Python 3.11 or later), or use "
+            "`match`"
+        ) from None
+    check(text)
+    return text
+
+
+class Rule(Section):
+    """One rule. The first that matches and says `route` or `set` decides those; every matching `egress` counts."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                {"anyOf": [{"required": ["match"]}, {"required": ["if"]}]},
+                {"anyOf": [{"required": ["egress"]}, {"required": ["route"]}, {"required": ["set"]}]},
+            ]
+        }
+    )
+
+    name: str = Field(min_length=1, description="Shown in explanations and logs.")
+    match: Match = Field(Match(), description="What the rule applies to; it may be left out beside `if`.")
+    condition: Annotated[str | None, BeforeValidator(_checked_condition)] = Field(
+        None, alias="if", description="A CEL expression that must be true as well; needs the extra `cel`."
+    )
+    egress: Annotated[Literal["deny"] | None, Written] = Field(
+        None, description="deny: nothing of a matching request leaves the device."
+    )
+    route: Annotated[Literal["edge", "cloud", "split"] | None, Written] = Field(
+        None,
+        description="edge: answer on the device. cloud: every matching request is a candidate for the cloud. "
+        "split: for the best of the model's cuts, its head here and its tail in the cloud.",
+    )
+    set: Annotated[SettingsPatch | None, Written] = Field(None, description="Settings that hold for matching requests.")
+
+    @model_validator(mode="after")
+    def _applies_and_does_something(self) -> Rule:
+        problems: list[str] = []
+        if not {"match", "condition"} & self.model_fields_set:
+            problems.append("the rule applies to nothing; expected match or if ({} matches every request)")
+        if self.egress is None and self.route is None and self.set is None:
+            problems.append("the rule does nothing; expected egress, route or set")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self

@@ -1,0 +1,292 @@
+"""`upwell model pack`, `sign` and `verify`: bundles, as folders and as files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from upwell.edge.bundle.archive import write_archive
+from upwell.edge.bundle.base import SIGNATURE_NAME, Bundle, BundleRefused, Trust
+from upwell.edge.bundle.signature import private_key, sign_bundle
+from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.runtimes.tflite.package import PREFERRED
+from upwell.shared.errors import ConfigError
+from upwell.tools.bundle.inputs import read_labelled
+from upwell.tools.bundle.packing import Packed, PackRequest, default_name, packed, put_in_place
+from upwell.tools.bundle.variants import Disagreement
+from upwell.tools.cli import EXIT_FAILED
+
+PASSPHRASE_VARIABLE = "UPWELL_KEY_PASSPHRASE"  # noqa: S105  the name of a variable
+SUFFIX = ".bundle.tar"
+
+_OWN_WORD = (
+    "they are this model's own answers: they find a runtime that computes wrongly, not a model that is wrong; "
+    "--labels and --reference say what is right"
+)
+_BundleArgument = Annotated[
+    Path, typer.Argument(metavar="BUNDLE", help="A bundle: a folder, or a tar file of one.", show_default=False)
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+class Bar:
+    """One progress bar on a terminal; nothing elsewhere. `total_bytes` may be 0 where nothing is counted."""
+
+    def __init__(self, console: Console, total_bytes: int) -> None:
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", total=total_bytes)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def step(self, text: str) -> None:
+        """Say what is done now."""
+        self._progress.update(self._task, description=text)
+
+    def advance(self, count: int) -> None:
+        """So many bytes more were handled."""
+        self._progress.advance(self._task, count)
+
+
+def pack(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with model files.", show_default=False)],
+    version: Annotated[int, typer.Option(metavar="N", help="Greater than that of every bundle of this name before.")],
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; default that of FOLDER.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"The file to write; default NAME-N{SUFFIX} here.")
+    ] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Make FOLDER itself the bundle; no file.")] = False,
+    golden: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="Requests to record golden vectors from, rows first.")
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The array of --golden with the class of each row: what is right."),
+    ] = None,
+    right: Annotated[
+        str, typer.Option(metavar="SHARE", help="With --labels: so much must be right, on every device.")
+    ] = "90%",
+    reference: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Another model with its model.yaml, whose answers are the golden ones."),
+    ] = None,
+    calibrations: Annotated[
+        Path | None, typer.Option(metavar="POLICY_YAML", help="A policy whose calibrations go along.")
+    ] = None,
+    package: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Check TFLite models on this package alone.")
+    ] = None,
+    sign_with: Annotated[Path | None, typer.Option("--sign", metavar="KEY.pem", help="Sign it with this key.")] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Make a bundle of FOLDER: load its models, record golden vectors, compare every runtime, list every file."""
+    if package is not None and package not in PREFERRED:
+        raise ConfigError.at(None, f"expected one of {', '.join(PREFERRED)}, got {package!r}", "--package")
+    if in_place and out is not None:
+        raise ConfigError.at(None, "expected either --in-place or --out, not both", "--out")
+    requests, truth = read_labelled(golden, labels, right)
+    order = PackRequest(
+        default_name(folder) if name is None else name, version, requests, calibrations, package, reference, truth
+    )
+    target = folder if in_place else _target(out, order, folder)
+    key = None if sign_with is None else private_key(sign_with, _passphrase)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    beside = folder.resolve() if in_place else target.resolve()
+    with (
+        _refused(as_json),
+        Bar(errors, _bytes_at(folder)) as bar,
+        packed(folder, order, beside, bar.step, bar.advance) as made,
+    ):
+        if key is not None:
+            sign_bundle(made.bundle, key)
+        if in_place:
+            put_in_place(made, folder)
+        else:
+            bar.step(f"writing {target.name}")
+            write_archive(target, made.bundle.folder)
+    _report_pack(made, target, "" if key is None else key.fingerprint, as_json)
+
+
+def _target(out: Path | None, order: PackRequest, folder: Path) -> Path:
+    target = Path(f"{order.name}-{order.version}{SUFFIX}") if out is None else out
+    if os.path.lexists(target):
+        raise ConfigError.at(target, "is there already; a new bundle takes a greater version, or --out another name")
+    if target.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError.at(target, "lies in the folder that is packed; name a file outside it", "--out")
+    return target
+
+
+def sign(
+    bundle: _BundleArgument,
+    key: Annotated[Path, typer.Option(metavar="KEY.pem", help="The private key, Ed25519 in PEM.")],
+    as_json: _AsJson = False,
+) -> None:
+    """Sign BUNDLE: every file of it, its name and its version. A signature that is there is replaced.
+
+    The passphrase of an encrypted key is taken from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
+    """
+    opened_key = private_key(key, _passphrase)
+    with _refused(as_json), _checked(bundle, Trust(), None) as found:
+        had_one = (found.folder / SIGNATURE_NAME).exists()
+        sign_bundle(found, opened_key)
+        if not bundle.is_dir():
+            write_archive(bundle, found.folder)
+    if as_json:
+        document = {"bundle": str(bundle), "signed_by": opened_key.fingerprint, "replaced": had_one}
+        typer.echo(json.dumps(document))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    again = " again; the signature before is gone" if had_one else ""
+    console.print(f"signed {bundle}{again}", markup=False)
+    console.print(f"key {opened_key.fingerprint}", markup=False)
+
+
+def verify(
+    bundle: _BundleArgument,
+    key: Annotated[
+        list[Path] | None, typer.Option(metavar="PUB.pem", help="A trusted public key; may be given several times.")
+    ] = None,
+    require_signature: Annotated[
+        bool, typer.Option("--require-signature", help="Refuse a bundle that is not signed.")
+    ] = False,
+    newer_than: Annotated[
+        int | None, typer.Option(metavar="N", help="Refuse a bundle unless its version is greater.")
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Check BUNDLE as a device would: its files, its signature, its version. Exit code 1 where it is refused."""
+    trust = Trust(tuple(key or ()), require_signature)
+    with _refused(as_json), _checked(bundle, trust, newer_than) as found:
+        is_signed = (found.folder / SIGNATURE_NAME).exists()
+    if as_json:
+        typer.echo(json.dumps({"ok": True, **_document(found), "is_signed": is_signed}))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_facts(found, _said_of_signature(found, is_signed)))
+
+
+@contextlib.contextmanager
+def _checked(path: Path, trust: Trust, newer_than: int | None) -> Iterator[Bundle]:
+    """The bundle at `path`, checked; that of an archive lies in a folder that is gone after the block."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        with Bar(errors, _bytes_at(path)) as bar:
+            bar.step(f"reading {path.name}")
+            if path.is_dir():
+                bundle = open_bundle(path, trust, newer_than, bar.advance)
+            else:
+                into = Path(scratch) / "bundle"
+                bundle = open_archive(path, into, trust, newer_than, progress=bar.advance)
+        yield bundle
+
+
+@contextlib.contextmanager
+def _refused(as_json: bool) -> Iterator[None]:
+    """A bundle that is refused, or models that disagree, are a failed check: said, and exit code 1."""
+    try:
+        yield
+    except BundleRefused as error:
+        code, text = error.refusal.value, str(error)
+    except Disagreement as error:
+        code, text = "disagreement", str(error)
+    else:
+        return
+    if as_json:
+        typer.echo(json.dumps({"ok": False, "refusal": code, "message": text}))
+    else:
+        errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        errors.print(Text(f"refused ({code}): {_printable(text)}"))
+    raise typer.Exit(EXIT_FAILED)
+
+
+def _passphrase() -> str:
+    """Of an encrypted key: from the environment, or asked for without an echo; never an argument."""
+    given = os.environ.get(PASSPHRASE_VARIABLE)
+    return given if given is not None else str(typer.prompt("Passphrase of the key", hide_input=True, err=True))
+
+
+def _bytes_at(path: Path) -> int:
+    """The bytes that opening the bundle handles, as far as they can be told; only for the progress bar."""
+    with contextlib.suppress(OSError):
+        return sum(one.stat().st_size for one in path.rglob("*")) if path.is_dir() else 2 * path.stat().st_size
+    return 0
+
+
+def _document(bundle: Bundle) -> dict[str, Any]:
+    manifest = bundle.manifest
+    return {
+        "name": manifest.name if manifest else "",
+        "version": bundle.version,
+        "files": {path: {"sha256": one.sha256, "size_bytes": one.size_bytes} for path, one in manifest.files.items()}
+        if manifest
+        else {},
+        "signed_by": bundle.signed_by,
+    }
+
+
+def _said_of_signature(bundle: Bundle, is_signed: bool) -> str:
+    if bundle.signed_by:
+        return f"by {bundle.signed_by}"
+    return "there is one; no --key was given to check it with" if is_signed else "none"
+
+
+def _facts(bundle: Bundle, signature: str) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 3, 0, 0), pad_edge=False)
+    manifest = bundle.manifest
+    rows: Sequence[tuple[str, str]] = [("manifest", "none: nothing is known of these files")]
+    if manifest is not None:
+        total_bytes = sum(one.size_bytes for one in manifest.files.values())
+        rows = [
+            ("name", manifest.name),
+            ("version", str(manifest.version)),
+            ("files", f"{len(manifest.files)} of {total_bytes} bytes, all as the manifest says"),
+            ("signature", signature),
+        ]
+    for title, text in rows:
+        table.add_row(title, Text(_printable(text)))
+    return table
+
+
+def _report_pack(made: Packed, target: Path, signed_by: str, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "written": str(target),
+            **_document(made.bundle),
+            "signed_by": signed_by,
+            "golden": made.golden,
+            "golden_from_itself": made.is_own_word,
+            "checks": [{"variant": one.variant, "found": one.verdict.text} for one in made.checks],
+        }
+        typer.echo(json.dumps(document))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table("checked", "answers to the golden vectors", box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for one in made.checks:
+        table.add_row(Text(one.variant), Text(_printable(one.verdict.text)))
+    console.print(table)
+    console.print(f"golden vectors: {made.golden}", markup=False)
+    if made.is_own_word:
+        console.print(_OWN_WORD, markup=False)
+    signature = f"signed by {signed_by}" if signed_by else "not signed; see `upwell model sign`"
+    console.print(f"wrote {target}, version {made.bundle.version}, {signature}", markup=False)
+
+
+def _printable(text: str) -> str:
+    """The text without control characters: a stranger may have written it, and a terminal would obey them."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)

@@ -1,0 +1,79 @@
+"""What golden vectors are recorded from: the user's own requests, or seeded random ones where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from upwell.edge.bundle.golden import Labels
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.dataplane import ModelMetadata
+from upwell.shared.signature.signature import LogicalInput, Signature
+from upwell.shared.tensors import Array, numpy_dtype
+from upwell.shared.units import parse_share
+from upwell.tools.infer.inputs import read_inputs
+
+_ROWS = 8
+_VARYING = 8
+_PICTURE_SIDE = 64
+_PATCH = 8  # pixels on a side: noise of single pixels would be averaged away before the model sees it
+_BELOW = 2  # random indexes stay within the smallest table
+
+
+def read_requests(path: Path) -> Mapping[str, Array]:
+    """The arrays of a .npz by the names of the signature's inputs. Raises `ConfigError`."""
+    if path.suffix.lower() != ".npz":
+        raise ConfigError.at(path, "expected a .npz with an array for each input of the model, rows first", "--golden")
+    return read_inputs([str(path)], _nobody)
+
+
+def read_labelled(
+    path: Path | None, labels: str | None, right: str
+) -> tuple[Mapping[str, Array] | None, Labels | None]:
+    """The requests of `--golden`, and of them the array `labels`, which is no input. Raises `ConfigError`."""
+    if path is None:
+        if labels is not None:
+            raise ConfigError.at(None, "they are those of requests, and there is no --golden", "--labels")
+        return None, None
+    requests = dict(read_requests(path))
+    if labels is None:
+        return requests, None
+    try:
+        share = parse_share(right)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), "--right") from None
+    classes = requests.pop(labels, None)
+    if classes is None or classes.dtype.kind not in "iu" or classes.ndim != 1 or not classes.size:
+        raise ConfigError.at(path, f"expected an array {labels!r} of whole numbers, one for each row", "--labels")
+    return requests, Labels(classes.astype(np.int64), share)
+
+
+def _nobody() -> ModelMetadata:
+    raise AssertionError("a .npz names its inputs itself, so nobody asks the model for them")
+
+
+def random_requests(signature: Signature) -> Mapping[str, Array]:
+    """Random rows of every input, the same at each call: pictures of coloured patches, numbers of a normal
+    distribution, whole numbers of 0 and 1. A dimension that varies is 8. Raises `ConfigError` for an input of bytes."""
+    random = np.random.default_rng(0)
+    return {one.name: _random(one, signature.has_rows, random) for one in signature.inputs}
+
+
+def _random(one: LogicalInput, has_rows: bool, random: np.random.Generator) -> Array:
+    if one.kind == "image":
+        count = _PICTURE_SIDE // _PATCH
+        patches = random.integers(0, 256, (_ROWS, count, count, 3), np.uint8)
+        return np.kron(patches, np.ones((1, _PATCH, _PATCH, 1), np.uint8))
+    if one.spec.datatype == "BYTES":
+        problem = f"input {one.name!r} takes bytes, which nobody can make up; give requests with --golden"
+        raise ConfigError.at(None, problem, "--golden")
+    rows = _ROWS if has_rows else _VARYING
+    shape = [
+        rows if axis == 0 and size < 0 else _VARYING if size < 0 else size for axis, size in enumerate(one.spec.shape)
+    ]
+    dtype = numpy_dtype(one.spec.datatype)
+    if dtype.kind in "iub":
+        return random.integers(0, _BELOW, shape).astype(dtype)
+    return random.standard_normal(shape).astype(dtype)

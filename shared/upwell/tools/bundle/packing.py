@@ -1,0 +1,181 @@
+"""Making a bundle of a folder: the models are loaded, asked and compared before anything is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from upwell.edge.bundle.base import (
+    CALIBRATIONS_NAME,
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    Bundle,
+    BundleRefused,
+)
+from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations
+from upwell.edge.bundle.description import check_confined
+from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
+from upwell.edge.bundle.golden import Labels
+from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
+from upwell.shared.digest import model_digest
+from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.files import write_named
+from upwell.shared.tensors import Array
+from upwell.tools.bundle.variants import Models, VariantCheck, are_own_answers, check_all, opened_models, record
+
+
+@dataclass(frozen=True)
+class PackRequest:
+    """What to make: a bundle of this name and version, with what it may bring along.
+
+    `requests` are what golden vectors are recorded from; with None the folder's own golden vectors hold, or else
+    random requests. `reference` is the folder of another model that answers them, where the model itself is not to, and
+    `labels` are their classes, to be held against its answers. `policy` is a policy whose calibrations go along, and
+    `package` the one TFLite package to check on.
+    """
+
+    name: str
+    version: int
+    requests: Mapping[str, Array] | None = None
+    policy: Path | None = None
+    package: str | None = None
+    reference: Path | None = None
+    labels: Labels | None = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A bundle in a folder of its own, how each runtime answered, and where the golden vectors come from.
+
+    `is_own_word`: they are nothing but what the model itself answers, and find no model that is wrong. `made` are the
+    files, by their paths, that the folder it was made of did not have or had otherwise.
+    """
+
+    bundle: Bundle
+    checks: Sequence[VariantCheck]
+    golden: str
+    is_own_word: bool
+    made: Sequence[str]
+
+
+@contextmanager
+def packed(
+    folder: Path, order: PackRequest, beside: Path, step: Callable[[str], None], progress: Progress = nobody
+) -> Iterator[Packed]:
+    """The bundle of `folder`, unsigned, in a new folder beside `beside` that is gone after the block.
+
+    Raises `ConfigError`, `BundleRefused` (`UNCONFINED`) and `Disagreement`; `folder` is left as it is.
+    """
+    new_manifest(order.name, order.version, {})  # what is wrong with the name is said before minutes are spent
+    sizes = sizes_in(folder)
+    try:
+        stage = Path(tempfile.mkdtemp(dir=beside.parent, prefix=f".{beside.name}."))
+    except OSError as error:
+        raise ConfigError.at(beside, f"cannot be written: {error.strerror}") from None
+    try:
+        with _named_as(folder, stage):
+            for path in sizes:
+                if path not in (MANIFEST_NAME, SIGNATURE_NAME):
+                    _bring(folder / path, stage / path)
+            checks, golden, is_own_word, made = _checked(stage, order, step)
+            step("taking digests")
+            files = {path: entry_of(stage / path, progress) for path in sizes_in(stage)}
+            manifest = new_manifest(order.name, order.version, files)
+            (stage / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
+        yield Packed(Bundle(stage, manifest), checks, golden, is_own_word, (*made, MANIFEST_NAME))
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def put_in_place(made: Packed, folder: Path) -> None:
+    """Put what packing made, and the signature where there is one, into the folder that the bundle was made of.
+
+    The signature of what was there before goes first, so that it is never beside files that it does not sign.
+    """
+    try:
+        (folder / SIGNATURE_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError.at(folder / SIGNATURE_NAME, f"cannot be replaced: {error.strerror}") from None
+    stage = made.bundle.folder
+    for name in (*made.made, SIGNATURE_NAME):
+        if (stage / name).exists():
+            (folder / name).parent.mkdir(exist_ok=True, parents=True)
+            write_named(folder / name, (stage / name).read_bytes())
+
+
+def default_name(folder: Path) -> str:
+    """A name for a bundle after its folder: what a bundle may be called, made of what the folder is called."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:64] or "model"
+
+
+def _checked(
+    stage: Path, order: PackRequest, step: Callable[[str], None]
+) -> tuple[Sequence[VariantCheck], str, bool, Sequence[str]]:
+    made = []
+    check_confined(stage, sizes_in(stage))
+    with opened_models(stage, order.package, step) as models:
+        if order.policy is not None:
+            digests = {model_digest(stage / one.file) for one in models.variants}
+            text = calibrations_text(order.policy, digests, order.name)
+            (stage / CALIBRATIONS_NAME).unlink(missing_ok=True)  # another name of the user's own file
+            (stage / CALIBRATIONS_NAME).write_text(text, encoding="utf-8")
+            made.append(CALIBRATIONS_NAME)
+        load_calibrations(stage)
+        golden = "as they were in the folder"
+        if order.requests is not None or order.reference is not None or not models.golden.exists():
+            step("recording golden vectors")
+            golden = _recorded(models, order, step)
+            made.append(models.golden.relative_to(stage).as_posix())
+        return check_all(models, step), golden, order.labels is None and are_own_answers(models), made
+
+
+def _recorded(models: Models, order: PackRequest, step: Callable[[str], None]) -> str:
+    """Record golden vectors; where they come from, in words."""
+    whose = "random" if order.requests is None else "your"
+    if order.reference is None:
+        record(models, order.requests, labels=order.labels)
+        text = f"what {models.variants[0].label} answers to {whose} requests"
+    else:
+        with opened_models(order.reference, None, step) as reference:
+            record(models, order.requests, reference, order.labels)
+            text = f"what {reference.variants[0].label} of {order.reference} answers to {whose} requests"
+    if order.labels is not None:
+        text += f", with labels of which {order.labels.right * 100:.3g} % must be right"
+    return text
+
+
+def _bring(source: Path, target: Path) -> None:
+    """The same file under another name: nothing writes into it. Where a second name is not possible, a copy."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+    except OSError as error:
+        raise ConfigError.at(source, f"cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def _named_as(folder: Path, stage: Path) -> Iterator[None]:
+    """Errors inside name the user's folder and not the one that is gone when they are read."""
+    try:
+        yield
+    except BundleRefused as error:
+        problem = _renamed(error.problems[0], folder, stage)
+        raise BundleRefused(error.refusal, problem.path, problem.message) from None
+    except ConfigError as error:
+        raise ConfigError([_renamed(problem, folder, stage) for problem in error.problems]) from None
+
+
+def _renamed(problem: Problem, folder: Path, stage: Path) -> Problem:
+    path = problem.path
+    if path is not None and path.is_relative_to(stage):
+        path = folder / path.relative_to(stage)
+    return replace(problem, path=path, message=problem.message.replace(str(stage), str(folder)))

@@ -1,0 +1,165 @@
+"""Every way in which this machine can run a bundle's models, and whether they all say the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from upwell.edge.bundle.agreement import Agreement, Tolerances
+from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME
+from upwell.edge.bundle.golden import Labels, answering, check_golden, compare_labels, read_golden, record_golden
+from upwell.edge.models.plausible import implausible
+from upwell.edge.runtimes.base import Runtime
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.tflite.package import PREFERRED, find_package
+from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
+from upwell.shared.signature.description import Golden, load_description
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import Array
+from upwell.tools.bundle.inputs import random_requests
+
+MODEL_NAMES = ("model.onnx", "model.tflite")
+_REMEDY = (
+    "record them anew with --golden FILE.npz if they are of another model, or leave out with --package NAME a TFLite "
+    "package that no device uses"
+)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model file as one package runs it on the CPU."""
+
+    file: str
+    runtime: Runtime
+    processor: Processor
+
+    @property
+    def label(self) -> str:
+        """Such as `model.tflite on ai-edge-litert 2.1.6`."""
+        return f"{self.file} on {self.runtime.version}"
+
+
+@dataclass(frozen=True)
+class VariantCheck:
+    """How one variant answered the golden vectors."""
+
+    variant: str
+    verdict: Agreement
+
+
+@dataclass(frozen=True)
+class Models:
+    """Every variant of a bundle's models, where its golden vectors are or belong, and how far answers may differ."""
+
+    variants: Sequence[Variant]
+    golden: Path
+    limits: Tolerances
+
+
+class Disagreement(UpwellError):
+    """A model answers the golden vectors wrongly on some runtime of this machine."""
+
+
+@contextmanager
+def opened_models(folder: Path, package: str | None, step: Callable[[str], None]) -> Iterator[Models]:
+    """Every model file of the bundle in `folder`, loaded by every package that takes it, closed after the block.
+
+    `package` is the one TFLite package to use; None is each that is installed. Raises `ConfigError` where a model or
+    its description is wrong, where a file has no package here, and where there is no model.
+    """
+    opened: list[Variant] = []
+    try:
+        path = folder / DESCRIPTION_NAME
+        description = load_description(path) if path.exists() else None
+        for file, options in _ways(folder, package):
+            step(f"loading {file}")
+            runtime = load_runtime(folder / file, options)
+            try:
+                processor = Processor(description, runtime.inputs, runtime.outputs, runtime.name)
+            except ConfigError:
+                runtime.close()
+                raise
+            opened.append(Variant(file, runtime, processor))
+        wanted = Golden() if description is None else description.golden
+        yield Models(opened, wanted.file or folder / GOLDEN_NAME, Tolerances(wanted.tolerance, wanted.agree))
+    finally:
+        for one in opened:
+            one.runtime.close()
+
+
+def _ways(folder: Path, package: str | None) -> Sequence[tuple[str, RuntimeOptions]]:
+    files = [name for name in MODEL_NAMES if (folder / name).is_file()]
+    if not files:
+        raise ConfigError.at(folder, f"no model in it; expected {' or '.join(MODEL_NAMES)}")
+    ways = [(name, RuntimeOptions(threads=1, instances=1)) for name in files if name.endswith(".onnx")]
+    if "model.tflite" in files:
+        packages: list[Any] = [package] if package else [one for one in PREFERRED if _is_here(one)] or [None]
+        ways += [("model.tflite", RuntimeOptions(threads=1, instances=1, package=one)) for one in packages]
+    return ways
+
+
+def _is_here(package: str) -> bool:
+    try:
+        find_package(package)
+    except ConfigError:
+        return False
+    return True
+
+
+def record(
+    models: Models, requests: Mapping[str, Array] | None, reference: Models | None = None, labels: Labels | None = None
+) -> None:
+    """Write what the first variant, or that of `reference`, answers to these requests, or to random ones.
+
+    Raises `ConfigError`, also where the reference does not answer what the model does.
+    """
+    own, first = models.variants[0], (reference or models).variants[0]
+    inputs = random_requests(own.processor.signature) if requests is None else requests
+    try:
+        answers = answering(first.processor, first.runtime)(inputs)
+        wanted = {one.name for one in own.processor.signature.outputs}
+        if wanted - set(answers):
+            problem = f"it answers with {', '.join(answers)}, and the model with {', '.join(sorted(wanted))}"
+            raise ConfigError.at(None, problem, "--reference")
+        if labels is not None:
+            compare_labels(own.processor.signature, answers, labels)  # whether they fit; who is right comes later
+        data = record_golden(lambda _: {name: answers[name] for name in answers if name in wanted}, inputs, labels)
+    except InvalidRequest as error:
+        problem = str(error) if requests is not None else f"random requests do not fit: {error}; give real ones"
+        raise ConfigError.at(None, problem, "--golden" if reference is None else "--reference") from None
+    models.golden.parent.mkdir(parents=True, exist_ok=True)
+    models.golden.unlink(missing_ok=True)  # another name of the user's own file
+    models.golden.write_bytes(data)
+
+
+def are_own_answers(models: Models) -> bool:
+    """Whether the golden vectors are, to the last bit, what the first variant answers to them."""
+    golden, first = read_golden(models.golden), models.variants[0]
+    try:
+        answers = answering(first.processor, first.runtime)(golden.inputs)
+    except UpwellError:
+        return False
+    return all(name in answers and np.array_equal(answers[name], one) for name, one in golden.outputs.items())
+
+
+def check_all(models: Models, step: Callable[[str], None]) -> Sequence[VariantCheck]:
+    """Ask every variant for the golden vectors. Raises `Disagreement` naming each that fails."""
+    golden = read_golden(models.golden)
+    for remark in implausible(models.variants[0].processor.signature.outputs, golden.outputs):
+        _log.warning("in the golden vectors %s", remark)
+    checks = []
+    for one in models.variants:
+        step(f"asking {one.label}")
+        checks.append(VariantCheck(one.label, check_golden(one.processor, one.runtime, golden, models.limits)))
+    failed = [f"{one.variant}: {one.verdict.text}" for one in checks if not one.verdict.passed]
+    if failed:
+        raise Disagreement("\n".join(["these answer the golden vectors wrongly:", *failed, _REMEDY]))
+    return checks

@@ -1,0 +1,133 @@
+"""`upwell demo`: the main job on this machine, with a report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from upwell.shared.errors import ConfigError
+from upwell.tools.demo.demonstration import FULL, QUICK, DemoReport, demonstrate
+from upwell.tools.demo.folder import AGENT, HARD, LISTEN, PLOT, POLICY, REPORT, DemoFolder
+from upwell.tools.demo.summary import outage_table, runs_table
+
+_CLOUD_PACKAGES = {"grpc_health": "cloud", "grpc_reflection": "cloud"}
+_ENGINE_PACKAGES = {"onnx": {"onnxruntime": "cloud"}, "torch": {"torch": "torch", "safetensors": "torch"}}
+
+
+class DemoEngine(str, Enum):
+    """What runs the cloud's models."""
+
+    ONNX = "onnx"
+    TORCH = "torch"
+
+
+class RuntimeName(str, Enum):
+    """What runs the device's models."""
+
+    ONNX = "onnx"
+    TFLITE = "tflite"
+
+
+def demo(
+    engine: Annotated[DemoEngine, typer.Option(help="What runs the cloud's models.")] = DemoEngine.ONNX,
+    runtime: Annotated[RuntimeName, typer.Option(help="What runs the device's models.")] = RuntimeName.ONNX,
+    out: Annotated[Path, typer.Option(help="Folder for everything that is written.")] = Path("demo-out"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A third of the requests.")] = False,
+) -> None:
+    """Run cloud service and agent on this machine, on real handwritten digits, then without the cloud.
+
+    Reports accuracy, latency, share sent up and reasons for the device alone, the cloud alone and both together.
+    """
+    _require(engine)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    place = DemoFolder(out)
+    with _ending_on_sigterm(), _progress(errors) as progress:
+        report = demonstrate(place, engine.value, runtime.value, QUICK if quick else FULL, progress)
+    text = _as_json(report, [*place.files, str(place.file(REPORT))])
+    place.write(REPORT, f"{text}\n".encode())
+    if not report.has_plot:
+        errors.print("no plot: matplotlib is not installed: pip install 'upwell[plot]'", markup=False)
+    if as_json:
+        typer.echo(text)
+    else:
+        _tell(report, place, engine)
+
+
+def _as_json(report: DemoReport, files: list[str]) -> str:
+    document: dict[str, Any] = {name: asdict(run) for name, run in report.runs.items()}
+    return json.dumps({**document, "outage": asdict(report.outage), "files": files}, indent=2)
+
+
+def _tell(report: DemoReport, place: DemoFolder, engine: DemoEngine) -> None:
+    console = Console(highlight=False)
+    for part in (runs_table(report.runs), outage_table(report.outage)):
+        console.print()
+        console.print(part)
+    # Nothing is wrapped from here on: these are lines to copy.
+    console.print("\n" + _closing(report, place, engine), markup=False, soft_wrap=True)
+
+
+def _closing(report: DemoReport, place: DemoFolder, engine: DemoEngine) -> str:
+    def file(name: str) -> str:
+        return shlex.quote(str(place.file(name)))
+
+    picture = f"{PLOT}, " if report.has_plot else ""
+    torch = " --engine torch" if engine is DemoEngine.TORCH else ""
+    hard = f"   # {report.example.label}, alone read as {report.example.read_as}" if report.example else ""
+    return f"""\
+Everything is in {place.path}: {picture}{REPORT}, {AGENT}, {POLICY}, models, pictures, logs.
+Play on, each in a terminal of its own:
+  upwell serve --models {file("cloud")} --listen {report.endpoint}{torch}
+  upwell agent -c {file(AGENT)}
+  upwell infer digits {file(HARD)} --at {LISTEN}{hard}
+Your own model: start with `upwell model init MODEL`; docs/quickstart.md goes on."""
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _require(engine: DemoEngine) -> None:
+    """Raise `ConfigError` that names the extra where the service could not run at all."""
+    for package, extra in (_CLOUD_PACKAGES | _ENGINE_PACKAGES[engine.value]).items():
+        if find_spec(package) is None:
+            raise ConfigError.at(
+                None,
+                f"the demo's cloud service needs {package} for engine {engine.value}: pip install 'upwell[{extra}]'",
+            )
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM leave the block as Ctrl-C does, so that the service is ended with it."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    former: Any = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -1,0 +1,115 @@
+"""The demo's output folder: a working example that the user can play on with, written without harm to other files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from upwell.shared.errors import ConfigError
+from upwell.tools.demo.cases import DIGITS, PAGES
+from upwell.tools.demo.data import ASSETS
+
+AGENT, EDGE_ONLY, CLOUD_ONLY = "agent.yaml", "agent-edge-only.yaml", "agent-cloud-only.yaml"
+POLICY = "policy.yaml"
+AGENT_LOG, CLOUD_LOG = "agent.log", "cloud.log"
+PLOT, REPORT = "plot.png", "report.json"
+EASY, HARD, PAGE = "pictures/easy.png", "pictures/hard.png", "pictures/page.png"
+LISTEN = "127.0.0.1:8002"
+"""Where `upwell agent` would listen; the demo itself calls the agent in its own process."""
+
+_MANIFEST = ".upwell-demo.json"
+_HEADER = "# Each `upwell demo` writes this file anew: copy it before you change it.\n"
+
+_POLICY = f"""{_HEADER}version: 1
+defaults:
+  deadline: 250ms                         # the answer is due after this time, whatever the cloud does
+  objective: accuracy                     # what is hard or large goes up if the answer is predicted in time
+  hard: {{measure: margin, below: 0.85}}    # the device's first choice leads its second by less than this
+  large: {{above: 1KiB}}                    # more bytes than this go up without a try on the device
+  on_cloud_failure: edge                  # then the device's answer stands, marked degraded
+"""
+
+
+class DemoFolder:
+    """A folder whose files the demo wrote itself, by its own list of them; every other file is left as it is.
+
+    Raises `ConfigError` where a file that the demo would write is there and not its own, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._assets = [
+            file.relative_to(ASSETS).as_posix()
+            for side in ("edge", "cloud")
+            for file in sorted((ASSETS / side).rglob("*"))
+            if file.is_file()
+        ]
+        settings = (AGENT, EDGE_ONLY, CLOUD_ONLY, POLICY)
+        names = [*self._assets, *settings, AGENT_LOG, CLOUD_LOG, PLOT, REPORT, EASY, HARD, PAGE]
+        self._take(names)
+        self._written: list[str] = []
+
+    @property
+    def files(self) -> list[str]:
+        """Every file of this run, by path."""
+        return [str(self.path / name) for name in self._written]
+
+    def file(self, name: str) -> Path:
+        """The path of one of the demo's files."""
+        return self.path / name
+
+    def log(self, name: str) -> Path:
+        """The path of one of the demo's files that others write."""
+        self._written.append(name)
+        return self.path / name
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one of the demo's files."""
+        target = self.path / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        except OSError as error:
+            raise ConfigError.at(target, f"cannot be written: {error.strerror}") from None
+        self._written.append(name)
+
+    def write_models(self) -> None:
+        """Copy the models of both sides."""
+        for name in self._assets:
+            self.write(name, (ASSETS / name).read_bytes())
+
+    def write_settings(self, runtime: str, endpoint: str) -> None:
+        """Write the policy, the agent's configuration, and the two that leave one side out."""
+        self.write(POLICY, _POLICY.encode())
+        edge = {name: f"edge: {{bundle: edge/{name}, runtime: {runtime}, threads: 1}}" for name in (DIGITS, PAGES)}
+        cloud = {name: f"cloud: {{model: {name}-large}}" for name in (DIGITS, PAGES)}
+        both = {name: f"{edge[name]}\n    {cloud[name]}" for name in (DIGITS, PAGES)}
+        for name, sides, at in ((AGENT, both, endpoint), (EDGE_ONLY, edge, ""), (CLOUD_ONLY, cloud, endpoint)):
+            self.write(name, _agent_yaml(sides, at).encode())
+
+    def _take(self, names: list[str]) -> None:
+        """Note the names as the demo's own, after a look that none of them is another's file."""
+        manifest = self.path / _MANIFEST
+        try:
+            own = set(json.loads(manifest.read_bytes())) if manifest.is_file() else set()
+        except (OSError, ValueError, TypeError):
+            raise ConfigError.at(manifest, "cannot be read; remove it, or choose another folder with --out") from None
+        for name in names:
+            path = self.path / name
+            if name not in own and (path.is_symlink() or path.exists()):
+                raise ConfigError.at(path, "is there and was not written by `upwell demo`; choose another --out")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            manifest.write_text(json.dumps(sorted(own.union(names)), indent=1), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError.at(self.path, f"cannot be written: {error.strerror}; choose another --out") from None
+
+
+def _agent_yaml(sides: Mapping[str, str], endpoint: str) -> str:
+    cloud = f'cloud: {{endpoint: "{endpoint}"}}\n' if endpoint else ""
+    models = "".join(f"  {name}:\n    {side}\n" for name, side in sides.items())
+    return (
+        f'{_HEADER}version: 1\nagent: {{name: upwell-demo, listen: ["{LISTEN}"]}}\n{cloud}policy: {POLICY}\n'
+        f"models:\n{models}"
+    )

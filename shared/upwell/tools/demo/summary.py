@@ -1,0 +1,175 @@
+"""From outcomes to the figures of the report, which are also the shape of `upwell demo --json`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from upwell.tools.demo.cases import DIGITS, PAGES
+from upwell.tools.demo.runs import DemoOutcome, DemoRun, Outage
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures of one run.
+
+    `accuracy` is the share of digits read rightly, an unanswered request counting as wrong; `p50_s` and `p95_s` are
+    what the caller waited for an answer, None where none came; `cloud_share` is the share of requests of which
+    anything was sent up; `bytes_up` counts the whole messages. `reasons` counts requests, `kinds` has the same
+    figures for the requests of each kind.
+    """
+
+    requests: int
+    answered: int
+    digits: int
+    accuracy: float
+    p50_s: float | None
+    p95_s: float | None
+    cloud_share: float
+    bytes_up: int
+    degraded: int
+    reasons: Mapping[str, int]
+    kinds: Mapping[str, Summary]
+
+
+@dataclass(frozen=True)
+class OutageSummary:
+    """A run through which the cloud was killed after `killed_after` requests; `late` counts those over the deadline.
+
+    `cloud_after_kill` counts answers of the cloud that came after it was dead.
+    """
+
+    requests: int
+    answered: int
+    late: int
+    degraded: int
+    deadline_s: float
+    slowest_s: float
+    killed_after: int
+    cloud_after_kill: int
+    before: Summary
+    after: Summary
+
+
+def summarize(run: DemoRun) -> Summary:
+    """The figures of a run, and those of each kind of request in it."""
+    whole = _summary(run.outcomes, sum(run.bytes_up.values()))
+    kinds = {model: _summary(run.of(model), sent) for model, sent in run.bytes_up.items()}
+    return replace(whole, kinds={model: kind for model, kind in kinds.items() if kind.requests})
+
+
+def summarize_outage(outage: Outage, deadline_s: float) -> OutageSummary:
+    """The figures of a run through an outage, against the deadline of the policy."""
+    before, after = summarize(outage.before), summarize(outage.after)
+    every = [*outage.before.outcomes, *outage.after.outcomes]
+    return OutageSummary(
+        requests=before.requests + after.requests,
+        answered=before.answered + after.answered,
+        late=sum(one.elapsed_s > deadline_s for one in every),
+        degraded=before.degraded + after.degraded,
+        deadline_s=deadline_s,
+        slowest_s=max(one.elapsed_s for one in every),
+        killed_after=before.requests,
+        cloud_after_kill=sum(one.from_cloud for one in outage.after.outcomes),
+        before=before,
+        after=after,
+    )
+
+
+def _summary(outcomes: Sequence[DemoOutcome], bytes_up: int) -> Summary:
+    correct = [one.correct for one in outcomes]
+    digits = sum(len(one) for one in correct)
+    times_s = [one.elapsed_s for one in outcomes if one.answer is not None]
+    p50_s, p95_s = (float(p) for p in np.percentile(times_s, (50, 95))) if times_s else (None, None)
+    return Summary(
+        requests=len(outcomes),
+        answered=len(times_s),
+        digits=digits,
+        accuracy=float(sum(one.sum() for one in correct) / max(1, digits)),
+        p50_s=p50_s,
+        p95_s=p95_s,
+        cloud_share=sum(one.went_up for one in outcomes) / max(1, len(outcomes)),
+        bytes_up=bytes_up,
+        degraded=sum(one.answer is not None and one.answer.degraded for one in outcomes),
+        reasons=dict(Counter(one.reason for one in outcomes).most_common()),
+        kinds={},
+    )
+
+
+_KINDS: Mapping[str, str] = {DIGITS: "single digits", PAGES: "pages of 60"}
+
+
+def runs_table(runs: Mapping[str, Summary]) -> RenderableType:
+    """The three runs, each with its two kinds of requests, the reasons, and what the latencies are."""
+    named = {name.replace("_", " "): run for name, run in runs.items()}
+    table = _table("requests", "digits right", "p50", "p95", "sent up", "bytes up")
+    for name, run in named.items():
+        table.add_row(Text(name, style="bold"), *_cells(run))
+        for kind, part in run.kinds.items():
+            table.add_row(f"  {_KINDS[kind]}", *_cells(part), style="dim")
+        table.add_section()
+    note = (
+        f"Latency: what the caller of Agent.infer waits, one request at a time, on {os.cpu_count()} cores. The cloud "
+        "is a process of its own on loopback, as near as can be: a real link adds its round trip to what goes up."
+    )
+    heading = Text("Handwritten digits that no model has seen", style="bold")
+    return Group(heading, table, _reasons(named), "", Text(note, style="dim"))
+
+
+def outage_table(outage: OutageSummary) -> RenderableType:
+    """What callers got before and after the cloud died, and the outcome in one sentence."""
+    parts = {"before": outage.before, "after": outage.after}
+    table = _table("requests", "answered", "degraded", "digits right", "p50", "p95")
+    for name, part in parts.items():
+        counts = (str(part.requests), str(part.answered), str(part.degraded))
+        times = (_milliseconds(part.p50_s), _milliseconds(part.p95_s))
+        table.add_row(Text(name, style="bold"), *counts, _percent(part.accuracy), *times)
+    all_well = outage.answered == outage.requests and not outage.late
+    outcome = Text.assemble(
+        (f"{outage.answered} of {outage.requests} requests answered", "bold green" if all_well else "bold red"),
+        f", {outage.late} later than the deadline of {outage.deadline_s * 1e3:.0f} ms; the slowest took "
+        f"{outage.slowest_s * 1e3:.0f} ms.",
+    )
+    return Group(Text("The cloud is killed mid-run", style="bold"), table, _reasons(parts), "", outcome)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _reasons(runs: Mapping[str, Summary]) -> Table:
+    """Which reasons the answers gave, and how often."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for name, run in runs.items():
+        table.add_row(f" {name}:", ", ".join(f"{count} {reason}" for reason, count in run.reasons.items()))
+    return table
+
+
+def _cells(run: Summary) -> tuple[str, ...]:
+    times = (_milliseconds(run.p50_s), _milliseconds(run.p95_s))
+    return (str(run.requests), _percent(run.accuracy), *times, f"{run.cloud_share * 100:.0f} %", _size(run.bytes_up))
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _milliseconds(time_s: float | None) -> str:
+    return "none" if time_s is None else f"{time_s * 1e3:.1f} ms"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes} B" if size_bytes < 1000 else f"{size_bytes / 1000:.0f} kB"

@@ -1,0 +1,144 @@
+"""`upwell model export-jax`: makes what engine jax serves from a torch module."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from upwell.cloud.engines.loading import ExtraMissing
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import sync_folder, sync_tree
+
+if TYPE_CHECKING:
+    from upwell.tools.export.jax import Program
+
+EXIT_FAILED = 1
+_ROWS = (1, 3)
+
+_CLASS = "The network's class, `package.module.Class`, with `inputs` and `outputs` as for engine torch."
+_WEIGHTS = "Its weights, a safetensors file."
+_OUT = "The version's folder to make, such as models/digits/1."
+_ARGUMENTS = "Keyword arguments of the class, a JSON object."
+_PLATFORM = "Where it is to run: cpu, cuda, rocm or tpu; may be repeated. Default: all of them."
+_AT_MOST = "The relative error that an output may have: max |exported - torch| / max |torch|."
+_FAST = "Let a device multiply float32 in its fast, coarser way (bfloat16 on a TPU, TF32 on NVIDIA)."
+
+
+def export_jax(
+    network: Annotated[str, typer.Argument(metavar="CLASS", help=_CLASS, show_default=False)],
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS", help=_WEIGHTS, show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help=_OUT, show_default=False)],
+    arguments: Annotated[str, typer.Option(metavar="JSON", help=_ARGUMENTS)] = "{}",
+    platform: Annotated[list[str] | None, typer.Option(help=_PLATFORM)] = None,
+    fast_matmul: Annotated[bool, typer.Option("--fast-matmul", help=_FAST)] = False,
+    at_most: Annotated[float, typer.Option("--at-most", min=0, metavar="ERROR", help=_AT_MOST)] = 1e-5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Export a torch network for engine jax: OUT/model.jax, a program for any batch size, and OUT/model.safetensors.
+
+    Needs the extra `jax-export`, in an environment of its own. The program's answers to random inputs are compared with
+    torch's on the CPU, and those to a row alone with those to the same row beside another; if they differ, nothing is
+    written.
+    """
+    keywords = _keywords(arguments)
+    if os.path.lexists(out):
+        raise ConfigError.at(out, "is there already; name a folder that is not, such as the next version's")
+    try:
+        from upwell.tools.export import jax
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("upwell"):
+            raise
+        raise ExtraMissing("upwell model export-jax", error.name, "jax-export") from None
+    platforms = _platforms(platform, jax.PLATFORMS)
+    module = jax.load_module(network, weights, keywords)
+    program = jax.exported(module, platforms, is_exact=not fast_matmul)
+    worst = jax.largest_error(program, module, _ROWS)
+    holds = worst <= at_most  # not so for NaN
+    if holds:
+        jax.check_rows(program, at_most)
+    if holds:
+        _write(out, program)
+    _show(_report(out, program, platforms, worst, holds), at_most, as_json)
+    if not holds:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _keywords(text: str) -> dict[str, Any]:
+    try:
+        keywords = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError.at(None, f"no JSON: {error}", "--arguments") from None
+    if not isinstance(keywords, dict):
+        raise ConfigError.at(None, 'expected a JSON object, such as {"classes": 10}', "--arguments")
+    return keywords
+
+
+def _platforms(given: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
+    platforms = tuple(dict.fromkeys(given or known))
+    unknown = [one for one in platforms if one not in known]
+    if unknown:
+        raise ConfigError.at(None, f"no such platform: {unknown[0]!r}; there are {', '.join(known)}", "--platform")
+    if "cpu" not in platforms:
+        raise ConfigError.at(None, "cpu must be among them, since the answers are checked there", "--platform")
+    return platforms
+
+
+def _write(out: Path, program: Program) -> None:
+    """Make the folder with both files, whole or not at all. Raises `ConfigError`."""
+    from safetensors.numpy import save
+
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.new")
+    try:
+        draft.mkdir(parents=True)
+        (draft / "model.jax").write_bytes(program.data)
+        if program.weights:
+            (draft / "model.safetensors").write_bytes(save(dict(program.weights)))
+        sync_tree(draft)
+        draft.rename(out)
+        sync_folder(out.parent)
+    except OSError as error:
+        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _report(out: Path, program: Program, platforms: Sequence[str], worst: float, holds: bool) -> dict[str, Any]:
+    return {
+        "holds": holds,
+        "largest_relative_error": worst if math.isfinite(worst) else None,
+        "rows_checked": _ROWS,
+        "written": str(out) if holds else None,
+        "sha256": hashlib.sha256(program.data).hexdigest(),
+        "program_bytes": len(program.data),
+        "weights": {name: list(array.shape) for name, array in program.weights.items()},
+        "platforms": list(platforms),
+    }
+
+
+def _show(report: dict[str, Any], at_most: float, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report, allow_nan=False))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    error = report["largest_relative_error"]
+    found = "is not finite" if error is None else f"{error:.2g}"
+    rows = " and ".join(map(str, report["rows_checked"]))
+    console.print(f"largest relative error against torch, {rows} rows: {found} (at most {at_most:g})")
+    if not report["holds"]:
+        console.print("nothing is written")
+        return
+    count, size = len(report["weights"]), report["program_bytes"]
+    console.print(f"wrote {report['written']}: a program of {size} bytes for {', '.join(report['platforms'])}, "
+                  f"{count} weights", markup=False)  # fmt: skip
+    console.print("the program can run code as it is loaded; to serve it, list it in cloud.yaml under serve.trusted:")
+    console.print(report["sha256"])

@@ -1,0 +1,257 @@
+"""From a torch module to what the JAX engine serves, by torchax. For a process of its own: torchax changes torch.
+
+The network is traced with a symbolic number of rows, so one program serves every batch size. Its parameters and buffers
+stay outside it, in safetensors, and those that the answers do not depend on are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+from jax import export
+from torch._ops import OpOverloadPacket
+
+from upwell.cloud.engines.checks import reason_of
+from upwell.cloud.engines.torch.modules import build, declared_specs, find_class
+from upwell.shared.errors import ModelFailed
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""What jax.export knows; one program may hold for several."""
+
+_ROWS = "rows"
+_SEED = 0
+_WIDE = ("INT64", "UINT64", "FP64")
+
+Tree: TypeAlias = dict[str, Any]
+Function: TypeAlias = Callable[[Tree, Tree], Tree]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A serialized program, and the weights that it names."""
+
+    data: bytes
+    weights: Mapping[str, Array]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def load_module(network: str, weights: Path, arguments: Mapping[str, Any]) -> torch.nn.Module:
+    """The network of the class named `network`, with its weights, for evaluation. Raises `ModelFailed`."""
+    return build(find_class("", network), weights, arguments).eval()
+
+
+def exported(module: torch.nn.Module, platforms: Sequence[str], *, is_exact: bool = True) -> Program:
+    """Export a module in evaluation mode whose class declares `inputs` and `outputs`, as for engine torch.
+
+    With `is_exact` float32 is multiplied as such on every device; without, as the device does it fastest. Raises
+    `ModelFailed` where the class declares sizes that vary beside the rows, or JAX or torchax cannot follow it.
+    """
+    inputs, outputs = (declared_specs(type(module), attribute) for attribute in ("inputs", "outputs"))
+    if not all(_is_by_rows(spec) for spec in (*inputs, *outputs)):
+        raise ModelFailed(
+            "only the rows, the first size of every input and output, may vary; its class declares "
+            + ", ".join(f"{spec.name} {list(spec.shape)}" for spec in (*inputs, *outputs))
+        )
+    state = dict([*module.named_parameters(), *module.named_buffers()])
+    weights = {name: _to_numpy(tensor) for name, tensor in state.items()}
+    is_wide = any(spec.datatype in _WIDE for spec in (*inputs, *outputs))
+    try:
+        with _settings(is_wide=is_wide, is_exact=is_exact):
+            function = _function(module, inputs, outputs, weights)
+            used = _used(function, weights, inputs)
+            program = _export(function, used, inputs, export.symbolic_shape(_ROWS)[0], platforms)
+    except Exception as error:  # torchax, JAX and the class itself may raise anything
+        raise ModelFailed(f"{type(module).__qualname__} cannot be exported: {reason_of(error)}") from error
+    _check_outputs(program, outputs)
+    return Program(bytes(program.serialize()), used, inputs, outputs)
+
+
+def largest_error(program: Program, module: torch.nn.Module, rows: Sequence[int]) -> float:
+    """The largest max |program - module| / max |module| of any output, for random inputs of so many `rows` each.
+
+    The program is read from its bytes and runs on the CPU. Raises `ModelFailed` where it does not run.
+    """
+    random, errors = np.random.default_rng(_SEED), [0.0]
+    try:
+        run = _on_the_cpu(program)
+        for count in rows:
+            batch = {spec.name: _random(spec, count, random) for spec in program.inputs}
+            results = run(batch)
+            with torch.inference_mode():
+                answer = module(*(_to_torch(batch[spec.name]) for spec in program.inputs))
+            expected = answer if isinstance(answer, (tuple, list)) else (answer,)
+            for spec, one in zip(program.outputs, expected, strict=True):
+                errors.append(_relative(np.asarray(results[spec.name]), _to_numpy(one)))
+    except Exception as error:  # JAX and the class itself may raise anything
+        raise ModelFailed(f"the exported program does not run: {reason_of(error)}") from error
+    return float(np.max(errors))  # NaN where any is
+
+
+def check_rows(program: Program, at_most: float) -> None:
+    """Raise `ModelFailed` where a row's answer depends on the rows beside it, by more than `at_most` as above.
+
+    A service fills batches up with zeros and runs rows of several callers together: answers would be wrong, and tell
+    of what others have asked.
+    """
+    random = np.random.default_rng(_SEED)
+    batch = {spec.name: _random(spec, 2, random) for spec in program.inputs}
+    run = _on_the_cpu(program)
+    together, alone = run(batch), run({name: array[:1] for name, array in batch.items()})
+    for spec in program.outputs:
+        off = _relative(np.asarray(together[spec.name])[:1], np.asarray(alone[spec.name]))
+        if not off <= at_most:
+            raise ModelFailed(
+                f"output {spec.name!r} of a row depends on the rows beside it (relative difference {off:.2g}): batches "
+                "are filled up with zeros and hold rows of several callers, so each row must be answered by itself"
+            )
+
+
+def _on_the_cpu(program: Program) -> Callable[[Mapping[str, Array]], Tree]:
+    """The program as its bytes say it, from inputs to outputs by their names."""
+    run = jax.jit(export.deserialize(bytearray(program.data)).call)
+
+    def call(batch: Mapping[str, Array]) -> Tree:
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            results: Tree = run(dict(program.weights), batch)
+            return results
+
+    return call
+
+
+def _is_by_rows(spec: TensorSpec) -> bool:
+    return spec.shape[:1] == (-1,) and -1 not in spec.shape[1:]
+
+
+@contextlib.contextmanager
+def _settings(*, is_wide: bool, is_exact: bool) -> Iterator[None]:
+    """How JAX traces: without the names of source files, which would make each machine's program another one."""
+    with (
+        jax.enable_x64(is_wide),
+        jax.default_matmul_precision("highest" if is_exact else "default"),
+        _set("jax_traceback_in_locations_limit", 0),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _set(name: str, value: Any) -> Iterator[None]:
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def _function(
+    module: torch.nn.Module, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], weights: Mapping[str, Array]
+) -> Function:
+    """The module as a function of JAX arrays; weights that it is not given are zeros."""
+    environment = _environment()
+
+    def forward(given: Tree, batch: Tree) -> Tree:
+        every = {name: given[name] if name in given else jax.numpy.zeros_like(array) for name, array in weights.items()}
+        tensors = environment.j2t_iso(every)
+        arguments = environment.j2t_iso(tuple(batch[spec.name] for spec in inputs))
+        with environment, torch.no_grad():
+            answer = torch.func.functional_call(module, tensors, arguments)
+        results = answer if isinstance(answer, (tuple, list)) else (answer,)
+        names = [spec.name for spec in outputs]
+        if len(results) != len(names):
+            raise ValueError(f"it gave {len(results)} outputs, its class declares {len(names)}")
+        return dict(zip(names, environment.t2j_iso(tuple(results)), strict=True))
+
+    return forward
+
+
+def _environment() -> Any:
+    with _removed_overloads():
+        import torchax
+
+        return torchax.default_env()
+
+
+@contextlib.contextmanager
+def _removed_overloads() -> Iterator[None]:
+    """Let torchax 0.0.13 name operators of named tensors, which torch 2.13 no longer has; it only lists them."""
+    lookup = OpOverloadPacket.__getattr__
+
+    def forgiving(self: Any, key: str) -> Any:
+        try:
+            return lookup(self, key)
+        except AttributeError:
+            if "dimname" in key.lower() or "names" in key:
+                return object()
+            raise
+
+    OpOverloadPacket.__getattr__ = forgiving  # type: ignore[method-assign]  # for the import alone
+    try:
+        yield
+    finally:
+        OpOverloadPacket.__getattr__ = lookup  # type: ignore[method-assign]  # as it was
+
+
+def _used(function: Function, weights: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """The weights that the outputs depend on: with a fixed shape JAX leaves the others out of a program."""
+    names = sorted(weights)  # the order of a dictionary's leaves
+    kept = set(_export(function, weights, inputs, 1, ("cpu",)).module_kept_var_idx)
+    return {name: weights[name] for place, name in enumerate(names) if place in kept}
+
+
+def _export(
+    function: Function, weights: Mapping[str, Array], inputs: Sequence[TensorSpec], rows: Any, platforms: Sequence[str]
+) -> export.Exported:
+    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
+    batch = {spec.name: jax.ShapeDtypeStruct((rows, *spec.shape[1:]), numpy_dtype(spec.datatype)) for spec in inputs}
+    return export.export(jax.jit(function), platforms=platforms)(shapes, batch)
+
+
+def _check_outputs(program: export.Exported, outputs: Sequence[TensorSpec]) -> None:
+    found = program.out_tree.unflatten(program.out_avals)
+    for spec in outputs:
+        aval, declared = found[spec.name], f"[{', '.join([_ROWS, *map(str, spec.shape[1:])])}]"
+        if np.dtype(aval.dtype) != numpy_dtype(spec.datatype) or _text(aval.shape) != declared:
+            raise ModelFailed(
+                f"output {spec.name!r} is {aval.dtype} {_text(aval.shape)}, the class says {spec.datatype} {declared}"
+            )
+
+
+def _text(shape: Sequence[object]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _random(spec: TensorSpec, rows: int, random: np.random.Generator) -> Array:
+    """Normal numbers, or 0 and 1 for integers, which may count something small."""
+    shape, dtype = (rows, *spec.shape[1:]), numpy_dtype(spec.datatype)
+    values = random.standard_normal(shape) if dtype.kind not in "iub" else random.integers(0, 2, shape)
+    return values.astype(dtype)
+
+
+def _relative(found: Array, expected: Array) -> float:
+    off = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
+    scale = np.abs(expected.astype(np.float64)).max(initial=0.0)
+    return float(off / scale) if scale else float(off)
+
+
+def _to_numpy(tensor: torch.Tensor) -> Array:
+    own = tensor.detach().contiguous()
+    array: Array = (
+        own.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if own.dtype is torch.bfloat16 else own.numpy()
+    )
+    return array
+
+
+def _to_torch(array: Array) -> torch.Tensor:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())

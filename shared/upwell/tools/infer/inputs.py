@@ -1,0 +1,96 @@
+"""What `upwell infer` is told to send: pictures and numpy files, read with care, as the inputs of one request."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.formats.npy import read_npy, read_npz
+from upwell.shared.oip.dataplane import ModelMetadata
+from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.tensors import Array, TensorSpec
+
+
+@dataclass(frozen=True)
+class _Given:
+    """One thing to send: an array, or one picture, for the input `name` (empty where it is for the model to say)."""
+
+    name: str
+    path: Path
+    value: Array | bytes
+
+
+def read_inputs(texts: Sequence[str], metadata: Callable[[], ModelMetadata]) -> dict[str, Array]:
+    """The tensors that the arguments stand for, by input name; pictures of one input are its rows, as BYTES [n].
+
+    `metadata` is asked only where a file does not say which input it is for. Raises `ConfigError`.
+    """
+    given = [one for text in texts for one in _read(text)]
+    only: TensorSpec | None = None
+    if any(not one.name for one in given):
+        only = _only_input(metadata())
+    arrays: dict[str, Array] = {}
+    pictures: dict[str, list[bytes]] = {}
+    for one in given:
+        name = one.name or (only.name if only else "")
+        if isinstance(one.value, bytes):
+            if not one.name and only is not None and only.datatype != "BYTES":
+                takes = f"{only.datatype} {list(only.shape)}"
+                raise ConfigError.at(one.path, f"input {name!r} takes {takes}; expected a .npy or .npz file")
+            pictures.setdefault(name, []).append(one.value)
+        elif name in arrays:
+            raise ConfigError.at(one.path, f"input {name!r} is given twice; put its rows into one array")
+        else:
+            arrays[name] = one.value
+    for name, encoded in pictures.items():
+        if name in arrays:
+            raise ConfigError.at(None, f"input {name!r} is given both as an array and as a picture")
+        arrays[name] = np.empty(len(encoded), dtype=np.object_)
+        arrays[name][:] = encoded
+    return arrays
+
+
+def _only_input(metadata: ModelMetadata) -> TensorSpec:
+    if len(metadata.inputs) == 1:
+        return metadata.inputs[0]
+    names = ", ".join(spec.name for spec in metadata.inputs)
+    raise ConfigError.at(None, f"model {metadata.name!r} takes the inputs {names}: write NAME=FILE for each")
+
+
+def _read(text: str) -> Iterator[_Given]:
+    name, equals, file = text.partition("=")
+    if not equals or os.path.exists(text):
+        name, file = "", text
+    path = Path(file)
+    data = _bytes(path)
+    try:
+        if path.suffix == ".npy":
+            yield _Given(name, path, read_npy(io.BytesIO(data), len(data)))
+        elif path.suffix == ".npz":
+            if name:
+                raise ConfigError.at(path, f"a .npz names its inputs itself; leave {name}= out")
+            for array_name, array in read_npz(io.BytesIO(data), DEFAULT_MAX_MESSAGE_BYTES).items():
+                yield _Given(array_name, path, array)
+        else:
+            yield _Given(name, path, data)
+    except ValueError as error:
+        raise ConfigError.at(path, f"cannot be read as arrays of numpy: {error}") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(DEFAULT_MAX_MESSAGE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot be read: {error.strerror}") from None
+    if len(data) > DEFAULT_MAX_MESSAGE_BYTES:
+        raise ConfigError.at(path, f"larger than the {DEFAULT_MAX_MESSAGE_BYTES >> 20} MiB that a message may have")
+    if not data:
+        raise ConfigError.at(path, "the file is empty")
+    return data

@@ -1,0 +1,111 @@
+"""What a model is run on while it is measured: random inputs, or those that a person gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.formats.npy import read_npz
+from upwell.shared.partition.graph import Graph, Tensor
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+MAX_BYTES = 1 << 30
+_SEED = 1
+
+
+def read_given(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz by name. Raises `ConfigError` for what is none, or too large to hold."""
+    try:
+        return read_npz(path, MAX_BYTES)
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", "--inputs") from None
+    except ValueError as error:
+        raise ConfigError.at(path, f"cannot be read as an .npz of numpy: {error}", "--inputs") from None
+
+
+def inputs_of(
+    graph: Graph, names: Mapping[str, str], rows: int, given: Mapping[str, Array]
+) -> tuple[dict[str, Array], dict[str, int]]:
+    """An array for each input of the model by its tensor's name, and the sizes of the open dimensions by theirs.
+
+    `names` are those under which the runtime takes the tensors; `given` goes by either. What is not given is made up,
+    the same every time: the first open dimension is the batch. Raises `ConfigError` for what does not fit, and where
+    another open dimension has no size.
+    """
+    unknown = sorted(set(given) - set(names) - set(names.values()))
+    if unknown:
+        raise _refused(f"the model has no input {unknown[0]!r}; its inputs are {', '.join(map(repr, names.values()))}")
+    sizes: dict[str, int] = {}
+    arrays: dict[str, Array] = {}
+    for name in graph.inputs:
+        array = given.get(names[name], given.get(name))
+        if array is not None:
+            arrays[name] = _fitted(array, graph.tensors[name], rows, sizes)
+    chance = np.random.default_rng(_SEED)
+    for name in graph.inputs:
+        if name not in arrays:
+            arrays[name] = _made_up(graph.tensors[name], rows, sizes, chance)
+    return arrays, sizes
+
+
+def runtime_names(specs: tuple[TensorSpec, ...], tensors: tuple[str, ...]) -> dict[str, str]:
+    """By tensor name, the name under which a runtime takes or gives it: the same, or else by position."""
+    own = [spec.name for spec in specs]
+    if set(own) == set(tensors):
+        return {name: name for name in tensors}
+    if len(own) != len(tensors):
+        wanted = f"{len(tensors)} ({', '.join(map(repr, tensors))})"
+        raise ConfigError.at(None, f"the runtime has {len(own)} tensors ({', '.join(map(repr, own))}), not {wanted}")
+    return dict(zip(tensors, own, strict=True))
+
+
+def _fitted(array: Array, tensor: Tensor, rows: int, sizes: dict[str, int]) -> Array:
+    """The array as this input, no more rows than asked for; binds open dimensions."""
+    wanted, shape = numpy_dtype(tensor.datatype), tensor.shape
+    if array.dtype != wanted:
+        raise _refused(f"array {tensor.name!r} is {array.dtype}; the input takes {wanted}")
+    if shape is None:
+        return array
+    if shape and isinstance(shape[0], str) and array.ndim:
+        if len(array) < rows:
+            raise _refused(f"array {tensor.name!r} has {len(array)} rows, --rows asks for {rows}")
+        array = array[:rows]
+    fits = len(shape) == array.ndim
+    for dim, size in zip(shape, array.shape, strict=False):
+        fits = fits and size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
+    if not fits:
+        raise _refused(f"array {tensor.name!r} is {list(array.shape)}; the input takes {list(shape)}")
+    return np.ascontiguousarray(array)
+
+
+def _made_up(tensor: Tensor, rows: int, sizes: dict[str, int], chance: np.random.Generator) -> Array:
+    """Floats from 0 to 1; 8 and 16 bits over their whole range; wider integers as indexes 0 and 1."""
+    dtype: np.dtype[Any] = numpy_dtype(tensor.datatype)
+    if tensor.shape is None or dtype.hasobject:
+        raise _refused(f"nothing can be made up for input {tensor.name!r} ({tensor.datatype}); give it")
+    shape = [_size(tensor, place, rows, sizes) for place in range(len(tensor.shape))]
+    if dtype.kind in "iu" and dtype.itemsize <= 2:
+        limits = np.iinfo(dtype)
+        return chance.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    if dtype.kind in "iub" and tensor.datatype != "BF16":
+        return chance.integers(0, 2, shape).astype(dtype)
+    return chance.random(shape).astype(dtype)
+
+
+def _size(tensor: Tensor, place: int, rows: int, sizes: dict[str, int]) -> int:
+    dim = (tensor.shape or ())[place]
+    if not isinstance(dim, str):
+        return dim
+    if place == 0:
+        sizes.setdefault(dim, rows)
+    if dim not in sizes:
+        raise _refused(f"dimension {dim!r} of input {tensor.name!r} is open; give an array of the size that is usual")
+    return sizes[dim]
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError.at(None, what, "--inputs")

@@ -1,0 +1,300 @@
+"""The file of a profile: which model, where and how it was measured, its graph and its points."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from upwell.shared.digest import model_digest
+from upwell.shared.errors import ConfigError
+from upwell.shared.partition.candidates import Cut, cuts_of, known_bytes, ranked, refined
+from upwell.shared.partition.contraction import contract
+from upwell.shared.partition.graph import Graph
+from upwell.shared.partition.measuring import FEWEST_RUNS, Bench, MeasuredPart, Opened, PartitionTier, Runner, spread_of
+from upwell.shared.partition.monotone import certainty, falling, rising
+from upwell.shared.partition.profile import (
+    Machine,
+    ModelFacts,
+    NodeFacts,
+    Point,
+    Profile,
+    RuntimeFacts,
+    Spread,
+    TensorFacts,
+)
+from upwell.shared.partition.reading import read_graph
+from upwell.shared.partition.split.halves import Halves, ModelHalf
+from upwell.shared.tensors import Array
+from upwell.tools.partition.profile_inputs import inputs_of, runtime_names
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How points were measured. `stretch` 1: as this machine is."""
+
+    tier: Literal["edge", "cloud"]
+    rows: int
+    stretch: float
+    runtime: RuntimeFacts
+    points: tuple[Point, ...]
+
+
+def document_of(path: Path, graph: Graph, sizes: Mapping[str, int], taken: Taken) -> Profile:
+    """The profile of the model at `path`, whose contracted graph has open dimensions of these `sizes`."""
+    simulated = f"times of this machine multiplied by {taken.stretch:g}" if taken.stretch != 1 else ""
+    system = f"{platform.system()} {platform.release()}"
+    return Profile(
+        tier=taken.tier,
+        model=ModelFacts(
+            name=path.name,
+            format="onnx" if graph.format == "onnx" else "tflite",
+            digest=model_digest(path).removeprefix("sha256:"),
+            rows=taken.rows,
+        ),
+        machine=Machine(name=platform.node(), system=system, processor=_processor(), simulated=simulated),
+        runtime=taken.runtime,
+        nodes=tuple(
+            NodeFacts(name=node.name, op=node.op, inputs=node.inputs, outputs=node.outputs, work=node.work)
+            for node in graph.nodes
+        ),
+        tensors=_tensors(graph, sizes),
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        points=taken.points,
+    )
+
+
+def _tensors(graph: Graph, sizes: Mapping[str, int]) -> dict[str, TensorFacts]:
+    """Those that a node or the model itself takes or gives."""
+    named = [name for node in graph.nodes for name in (*node.inputs, *node.outputs)]
+    known = [graph.tensors[name] for name in dict.fromkeys((*graph.inputs, *named, *graph.outputs))]
+    return {tensor.name: TensorFacts(datatype=tensor.datatype, bytes=known_bytes(tensor, sizes)) for tensor in known}
+
+
+def _processor() -> str:
+    """Its model where the system tells, and its cores."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() == "model name":
+                model = value.strip()
+                break
+    return f"{model}, {os.cpu_count() or 1} cores"
+
+
+WHOLE = MeasuredPart("whole")
+_MEMORY_PART = 8
+"""One in so many bytes of the machine's memory for files of models that are open; runtimes take two or three times."""
+_LEAST_MEMORY_BYTES = 256 << 20
+_FIRST = 0.75
+"""The part of the points that the graph alone chooses; the measurement chooses the others."""
+_COMPARED = 3
+"""Cuts of which the other half is measured too, to see what cutting itself costs."""
+_NOTHING = Spread(median_s=0.0, p10_s=0.0, p90_s=0.0, runs=1)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is asked of a profile. `points` None: every legal cut of the order. `stretch` 1: the machine as it is."""
+
+    tier: Literal["edge", "cloud"]
+    points: int | None
+    runs: int
+    budget_s: float
+    rows: int
+    stretch: float = 1.0
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """Both halves of a cut on this one machine, beside the whole: medians in seconds."""
+
+    nodes: int
+    head_s: float
+    tail_s: float
+    whole_s: float
+
+    @property
+    def overhead(self) -> float:
+        """What cutting adds, as a part of the whole."""
+        return (self.head_s + self.tail_s) / self.whole_s - 1
+
+
+@dataclass(frozen=True)
+class ProfileOutcome:
+    """A profile, what cutting costs, and the cuts (by number of nodes) that could not be measured, with the reason."""
+
+    profile: Profile
+    cutting: Sequence[Cutting]
+    left_out: Mapping[int, str]
+
+
+class Profiler:
+    """Measures one model on one tier. `tick` is called after every step of about `steps`."""
+
+    def __init__(self, path: Path, tier: PartitionTier, wishes: Wishes, given: Mapping[str, Array]) -> None:
+        self._path = path
+        self._tier = tier
+        self._wishes = wishes
+        self._graph = contract(read_graph(path))
+        self._divide = _dividing(path, self._graph)
+        self._placements: dict[MeasuredPart, str] = {}
+        self._tail_inputs: dict[int, Mapping[str, Array]] = {}
+        with contextlib.closing(tier.open(path)) as runner:
+            names = runtime_names(runner.inputs, self._graph.inputs)
+            arrays, self._sizes = inputs_of(self._graph, names, wishes.rows, given)
+            own = {names[name]: array for name, array in arrays.items()}
+            runner.run(own)
+            self._inputs = {**own, **arrays}  # halves of a TFLite model go by the names that callers see
+            self._runtime = runner.runtime
+        self._cuts = cuts_of(self._graph, self._sizes)
+        self._ranked = ranked(self._cuts)
+        wanted = math.inf if wishes.points is None else wishes.points - 2
+        self._wanted = int(min(wanted, len(self._ranked)))
+        self._compared = self._ranked[: min(_COMPARED, self._wanted)]
+
+    @property
+    def steps(self) -> int:
+        """About how many there are."""
+        parts = self._wanted + 1 + len(self._compared)
+        return parts * (2 + math.ceil(self._wishes.runs / FEWEST_RUNS))
+
+    def profile(self, tick: Callable[[], None]) -> ProfileOutcome:
+        """Measure. Raises `UpwellError` where the whole model cannot be run."""
+        until_s = time.perf_counter() + self._wishes.budget_s
+        first = self._ranked[: math.ceil(_FIRST * self._wanted)]
+        bench = Bench(self._opened, time.perf_counter, random.Random(1), _memory_bytes(), tick)  # noqa: S311  no secret
+        with contextlib.closing(bench):
+            bench.measure([WHOLE, *map(self._part, first)], FEWEST_RUNS, until_s)
+            if WHOLE in bench.failed:
+                raise ConfigError.at(self._path, f"the model cannot be measured: {bench.failed[WHOLE]}")
+            chosen = [*first, *self._more(bench, self._wanted - len(first))]
+            others = [*map(self._part, chosen[len(first) :]), *map(self._other, self._compared)]
+            bench.measure(others, FEWEST_RUNS, until_s)
+            bench.measure([WHOLE, *map(self._part, first), *others], self._wishes.runs - FEWEST_RUNS, until_s)
+        return self._outcome(bench, chosen)
+
+    def _part(self, cut: Cut) -> MeasuredPart:
+        return MeasuredPart("head" if self._wishes.tier == "edge" else "tail", cut.nodes)
+
+    def _other(self, cut: Cut) -> MeasuredPart:
+        return MeasuredPart("tail" if self._wishes.tier == "edge" else "head", cut.nodes)
+
+    def _ends_s(self, whole_s: float) -> dict[int, float]:
+        """The times of the two ends by number of nodes."""
+        heads = self._wishes.tier == "edge"
+        return {0: 0.0 if heads else whole_s, len(self._graph.nodes): whole_s if heads else 0.0}
+
+    def _more(self, bench: Bench, count: int) -> Sequence[Cut]:
+        medians = {part: statistics.median(times) for part, times in bench.samples.items()}
+        failed = {part.nodes for part in bench.failed}
+        measured = {part.nodes: median for part, median in medians.items() if part != WHOLE}
+        cuts = [cut for cut in self._cuts if cut.nodes not in failed]
+        return refined({**measured, **self._ends_s(medians[WHOLE])}, cuts, count)
+
+    def _opened(self, part: MeasuredPart) -> Opened:
+        """A `MeasuredPart` as the tier runs it, with inputs for it; its files are gone with it."""
+        with contextlib.ExitStack() as stack:
+            arrays: Mapping[str, Array] = self._inputs
+            if part == WHOLE:
+                runner, size_bytes = self._tier.open(self._path), self._path.stat().st_size
+                names = runtime_names(runner.inputs, self._graph.inputs)
+            else:
+                halves = self._divide(frozenset(range(part.nodes)))
+                half = halves.head if part.kind == "head" else halves.tail
+                if part.kind == "tail":
+                    arrays = self._tail_arrays(part.nodes, halves)
+                runner, size_bytes = self._run(half, stack), half.size_bytes
+                names = runtime_names(runner.inputs, tuple(tensor.name for tensor in half.inputs))
+            stack.callback(self._close, part, runner)
+            feed = {own: arrays[name] for name, own in names.items()}
+            return Opened(lambda: runner.run(feed), stack.pop_all().close, size_bytes)
+
+    def _close(self, part: MeasuredPart, runner: Runner) -> None:
+        self._placements[part] = runner.placement
+        runner.close()
+
+    def _run(self, half: ModelHalf, stack: contextlib.ExitStack) -> Runner:
+        """The half, loaded from a folder that goes with `stack`."""
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upwell-")))
+        for name, data in half.files.items():
+            (folder / name).write_bytes(data)
+        return self._tier.open(folder / next(iter(half.files)))
+
+    def _tail_arrays(self, nodes: int, halves: Halves) -> Mapping[str, Array]:
+        """What the head gives, so that the tail works on what it would get; the model's own inputs with it."""
+        if nodes not in self._tail_inputs:
+            with contextlib.ExitStack() as stack:
+                runner = self._run(halves.head, stack)
+                stack.callback(runner.close)
+                takes = runtime_names(runner.inputs, tuple(tensor.name for tensor in halves.head.inputs))
+                gives = runtime_names(runner.outputs, tuple(tensor.name for tensor in halves.head.outputs))
+                made = runner.run({own: self._inputs[name] for name, own in takes.items()})
+                self._tail_inputs[nodes] = {**self._inputs, **{name: made[gives[name]] for name in halves.cut}}
+        return self._tail_inputs[nodes]
+
+    def _outcome(self, bench: Bench, chosen: Sequence[Cut]) -> ProfileOutcome:
+        stretch = self._wishes.stretch
+        spreads = {part: spread_of(times, stretch) for part, times in bench.samples.items()}
+        whole = spreads[WHOLE]
+        parts = {cut.nodes: self._part(cut) for cut in chosen}
+        left_out = {nodes: bench.failed[part] for nodes, part in sorted(parts.items()) if part in bench.failed}
+        measured = {nodes: spreads[part] for nodes, part in parts.items() if part in spreads}
+        ends = {nodes: whole if time_s else _NOTHING for nodes, time_s in self._ends_s(whole.median_s).items()}
+        cutting = []
+        for cut in self._compared:
+            head, tail = MeasuredPart("head", cut.nodes), MeasuredPart("tail", cut.nodes)
+            if head in spreads and tail in spreads:
+                cutting.append(Cutting(cut.nodes, spreads[head].median_s, spreads[tail].median_s, whole.median_s))
+        points = self._points({**measured, **ends}, {**parts, **dict.fromkeys(ends, WHOLE)})
+        taken = Taken(self._wishes.tier, self._wishes.rows, stretch, self._runtime, points)
+        document = document_of(self._path, self._graph, self._sizes, taken)
+        return ProfileOutcome(document, sorted(cutting, key=lambda one: one.nodes), left_out)
+
+    def _points(self, measured: Mapping[int, Spread], parts: Mapping[int, MeasuredPart]) -> tuple[Point, ...]:
+        nodes = sorted(measured)
+        crossing = {cut.nodes: cut.tensors for cut in self._cuts}
+        correct = rising if self._wishes.tier == "edge" else falling
+        medians = [measured[one].median_s for one in nodes]
+        corrected = correct(medians, [certainty(measured[one]) for one in nodes])
+        return tuple(
+            Point(
+                nodes=one,
+                tensors=crossing[one],
+                measured=measured[one],
+                corrected_s=time_s,
+                placement=self._placements.get(parts[one], "") if measured[one] is not _NOTHING else "",
+            )
+            for one, time_s in zip(nodes, corrected, strict=True)
+        )
+
+
+def _dividing(path: Path, graph: Graph) -> Callable[[frozenset[int]], Halves]:
+    """What splits the model, which is read once."""
+    if graph.format == "onnx":
+        from upwell.shared.partition.split import onnx
+        from upwell.shared.partition.split.onnx_whole import OnnxWhole
+
+        return partial(onnx.split_whole, OnnxWhole.read(path), graph)
+    from upwell.shared.partition.split import tflite
+    from upwell.shared.partition.split.tflite_whole import TfliteWhole
+
+    return partial(tflite.split_whole, TfliteWhole.read(path), graph)
+
+
+def _memory_bytes() -> int:
+    """For model files that are open at one time."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return max(machine // _MEMORY_PART, _LEAST_MEMORY_BYTES)

@@ -1,0 +1,175 @@
+"""`upwell partition split`: the two halves of a model as files, for the cuts of a plan."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file
+from upwell.shared.partition.contraction import contract
+from upwell.shared.partition.plan_file import PlanFacts
+from upwell.shared.partition.reading import read_graph
+from upwell.shared.partition.split.choosing import Chosen, all_of_plan, best_of_plan, cut_at
+from upwell.shared.partition.split.folder import CutFacts
+from upwell.shared.partition.split.writing import TAILS, Made, WholeModel, Written, check_free, write_split
+from upwell.tools.partition.coding import Coder
+from upwell.tools.partition.profile_inputs import read_given
+
+_MOST_PLAN_BYTES = 64 << 20
+_PLAN = "What `upwell partition plan --json` printed for this model."
+_OUT = "The folder to write; an earlier one of this command is replaced."
+_NAME = "What the tails are called by; default the name of the file."
+_ALL = "Every cut of the plan's envelope, for an agent that follows the link."
+_CUT = "Without a plan: after the first N nodes, or after this node, in the order of the graph."
+_CODEC = "Float tensors cross as this (ONNX)."
+_DATA = "For --codec: an .npz with arrays named as the model's inputs, rows first; ranges and error come from it."
+
+
+def split(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file.", exists=True, dir_okay=False)
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help=_OUT)],
+    plan: Annotated[Path | None, typer.Option(metavar="FILE", help=_PLAN)] = None,
+    cut: Annotated[str | None, typer.Option(metavar="N|NODE", help=_CUT)] = None,
+    every: Annotated[bool, typer.Option("--all", help=_ALL)] = False,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help=_NAME)] = None,
+    codec: Annotated[Literal["none", "fp16", "int8"], typer.Option(help=_CODEC)] = "none",
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help=_DATA)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Split MODEL into heads for the device and tails for the cloud, as a plan says: real models of its own format.
+
+    `upwell serve --models DIR/tails` serves the tails at once. `upwell partition verify DIR` checks the halves.
+    """
+    if (plan is None) == (cut is None) or (every and plan is None):
+        raise typer.BadParameter("say where to cut: --plan FILE, perhaps with --all, or --cut N")
+    if data is not None and codec == "none":
+        raise typer.BadParameter("--data: without --codec nothing needs it")
+    check_free(out)
+    graph = contract(read_graph(model))
+    whole = WholeModel.open(model, graph, name or model.stem)
+    chosen, planned = ([cut_at(cut or "", graph)], None) if plan is None else _of_plan(plan, whole, every)
+    errors: dict[str, float | None] = {}
+    with ExitStack() as stack:
+        coder = None if codec == "none" else stack.enter_context(_coder(whole, codec, data))
+        cuts = _drawn(chosen) if sys.stderr.isatty() else chosen
+        written = write_split(out, whole, _made(whole, cuts, coder, errors))
+    remarks = [*_remarks(whole, out, planned if codec == "none" else None), *written.remarks]
+    if as_json:
+        typer.echo(json.dumps(_document(out, written, errors, remarks), allow_nan=False))
+    else:
+        _show(Console(highlight=False, soft_wrap=not sys.stdout.isatty()), out, written, errors, remarks)
+
+
+def _of_plan(path: Path, whole: WholeModel, every: bool) -> tuple[Sequence[Chosen], PlanFacts]:
+    try:
+        plan = PlanFacts.model_validate_json(read_file(path, "the plan", _MOST_PLAN_BYTES))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError.at(path, f"not a plan of `upwell partition plan --json`: {first['msg']}", where) from None
+    if plan.model is not None and plan.model.removeprefix("sha256:") != whole.digest:
+        raise ConfigError.at(path, f"it is the plan of another model file than {whole.path}: their digests differ")
+    return (all_of_plan(plan, whole.graph, path) if every else [best_of_plan(plan, whole.graph, path)]), plan
+
+
+def _coder(whole: WholeModel, codec: Literal["fp16", "int8"], data: Path | None) -> Coder:
+    if whole.format != "onnx":
+        raise ConfigError.at(
+            whole.path, "codecs are for ONNX models; what TFLite quantizes crosses as it is", "--codec"
+        )
+    if codec == "int8" and data is None:
+        raise ConfigError.at(None, "int8 needs --data, samples that show the range of each tensor", "--codec")
+    from upwell.shared.partition.split.cut_codec import with_codec
+
+    try:
+        samples = {} if data is None else read_given(data)
+    except ConfigError as error:
+        raise ConfigError.at(data, error.problems[0].message, "--data") from None
+    return Coder(whole, lambda halves, ranges: with_codec(halves, codec, ranges), samples)
+
+
+def _made(
+    whole: WholeModel, chosen: Iterable[Chosen], coder: Coder | None, errors: dict[str, float | None]
+) -> Iterator[Made]:
+    """The halves of each cut, one after the other; what a codec costs goes into `errors`."""
+    for one in chosen:
+        halves = whole.divide(one.edge)
+        if coder is not None:
+            halves, errors[one.name] = coder.coded(halves)
+        yield Made(one, halves)
+
+
+def _drawn(chosen: Sequence[Chosen]) -> Iterator[Chosen]:
+    """The cuts behind a bar on the terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield from progress.track(chosen, description="splitting")
+
+
+def _remarks(whole: WholeModel, out: Path, plan: PlanFacts | None) -> list[str]:
+    """What a person should know about these halves; `plan` is one whose codecs they do not have."""
+    remarks = []
+    codecs = sorted({one.codec for one in plan.sent if one.codec}) if plan is not None else ()
+    if codecs:
+        remarks.append(f"the plan counts on tensors sent as {', '.join(codecs)}; these are sent as they are (--codec)")
+    if whole.format == "tflite":
+        remarks.append(
+            "`upwell serve` has no engine for TFLite: an Upwell agent on a gateway serves these tails "
+            f"(edge: {{file: {out / TAILS}/NAME/1/model.tflite}} under the tail's NAME)"
+        )
+    return remarks
+
+
+def _document(out: Path, written: Written, errors: dict[str, float | None], remarks: Sequence[str]) -> dict[str, Any]:
+    cuts = []
+    for cut in written.facts.cuts:
+        sizes = written.sizes[cut.name]
+        about = {"head_bytes": sizes.head, "tail_bytes": sizes.tail, "sent_bytes": _sent_bytes(cut)}
+        cuts.append({**cut.model_dump(mode="json"), **about, "codec_error": errors.get(cut.name)})
+    return {"out": str(out), **written.facts.model_dump(mode="json"), "cuts": cuts, "remarks": list(remarks)}
+
+
+def _sent_bytes(cut: CutFacts) -> int:
+    return sum(tensor.bytes for tensor in cut.tensors)
+
+
+def _show(
+    console: Console, out: Path, written: Written, errors: dict[str, float | None], remarks: Sequence[str]
+) -> None:
+    columns = ("cut", "head", "tail", "sent for one row", Column("tensors", overflow="fold"))
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for cut in written.facts.cuts:
+        tensors = [f"{one.name} {one.datatype} {list(one.shape)}" for one in cut.tensors]
+        tensors += [f"{name} as the caller gives it" for name in cut.raw_inputs]
+        sizes = written.sizes[cut.name]
+        sent = _amount(_sent_bytes(cut))
+        table.add_row(cut.name, _amount(sizes.head), _amount(sizes.tail), sent, Text("\n".join(tensors)))
+    console.print(table)
+    console.print(f"wrote {out}; the tails are", markup=False)
+    for cut in written.facts.cuts:
+        error = errors.get(cut.name)
+        lost = "" if error is None else f": relative error {error:.2e} on the samples"
+        console.print(f"  {cut.tail}{lost}", markup=False)
+    for remark in remarks:
+        console.print(remark, markup=False)
+
+
+def _amount(size_bytes: int) -> str:
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes} B"

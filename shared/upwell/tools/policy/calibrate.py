@@ -1,0 +1,258 @@
+"""`upwell policy calibrate`: from a request log to a policy whose threshold keeps a share or a risk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
+from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target, calibration_of
+from upwell.shared.routing.calibration.choosing import CannotCalibrate
+from upwell.shared.routing.calibration.grouping import by_model_pair
+from upwell.shared.routing.hardness import RISING
+from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import CompiledPolicy
+from upwell.shared.routing.policy.settings import HardSettings, ModelPair
+from upwell.shared.units import parse_share
+from upwell.tools.cli import EXIT_FAILED
+from upwell.tools.policy.calibrate_yaml import PolicyText, evidence, percent
+from upwell.tools.policy.request_logs import read_log
+
+_LONGEST_S = 1e10
+_UNIX_TIME_S = 1e8
+"""From here on (1973) `t_s` is Unix time, as in logs that agents record; below it counts from any zero."""
+_PLOT_KINDS = (".png", ".svg", ".pdf")
+_SHARE = "This share of all requests goes up, such as 20%; large ones count."
+_RISK = "At most this share of all requests is answered by the device and wrong where the cloud is right, such as 2%."
+
+
+@dataclass(frozen=True)
+class CalibrationRefusal:
+    """Models for which no threshold can be chosen, and why."""
+
+    model: str
+    model_pair: ModelPair
+    reason: str
+
+
+def calibrate(
+    policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)],
+    log: Annotated[Path, typer.Option(metavar="LOG", help="What both sides answered, a log of JSON lines.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the calibrated policy goes; may be POLICY itself.")],
+    cloud_share: Annotated[str | None, typer.Option(help=_SHARE)] = None,
+    max_risk: Annotated[str | None, typer.Option(help=_RISK)] = None,
+    confidence: Annotated[str, typer.Option(help="How sure the risk is.")] = "95%",
+    model: Annotated[str | None, typer.Option(help="Only this model of the log.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw risk against share (.png, .svg, .pdf).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+) -> None:
+    """Choose the threshold of `hard` from a log, and write the policy with it.
+
+    Nothing is written where the log is too small or the target is out of reach.
+    """
+    target = _target(cloud_share, max_risk, confidence)
+    load_yaml(policy, Policy)
+    draw_calibrations = None if plot is None else _drawing(plot)
+    text = PolicyText(policy.read_bytes().decode("utf-8-sig"), policy)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    with errors.status("reading the log and choosing") if errors.is_terminal else nullcontext():
+        found, refused = _calibrations(_by_model(log, model), text, target)
+    left_out = sorted({one.model for one in refused} - {one.model for one in found})
+    if not left_out:
+        _write(text, found, policy, out)
+        if draw_calibrations is not None and plot is not None:
+            write_named(plot, draw_calibrations(found), like=policy)
+    for one in refused:
+        errors.print(_shown(f"{_named(one.model, one.model_pair)}: {one.reason}"))
+    if left_out:
+        errors.print("nothing is written", markup=False)
+    if as_json:
+        document = {
+            "out": None if left_out else str(out),
+            "calibrations": [_document(one) for one in found],
+            "refused": [{"model": one.model, **asdict(one.model_pair), "reason": one.reason} for one in refused],
+        }
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif not left_out:
+        _show(found, out)
+    if left_out:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _target(cloud_share: str | None, max_risk: str | None, confidence: str) -> Target:
+    if (cloud_share is None) == (max_risk is None):
+        raise ConfigError.at(None, "expected one of --cloud-share 20% and --max-risk 2%")
+    if cloud_share is not None:
+        return Target(cloud_share=_share("--cloud-share", cloud_share, "0% is `hard: off`, 100% a rule `route: cloud`"))
+    return Target(
+        max_risk=_share("--max-risk", str(max_risk), "no log can show 0%, and 100% asks for nothing"),
+        confidence=_share("--confidence", confidence, "no log makes anything certain"),
+    )
+
+
+def _share(option: str, text: str, why: str) -> float:
+    try:
+        share = parse_share(float(text) if _is_number(text) else text)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), option) from None
+    if not 0 < share < 1:
+        raise ConfigError.at(None, f"expected more than 0% and less than 100%, got {text}: {why}", option)
+    return share
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _drawing(path: Path) -> Callable[[Sequence[CalibrationResult]], bytes]:
+    """What draws a picture of the kind that `path` names. Raises `ConfigError` where it cannot be drawn."""
+    kind = path.suffix.lower()
+    if kind not in _PLOT_KINDS:
+        raise ConfigError.at(path, f"expected a name that ends in one of {', '.join(_PLOT_KINDS)}", "--plot")
+    try:
+        from upwell.tools.policy.plots import draw_calibrations
+    except ImportError:
+        raise ConfigError.at(None, "needs matplotlib: pip install 'upwell[plot]'", "--plot") from None
+    return lambda calibrations: draw_calibrations(calibrations, kind[1:])
+
+
+def _by_model(log: Path, model: str | None) -> Mapping[str, list[LogLine]]:
+    lines: dict[str, list[LogLine]] = {}
+    for line in read_log(log):
+        lines.setdefault(line.model, []).append(line)
+    if any(line.t_s > _LONGEST_S for group in lines.values() for line in group):
+        raise ConfigError.at(log, f"t_s is at most {_LONGEST_S:g} seconds")
+    if model is None:
+        return lines
+    if model not in lines:
+        raise ConfigError.at(log, f"has no request of {model!r}; it has {', '.join(sorted(lines))}", "--model")
+    return {model: lines[model]}
+
+
+def _calibrations(
+    by_model: Mapping[str, list[LogLine]], text: PolicyText, target: Target
+) -> tuple[list[CalibrationResult], list[CalibrationRefusal]]:
+    for model in by_model:
+        text.set_target(model, target)
+    policy = text.policy()
+    found: list[CalibrationResult] = []
+    refused: list[CalibrationRefusal] = []
+    for model, lines in by_model.items():
+        hard, compiled = _plain(policy, model), CompiledPolicy(_at_no_hour(policy, lines))
+        for model_pair, group in by_model_pair(lines).items():
+            try:
+                found.append(calibration_of(group, compiled, hard, model_pair, target))
+            except CannotCalibrate as error:
+                refused.append(CalibrationRefusal(model, model_pair, str(error)))
+    return found, refused
+
+
+def _plain(policy: Policy, model: str) -> HardSettings:
+    """The settings of `hard` as they are written, with no calibration of an earlier time laid over them."""
+    hard = policy.model_copy(update={"calibrations": []}).settings(model, None).hard
+    assert hard is not None  # noqa: S101  `PolicyText.set_target` refuses a `hard` that is off
+    return hard
+
+
+def _at_no_hour(policy: Policy, lines: Sequence[LogLine]) -> Policy:
+    """The policy without its rules about hours, where nobody knows at what time of day the requests came."""
+    if any(line.t_s >= _UNIX_TIME_S for line in lines):
+        return policy
+    return policy.model_copy(update={"rules": [rule for rule in policy.rules if rule.match.hours is None]})
+
+
+def _write(text: PolicyText, found: Sequence[CalibrationResult], policy: Path, out: Path) -> None:
+    for calibration in found:
+        text.add(calibration)
+    calibrated = text.policy()
+    for one in found:
+        hard = calibrated.settings(one.model, None, one.model_pair).hard
+        if hard is None or not hard.calibrated or hard.threshold != one.threshold:
+            raise ConfigError.at(
+                policy, f"another calibration hides the new one of {_named(one.model, one.model_pair)}", "calibrations"
+            )
+    write_named(out, text.text().encode(), like=policy)
+
+
+def _document(one: CalibrationResult) -> dict[str, Any]:
+    target = one.target
+    asked = (
+        {"cloud_share": target.cloud_share}
+        if target.is_share
+        else {"max_risk": target.max_risk, "confidence": target.confidence}
+    )
+    return {
+        "model": one.model,
+        **asdict(one.model_pair),
+        "measure": one.hard.measure,
+        "above" if one.hard.measure in RISING else "below": one.threshold,
+        "temperature": one.temperature,
+        **asked,
+        "evidence": evidence(one),
+        "warnings": list(one.warnings),
+    }
+
+
+def _show(found: Sequence[CalibrationResult], out: Path) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for name in ("", "requests", "go up", "kept and wrong", "at most"):
+        table.add_column(name, justify="left" if not name else "right")
+    for one in found:
+        for name, part in (("nothing hard", one.nothing_hard), ("chosen", one.chosen), ("held out", one.held_out)):
+            numbers = (_percent(part.share), _percent(part.risk), _percent(part.risk_bound))
+            table.add_row(_shown(f"{one.model}, {name}"), str(part.requests), *numbers)
+    console.print(table)
+    for one in found:
+        console.print()
+        console.print(_shown(_sentence(one)))
+        for warning in one.warnings:
+            console.print(_shown(f"note: {warning}"))
+    console.print()
+    console.print(_shown(f"written to {out}"))
+
+
+def _sentence(one: CalibrationResult) -> str:
+    direction = "above" if one.hard.measure in RISING else "below"
+    tempered = f", logits divided by {one.temperature:g}" if one.temperature != 1.0 else ""
+    rule = f"{one.hard.measure} {direction} {one.threshold:.4g} is hard{tempered}"
+    if one.target.is_share:
+        what = f"so {_percent(one.chosen.share)} of all requests go up (asked for: {percent(one.target.cloud_share)})"
+    else:
+        what = (
+            f"so with {percent(one.target.confidence)} confidence at most {percent(one.target.max_risk)} of all "
+            f"requests are kept and wrong where the cloud is right, and {_percent(one.chosen.share)} go up"
+        )
+    return f"{_named(one.model, one.model_pair)}: {rule}, {what}."
+
+
+def _named(model: str, model_pair: ModelPair) -> str:
+    parts = [part[:19] for part in (model_pair.edge_digest, model_pair.edge_runtime, model_pair.cloud_digest) if part]
+    return f"{model} ({', '.join(parts)})" if parts else model
+
+
+def _percent(share: float) -> str:
+    return "unknown" if math.isnan(share) else f"{share:.1%}"
+
+
+def _shown(text: str) -> Text:
+    """Names that a log brought along, without anything that a terminal would obey."""
+    return Text("".join(one if one.isprintable() else "�" for one in text))

@@ -1,0 +1,153 @@
+"""Device and cloud asked for the same item, one after the other, and the log line that comes of it."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from upwell.edge.models.scoring import Scorer
+from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.observe.request_log import runtime_name
+from upwell.edge.observe.truth import Judge
+from upwell.shared.errors import ModelFailed
+from upwell.shared.oip.codec.converters import serialize_infer_request
+from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.open_client import Client
+from upwell.shared.routing.log import LogLine
+from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.images import encode_for_uplink
+from upwell.shared.tensors import Array
+from upwell.tools.policy.collect.items import Item, read_item
+from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, ITEM
+
+ANSWER_S = 60.0
+"""The cloud may take as long; nobody waits for these answers."""
+
+
+@dataclass(frozen=True)
+class CloudAsker:
+    """What the cloud had to say. `answer` is None where it was not asked, or gave nothing that can be used: then
+    `problem` says why. `is_silent`: it was asked and is not there, or not for us, whatever the item."""
+
+    sent_bytes: int
+    reply_bytes: int = 0
+    answer: InferResponse | None = None
+    problem: str = ""
+    is_silent: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One item done: its line without a time, and what became of the cloud's side."""
+
+    line: LogLine
+    cloud: CloudAsker
+    egress_rule: str
+
+
+class Asker:
+    """Asks both sides of one model. `labels` maps items to classes; None takes the cloud's answers as right."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        client: Client,
+        policy: CompiledPolicy,
+        judge: Judge,
+        labels: Mapping[str, int] | None,
+    ) -> None:
+        assert model.edge is not None  # noqa: S101  collecting asks both sides
+        self._model = model
+        self._edge: EdgeModel = model.edge
+        self._client = client
+        self._policy = policy
+        self._judge = judge
+        self._labels = labels
+        self._scorer = Scorer(model.edge.signature)
+        self._runtime = runtime_name(model.edge.runtime)
+
+    def warm_up(self, item: Item) -> None:
+        """Run the device once for nothing: the first run is no sample. Raises what `ask` raises."""
+        self._edge.run(read_item(item, self._model), math.inf)
+
+    def ask(self, item: Item, t_s: float) -> Asked:
+        """Ask for one item, at `t_s` of the log. Raises `UpwellError` for an item that cannot be read or run."""
+        inputs = read_item(item, self._model)
+        run = self._edge.run(inputs, math.inf)
+        sent = encode_for_uplink(self._edge.signature, inputs)
+        size_bytes = max(self._edge.signature.row_sizes_bytes(sent))
+        verdict = self._policy.judge(RequestFacts(self._model.name, {ITEM: item.name}, size_bytes, time.time()))
+        request = InferRequest(self._model.cloud_model, sent, id=uuid.uuid4().hex)
+        cloud = self._ask_cloud(request, verdict)
+        line = self._line(item, t_s, run.outputs, run.duration_s, cloud, verdict.settings.hard or HardSettings())
+        return Asked(line, cloud, verdict.egress_rule)
+
+    def close(self) -> None:
+        """End the call to the cloud that is under way, if there is one; nothing can be asked after that."""
+        self._client.close()
+
+    def _ask_cloud(self, request: InferRequest, verdict: Verdict) -> CloudAsker:
+        if verdict.egress_rule:  # what denies egress is measured and stays here
+            return CloudAsker(len(serialize_infer_request(request)))
+        try:
+            pending = self._client.infer_async(request, ANSWER_S)
+        except RemoteError as error:
+            return CloudAsker(len(serialize_infer_request(request)), problem=str(error), is_silent=True)
+        try:
+            response = pending.result()
+            self._edge.check_cloud(response.outputs, 1)
+            return CloudAsker(pending.sent_bytes, pending.received_bytes, response)
+        except RemoteError as error:
+            is_silent = error.kind is not RemoteErrorKind.INVALID_ARGUMENT
+            return CloudAsker(pending.sent_bytes, problem=str(error), is_silent=is_silent)
+        except ModelFailed as error:
+            return CloudAsker(pending.sent_bytes, pending.received_bytes, problem=str(error))
+
+    def _line(
+        self, item: Item, t_s: float, outputs: Mapping[str, Array], edge_s: float, cloud: CloudAsker, hard: HardSettings
+    ) -> LogLine:
+        edge_correct, cloud_correct = self._correct(item, outputs, cloud.answer)
+        return LogLine(
+            t_s=t_s,
+            model=self._model.name,
+            edge_digest=self._edge.digest,
+            edge_runtime=self._runtime,
+            cloud_digest=_digest(cloud.answer),
+            logits=self._scorer.logits(outputs, 0),
+            size_bytes=cloud.sent_bytes,
+            reply_bytes=cloud.reply_bytes,
+            edge_s=edge_s,
+            cloud_s=_server_s(cloud.answer),
+            hardness=self._scorer.score_all(outputs, hard, 1)[0],
+            edge_correct=edge_correct,
+            cloud_correct=cloud_correct,
+            tags={ITEM: item.name} if self._labels is not None else {ITEM: item.name, **CLOUD_TRUTH},
+        )
+
+    def _correct(
+        self, item: Item, edge: Mapping[str, Array], answer: InferResponse | None
+    ) -> tuple[bool | None, bool | None]:
+        cloud = answer.outputs if answer is not None else None
+        if self._labels is not None:
+            label = self._labels[item.name]
+            return self._judge.is_label(edge, label), None if cloud is None else self._judge.is_label(cloud, label)
+        return (None, None) if cloud is None else (self._judge.agrees(edge, cloud), True)
+
+
+def _digest(answer: InferResponse | None) -> str:
+    facts = answer.parameters if answer is not None else {}
+    return str(facts.get("upwell.cloud_digest") or facts.get("upwell.edge_digest") or "")
+
+
+def _server_s(answer: InferResponse | None) -> float | None:
+    """The cloud's own time, None where it does not tell, or tells what cannot be."""
+    facts = answer.parameters if answer is not None else {}
+    parts_ms = [facts.get(f"upwell.cloud_{part}_ms") for part in ("queue", "compute")]
+    seconds = [part / 1e3 for part in parts_ms if isinstance(part, (int, float)) and not isinstance(part, bool)]
+    total_s = sum(seconds)
+    return total_s if len(seconds) == 2 and math.isfinite(total_s) and min(seconds) >= 0 else None

@@ -1,0 +1,146 @@
+"""`upwell policy collect`: write down what device and cloud say to the same items."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from upwell.edge.config import AgentConfig, CloudSection
+from upwell.edge.models.sections import ModelSection
+from upwell.edge.models.served import ServedModel
+from upwell.edge.observe.truth import Judge
+from upwell.edge.updates.model_start import loaded
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.open_client import Client, open_client
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.tools.cli import EXIT_FAILED
+from upwell.tools.policy.collect.asking import Asker
+from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same, report_of
+from upwell.tools.policy.collect.items import Item, find_items, read_labels
+from upwell.tools.policy.collect.log_file import opened
+
+_SHOWN = 5
+
+
+def collect(
+    agent: Annotated[Path, typer.Argument(metavar="AGENT_YAML", help="The agent.yaml that names both sides.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, by the name that callers use.")],
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of pictures, .npy or .npz files, one item each.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The log to write, or to go on with.")],
+    labels: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV file,label; without it the cloud's answers count as right."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+) -> None:
+    """Run both sides of MODEL on every item of a folder, and write what they say as a request log.
+
+    What was collected stays: after an interrupt the same command goes on with the items that are missing.
+    """
+    config = load_yaml(agent, AgentConfig)
+    section, cloud = _sides(agent, config, model)
+    policy = CompiledPolicy(load_yaml(config.policy, Policy) if config.policy else Policy())
+    items = find_items(data)
+    with loaded(model, section, config.agent.trust.trust) as served:
+        client = open_client(cloud.endpoint, cloud.security, max_message_bytes=config.agent.max_message)
+        try:
+            report = _collected(served, client, policy, items, labels, out)
+        finally:
+            client.close()
+    if as_json:
+        typer.echo(json.dumps(asdict(report)))
+    else:
+        _show(report)
+    if report.skipped and not report.collected + report.already_there:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _sides(path: Path, config: AgentConfig, name: str) -> tuple[ModelSection, CloudSection]:
+    """The model's section and the cloud's. Raises `ConfigError` unless there are both sides to ask."""
+    section = config.models.get(name)
+    if section is None:
+        raise ConfigError.at(path, f"no model {name!r}; expected one of {', '.join(config.models)}", "models")
+    for side, is_there in (("edge", section.edge), ("cloud", section.cloud)):
+        if is_there is None:
+            raise ConfigError.at(path, f"it has no {side} side; both sides are asked", f"models.{name}")
+    if config.cloud is None:
+        raise ConfigError.at(path, "it says nowhere where the cloud is; expected {endpoint: HOST:PORT}", "cloud")
+    return section, config.cloud
+
+
+def _collected(
+    model: ServedModel, client: Client, policy: CompiledPolicy, items: list[Item], labels: Path | None, out: Path
+) -> CollectionReport:
+    assert model.edge is not None  # noqa: S101  `_sides` made sure
+    signature = model.edge.signature
+    hard = policy.judge(RequestFacts(model.name, {}, 0, time.time())).settings.hard or HardSettings()
+    judge = Judge(signature, box_score=hard.box_score, with_labels=labels is not None)
+    names = [item.name for item in items]
+    classes = read_labels(labels, names, judge.output.labels, judge.classes) if labels is not None else None
+    labelled = [item for item in items if classes is None or item.name in classes]
+    with opened(out) as log:
+        check_same(log.former.line, model.edge, model.name, with_labels=classes is not None)
+        missing = [item for item in labelled if item.name not in log.former.items]
+        collection = Collection(Asker(model, client, policy, judge, classes), log)
+        _run(collection, missing)
+    return report_of(
+        collection.tally,
+        before=len(labelled) - len(missing),
+        unlabelled=len(items) - len(labelled),
+        out=str(out),
+        with_labels=classes is not None,
+    )
+
+
+def _run(collection: Collection, items: list[Item]) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("asking both sides", total=len(items))
+            collection.run(items, lambda: progress.advance(task))
+    except KeyboardInterrupt:
+        done = collection.tally.collected
+        console.print(
+            f"interrupted: {done} of {len(items)} items are in the log; the same command goes on with the rest"
+        )
+        raise
+
+
+def _show(report: CollectionReport) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    there = f", {report.already_there} were there" if report.already_there else ""
+    console.print(f"{report.collected} items collected in {report.out}{there}", markup=False)
+    if report.unlabelled:
+        console.print(f"{report.unlabelled} items have no label and were left out")
+    for found, what in (
+        (report.skipped, "skipped"),
+        (report.unanswered, "without an answer of the cloud"),
+        (report.kept_by_egress_rule, "not sent, by a rule of the policy with egress: deny"),
+    ):
+        if found:
+            console.print(f"{len(found)} {what}:")
+        for name, why in list(found.items())[:_SHOWN]:
+            console.print(_printable(f"  {name}: {why}"), markup=False)
+        if len(found) > _SHOWN:
+            console.print(f"  and {len(found) - _SHOWN} more")
+    if report.truth == "cloud":
+        console.print("no labels: the cloud's answers count as right")
+    for side, accuracy in (("edge", report.edge_accuracy), ("cloud", report.cloud_accuracy)):
+        if accuracy is not None:
+            console.print(f"{side} right: {accuracy:.1%}")
+
+
+def _printable(text: str) -> str:
+    """A file's or a server's words without anything that a terminal would obey."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)

@@ -1,0 +1,95 @@
+"""The log that `upwell policy collect` writes, line by line, so that it can be interrupted and gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from pydantic import ValidationError
+
+from upwell.edge.observe.request_log import append_line, encode_line, open_log
+from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.routing.log import LogLine
+
+ITEM = "item"
+"""The tag that names the item of a line."""
+
+CLOUD_TRUTH = MappingProxyType({"truth": "cloud"})
+"""The further tag of lines in which the cloud's answers count as right."""
+
+_START = b'{"t_s":'
+"""How each of our lines begins: what else lacks its newline is somebody's file, of which nothing is cut off."""
+
+
+class LogNotWritten(UpwellError):
+    """The disk does not take the log."""
+
+
+@dataclass(frozen=True)
+class Former:
+    """What a log holds already: its items, its last instant, and one of its lines to compare with."""
+
+    items: frozenset[str] = frozenset()
+    last_s: float = 0.0
+    line: LogLine | None = None
+
+
+class LogFile:
+    """An open log. `former` is what it held when it was opened."""
+
+    def __init__(self, path: Path, file: int, former: Former) -> None:
+        self.former = former
+        self._path = path
+        self._file = file
+
+    def append(self, line: LogLine) -> None:
+        """Write one line, whole or not at all. Raises `LogNotWritten`."""
+        try:
+            append_line(self._file, encode_line(line))
+        except OSError as error:
+            raise LogNotWritten(f"{self._path}: cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[LogFile]:
+    """The log at `path`, made if missing, with an unfinished last line cut off. Raises `ConfigError`."""
+    if path.exists() and not path.is_file():
+        raise ConfigError.at(path, "this is no file; expected the log to write or to go on with", "--out")
+    former = _read(path) if path.exists() else Former()
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open_log(path))
+        except OSError as error:
+            raise ConfigError.at(path, f"cannot be written: {error.strerror}", "--out") from None
+        yield LogFile(path, file, former)
+
+
+def _read(path: Path) -> Former:
+    """What the log holds; its last line is left out where it is unfinished. Raises `ConfigError` for another file."""
+    items: set[str] = set()
+    last_s, first = 0.0, None
+    try:
+        with path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                if not text.endswith(b"\n") and _START.startswith(text[: len(_START)]):
+                    break
+                line = _parsed(path, number, text)
+                first = first or line
+                last_s = max(last_s, line.t_s)
+                if ITEM in line.tags:
+                    items.add(line.tags[ITEM])
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot be read: {error.strerror}", "--out") from None
+    return Former(frozenset(items), last_s, first)
+
+
+def _parsed(path: Path, number: int, text: bytes) -> LogLine:
+    try:
+        return LogLine.model_validate_json(text)
+    except ValidationError:
+        raise ConfigError.at(
+            path, "this line is none of a request log; --out names a new file or a log to go on with", line=number
+        ) from None

@@ -1,0 +1,252 @@
+"""What `upwell policy simulate` shows at a terminal."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.simulation.capacity import MOST_BITS_PER_S, Capacity, constant, parse_trace
+from upwell.shared.routing.simulation.requests import prepare
+from upwell.shared.routing.simulation.runs import (
+    Scene,
+    cloud_only,
+    edge_only,
+    fixed,
+    oracle,
+    random_share,
+    routed,
+    thresholds,
+)
+from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
+from upwell.shared.units import parse_bits_per_second, parse_seconds
+from upwell.tools.policy.request_logs import read_log
+
+_TITLES = MappingProxyType(
+    {
+        "policy": "policy",
+        "compare": "other",
+        "edge_only": "edge only",
+        "cloud_only": "cloud only",
+        "random_share": "random",
+        "oracle": "oracle",
+    }
+)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2%}"
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1e3:.0f} ms"
+
+
+_ROWS: Mapping[str, Callable[[SimulationReport], str]] = MappingProxyType(
+    {
+        "requests": lambda report: str(report.requests),
+        "answered": lambda report: str(report.answered),
+        "in time": lambda report: _share(report.deadline_hit_rate),
+        "right and in time": lambda report: _share(report.accuracy),
+        "median": lambda report: _ms(report.p50_s),
+        "95th percentile": lambda report: _ms(report.p95_s),
+        "99th percentile": lambda report: _ms(report.p99_s),
+        "sent up": lambda report: _share(report.cloud_share),
+        "bytes up": lambda report: f"{report.bytes_up / 1e6:.1f} MB",
+        "cost": lambda report: f"{report.cost:.4g}",
+        "energy": lambda report: f"{report.energy_j:.4g} J",
+    }
+)
+
+
+def show(reports: Mapping[str, SimulationReport], swept: Sequence[Mapping[str, Any]] | None, plot: Path | None) -> None:
+    """Print the ways side by side, the reasons of the policies, and the sweep."""
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in reports:
+        table.add_column(_TITLES[name], justify="right", no_wrap=True)
+    for title, cell in _ROWS.items():
+        table.add_row(title, *map(cell, reports.values()))
+    console.print(table)
+    for name in ("policy", "compare"):
+        if name in reports:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in reports[name].reasons.items())
+            console.print(Text(f"\nreasons ({_TITLES[name]}): {reasons}"))
+    if swept is not None:
+        console.print()
+        console.print(_sweep(swept))
+    if plot is not None:
+        console.print(Text(f"\nwrote {plot}"), soft_wrap=True)
+
+
+def _sweep(swept: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table("fixed threshold", "right and in time", "in time", "sent up", box=None, pad_edge=False)
+    for one in swept:
+        shares = (_share(one[key]) for key in ("accuracy", "deadline_hit_rate", "cloud_share"))
+        table.add_row(f"{one['threshold']:.4g}", *shares)
+    return table
+
+
+MAX_TRACE_BYTES = 64 << 20
+_PLOT_KINDS = (".png", ".svg", ".pdf")
+_TRACE = "What the uplink carries: a mahimahi trace, or CSV rows of second and Mbps. It repeats from its end."
+_START = "The time of day at which t_s is 0, for rules with hours: 2024-05-01T08:00, in UTC unless it says otherwise."
+_SWEEP = "Try ten fixed thresholds of the policy's measure too, in the same agent without its prediction of the link."
+
+
+def simulate(
+    policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)],
+    requests: Annotated[Path, typer.Option(metavar="LOG", help="The requests, a log of JSON lines.")],
+    rtt: Annotated[str, typer.Option(help="Round trip of the link, such as 60ms; half of it each way.")],
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help=_TRACE)] = None,
+    uplink: Annotated[str | None, typer.Option(metavar="RATE", help="A constant rate instead, such as 20Mbps.")] = None,
+    compare: Annotated[Path | None, typer.Option(metavar="OTHER", help="Another policy to show beside it.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the policy's run (.png, .svg, .pdf).")] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help=_SWEEP)] = False,
+    seed: Annotated[int, typer.Option(min=0, help="For the requests that random_share sends up.")] = 0,
+    start: Annotated[str, typer.Option(help=_START)] = "1970-01-01T00:00",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+) -> None:
+    """Replay a request log with the agent's own router over a link.
+
+    Shows the policy beside the device alone, the cloud alone, a random choice of as many requests, and an oracle that
+    knows which answers are right and what the link will carry.
+    """
+    rules, other = load_yaml(policy, Policy), None if compare is None else load_yaml(compare, Policy)
+    _check_plot(plot)
+    scene = _scene(requests, trace, uplink, rtt, start)
+    run = routed(rules, scene)
+    reports = _reports(rules, other, scene, run, seed)
+    swept = _swept(rules, scene) if sweep else None
+    if plot is not None:
+        _draw(plot, scene, run)
+    if as_json:
+        document: dict[str, Any] = {name: asdict(report) for name, report in reports.items()}
+        typer.echo(json.dumps(document if swept is None else {**document, "sweep": swept}, indent=2, allow_nan=False))
+    else:
+        show(reports, swept, plot)
+
+
+def _reports(
+    policy: Policy, other: Policy | None, scene: Scene, run: Sequence[SimulatedOutcome], seed: int
+) -> dict[str, SimulationReport]:
+    report = SimulationReport.of(run)
+    chance = random.Random(seed)  # noqa: S311  chance that can be repeated, not a secret
+    draws = [chance.random() for _ in scene.requests]
+    ways = {
+        "compare": lambda: [] if other is None else routed(other, scene),
+        "edge_only": lambda: edge_only(policy, scene),
+        "cloud_only": lambda: cloud_only(policy, scene),
+        "random_share": lambda: random_share(policy, scene, report.cloud_share, draws),
+        "oracle": lambda: oracle(policy, scene),
+    }
+    asked = [name for name in ways if name != "compare" or other is not None]
+    return {"policy": report, **{name: SimulationReport.of(ways[name]()) for name in _tracked(asked, "simulating")}}
+
+
+def _swept(policy: Policy, scene: Scene) -> list[dict[str, Any]]:
+    try:
+        settings = thresholds(policy, scene.requests)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), "--sweep") from None
+    return [
+        {"threshold": hard.threshold, **asdict(SimulationReport.of(fixed(policy, scene, hard)))}
+        for hard in _tracked(settings, "sweeping")
+    ]
+
+
+def _tracked(work: Sequence[Any], what: str) -> Any:
+    errors = Console(stderr=True)
+    return track(work, what, console=errors, transient=True, disable=not errors.is_terminal)
+
+
+def _scene(requests: Path, trace: Path | None, uplink: str | None, rtt: str, start: str) -> Scene:
+    if (trace is None) == (uplink is None):
+        raise ConfigError.at(None, "give either --trace or --uplink")
+    capacity = _read_trace(trace) if trace is not None else constant(_bits_per_s(uplink or ""))
+    rtt_s = _seconds(rtt)
+    start_s = _wall_time_s(start)
+    try:
+        return Scene(prepare(read_log(requests), start_s), capacity, rtt_s)
+    except ValueError as error:
+        raise ConfigError.at(requests, str(error)) from None
+
+
+def _read_trace(path: Path) -> Capacity:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TRACE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError.at(path, "no such file") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError.at(path, f"cannot be read: {reason}") from None
+    if len(data) > MAX_TRACE_BYTES:
+        raise ConfigError.at(path, f"larger than {MAX_TRACE_BYTES >> 20} MiB; give a part of the trace")
+    try:
+        return parse_trace(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ConfigError.at(path, "not UTF-8 text; expected a mahimahi trace or CSV") from None
+    except ValueError as error:
+        raise ConfigError.at(path, str(error)) from None
+
+
+def _bits_per_s(text: str) -> float:
+    try:
+        bits_per_s = parse_bits_per_second(text)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), "--uplink") from None
+    if not 0 < bits_per_s <= MOST_BITS_PER_S:
+        raise ConfigError.at(None, f"expected more than 0 and at most {MOST_BITS_PER_S / 1e9:g}Gbps", "--uplink")
+    return bits_per_s
+
+
+def _seconds(text: str) -> float:
+    try:
+        rtt_s = parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), "--rtt") from None
+    if not rtt_s <= 3600:
+        raise ConfigError.at(None, "expected at most 1h", "--rtt")
+    return rtt_s
+
+
+def _wall_time_s(text: str) -> float:
+    try:
+        start = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return (start if start.tzinfo else start.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        expected = f"expected a date and time such as 2024-05-01T08:00 or 2024-05-01T08:00+02:00, got {text!r}"
+        raise ConfigError.at(None, expected, "--start") from None
+
+
+def _check_plot(path: Path | None) -> None:
+    if path is None:
+        return
+    if path.suffix.lower() not in _PLOT_KINDS:
+        raise ConfigError.at(path, f"expected a file that ends in {', '.join(_PLOT_KINDS)}", "--plot")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError.at(None, "needs matplotlib: pip install 'upwell[plot]'", "--plot")
+
+
+def _draw(path: Path, scene: Scene, run: Sequence[SimulatedOutcome]) -> None:
+    from upwell.tools.policy.plots import draw_simulation
+
+    write_named(path, draw_simulation(scene, run, path.suffix.lower().removeprefix(".")), "--plot")

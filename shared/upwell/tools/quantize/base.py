@@ -1,0 +1,146 @@
+"""What the ONNX and the TFLite side of quantizing have in common."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.tensors import Array, TensorSpec
+
+Format = Literal["onnx", "tflite"]
+Weights = Literal["u8", "s8"]
+Target = Literal["cpu", "npu"]
+Method = Literal["minmax", "entropy", "percentile"]
+Interface = Literal["float", "int8"]
+
+Arithmetic = Literal["served", "plain", "exact"]
+"""As the agent runs an int8 model here; as its runtime does when nobody tells it anything; or with floating point
+between the roundings, in which nothing saturates. They differ for ONNX on some CPUs alone."""
+
+Feed = Mapping[str, Array]
+"""The tensors of one run, by the names of the model's inputs."""
+
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+"""Runs a model once on real numbers; what int8 tensors there are at its edges are turned into them and back."""
+
+T = TypeVar("T")
+
+_NEAR = 3
+
+
+class Track(Protocol):
+    """Goes through items and shows how far it is."""
+
+    def __call__(self, items: Sequence[T], doing: str) -> Iterator[T]:
+        """The items, one after the other."""
+        ...
+
+
+@dataclass(frozen=True)
+class QuantizeSettings:
+    """How to quantize.
+
+    `weights` is None for what suits the format and target. `interface` says whether the model's inputs and outputs
+    stay floating point (they do by default) or become int8 too, which only TFLite models can.
+    """
+
+    weights: Weights | None = None
+    target: Target = "cpu"
+    method: Method = "minmax"
+    interface: Interface = "float"
+
+
+@dataclass(frozen=True)
+class LayerNode:
+    """A node that may be quantized or kept float: its name, and the operator."""
+
+    name: str
+    operator: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What quantizing does to the result of one node, over the rows it was measured on.
+
+    `error` is ‖quantized − float‖ / ‖float‖ of its result in the whole model; the errors of earlier nodes are in it.
+    `added` estimates this node's own part: √(error² − e²), where e is the largest error among what it reads. Noise
+    that is uncorrelated adds up like this. Either is NaN where it cannot be told.
+    """
+
+    node: str
+    operator: str
+    precision: Literal["int8", "float"]
+    error: float = math.nan
+    added: float = math.nan
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to quantization noise ratio, 20·log₁₀(1 / error), in decibels; infinite where there is no error."""
+        return math.inf if self.error == 0 else -20 * math.log10(self.error)
+
+
+class Quantizer(Protocol):
+    """One float model on its way to int8. First `calibrate`, then `quantized` as often as wanted."""
+
+    nodes: Sequence[LayerNode]
+    """The nodes that may be kept float, in the order of the graph."""
+    folded: frozenset[str]
+    """Names of nodes that the file has and that were folded into others before quantization."""
+    scheme: str
+    """What the numbers become, in words."""
+
+    def calibrate(self, feeds: Iterable[Feed]) -> None:
+        """Learn the ranges of all activations. Raises `ConfigError` where the model cannot be run on them."""
+        ...
+
+    def quantized(self, keep_float: Sequence[str]) -> bytes:
+        """The int8 model as the bytes of a file. Raises `ConfigError` where nothing can be quantized."""
+        ...
+
+    def opened(self, model: bytes, arithmetic: Arithmetic = "served") -> Run:
+        """An int8 model, ready to be run in one of the ways of `Arithmetic`."""
+        ...
+
+    def layers(self, model: bytes, feeds: Iterable[Feed]) -> Sequence[Layer]:
+        """Every node of the int8 model that computes something, in the order of the graph."""
+        ...
+
+
+@dataclass(frozen=True)
+class FloatModel:
+    """The model to quantize: its file, what it takes and gives, and how it runs before.
+
+    `size_bytes` counts the files of its weights, too.
+    """
+
+    path: Path
+    format: Format
+    size_bytes: int
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    run: Run
+
+
+def check_kept(path: Path, quantizer: Quantizer, kept: Sequence[str]) -> None:
+    """Raise `ConfigError` for names in `kept` that no node has which could be quantized."""
+    names = [node.name for node in quantizer.nodes]
+    for name in kept:
+        if name in names:
+            continue
+        if name in quantizer.folded:
+            raise ConfigError.at(
+                path, f"node {name!r} is folded into others before quantization, so it cannot be kept", "--keep-float"
+            )
+        near = difflib.get_close_matches(name, names, _NEAR, 0.5) or names[:_NEAR]
+        raise ConfigError.at(path, f"there is no node {name!r}; near are {', '.join(map(repr, near))}", "--keep-float")
+
+
+def added_error(error: float, before: Iterable[float]) -> float:
+    """The part of a relative error that was not there before; see `Layer.added`."""
+    largest = max((one for one in before if not math.isnan(one)), default=0.0)
+    return math.sqrt(max(0.0, error**2 - largest**2))

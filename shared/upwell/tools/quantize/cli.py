@@ -1,0 +1,93 @@
+"""Where the int8 model goes: never over another file unless that is wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
+from upwell.tools.quantize.base import Interface, Method, QuantizeSettings, T, Target, Weights
+from upwell.tools.quantize.quantizing import check_model, quantize_model
+from upwell.tools.quantize.quiet import quiet
+from upwell.tools.quantize.report import show
+
+
+def check_free(path: Path, model: Path, force: bool) -> None:
+    """Raise `ConfigError` where a model cannot or must not be written to `path`; before any work is done."""
+    if path.is_dir():
+        raise ConfigError.at(path, "this is a directory; --out names a file", "--out")
+    if path.suffix.lower() != model.suffix.lower():
+        raise ConfigError.at(path, f"the int8 model is a {model.suffix} file as well; name it so", "--out")
+    if not path.parent.is_dir():
+        raise ConfigError.at(path, f"there is no folder {path.parent}", "--out")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError.at(path, f"the folder {path.parent} cannot be written; --out FILE puts it elsewhere", "--out")
+    if not path.exists():
+        return
+    if model.exists() and path.samefile(model):
+        raise ConfigError.at(path, "this is the float model itself; --out names another file", "--out")
+    if not force:
+        raise ConfigError.at(path, "there is such a file already; --force replaces it, --out writes another", "--out")
+
+
+_DATA = (
+    "An .npz whose arrays are named as the model's inputs, N rows first, and `labels` if there are any; or one .npy."
+)
+_WEIGHTS = "u8 is right on every CPU and the default there; s8 saturates on x86 without VNNI, and is what NPUs take."
+_KEEP = "Leave this node float; may be given again."
+
+
+def quantize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A float .onnx or .tflite file.", show_default=False)],
+    data: Annotated[Path, typer.Option(metavar="FILE", help=_DATA)],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where it goes; default MODEL with .int8 before its suffix.")
+    ] = None,
+    weights: Annotated[Weights | None, typer.Option(help=_WEIGHTS)] = None,
+    target: Annotated[Target, typer.Option(help="What the model will run on.")] = "cpu",
+    method: Annotated[Method, typer.Option(help="How ranges are chosen.")] = "minmax",
+    interface: Annotated[Interface, typer.Option(help="Inputs and outputs of a TFLite model.")] = "float",
+    keep_float: Annotated[list[str] | None, typer.Option("--keep-float", metavar="NODE", help=_KEEP)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Make an int8 model of MODEL, calibrated on your data, and measure what that costs on rows held out of it."""
+    check_model(model)
+    written_to = out if out is not None else model.with_name(f"{model.stem}.int8{model.suffix}")
+    check_free(written_to, model, force)
+    settings = QuantizeSettings(weights, target, method, interface)
+    with quiet() as terminal:
+        bar = _Bar(Console(file=terminal, highlight=False))
+        made = quantize_model(model, data, written_to, settings, keep_float or (), bar)
+    write_named(written_to, made.model, "--out")
+    if as_json:
+        typer.echo(json.dumps(made.report.document(), allow_nan=False))
+    else:
+        show(made.report, Console(highlight=False, soft_wrap=True))
+
+
+class _Bar:
+    """A `Track` that draws a bar for each part of the work; silent where nobody looks."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, items: Sequence[T], doing: str) -> Iterator[T]:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        ) as progress:
+            yield from progress.track(items, description=doing)

@@ -1,0 +1,166 @@
+"""The outputs of a model before and after quantizing, compared row by row without holding them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.tensors import Array
+from upwell.tools.quantize.base import Run
+from upwell.tools.quantize.samples import LABELS, SampleRow, Samples
+
+
+@dataclass
+class ErrorSummary:
+    """Sums up ‖got − expected‖ / ‖expected‖ over any number of arrays."""
+
+    squares: float = 0.0
+    differences: float = 0.0
+
+    def add(self, expected: Array, got: Array) -> None:
+        """Count two arrays of one shape."""
+        wide = expected.astype(np.float64)
+        self.squares += float((wide**2).sum())
+        self.differences += float(((got.astype(np.float64) - wide) ** 2).sum())
+
+    @property
+    def relative(self) -> float:
+        """The relative error; NaN where nothing but zeros was expected and something else came."""
+        if self.squares == 0:
+            return 0.0 if self.differences == 0 else math.nan
+        return math.sqrt(self.differences / self.squares)
+
+
+@dataclass(frozen=True)
+class OutputChange:
+    """One output before and after: relative error, and the share of score vectors whose largest is the same one.
+
+    `agreement` is None for outputs that are no scores: of one column or none. For integers it is the share that is
+    equal, and `relative_error` is None.
+    """
+
+    name: str
+    relative_error: float | None
+    agreement: float | None
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The share of labels that the largest score meets, before and after, of `count` labels."""
+
+    output: str
+    before: float
+    after: float
+    count: int
+
+
+@dataclass
+class _Tally:
+    """What is counted for one output."""
+
+    difference: ErrorSummary
+    is_integer: bool = False
+    same: int = 0
+    vectors: int = 0
+    right_before: int = 0
+    right_after: int = 0
+    labelled: int = 0
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """All outputs, and the accuracy where there are labels."""
+
+    outputs: tuple[OutputChange, ...]
+    accuracy: Accuracy | None
+
+    @property
+    def worst_error(self) -> float:
+        """The largest relative error of an output."""
+        errors = [one.relative_error for one in self.outputs if one.relative_error is not None]
+        return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)
+
+    @property
+    def worst_agreement(self) -> float:
+        """The smallest agreement of an output, 1 where none has any."""
+        return min((one.agreement for one in self.outputs if one.agreement is not None), default=1.0)
+
+
+def compared(before: Run, after: Run, samples: Samples, cases: Iterable[SampleRow]) -> OutputComparison:
+    """Run both models on all cases. Raises `ConfigError` where the labels fit no output."""
+    tallies: dict[str, _Tally] = {}
+    scores = ""
+    for case in cases:
+        expected, got = before(case.feed), after(case.feed)
+        if samples.has_rows:
+            count = len(case.rows)
+            expected = {name: array[:count] for name, array in expected.items()}
+            got = {name: array[:count] for name, array in got.items()}
+        labels = _labels_of(samples, case)
+        if labels is not None and not scores:
+            scores = _scores_output(samples, expected, labels)
+        for name, array in expected.items():
+            tally = tallies.setdefault(name, _Tally(ErrorSummary()))
+            _count(tally, array, got[name], labels if name == scores else None)
+    outputs = tuple(_change(name, tally) for name, tally in tallies.items())
+    return OutputComparison(outputs, _accuracy(scores, tallies[scores]) if scores else None)
+
+
+def _labels_of(samples: Samples, case: SampleRow) -> Array | None:
+    if samples.labels is None:
+        return None
+    return samples.labels[list(case.rows)] if samples.has_rows else samples.labels[case.rows[0]]
+
+
+def _scores_output(samples: Samples, outputs: Mapping[str, Array], labels: Array) -> str:
+    """The first output of one score vector for each label."""
+    assert samples.labels is not None  # noqa: S101  `labels` come from there
+    for name, array in outputs.items():
+        if array.dtype.kind == "f" and array.shape[:-1] == labels.shape and array.shape[-1:] > (1,):
+            highest = int(samples.labels.max())
+            if highest >= array.shape[-1]:
+                raise ConfigError.at(
+                    samples.path, f"label {highest} is no class: {name!r} gives {array.shape[-1]} scores", "--data"
+                )
+            return name
+    shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in outputs.items())
+    raise ConfigError.at(
+        samples.path,
+        f"labels {list(samples.labels.shape)} need an output with a vector of scores for each; a run gives {shapes}. "
+        f"Without {LABELS!r} in the file the outputs are compared alone",
+        "--data",
+    )
+
+
+def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None) -> None:
+    if expected.dtype.kind != "f":
+        tally.is_integer = True
+        tally.same += int((expected == got).sum()) if expected.shape == got.shape else 0
+        tally.vectors += expected.size
+        return
+    if expected.shape != got.shape:  # such as boxes of which another number is left
+        tally.difference.differences = math.inf
+        return
+    tally.difference.add(expected, got)
+    if expected.ndim and expected.shape[-1] > 1:
+        chosen, now = expected.argmax(-1), got.argmax(-1)
+        tally.same += int((chosen == now).sum())
+        tally.vectors += chosen.size
+        if labels is not None:
+            tally.right_before += int((chosen == labels).sum())
+            tally.right_after += int((now == labels).sum())
+            tally.labelled += labels.size
+
+
+def _change(name: str, tally: _Tally) -> OutputChange:
+    agreement = tally.same / tally.vectors if tally.vectors else None
+    return OutputChange(name, None if tally.is_integer else tally.difference.relative, agreement)
+
+
+def _accuracy(name: str, tally: _Tally) -> Accuracy:
+    count = tally.labelled
+    return Accuracy(name, tally.right_before / count, tally.right_after / count, count)

@@ -1,0 +1,192 @@
+"""An ONNX model made ready to be quantized: checked, folded, its nodes named, its opset raised where that is needed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from upwell.edge.runtimes.onnx.providers import plain_text
+from upwell.edge.runtimes.ort import onnxruntime
+from upwell.shared.errors import ConfigError
+from upwell.tools.quantize.base import Arithmetic
+
+LEAST_OPSET = 13
+"""The first in which DequantizeLinear has an axis, which weights per channel need."""
+
+_LEAST_IR = 7
+"""That of opset 12 and later. From 4 on weights need not be inputs."""
+
+_QUANTIZED = frozenset(
+    {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"}
+    | {"MatMulInteger", "DynamicQuantizeMatMul", "MatMulNBits", "QGemm", "QAttention"}
+)
+CPU = ("CPUExecutionProvider",)
+_LOG_FATAL = 4
+_NO_SATURATION = ("session.x64quantprecision", "1")
+"""What the agent tells ONNX Runtime about models that would saturate: take the slower kernel that does not."""
+
+
+def session_of(model: onnx.ModelProto, arithmetic: Arithmetic = "served", threads: int = 0) -> Any:
+    """A session on the CPU that computes in one of the ways of `Arithmetic`."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _LOG_FATAL
+    options.intra_op_num_threads = threads
+    if arithmetic == "exact":
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    elif arithmetic == "served":
+        options.add_session_config_entry(*_NO_SATURATION)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list(CPU))
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The float model at `path` with all its weights, which were found to lie where they may.
+
+    Raises `ConfigError` where it cannot be quantized at all.
+    """
+    try:
+        model = onnx.load(str(path))
+    except Exception as error:  # noqa: BLE001 (protobuf, ValidationError and OSError share no base class)
+        raise ConfigError.at(path, f"the onnx package cannot read it: {plain_text(error)}") from None
+    found = sorted({node.op_type for node in _all_nodes(model.graph)} & _QUANTIZED)
+    if found:
+        raise ConfigError.at(path, f"it is quantized already (it has {', '.join(found)}); expected a float model")
+    return model
+
+
+def prepared(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """The model with constants folded, batch normalization in its convolutions and every shape that can be inferred.
+
+    Raises `ConfigError` where ONNX Runtime or the converter of opsets refuses it.
+    """
+    _fix_weights(model)
+    _name_nodes(model)
+    version = opset_of(model)
+    try:
+        if version < LEAST_OPSET:
+            model = onnx.version_converter.convert_version(model, LEAST_OPSET)
+            _fix_weights(model)
+            _name_nodes(model)
+    except Exception as error:  # noqa: BLE001 (the converter raises what C++ gives it)
+        raise ConfigError.at(
+            path,
+            f"its opset {version} is too old for weights per channel and cannot be raised to {LEAST_OPSET}: "
+            f"{plain_text(error)}; export it with opset 18",
+        ) from None
+    made = _folded(model, path)
+    kept = {node.domain for node in _all_nodes(made.graph)} | {""}
+    imports = [one for one in made.opset_import if one.domain in kept]
+    del made.opset_import[:]
+    made.opset_import.extend(imports)
+    _name_nodes(made)
+    return onnx.shape_inference.infer_shapes(made)
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that the model uses."""
+    return next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 1)
+
+
+def float_tensors(model: onnx.ModelProto) -> set[str]:
+    """The names of float32 values in the main graph, as far as inference tells, without weights."""
+    graph = model.graph
+    weights = {one.name for one in graph.initializer}
+    return {
+        value.name
+        for value in (*graph.value_info, *graph.input, *graph.output)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in weights
+    }
+
+
+def float_weights(model: onnx.ModelProto) -> set[str]:
+    """The names of float32 weights in the main graph."""
+    return {one.name for one in model.graph.initializer if one.data_type == TensorProto.FLOAT}
+
+
+def put_in_order(graph: onnx.GraphProto) -> None:
+    """Put each node of the main graph behind those whose results it, or a body in it, reads, as ONNX asks for.
+
+    Only nodes that were added last may be out of place, so the way back from one to another is short.
+    """
+    nodes = list(graph.node)
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    ordered: list[onnx.NodeProto] = []
+    begun: set[int] = set()
+
+    def place(index: int) -> None:
+        if index in begun:
+            return
+        begun.add(index)
+        for node in _and_inner(nodes[index]):
+            for name in node.input:
+                if name in makers:
+                    place(makers[name])
+        ordered.append(nodes[index])
+
+    for index in range(len(nodes)):
+        place(index)
+    del graph.node[:]
+    graph.node.extend(ordered)
+
+
+def exposing(model: onnx.ModelProto, names: Iterator[tuple[str, int]] | list[tuple[str, int]]) -> onnx.ModelProto:
+    """A copy whose outputs are these values, each with its ONNX datatype."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.output[:]
+    made.graph.output.extend(helper.make_tensor_value_info(name, datatype, None) for name, datatype in names)
+    return made
+
+
+def _folded(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
+        target = Path(folder, "folded.onnx")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _LOG_FATAL
+        options.optimized_model_filepath = str(target)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        try:
+            onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list(CPU))
+            return onnx.load(str(target))
+        except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
+            raise ConfigError.at(path, f"ONNX Runtime cannot fold its constants: {plain_text(error)}") from None
+
+
+def _fix_weights(model: onnx.ModelProto) -> None:
+    """Old files let a caller replace every weight, since they list it as an input, too; here none is replaced."""
+    weights = {one.name for one in model.graph.initializer}
+    inputs = [one for one in model.graph.input if one.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.ir_version = max(model.ir_version, _LEAST_IR)
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """Give each node of the main graph a name of its own, by which it can be kept float and reported."""
+    used: set[str] = set()
+    taken = {node.name for node in model.graph.node}
+    for index, node in enumerate(model.graph.node):
+        name = base = node.name or f"{node.op_type}_{index}"
+        count = 0
+        while name in used or (name != node.name and name in taken):
+            count += 1
+            name = f"{base}_{count}"
+        node.name = name
+        used.add(name)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield from _and_inner(node)
+
+
+def _and_inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """The node, and those in the bodies of control flow that it has."""
+    yield node
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            yield from _all_nodes(body)

@@ -1,0 +1,260 @@
+"""Quantizing one model: calibrate, quantize, and measure on rows that calibration has not seen."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from upwell.edge.runtimes.inputs import check_file
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.onnx.saturation import saturation
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import external_weights
+from upwell.tools.quantize.base import Arithmetic, FloatModel, Format, Quantizer, QuantizeSettings, Track, check_kept
+from upwell.tools.quantize.compare import OutputComparison, compared
+from upwell.tools.quantize.report import DataUsed, QuantizeReport, Suggestion, Times
+from upwell.tools.quantize.samples import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
+
+MAX_BYTES = (1 << 31) - (1 << 24)
+"""Neither a protobuf message nor a flatbuffer can be larger than 2 GiB; some is left for what quantizing adds."""
+
+_ROOM = 3
+"""Temporary files, in sizes of the model: it as float twice, once with more outputs, and as int8."""
+
+_LAYER_ROWS = 64
+"""Layers are compared on so many rows at most: all their values are read, which takes long on large models."""
+
+_TRIED = 4
+_TRIED_ROWS = 1024
+"""How many of the worst layers are tried as float where too much is lost, and on how many rows at most."""
+
+_TIMED_RUNS = 21
+
+_WITHOUT_VNNI = ("avx2",)
+"""The flags of a CPU that adds products in 16 bits."""
+
+_OVERFLOWS = 1.5
+"""How many times the error of exact sums the error of a CPU's kernels must be to be no matter of rounding."""
+
+_ACCURACY_FALL = 0.01
+_LEAST_AGREEMENT = 0.98
+_MOST_ERROR = 0.15
+"""What costs more than one of these brings a warning, and advice."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """The int8 model as the bytes of its file, and the report about it."""
+
+    model: bytes
+    report: QuantizeReport
+
+
+def check_model(path: Path) -> None:
+    """Raise `ConfigError` for what is no file of a format that can be quantized, as far as its name tells."""
+    check_file(path)
+    if path.suffix.lower() not in (".onnx", ".tflite"):
+        raise ConfigError.at(path, "expected a .onnx or .tflite file")
+
+
+def open_float_model(path: Path) -> FloatModel:
+    """The model at `path` in the runtime of its suffix. Raises `ConfigError`."""
+    check_model(path)
+    size_bytes = _size_bytes(path)
+    if size_bytes > MAX_BYTES:
+        raise ConfigError.at(
+            path, f"it holds {size_bytes >> 20} MiB; models of more than {MAX_BYTES >> 20} MiB cannot be quantized here"
+        )
+    folder = tempfile.gettempdir()
+    if shutil.disk_usage(folder).free < _ROOM * size_bytes:
+        raise ConfigError.at(
+            Path(folder), f"no room for temporary files of {_ROOM * size_bytes >> 20} MiB; TMPDIR names another folder"
+        )
+    runtime = load_runtime(path, RuntimeOptions(threads=1))
+    kind: Format = "onnx" if runtime.name == "onnx" else "tflite"
+    return FloatModel(path, kind, size_bytes, runtime.inputs, runtime.outputs, runtime.run)
+
+
+def quantizer_of(model: FloatModel, settings: QuantizeSettings) -> Quantizer:
+    """What quantizes models of this format. Raises `ConfigError` that names the extra where a package is missing."""
+    try:
+        if model.format == "onnx":
+            from upwell.tools.quantize.onnx_qdq import OnnxQuantizer
+
+            return OnnxQuantizer(model, settings)
+        from upwell.tools.quantize.tflite_int8 import TfliteQuantizer
+
+        return TfliteQuantizer(model, settings)
+    except ModuleNotFoundError as error:
+        package = (error.name or "a package").partition(".")[0]
+        raise ConfigError.at(None, f"{package} is not installed: pip install 'upwell[quantize]'") from None
+
+
+def quantize_model(
+    path: Path, data: Path, out: Path, settings: QuantizeSettings, keep_float: Sequence[str], track: Track
+) -> Quantized:
+    """Quantize the model at `path`; nothing is written. Raises `ConfigError` for all that is wrong with either file."""
+    model = open_float_model(path)
+    samples = read_samples(data, model)
+    quantizer = quantizer_of(model, settings)
+    check_kept(path, quantizer, keep_float)
+    return _Work(model, quantizer, samples, settings, track).done(out, keep_float)
+
+
+def _size_bytes(path: Path) -> int:
+    weights: tuple[Path, ...] = ()
+    if path.suffix.lower() == ".onnx":
+        try:
+            weights = external_weights(path)
+        except BadOnnxFile as error:
+            raise ConfigError.at(path, str(error)) from None
+    return sum(file.stat().st_size for file in (path, *weights))
+
+
+class _Work:
+    """One model, its quantizer and its data."""
+
+    def __init__(
+        self, model: FloatModel, quantizer: Quantizer, samples: Samples, settings: QuantizeSettings, track: Track
+    ) -> None:
+        self._model = model
+        self._quantizer = quantizer
+        self._samples = samples
+        self._settings = settings
+        self._track = track
+        self._seen, self._measured = samples.split()
+        self._is_exact = settings.target == "npu"
+
+    def done(self, out: Path, keep_float: Sequence[str]) -> Quantized:
+        """Everything, in order."""
+        self._first_run()
+        self._quantizer.calibrate(case.feed for case in self._cases(self._seen, "calibrating"))
+        (model,) = (self._quantizer.quantized(kept) for kept in self._track([keep_float], "quantizing"))
+        comparison = self._comparison(model, self._measured, "measuring")
+        few = self._cases(self._measured[:_LAYER_ROWS], "comparing layers")
+        layers = self._quantizer.layers(model, (case.feed for case in few))
+        losses = _losses(comparison)
+        report = QuantizeReport(
+            model=str(self._model.path),
+            out=str(out),
+            scheme=self._quantizer.scheme,
+            target=self._settings.target,
+            method=self._settings.method,
+            data=self._data_used(),
+            size_before=self._model.size_bytes,
+            size_after=len(model),
+            comparison=comparison,
+            layers=layers,
+            kept_float=tuple(keep_float),
+            times=None if self._is_exact else self._times(model),
+            warnings=(*self._data_warnings(), *self._saturation(model), *losses),
+        )
+        if losses:
+            report = replace(report, advice=self._advice(report))
+        return Quantized(model, report)
+
+    def _cases(self, rows: Sequence[int], doing: str) -> Iterator[SampleRow]:
+        for run in self._track(self._samples.runs(rows), doing):
+            yield self._samples.case(run)
+
+    def _first_run(self) -> None:
+        """A model that cannot be run on the data says so before the long part."""
+        case = self._samples.case(self._samples.runs(self._seen)[0])
+        try:
+            self._model.run(case.feed)
+        except UpwellError as error:
+            raise ConfigError.at(self._samples.path, f"the model cannot be run on it: {error}", "--data") from None
+
+    def _comparison(self, model: bytes, rows: Sequence[int], doing: str) -> OutputComparison:
+        run = self._quantizer.opened(model, "exact" if self._is_exact else "served")
+        return compared(self._model.run, run, self._samples, self._cases(rows, doing))
+
+    def _saturation(self, model: bytes) -> Sequence[str]:
+        """A sentence for a model meant for CPUs that some of them run wrongly, with what this one makes of it."""
+        if self._model.format != "onnx" or self._is_exact:
+            return ()
+        with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
+            file = Path(folder, "model.onnx")
+            file.write_bytes(model)
+            if not saturation(file, _WITHOUT_VNNI):
+                return ()
+        plain, exact = (self._error(model, arithmetic) for arithmetic in ("plain", "exact"))
+        here = "as" if plain > _OVERFLOWS * exact else "unlike"
+        return (
+            f"weights s8 overflow on x86 CPUs without VNNI, {here} this one: "
+            f"relative error {plain:.4f} in plain ONNX Runtime here, {exact:.4f} with exact sums. The agent makes such "
+            "CPUs take a slower kernel that does not overflow; --weights u8 is right on all of them",
+        )
+
+    def _error(self, model: bytes, arithmetic: Arithmetic) -> float:
+        run = self._quantizer.opened(model, arithmetic)
+        cases = self._cases(self._measured[:_LAYER_ROWS], "looking for overflows")
+        return compared(self._model.run, run, self._samples, cases).worst_error
+
+    def _data_warnings(self) -> Sequence[str]:
+        if self._samples.count >= FEWEST_TO_HOLD_OUT:
+            return ()
+        rows = "1 row" if self._samples.count == 1 else f"{self._samples.count} rows"
+        return (f"only {rows}: ranges may be too narrow, and nothing is held out to show it",)
+
+    def _data_used(self) -> DataUsed:
+        samples = self._samples
+        return DataUsed(
+            path=str(samples.path),
+            described_by=str(samples.described_by or ""),
+            rows=samples.count,
+            calibrated_on=len(self._seen),
+            measured_on=len(self._measured),
+            held_out=samples.count >= FEWEST_TO_HOLD_OUT,
+        )
+
+    def _advice(self, report: QuantizeReport) -> Sequence[Suggestion]:
+        """What keeping the worst layers float would bring, each alone and all together; best first."""
+        able = {node.name for node in self._quantizer.nodes} - set(report.kept_float)
+        worst = [layer.node for layer in report.worst_first if layer.node in able][:_TRIED]
+        sets = [(node,) for node in worst] + ([tuple(worst)] if len(worst) > 1 else [])
+        tried = []
+        for nodes in sets:
+            try:
+                model = self._quantizer.quantized([*report.kept_float, *nodes])
+            except ConfigError:  # nothing would be left to quantize
+                continue
+            doing = f"trying {nodes[0]} as float" if len(nodes) == 1 else f"trying {len(nodes)} nodes as float"
+            comparison = self._comparison(model, self._measured[:_TRIED_ROWS], doing)
+            accuracy = None if comparison.accuracy is None else comparison.accuracy.after
+            tried.append(Suggestion(nodes, accuracy, comparison.worst_error))
+        return sorted(tried, key=lambda one: (-(one.accuracy or 0.0), one.worst_error))
+
+    def _times(self, model: bytes) -> Times:
+        """The medians of runs of both in turn."""
+        feed = self._samples.case(self._samples.runs(self._seen)[0]).feed
+        runs = self._model.run, self._quantizer.opened(model)
+        samples: tuple[list[float], list[float]] = ([], [])
+        for _ in self._track(range(_TIMED_RUNS), "timing"):
+            for run, durations in zip(runs, samples, strict=True):
+                started_s = time.perf_counter()
+                run(feed)
+                durations.append(time.perf_counter() - started_s)
+        before_ms, after_ms = (statistics.median(durations) * 1e3 for durations in samples)
+        return Times(before_ms, after_ms)
+
+
+def _losses(comparison: OutputComparison) -> Sequence[str]:
+    """A sentence for what the model lost too much of."""
+    accuracy = comparison.accuracy
+    if accuracy is not None:
+        fall = accuracy.before - accuracy.after
+        return () if fall <= _ACCURACY_FALL else (f"accuracy falls by {fall * 100:.1f} points",)
+    found = []
+    if comparison.worst_agreement < _LEAST_AGREEMENT:
+        found.append(f"only {comparison.worst_agreement:.1%} of the answers stay the same")
+    if comparison.worst_error > _MOST_ERROR:
+        found.append(f"the relative error of an output is {comparison.worst_error:.2f}")
+    return found

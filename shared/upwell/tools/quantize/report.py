@@ -1,0 +1,198 @@
+"""What quantizing a model did to it, as JSON and for people."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from upwell.tools.quantize.base import Layer
+from upwell.tools.quantize.compare import OutputComparison
+
+_WORST = 5
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """More nodes kept float, tried on the same rows: accuracy after, None without labels, and largest error."""
+
+    nodes: Sequence[str]
+    accuracy: float | None
+    worst_error: float
+
+
+@dataclass(frozen=True)
+class DataUsed:
+    """Which rows of which data did what. `described_by` is the `model.yaml` of whose signature they are, or empty."""
+
+    path: str
+    described_by: str
+    rows: int
+    calibrated_on: int
+    measured_on: int
+    held_out: bool
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median milliseconds of one run, both models in turn, on this machine and one thread: a hint, not a claim."""
+
+    before: float
+    after: float
+
+    @property
+    def ratio(self) -> float:
+        """After over before."""
+        return self.after / self.before if self.before else math.nan
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """All that is known. `layers` are in the order of the graph; `warnings` are sentences."""
+
+    model: str
+    out: str
+    scheme: str
+    target: str
+    method: str
+    data: DataUsed
+    size_before: int
+    size_after: int
+    comparison: OutputComparison
+    layers: Sequence[Layer]
+    kept_float: Sequence[str]
+    times: Times | None
+    warnings: Sequence[str]
+    advice: Sequence[Suggestion] = ()
+
+    @property
+    def worst_first(self) -> list[Layer]:
+        """The layers by what each adds to the error, largest first; those where that is not known are last."""
+        return sorted(self.layers, key=lambda layer: -1.0 if math.isnan(layer.added) else layer.added, reverse=True)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON; numbers that are not finite are null."""
+        accuracy = self.comparison.accuracy
+        return {
+            "model": self.model,
+            "out": self.out,
+            "scheme": self.scheme,
+            "target": self.target,
+            "method": self.method,
+            "data": asdict(self.data),
+            "size_bytes": {"before": self.size_before, "after": self.size_after},
+            "accuracy": None if accuracy is None else asdict(accuracy),
+            "outputs": [
+                {**asdict(one), "relative_error": _finite(one.relative_error)} for one in self.comparison.outputs
+            ],
+            "layers": [
+                {
+                    "node": one.node,
+                    "operator": one.operator,
+                    "precision": one.precision,
+                    "error": _finite(one.error),
+                    "added": _finite(one.added),
+                    "sqnr_db": _finite(one.sqnr_db),
+                }
+                for one in self.worst_first
+            ],
+            "kept_float": list(self.kept_float),
+            "time_here_ms": self.times and {**asdict(self.times), "ratio": _finite(self.times.ratio)},
+            "warnings": list(self.warnings),
+            "advice": [{**asdict(one), "worst_error": _finite(one.worst_error)} for one in self.advice],
+        }
+
+
+def show(report: QuantizeReport, console: Console) -> None:
+    """Print what matters: size, accuracy or agreement, the worst layers, warnings."""
+    console.print(_shown(f"{report.model}: {report.scheme}, {report.method} ranges, for {report.target}"))
+    console.print(_shown(_data_line(report.data)))
+    console.print(_before_and_after(report))
+    console.print(_worst_layers(report))
+    kept = [layer.node for layer in report.layers if layer.node in set(report.kept_float)]
+    if kept:
+        console.print(_shown(f"kept float: {', '.join(kept)}"))
+    for warning in report.warnings:
+        console.print(_shown(f"warning: {warning}"))
+    if report.advice:
+        console.print(_advice(report.advice))
+    console.print(_shown(f"written to {report.out}"))
+
+
+def _data_line(data: DataUsed) -> str:
+    level = f", as callers send it ({data.described_by})" if data.described_by else ""
+    how = "others" if data.held_out else "the same, too few to hold any out"
+    rows = f"calibrated on {data.calibrated_on}, measured on {data.measured_on} {how}"
+    return f"{data.path}: {data.rows} rows{level}; {rows}"
+
+
+def _before_and_after(report: QuantizeReport) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for name in ("", "before", "after", ""):
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    ratio = report.size_after / report.size_before
+    table.add_row("size, bytes", f"{report.size_before:,}", f"{report.size_after:,}", f"{ratio:.2f} times")
+    accuracy = report.comparison.accuracy
+    if accuracy is not None:
+        change = f"{(accuracy.after - accuracy.before) * 100:+.2f} points of {accuracy.count} labels"
+        table.add_row("accuracy", f"{accuracy.before:.4f}", f"{accuracy.after:.4f}", change)
+    for one in report.comparison.outputs:
+        error = "" if one.relative_error is None else f"relative error {_number(one.relative_error)}"
+        same = "" if one.agreement is None else f"same answer in {one.agreement:.2%}"
+        table.add_row(_shown(f"output {one.name}"), "", "", "; ".join(part for part in (error, same) if part))
+    times = report.times
+    if times is not None:
+        ratio_here = f"{times.ratio:.2f} times, median of one thread here"
+        table.add_row("one run, ms", f"{times.before:.3f}", f"{times.after:.3f}", ratio_here)
+    return table
+
+
+def _worst_layers(report: QuantizeReport) -> Table:
+    table = Table(title="layers by the error they add, worst first", title_justify="left", box=None, pad_edge=False)
+    for name in ("node", "operator"):
+        table.add_column(name, overflow="fold")
+    table.add_column("precision", no_wrap=True)
+    for name in ("added", "error so far", "SQNR, dB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    worst = report.worst_first
+    for one in worst[:_WORST]:
+        numbers = _number(one.added), _number(one.error), _number(one.sqnr_db, 1)
+        table.add_row(_shown(one.node), _shown(one.operator), one.precision, *numbers)
+    if len(worst) > _WORST:
+        table.caption = f"and {len(worst) - _WORST} more with --json"
+        table.caption_justify = "left"
+    return table
+
+
+def _advice(advice: Sequence[Suggestion]) -> Table:
+    table = Table(title="tried on the same rows", title_justify="left", box=None, pad_edge=False)
+    table.add_column("with", overflow="fold")
+    for name in ("accuracy", "relative error"):
+        table.add_column(name, justify="right")
+    for one in advice:
+        accuracy = "" if one.accuracy is None else f"{one.accuracy:.4f}"
+        table.add_row(
+            _shown(" ".join(f"--keep-float {shlex.quote(node)}" for node in one.nodes)),
+            accuracy,
+            _number(one.worst_error),
+        )
+    return table
+
+
+def _number(value: float, digits: int = 4) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _shown(text: str) -> Text:
+    """Names that a model or a file brought along, without anything that a terminal would obey."""
+    return Text("".join(one if one.isprintable() else "�" for one in text))

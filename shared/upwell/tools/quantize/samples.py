@@ -1,0 +1,252 @@
+"""Reading `.npz` and `.npy` files of data: sizes are checked before memory is taken, and no Python object is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from upwell.edge.runtimes.inputs import describe, shape_fits
+from upwell.shared.errors import ConfigError, InvalidRequest, Problem
+from upwell.shared.formats.npy import read_npy, read_npz
+from upwell.shared.signature.binding import chunk_of
+from upwell.shared.signature.description import load_description
+from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.signature import LogicalInput
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.tools.quantize.base import Feed, FloatModel
+
+MAX_BYTES = 8 << 30
+UNNAMED = "arr_0"
+"""What `numpy.savez` calls the first array that is given without a name, and here the array of a .npy file."""
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a file by name. Raises `ConfigError` for what is no such file, or too large to hold."""
+    if path.suffix.lower() not in (".npz", ".npy"):
+        raise ConfigError.at(path, "expected a .npz or .npy file, as numpy.savez and numpy.save write them", "--data")
+    try:
+        arrays = read_npz(path, MAX_BYTES) if path.suffix.lower() == ".npz" else {UNNAMED: _one(path)}
+        if not arrays:
+            raise ValueError("there is no array in it")
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", "--data") from None
+    except ValueError as error:
+        raise ConfigError.at(path, f"cannot be read as arrays of numpy: {error}", "--data") from None
+    return arrays
+
+
+def _one(path: Path) -> Array:
+    size_bytes = path.stat().st_size
+    if size_bytes > MAX_BYTES:
+        raise ValueError(f"it holds {size_bytes} bytes; at most {MAX_BYTES} bytes are read")
+    with path.open("rb") as file:
+        return read_npy(file, size_bytes)
+
+
+LABELS = "labels"
+
+MOST_CALIBRATION_ROWS = 512
+FEWEST_TO_HOLD_OUT = 20
+"""With fewer rows every one calibrates and every one is measured on."""
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """The tensors of one run, and which rows of the data they are; what is behind `rows` only fills up the run."""
+
+    feed: Feed
+    rows: Sequence[int]
+
+
+class Samples:
+    """Rows of data that fit a model. `described_by` is the `model.yaml` whose signature they fit, None for tensors.
+
+    `labels`, int64 [rows, ...], is the right class for each score vector, where the data says so.
+    """
+
+    def __init__(
+        self, path: Path, processor: Processor, arrays: Mapping[str, Array], labels: Array | None, chunk: int
+    ) -> None:
+        self.path = path
+        self.described_by: Path | None = None
+        self.labels = labels
+        self.has_rows = processor.signature.has_rows
+        self.scores = processor.signature.scores
+        self.count = len(next(iter(arrays.values())))
+        self._arrays = arrays
+        self._processor = processor
+        self._per_run = max(chunk, 1) if self.has_rows else 1
+        self._images = {one.name for one in processor.signature.inputs if one.kind == "image"}
+
+    def runs(self, rows: Sequence[int]) -> list[Sequence[int]]:
+        """These rows in runs of the model: one each unless the model fixes more."""
+        return [rows[start : start + self._per_run] for start in range(0, len(rows), self._per_run)]
+
+    def case(self, rows: Sequence[int]) -> SampleRow:
+        """The run for one of `runs`. Raises `ConfigError` for a row that pre-processing refuses."""
+        indexes = np.asarray([*rows, *[rows[-1]] * (self._per_run - len(rows))], np.intp)
+        given = {
+            name: array[indexes] if self.has_rows or name in self._images else array[rows[0]]
+            for name, array in self._arrays.items()
+        }
+        try:
+            prepared = self._processor.pre(given)
+        except InvalidRequest as error:
+            raise ConfigError.at(self.path, f"row {rows[0]}: {error}", "--data") from None
+        return SampleRow({name: np.ascontiguousarray(tensor) for name, tensor in prepared.tensors.items()}, rows)
+
+    def split(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The rows to calibrate on and those to measure on: no row is both, unless there are too few.
+
+        Half of them, 512 at most, drawn with a fixed seed, calibrate; all the others are held out to measure.
+        """
+        if self.count < FEWEST_TO_HOLD_OUT:
+            return range(self.count), range(self.count)
+        order = np.random.default_rng(0).permutation(self.count)
+        first = min(self.count // 2, MOST_CALIBRATION_ROWS)
+        return sorted(order[:first].tolist()), sorted(order[first:].tolist())
+
+
+def read_samples(path: Path, model: FloatModel) -> Samples:
+    """The data at `path` for a model. Raises `ConfigError` with everything that does not fit.
+
+    Where a `model.yaml` beside the model describes inputs of the names that the arrays have, the data is what callers
+    send, and goes through its `pre`; else the arrays are the model's own tensors.
+    """
+    arrays = read_arrays(path)
+    described_by = _description_of(model.path)
+    plain = Processor(None, model.inputs, model.outputs, model.format)
+    processor = plain
+    if described_by is not None:
+        try:
+            description = load_description(described_by)
+            processor = Processor(description, model.inputs, model.outputs, model.format)
+        except ConfigError:
+            if not _names_fit(arrays, plain):
+                raise
+    for one, source in ((processor, described_by), (plain, None)):
+        if _names_fit(arrays, one):
+            samples = _samples(path, one, arrays, chunk_of(model.inputs))
+            samples.described_by = source if one is not plain else None
+            return samples
+    raise _wrong_names(path, arrays, processor, plain)
+
+
+def _description_of(path: Path) -> Path | None:
+    """The description beside a model: of its own name, else `model.yaml`."""
+    for candidate in (path.with_suffix(".yaml"), path.parent / "model.yaml"):
+        if os.path.lexists(candidate):
+            return candidate
+    return None
+
+
+def _names_fit(arrays: Mapping[str, Array], processor: Processor) -> bool:
+    return set(_renamed(arrays, processor)) == {one.name for one in processor.signature.inputs}
+
+
+def _renamed(arrays: Mapping[str, Array], processor: Processor) -> dict[str, Array]:
+    """The arrays without the labels, an unnamed one under the name of a model's only input."""
+    inputs = [one.name for one in processor.signature.inputs]
+    left = {name: array for name, array in arrays.items() if name != LABELS or name in inputs}
+    if list(left) == [UNNAMED] and len(inputs) == 1:
+        return {inputs[0]: left[UNNAMED]}
+    return left
+
+
+def _wrong_names(path: Path, arrays: Mapping[str, Array], processor: Processor, plain: Processor) -> ConfigError:
+    there = ", ".join(repr(name) for name in arrays)
+    ways = [", ".join(repr(one.name) for one in way.signature.inputs) for way in (processor, plain)]
+    wanted = ways[1] if processor is plain else f"{ways[0]} (what callers send) or {ways[1]} (the model's tensors)"
+    return ConfigError.at(
+        path, f"it holds the arrays {there}; expected {wanted}, and {LABELS!r} if accuracy is wanted", "--data"
+    )
+
+
+def _samples(path: Path, processor: Processor, arrays: Mapping[str, Array], chunk: int) -> Samples:
+    problems: list[str] = []
+    fitted: dict[str, Array] = {}
+    signature = processor.signature
+    by_name = _renamed(arrays, processor)
+    for one in signature.inputs:
+        try:
+            fitted[one.name] = _fitted(by_name[one.name], one, signature.has_rows)
+        except ValueError as error:
+            problems.append(f"array {one.name!r} {error}")
+    is_label = LABELS in arrays and LABELS not in fitted and LABELS not in by_name
+    counts = {name: len(array) for name, array in fitted.items()}
+    if is_label and arrays[LABELS].ndim:
+        counts[LABELS] = len(arrays[LABELS])
+    if len(set(counts.values())) > 1:
+        each = ", ".join(f"{name!r} {count}" for name, count in counts.items())
+        problems.append(f"the arrays must have as many rows as each other, and have {each}")
+    try:
+        labels = _labels(arrays[LABELS]) if is_label else None
+    except ValueError as error:
+        problems.append(f"array {LABELS!r} {error}")
+    if problems:
+        raise ConfigError([Problem(path, None, None, "--data", problem) for problem in problems])
+    return Samples(path, processor, fitted, labels, chunk)
+
+
+def _fitted(array: Array, one: LogicalInput, has_rows: bool) -> Array:
+    """The array as the rows of an input. Raises `ValueError` where it is none."""
+    if array.ndim == 0 or len(array) == 0:
+        raise ValueError("has no rows")
+    if one.kind == "image":
+        return _pictures(array)
+    spec = one.spec if not has_rows else TensorSpec(one.name, one.spec.datatype, one.spec.shape[1:])
+    if not shape_fits(spec.shape, array.shape[1:]):
+        takes = f"N rows of {one.spec.datatype} {list(spec.shape)}"
+        raise ValueError(f"is {array.dtype} {list(array.shape)}; input {describe(one.spec)} takes {takes}")
+    return _converted(array, one.spec.datatype)
+
+
+def _converted(array: Array, datatype: str) -> Array:
+    """In the datatype of the input: another width of the same kind is converted, another kind is refused."""
+    if datatype == "BYTES":
+        return _texts(array)
+    wanted = numpy_dtype(datatype)
+    if array.dtype != wanted:
+        if array.dtype.kind != wanted.kind or array.dtype.kind not in "fiu":
+            raise ValueError(
+                f"is {array.dtype}, and the input takes {wanted}; scale it as the model was trained, then .astype"
+            )
+        made = array.astype(wanted)
+        if wanted.kind != "f" and not np.array_equal(made, array):
+            raise ValueError(f"is {array.dtype} with numbers that {wanted} cannot hold")
+        array = made
+    if wanted.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"has {int((~np.isfinite(array)).sum())} numbers that are not finite")
+    return array
+
+
+def _pictures(array: Array) -> Array:
+    if array.dtype.kind in "SU":
+        return _texts(array)
+    if array.dtype == np.uint8 and array.ndim == 3:
+        array = array[..., None]
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
+        raise ValueError(
+            f"is {array.dtype} {list(array.shape)}; expected pictures, UINT8 [N, height, width] or [N, height, width, "
+            "1 or 3], or an encoded picture per row"
+        )
+    return array
+
+
+def _texts(array: Array) -> Array:
+    if array.dtype.kind not in "SU":
+        raise ValueError(f"is {array.dtype}; expected bytes or text")
+    texts = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+    return texts.astype(np.object_)
+
+
+def _labels(labels: Array) -> Array:
+    if labels.ndim == 0 or labels.dtype.kind not in "iu":
+        raise ValueError(f"is {labels.dtype} {list(labels.shape)}; expected the number of a class for each row")
+    if labels.size and int(labels.min()) < 0:
+        raise ValueError(f"holds {int(labels.min())}, and classes count from 0")
+    return labels.astype(np.int64)

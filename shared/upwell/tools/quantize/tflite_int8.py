@@ -1,0 +1,152 @@
+"""Static int8 for TFLite: activations s8, weights s8 per channel, by ai-edge-quantizer."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_quantizer import calibrator, quantizer, recipe, recipe_manager
+from ai_edge_quantizer.algorithm_manager import AlgorithmName
+from ai_edge_quantizer.qtyping import TFLOperationName
+from ai_edge_quantizer.utils.qsv_utils import min_max_update
+from ai_edge_quantizer.utils.tfl_flatbuffer_utils import TFL_OP_CODE_TO_NAME
+
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
+from upwell.shared.errors import ConfigError
+from upwell.shared.tensors import Array, numpy_dtype
+from upwell.tools.quantize.base import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
+from upwell.tools.quantize.tflite_graph import read_graph
+from upwell.tools.quantize.tflite_layers import layers_of
+
+_MAX_TEXT = 300
+_SHOWN = 3
+
+
+class TfliteQuantizer:
+    """A `Quantizer` of TFLite models; see there. Its nodes are called as in coverage, such as `3 CONV_2D`."""
+
+    def __init__(self, model: FloatModel, settings: QuantizeSettings) -> None:
+        if settings.weights == "u8":
+            raise ConfigError.at(model.path, "TFLite's kernels take s8 weights alone", "--weights")
+        if settings.method != "minmax":
+            raise ConfigError.at(model.path, f"only ONNX models have {settings.method}; TFLite has minmax", "--method")
+        self._path = model.path
+        self._outputs = [spec.name for spec in model.outputs]
+        self._keeps_float_edges = settings.interface == "float"
+        self._graph = read_graph(model)
+        known = zip(self._graph.nodes, self._graph.codes, strict=True)
+        self.nodes: Sequence[LayerNode] = [node for node, code in known if code in TFL_OP_CODE_TO_NAME]
+        if not self.nodes:
+            raise ConfigError.at(model.path, "it has no operator that can be quantized")
+        self.folded: frozenset[str] = frozenset()
+        self.scheme = f"activations s8, weights s8 per channel, inputs and outputs {settings.interface}"
+        self._ranges: Mapping[str, Any] = {}
+
+    def calibrate(self, feeds: Iterable[Feed]) -> None:
+        """Learn the ranges of all activations; see `Quantizer.calibrate`."""
+        rules = recipe_manager.RecipeManager()
+        rules.load_quantization_recipe(recipe.static_wi8_ai8())
+        try:
+            work = calibrator.Calibrator(self._graph.content, num_threads=1, qsv_update_func=min_max_update)
+            for feed in feeds:
+                work.calibrate({self._graph.signature: [dict(feed)]}, rules)
+            self._ranges = work.get_model_qsvs()
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever ai-edge-quantizer makes of a strange model
+            raise ConfigError.at(self._path, f"calibration failed: {_text(error)}") from error
+
+    def quantized(self, keep_float: Sequence[str]) -> bytes:
+        """The int8 model; see `Quantizer.quantized`."""
+        self._check_ranges(keep_float)
+        try:
+            work = quantizer.Quantizer(bytearray(self._graph.content), recipe.static_wi8_ai8())
+            if self._keeps_float_edges:
+                for edge in (TFLOperationName.INPUT, TFLOperationName.OUTPUT):
+                    work.update_quantization_recipe(".*", edge, algorithm_key=AlgorithmName.NO_QUANTIZE)
+            for node, code, outputs in zip(self._graph.nodes, self._graph.codes, self._graph.outputs, strict=True):
+                if node.name in keep_float:
+                    # The name of an operator is those of its results, each with a semicolon behind it.
+                    scope = re.escape("".join(f"{name};" for name in outputs))
+                    work.update_quantization_recipe(
+                        f"^{scope}$", TFL_OP_CODE_TO_NAME[code], algorithm_key=AlgorithmName.NO_QUANTIZE
+                    )
+            made = work.quantize(self._ranges, enable_progress_bar=False, enable_progress_report=False)
+        except Exception as error:  # whatever ai-edge-quantizer makes of a strange model
+            raise ConfigError.at(self._path, f"ai-edge-quantizer cannot quantize it: {_text(error)}") from error
+        model = bytes(made.quantized_model)
+        self._open(model)
+        return model
+
+    def opened(self, model: bytes, arithmetic: Arithmetic = "served") -> Run:
+        """The int8 model, ready to run; TFLite's kernels have one arithmetic, which does not saturate."""
+        del arithmetic
+        runtime = self._open(model)
+        return lambda feed: _real(runtime, runtime.run(_stored(runtime, feed)))
+
+    def layers(self, model: bytes, feeds: Iterable[Feed]) -> Sequence[Layer]:
+        """What each node of the int8 model makes, against the float one; see `Quantizer.layers`."""
+        return layers_of(self._graph, model, feeds)
+
+    def _check_ranges(self, keep_float: Sequence[str]) -> None:
+        """Raise for nodes without a range: int8 kernels made for NaN take the process down."""
+        endless = {
+            name for name, seen in self._ranges.items() if not all(np.isfinite(one).all() for one in seen.values())
+        }
+        nodes = [
+            repr(node.name)
+            for node, *names in zip(self._graph.nodes, self._graph.inputs, self._graph.outputs, strict=True)
+            if node in self.nodes and node.name not in keep_float and endless.intersection(chain(*names))
+        ]
+        if nodes:
+            shown = ", ".join(nodes[:_SHOWN])
+            raise ConfigError.at(
+                self._path, f"{shown} read or make what is not finite on some row of the data; --keep-float such nodes"
+            )
+
+    def _open(self, model: bytes) -> TfliteRuntime:
+        """The int8 model in its runtime. Raises `ConfigError` where ai-edge-quantizer has made nothing that runs."""
+        reason = "it has lost outputs"
+        with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
+            file = Path(folder, "model.tflite")
+            file.write_bytes(model)
+            try:
+                runtime = TfliteRuntime(file, RuntimeOptions(threads=1))
+            except ConfigError as error:
+                reason = error.problems[0].message.rstrip(".")
+            else:
+                if [one.name for one in runtime.outputs] == self._outputs:
+                    return runtime
+        if self._graph.read_outputs:
+            names = ", ".join(map(repr, self._graph.read_outputs))
+            reason += f". Its own nodes read the output {names}: --interface int8 without --keep-float may work"
+        raise ConfigError.at(self._path, f"ai-edge-quantizer makes no model of it that runs: {reason}")
+
+
+def _stored(runtime: TfliteRuntime, feed: Feed) -> dict[str, Array]:
+    stored = dict(feed)
+    for spec in runtime.inputs:
+        if spec.name in runtime.quantization:
+            scale, zero_point = runtime.quantization[spec.name]
+            limits = np.iinfo(numpy_dtype(spec.datatype))
+            integers = np.rint(feed[spec.name] / np.float32(scale)) + zero_point
+            stored[spec.name] = np.clip(integers, limits.min, limits.max).astype(limits.dtype)
+    return stored
+
+
+def _real(runtime: TfliteRuntime, outputs: Mapping[str, Array]) -> dict[str, Array]:
+    real = dict(outputs)
+    for name, (scale, zero_point) in runtime.quantization.items():
+        if name in real and real[name].dtype.kind in "iu":
+            real[name] = (real[name].astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
+    return real
+
+
+def _text(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MAX_TEXT]

@@ -1,0 +1,93 @@
+"""The error of each node of an int8 TFLite model, from the tensors of two interpreters that keep them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from upwell.shared.tensors import Array
+from upwell.tools.quantize.base import Feed, Layer, added_error
+from upwell.tools.quantize.compare import ErrorSummary
+from upwell.tools.quantize.tflite_graph import FloatGraph
+
+
+class _Open:
+    """An interpreter whose intermediate tensors can be read, by name and as real numbers."""
+
+    def __init__(self, content: bytes) -> None:
+        self._interpreter: Any = Interpreter(
+            model_content=content, experimental_preserve_all_tensors=True, num_threads=1
+        )
+        self._interpreter.allocate_tensors()
+        (signature,) = self._interpreter._get_full_signature_list().values()
+        self._inputs: Mapping[str, int] = signature["inputs"]
+        self._details = {one["name"]: one for one in self._interpreter.get_tensor_details()}
+        self._by_index = {one["index"]: one for one in self._interpreter.get_input_details()}
+
+    def holds_integers(self, name: str) -> bool:
+        """Whether the value is quantized here."""
+        return name in self._details and _quantization(self._details[name]) is not None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._details and self._details[name]["dtype"] != np.object_
+
+    def run(self, feed: Feed) -> None:
+        """Run once."""
+        for name, array in feed.items():
+            index = self._inputs[name]
+            detail = self._by_index[index]
+            if tuple(detail["shape"]) != array.shape:
+                self._interpreter.resize_tensor_input(index, array.shape, strict=True)
+                detail["shape"] = np.asarray(array.shape)
+                self._interpreter.allocate_tensors()
+        for name, array in feed.items():
+            detail = self._by_index[self._inputs[name]]
+            scales = _quantization(detail)
+            if scales is not None and array.dtype.kind == "f":
+                limits = np.iinfo(detail["dtype"])
+                array = np.clip(np.rint(array / scales[0]) + scales[1], limits.min, limits.max).astype(limits.dtype)
+            self._interpreter.set_tensor(self._inputs[name], array)
+        self._interpreter.invoke()
+
+    def value(self, name: str) -> Array:
+        """A value of the last run, as real numbers."""
+        detail = self._details[name]
+        value: Array = self._interpreter.get_tensor(detail["index"])
+        scales = _quantization(detail)
+        return value if scales is None else (value.astype(np.float32) - scales[1]) * scales[0]
+
+
+def layers_of(graph: FloatGraph, model: bytes, feeds: Iterable[Feed]) -> list[Layer]:
+    """A layer for each node of the float graph whose result both models have, in order, measured on `feeds`."""
+    before, after = _Open(graph.content), _Open(model)
+    wanted = {name for names in (*graph.inputs, *graph.outputs) for name in names}
+    differences = {name: ErrorSummary() for name in wanted if name in before and name in after}
+    for feed in feeds:
+        before.run(feed)
+        after.run(feed)
+        for name, difference in differences.items():
+            expected = before.value(name)
+            if expected.dtype.kind == "f":
+                difference.add(expected, after.value(name))
+    errors = {name: difference.relative for name, difference in differences.items()}
+    layers = []
+    for node, inputs, outputs in zip(graph.nodes, graph.inputs, graph.outputs, strict=True):
+        made = [errors[name] for name in outputs if name in errors]
+        error = max(made, default=math.nan)
+        earlier = [errors[name] for name in inputs if name in errors]
+        is_int8 = any(after.holds_integers(name) for name in outputs)
+        added = math.nan if math.isnan(error) else added_error(error, earlier)
+        layers.append(Layer(node.name, node.operator, "int8" if is_int8 else "float", error, added))
+    return layers
+
+
+def _quantization(detail: Mapping[str, Any]) -> tuple[Array, Array] | None:
+    """Scale and zero point of a tensor that holds integers for real numbers, None for any other."""
+    parameters = detail["quantization_parameters"]
+    if len(parameters["scales"]) != 1:
+        return None
+    return parameters["scales"][0], parameters["zero_points"][0].astype(np.float32)

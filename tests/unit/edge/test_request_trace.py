@@ -1,0 +1,186 @@
+"""What is recorded of a flight, and how it is told."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.edge.request_traces import NOT_FINITE, ROUTER, STATE, answer, flight, signals
+from upwell.edge.models.served import ServedModel
+from upwell.edge.observe.flight_recorder.request_trace import (
+    LONGEST_ID,
+    LONGEST_TAG,
+    LONGEST_TEXT,
+    MOST_ROWS,
+    MOST_TAGS,
+    RequestTrace,
+    to_line,
+)
+from upwell.edge.observe.flight_recorder.words import meanings, outcome, tell
+from upwell.edge.request.record import RequestRecord
+from upwell.edge.request.request import RowParts
+from upwell.edge.uplink.calls import CloudFailure
+from upwell.shared.errors import Refused
+from upwell.shared.routing import reasons
+from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, RouterState, SplitRoute
+from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.reasons import Plan, Reason, Route
+
+
+def decoded(one: RequestTrace) -> dict[str, Any]:
+    line = to_line(one)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    found: dict[str, Any] = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    return found
+
+
+def text(one: RequestTrace) -> str:
+    """What `upwell explain` says."""
+    return "\n".join(line for _, lines in tell(decoded(one)) for line in lines)
+
+
+def record(inputs: Any = None) -> RequestRecord:
+    asked = signals({"camera": "dock"})
+    first = ROUTER.decide(STATE, asked, 1000.0)
+    model = ServedModel("digits", None, "digits")
+    return RequestRecord(model, "abc", asked, inputs or {}, first, None, {0: 0.5}, RowParts(1), [], 0.02)
+
+
+def test_a_flight_holds_neither_inputs_nor_outputs() -> None:
+    inputs = {"image": np.ones(1000)}
+    whole = replace(answer("abc"), outputs={"scores": np.ones(1000)})
+    one = RequestTrace.of(record(inputs), whole, STATE, 1000.5)
+    assert not hasattr(one, "outputs")
+    assert (one.id, one.hardness, one.edge_s) == ("abc", {0: 0.5}, 0.02)
+    assert len(to_line(one)) < 3000
+
+
+def test_of_an_error_the_type_and_the_text_are_kept() -> None:
+    try:
+        raise Refused("the device is busy")
+    except Refused as error:
+        one = RequestTrace.of(record(), error, STATE, 1001.5)
+    assert one.timings is None
+    found = decoded(one)
+    assert found["error"] == {"type": "Refused", "text": "the device is busy"}
+    assert outcome(found) == ("error", "Refused")
+    assert "error Refused: the device is busy" in text(one)
+    assert "500.0 ms after the deadline" in text(one)
+
+
+def test_times_are_told_from_the_arrival() -> None:
+    found = decoded(flight("a", ended_s=1000.25))
+    assert found["took_s"] == pytest.approx(0.25)
+    assert found["late_s"] == pytest.approx(-0.75)
+    assert found["deadline_s"] == pytest.approx(1.0)
+    assert found["caller_deadline_s"] is None
+
+
+def test_what_is_not_finite_is_null() -> None:
+    found = decoded(flight("a", hardness=NOT_FINITE))
+    assert found["hardness"] == {"0": None, "1": None, "2": None, "3": 0.25}
+    assert found["link"]["rtt_s"] is None
+    assert "hardness of row 0: not finite" in text(flight("a", hardness=NOT_FINITE))
+
+
+def test_what_a_caller_sends_is_cut() -> None:
+    huge = "x" * 1_000_000
+    tags = {f"{index} {huge}": huge for index in range(100)}
+    sizes = tuple(range(1, 1001))
+    one = flight(
+        huge, signals=signals(tags, sizes), answer=None, error=("Refused", huge),
+        hardness=dict.fromkeys(range(1000), 0.5), misses=(CloudFailure(Reason.CLOUD_ERROR, huge),),
+    )  # fmt: skip
+    found = decoded(one)
+    assert len(found["id"]) == LONGEST_ID
+    assert len(found["tags"]) == MOST_TAGS
+    assert all(len(name) <= LONGEST_TAG >= len(value) for name, value in found["tags"].items())
+    assert len(found["error"]["text"]) == len(found["misses"][0]["text"]) == LONGEST_TEXT
+    assert (len(found["row_sizes_bytes"]), found["rows"], len(found["hardness"])) == (MOST_ROWS, 1000, MOST_ROWS)
+    assert len(to_line(one)) < 10_000
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\0\x1b[31m", "a\nb", "é", '"}{'])
+def test_any_text_can_be_recorded(name: str) -> None:
+    found = decoded(flight(name, {name: name}))
+    assert (found["id"], found["tags"]) == (name, {name: name})
+
+
+def state_with_cloud() -> RouterState:
+    state = STATE
+    for index in range(5):
+        told = CloudAnswered("digits", 1, 1000 * (index + 1), 0.05, 0.01)
+        state = ROUTER.observe(state, told, 999.0 + index * 0.1)
+    for _ in range(Breaker.FAILURES):
+        state = ROUTER.observe(state, CloudCallFailed("digits", Reason.CLOUD_UNAVAILABLE), 999.9)
+    return state
+
+
+def test_link_and_breakers_are_told() -> None:
+    one = flight("a", state=state_with_cloud())
+    found = decoded(one)
+    assert 0 < found["link"]["rtt_s"] < 0.06
+    assert found["link"]["age_s"] == pytest.approx(0.612, abs=0.01)
+    assert found["breakers_open"] == [""]
+    assert "breaker open: the whole service" in text(one)
+    assert "link: round trip" in text(one)
+
+
+def test_a_degraded_answer_is_told_with_the_cloud_s_words() -> None:
+    asked = signals(has_cloud=True)
+    first = replace(ROUTER.decide(STATE, asked, 1000.0), predicted_cloud_s=0.08, predicted_edge_s=0.01)
+    second = replace(first, reason=Reason.HARD, up_rows=(0,), predicted_cloud_s=0.09)
+    one = flight(
+        "a", first=first, second=second, answer=answer("a", Reason.CLOUD_DEADLINE, spool_id="s1"),
+        misses=(CloudFailure(Reason.CLOUD_DEADLINE, "no answer in 900 ms"),), hardness={0: 0.1},
+    )  # fmt: skip
+    told = text(one)
+    for part in (
+        "hardness of row 0: 0.1",
+        "up for hard: rows 0",
+        "device: predicted 10.0 ms, 10.0 ms",
+        "cloud: predicted 90.0 ms, 20.0 ms",
+        "the cloud: cloud_deadline: no answer in 900 ms",
+        "reason cloud_deadline: Degraded: the cloud was asked and did not answer in time.",
+        "degraded",
+        "spool id s1",
+    ):
+        assert part in told
+
+
+@pytest.mark.parametrize(("kind", "enum"), [("Reason", Reason), ("Plan", Plan), ("Route", Route)])
+def test_meanings_are_the_docstrings_of_the_codes(kind: str, enum: Any) -> None:
+    found = meanings(kind)
+    assert set(found) <= {str(member) for member in enum}
+    if kind != "Route":
+        assert len(found) == len(enum)
+    source = ast.parse(Path(reasons.__file__).read_text(encoding="utf-8"))
+    constants = {
+        " ".join(node.value.split())
+        for node in ast.walk(source)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert set(found.values()) <= constants
+
+
+def test_a_flight_of_another_version_is_told_as_far_as_it_goes() -> None:
+    told = tell({"id": "a", "time": 1.5, "decisions": [{"plan": "teleport"}], "answer": {"route": "moon"}})
+    lines = [line for _, one in told for line in one]
+    assert "plan teleport" in lines
+    assert "answered by moon" in lines
+
+
+def test_the_cut_is_told_by_which_rows_went_up() -> None:
+    way = SplitRoute("digits/c7", 512)
+    done = record()
+    done = replace(done, first=replace(done.first, plan=Plan.SPLIT, up_rows=(0,), way=way))
+    one = RequestTrace.of(done, answer("abc"), STATE, 1000.5)
+    assert decoded(one)["decisions"][0]["way"] == "digits/c7"
+    assert "by digits/c7: rows 0, waited for until" in text(one)
