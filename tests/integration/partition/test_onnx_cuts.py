@@ -25,7 +25,7 @@ LARGEST_ERROR = 1e-5
 OTHERS = 200
 
 (_DEMO,) = upwell.edge.demo.__path__
-DEMO = Path(_DEMO, "assets")
+DEMO = Path(__file__).parents[3] / "shared/upwell/tools/demo/assets"
 
 FLOAT: dict[str, Callable[[], onnx.ModelProto]] = {
     "residual_digits": build_residual_digits,
