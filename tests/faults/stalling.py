@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +15,10 @@ from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.models.served import ServedModel
 from upwell.edge.observe.metrics import AgentMetrics
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.request.cloud_attempt import CloudAttempt
 from upwell.edge.request.context import RequestContext
-from upwell.edge.uplink.calls import CloudReply
+from upwell.edge.request.driver import PERFORM, RequestDriver
+from upwell.edge.request.request import Request
+from upwell.edge.uplink.calls import CloudCall, CloudReply
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml
@@ -35,6 +36,8 @@ from upwell.shared.routing.decide.state import (
     Signals,
 )
 from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.flow.actions import CloudFailure, Reply, Step
+from upwell.shared.routing.flow.attempt import CloudAttempt
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import Settings
@@ -128,6 +131,57 @@ def context_of(cell: RouterService, uplink: Uplink) -> RequestContext:
     return RequestContext(cell, uplink, AgentMetrics(lambda: cell.state), Admission())
 
 
+class SentAttempt:
+    """An attempt of a flow, step by step, with calls over real sockets."""
+
+    def __init__(self, context: RequestContext, decision: Decision, inputs: Mapping[str, Array]) -> None:
+        request = Request(MODEL.name, inputs, time.monotonic(), id="id")
+        self._driver = RequestDriver(context, MODEL, request, "id")
+        self._flow = self._driver._flow
+        self.attempt = CloudAttempt(self._flow._clock, context.router, 0, decision, (MODEL.name, ""))
+        self._flow.attempts.append(self.attempt)
+        self._drive(self.attempt.begin())
+
+    @property
+    def outcome(self) -> Reply | CloudFailure | None:
+        return self.attempt.outcome
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.attempt.elapsed_s
+
+    @property
+    def calls(self) -> Sequence[CloudCall]:
+        """Those under way."""
+        return [self._driver._calls[name].call for name in self.attempt.calls]
+
+    def wait(self, until_s: float) -> None:
+        self._drive(self._flow._wait(self.attempt, until_s))
+
+    def hedge(self) -> None:
+        self._drive(self.attempt.hedge())
+
+    def give_up(self) -> None:
+        self._drive(self.attempt.give_up())
+
+    def drop(self) -> None:
+        self._drive(self.attempt.drop())
+
+    def _drive(self, step: Step[None]) -> None:
+        clock = self._flow._clock
+        with suppress(StopIteration):
+            clock.now_s = time.monotonic()
+            action = next(step)
+            while True:
+                try:
+                    told = PERFORM[type(action)](self._driver, action)
+                except BaseException as error:  # noqa: BLE001  the flow raises it again
+                    action = step.throw(error)
+                    continue
+                clock.now_s = time.monotonic()
+                action = step.send(told)
+
+
 @dataclass
 class Sender:
     """Sends requests up: a desk, and the recorder that is its router."""
@@ -140,11 +194,11 @@ class Sender:
         self.context = context_of(self.cell, self.uplink)
         self.uplink.watch(self.cell.observe, lambda: self.cell.probes)
 
-    def send(self, decision: Decision, inputs: Mapping[str, Array] = INPUTS) -> CloudAttempt:
+    def send(self, decision: Decision, inputs: Mapping[str, Array] = INPUTS) -> SentAttempt:
         """One request on its way."""
-        return CloudAttempt(self.context, MODEL, decision, signals(), inputs, "id")
+        return SentAttempt(self.context, decision, inputs)
 
-    def ask(self, decision: Decision) -> CloudAttempt:
+    def ask(self, decision: Decision) -> SentAttempt:
         """One request, waited for to its end."""
         attempt = self.send(decision)
         attempt.wait(decision.give_up_s)
@@ -154,6 +208,7 @@ class Sender:
     @property
     def sent_bytes(self) -> float:
         """What the metrics say was sent."""
+        assert isinstance(self.context.metrics, AgentMetrics)
         return self.context.metrics.registry.get_sample_value("upwell_uplink_bytes_total", {"model": MODEL.name}) or 0.0
 
 
@@ -223,7 +278,7 @@ class Asking:
         """How long the answer took."""
         asked = signals()
         decision = self.cell.decide(asked)
-        attempt = CloudAttempt(self._context, MODEL, decision, asked, INPUTS, "id")
+        attempt = SentAttempt(self._context, decision, INPUTS)
         attempt.wait(decision.give_up_s)
         attempt.drop()
         assert isinstance(attempt.outcome, CloudReply)

@@ -15,10 +15,11 @@ from tests.faults.certificates import Authority, Pair
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.scene import CASCADE, ONE, assert_from_cloud, assert_from_edge, scene
 from tests.faults.stalling import LIMIT_BYTES, allowed, decision
-from upwell.edge.uplink.uplink import CloudFailure, CloudReply, Uplink
+from upwell.edge.uplink.uplink import CloudReply, Uplink
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 UNBELIEVABLE: Mapping[str, dict[str, Any]] = {

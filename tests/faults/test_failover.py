@@ -11,12 +11,13 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, Sender, decision, sender, serving
-from upwell.edge.uplink.calls import CloudFailure, CloudReply
+from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError, Refused, Unauthenticated
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.routing.decide.state import CloudMoved
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 pytestmark = pytest.mark.alone

@@ -12,11 +12,12 @@ from tests.faults.clouds import ScriptedCloud, slow
 from tests.faults.proxy import Proxy
 from tests.faults.scene import ONE, until
 from tests.faults.stalling import LIMIT_BYTES, Sender, StallingCloud, decision, sender, serving
-from upwell.edge.uplink.calls import CloudFailure, CloudReply
+from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.endpoint import Endpoint, RoundTrips, channel_options
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 pytestmark = pytest.mark.alone

@@ -15,13 +15,14 @@ from tests.faults.names import Names, naming
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, RecordingCell, Sender, decision
 from tests.integration.oip.test_security import write_tokens
-from upwell.edge.uplink.calls import CloudFailure, CloudReply
+from upwell.edge.uplink.calls import CloudReply
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
 from upwell.shared.oip.grpc.server import RunningServer, start_server
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 HOSTS = ("127.0.0.1", "127.0.0.2")

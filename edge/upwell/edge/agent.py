@@ -25,9 +25,9 @@ from upwell.edge.policy.policy_file import PolicyFile
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.context import RequestContext
-from upwell.edge.request.flow import RequestFlow
+from upwell.edge.request.driver import RequestDriver
 from upwell.edge.request.record import RequestRecord
-from upwell.edge.request.request import Ids, as_arrays, as_tags
+from upwell.edge.request.request import Ids, Request, as_arrays, as_tags
 from upwell.edge.request.spans import end_request
 from upwell.edge.server.cloud_models import CloudModels
 from upwell.edge.server.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
@@ -183,55 +183,38 @@ class Agent:
         """
         arrived_s = time.monotonic()
         served = self._models.get(model) or self.model(model)
-        tags = as_tags(tags)
-        return self._handle(served, as_arrays(inputs, served), arrived_s + deadline_s, tags, id, arrived_s, traceparent)
+        arrays = as_arrays(inputs, served)
+        request = Request(model, arrays, arrived_s, arrived_s + deadline_s, as_tags(tags), id, traceparent)
+        return self._handle(served, request)
 
-    def handle(
-        self,
-        model: str,
-        inputs: Mapping[str, Array],
-        deadline_s: float,
-        tags: Mapping[str, str],
-        id: str,
-        arrived_s: float,
-        traceparent: str = "",
-    ) -> Answer:
-        """Answer one request whose `deadline_s` and `arrived_s` are instants of the monotonic clock."""
-        return self._handle(self.model(model), inputs, deadline_s, as_tags(tags), id, arrived_s, traceparent)
+    def handle(self, request: Request) -> Answer:
+        """Answer one request."""
+        return self._handle(self.model(request.model), replace(request, tags=as_tags(request.tags)))
 
-    def _handle(
-        self,
-        served: ServedModel,
-        inputs: Mapping[str, Array],
-        deadline_s: float,
-        tags: Mapping[str, str],
-        id: str,
-        arrived_s: float,
-        traceparent: str,
-    ) -> Answer:
+    def _handle(self, served: ServedModel, request: Request) -> Answer:
         if self._closed:
             raise Unavailable("the agent is closed")
-        handling: RequestFlow | None = None
-        context, told_id, id = self._context, id, id or self._ids.new()
-        if traceparent or context.tracer is not None:
-            context = context.placed(traceparent, arrived_s)
+        driver: RequestDriver | None = None
+        context = self._context
+        if request.traceparent or context.tracer is not None:
+            context = context.placed(request.traceparent, request.arrived_s)
         try:
-            if not arrived_s < deadline_s:  # so that NaN is no deadline to work for either
+            if not request.arrived_s < request.deadline_s:  # so that NaN is no deadline to work for either
                 raise DeadlineExceeded("the deadline had passed when the request arrived")
-            handling = RequestFlow(context, served, inputs, deadline_s, tags, id, arrived_s)
-            answer, done = handling.run()
+            driver = RequestDriver(context, served, request, request.id or self._ids.new())
+            answer, done = driver.run()
         except UpwellError as error:
             self.metrics.failed(served.name, error)
-            failed = None if handling is None else handling.done()
-            end_request(context, served.name, told_id, deadline_s, failed, error)
+            failed = None if driver is None else driver.record()
+            end_request(context, request, failed, error)
             if failed is not None:
                 self.flights.note(
                     RequestTrace.of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
                 )
             raise
-        return self._kept(done, answer, context, told_id)
+        return self._kept(done, answer, context, request)
 
-    def _kept(self, done: RequestRecord, answer: Answer, context: RequestContext, told_id: str) -> Answer:
+    def _kept(self, done: RequestRecord, answer: Answer, context: RequestContext, request: Request) -> Answer:
         """The answer, once what is to be kept of the request is on its way to the disk."""
         if self._outcome_recorder is not None:
             answer = self._outcome_recorder.keep(done, answer)
@@ -250,7 +233,7 @@ class Agent:
             self.metrics.degraded(model, answer.reason)
             _log.debug("degraded answer: model=%s reason=%s id=%s", model, answer.reason, answer.id)
         if context.trace is not None:
-            end_request(context, model, told_id, done.first.deadline_s, done, answer)
+            end_request(context, request, done, answer)
         return answer
 
     def replace_edge(self, name: str, edge: EdgeModel, former: EdgeModel | None = None) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faults.stalling import INPUTS, Sender, StallingCloud, decision, sender, serving
-from upwell.edge.request.cloud_attempt import CloudAttempt
-from upwell.edge.uplink.calls import CloudFailure, CloudReply
+from tests.faults.stalling import INPUTS, Sender, SentAttempt, StallingCloud, decision, sender, serving
+from upwell.edge.uplink.calls import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, CloudDropped, CloudHeld, CloudSent
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 
@@ -31,7 +31,7 @@ def clouds(*served: FakeDataplane, hedges: int = 0) -> Iterator[Sender]:
         yield made
 
 
-def reason(attempt: CloudAttempt) -> Reason | None:
+def reason(attempt: SentAttempt) -> Reason | None:
     return attempt.outcome.reason if isinstance(attempt.outcome, CloudFailure) else None
 
 
@@ -87,7 +87,7 @@ def test_the_ban_on_leaving_is_enforced_where_bytes_leave() -> None:
     with clouds(cloud, hedges=1) as it:
         attempt = it.send(decision(hedge_after_s=0.0))
         it.cell.deny()
-        attempt._hedge()
+        attempt.hedge()
         attempt.drop()
         assert it.cell.story() == [("CloudSent", 0), ("CloudSent", 1), ("CloudDropped", 1), ("CloudDropped", 0)]
         assert reason(it.ask(decision(probes=("",)))) is Reason.EGRESS_DENIED
@@ -251,11 +251,11 @@ def test_two_whose_own_time_is_up_before_anybody_looks_count_as_one_failure() ->
         attempt = it.send(decision(within_s=0.3, hedge_after_s=0.0))
         attempt.wait(time.monotonic() + 0.02)  # and so the second is sent
         ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for one in attempt._under_way:
-            one.call.on_end(lambda: ended.put(None))
+        for call in attempt.calls:
+            call.on_end(lambda: ended.put(None))
         for _ in range(2):
             ended.get(timeout=LIMIT_S)
-        attempt.wait(attempt.decision.give_up_s)
+        attempt.wait(attempt.attempt.decision.give_up_s)
         attempt.give_up()
         assert reason(attempt) is Reason.CLOUD_DEADLINE
         assert it.cell.story() == [("CloudSent", 0), ("CloudSent", 1), ("CloudDropped", 1), ("CloudCallFailed", 0)]

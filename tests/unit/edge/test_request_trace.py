@@ -25,11 +25,11 @@ from upwell.edge.observe.flight_recorder.request_trace import (
 from upwell.edge.observe.flight_recorder.words import meanings, outcome, tell
 from upwell.edge.request.record import RequestRecord
 from upwell.edge.request.request import RowParts
-from upwell.edge.uplink.calls import CloudFailure
 from upwell.shared.errors import Refused
 from upwell.shared.routing import reasons
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, RouterState, SplitRoute
 from upwell.shared.routing.estimators.breaker import Breaker
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Plan, Reason, Route
 
 

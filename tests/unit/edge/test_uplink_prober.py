@@ -11,13 +11,13 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, Sender, allowed, decision, sender, serving
-from upwell.edge.uplink.calls import CloudFailure
 from upwell.edge.uplink.prober import Prober
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.routing.decide.state import LinkProbed
+from upwell.shared.routing.flow.actions import CloudFailure
 
 
 @pytest.fixture(autouse=True)

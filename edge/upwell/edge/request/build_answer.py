@@ -1,62 +1,19 @@
-"""What a caller gets where there is no answer: the error that fits the decision, or the cloud's failure."""
+"""The answer, put together of what the device and the cloud gave."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version as package_version
-from types import MappingProxyType
 
 from upwell.edge.models.served import EdgeModel
 from upwell.edge.request.answer import Answer, Timings
-from upwell.edge.request.cloud_attempt import CloudAttempt
 from upwell.edge.request.record import RequestRecord
-from upwell.edge.uplink.calls import CloudFailure, CloudReply
-from upwell.shared.errors import (
-    CloudFailed,
-    DeadlineExceeded,
-    InvalidRequest,
-    ModelNotFound,
-    NoAllowedRoute,
-    Refused,
-    Unavailable,
-    UpwellError,
-)
-from upwell.shared.routing.decide.state import Decision
+from upwell.edge.uplink.calls import CloudReply
+from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.flow.attempt import CloudAttempt
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
-
-_POLICYS_OWN = frozenset({Reason.EGRESS_DENIED, Reason.RULE, Reason.RULE_ERROR, Reason.NO_CLOUD})
-
-
-def refusal(decision: Decision) -> UpwellError:
-    """The error for a decision that leaves no route; when the cloud may be asked again is passed on."""
-    if decision.obstacle in _POLICYS_OWN:
-        return NoAllowedRoute(decision.refusal)
-    if decision.obstacle is Reason.BREAKER_OPEN:
-        return Unavailable(decision.refusal)
-    return Refused(decision.refusal, retry_after_s=decision.retry_after_s)
-
-
-def failure(miss: CloudFailure) -> UpwellError:
-    """The error for a cloud that failed where nothing stands in for its answer; when to come back is passed on."""
-    text = f"{miss.reason}: {miss.detail}"
-    if miss.reason in _POLICYS_OWN:
-        return NoAllowedRoute(f"{miss.detail} and the model has no edge side")
-    if miss.reason is Reason.CLOUD_EXHAUSTED:
-        return Refused(text, retry_after_s=miss.retry_after_s)
-    return _ERRORS.get(miss.reason, CloudFailed)(text)
-
-
-_ERRORS: Mapping[Reason, type[UpwellError]] = MappingProxyType(
-    {
-        Reason.CLOUD_DEADLINE: DeadlineExceeded,
-        Reason.CLOUD_UNAVAILABLE: Unavailable,
-        Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
-        Reason.CLOUD_MODEL_MISSING: ModelNotFound,
-    }
-)
-
 
 UPWELL_VERSION = package_version("upwell")
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from upwell.edge.admission.rate_limits import Admission
-from upwell.edge.admission.schedulability import RunRequest
-from upwell.edge.observe.metrics import AgentMetrics
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.uplink.uplink import Uplink
-from upwell.shared.errors import Refused, UpwellError
-from upwell.shared.routing.decide.state import Decision, Signals
 from upwell.shared.telemetry.current import note_trace
 from upwell.shared.telemetry.trace import Place, Trace
 from upwell.shared.telemetry.tracer import Tracer
+
+
+class RequestMetrics(Protocol):
+    """Who counts the bytes that leave."""
+
+    def sent(self, model: str, size_bytes: int) -> None:
+        """A message of so many bytes was sent for this model."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class RequestContext:
 
     router: RouterService
     uplink: Uplink | None
-    metrics: AgentMetrics
+    metrics: RequestMetrics
     admission: Admission
     tracer: Tracer | None = None
     agent: str = ""
@@ -34,7 +38,7 @@ class RequestContext:
     traceparent: str = ""
 
     def placed(self, traceparent: str, arrived_s: float) -> RequestContext:
-        """The desk for a request whose caller sent `traceparent`; without a tracer that is passed on as it is."""
+        """The context for a request whose caller sent `traceparent`; without a tracer that is passed on as it is."""
         if self.tracer is None:
             place = Place.parse(traceparent)
             return self if place is None else replace(self, traceparent=str(place))
@@ -43,19 +47,3 @@ class RequestContext:
             return replace(self, traceparent=str(Place.parse(traceparent) or Place.unrecorded()))
         note_trace(trace.root.trace_id)
         return replace(self, trace=trace)
-
-    def admitted(self, signals: Signals, decision: Decision, arrived_s: float) -> RunRequest:
-        """What the request may claim of the device. Raises `Refused` where its source sends more than it may."""
-        request_facts = signals.request_facts
-        try:
-            return self.admission.admit(request_facts.model, decision.verdict.settings, request_facts.tags, arrived_s)
-        except Refused:
-            self.router.give_back(decision)
-            raise
-
-    def turned_away(self, signals: Signals, decision: Decision | None, error: UpwellError) -> UpwellError:
-        """The error; a request that is refused does not count against the rate of its source."""
-        if isinstance(error, Refused) and decision is not None:
-            request_facts = signals.request_facts
-            self.admission.give_back(request_facts.model, decision.verdict.settings, request_facts.tags)
-        return error

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from upwell.edge.models.served import ServedModel
-from upwell.edge.request.cloud_attempt import CloudAttempt
 from upwell.edge.request.request import RowParts
-from upwell.edge.uplink.uplink import CloudFailure, CloudReply
+from upwell.edge.uplink.uplink import CloudReply
 from upwell.shared.routing.decide.state import Decision, Signals
+from upwell.shared.routing.flow.actions import CloudFailure
+from upwell.shared.routing.flow.attempt import CloudAttempt
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.tensors import Array

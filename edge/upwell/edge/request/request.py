@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -17,10 +18,28 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.decide.state import Signals
 from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Route
-from upwell.shared.routing.tags import checked_tags
+from upwell.shared.routing.tags import NO_TAGS, checked_tags
 from upwell.shared.signature.images import encode_for_uplink
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asks. `inputs` maps the signature's names to arrays with rows; instants are of the monotonic clock.
+
+    `deadline_s` is infinite where the caller has none, `id` empty where it gave none, `traceparent` its place in a
+    trace.
+    """
+
+    model: str
+    inputs: Mapping[str, Array]
+    arrived_s: float
+    deadline_s: float = math.inf
+    tags: Mapping[str, str] = field(default_factory=lambda: NO_TAGS)
+    id: str = ""
+    traceparent: str = ""
+
 
 _AT_ONCE = 64
 
@@ -97,14 +116,6 @@ def size_bytes(inputs: Mapping[str, Array]) -> int:
         raise InvalidRequest("an array of objects holds something other than bytes") from None
 
 
-def without(rows: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
-    """`rows` less those in `taken`, in order."""
-    if not taken:
-        return rows
-    left_out = frozenset(taken)
-    return tuple(row for row in rows if row not in left_out)
-
-
 _CHANNELS = (1, 3)
 
 
@@ -148,18 +159,11 @@ def as_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
         raise InvalidRequest(str(error)) from None
 
 
-def signals_of(
-    context: RequestContext,
-    model: ServedModel,
-    inputs: Mapping[str, Array],
-    deadline_s: float,
-    tags: Mapping[str, str],
-    arrived_s: float,
-) -> tuple[Signals, Mapping[str, Array]]:
+def signals_of(context: RequestContext, model: ServedModel, request: Request) -> tuple[Signals, Mapping[str, Array]]:
     """The signals, and the inputs as the whole model in the cloud takes them: pictures are encoded before anything is
     decided, since it is the bytes really sent that decide. Raises `InvalidRequest` for inputs that do not fit.
     """
-    edge, entry_model = model.edge, model.entry_model
+    edge, entry_model, inputs = model.edge, model.entry_model, request.inputs
     rows = entry_model.signature.check_inputs(inputs) if entry_model else 1
     has_cloud = bool(model.cloud_model) and context.uplink is not None
     sent_inputs = encode_for_uplink(entry_model.signature, inputs) if entry_model and has_cloud else inputs
@@ -174,8 +178,10 @@ def signals_of(
     hards = context.router.hards(model.name)
     has_scores = bool(hards) and edge is not None and edge.can_score(hards)
     ahead = entry_model.scheduler.ahead if entry_model else 0
-    request_facts = RequestFacts(model.name, tags, max(sizes), time.time())
-    signals = Signals(request_facts, sizes, arrived_s, deadline_s, edge is not None, has_cloud, has_scores, ahead)
+    facts = RequestFacts(model.name, request.tags, max(sizes), time.time())
+    signals = Signals(
+        facts, sizes, request.arrived_s, request.deadline_s, edge is not None, has_cloud, has_scores, ahead
+    )
     if (model.heads and context.uplink is not None) or (edge and edge.exits):
         ways = tuple(head.way for head in model.heads if head.takes(rows)) if context.uplink is not None else ()
         signals = replace(signals, ways=ways, exits=edge is not None and bool(edge.exits))

@@ -6,15 +6,13 @@ import hashlib
 import math
 import os
 import time
-from typing import TYPE_CHECKING
 
 from upwell.edge.request.answer import Answer
+from upwell.edge.request.context import RequestContext
+from upwell.edge.request.record import RequestRecord
+from upwell.edge.request.request import Request
 from upwell.shared.routing.decide.state import Decision
 from upwell.shared.telemetry.trace import Attributes, Trace
-
-if TYPE_CHECKING:
-    from upwell.edge.request.context import RequestContext
-    from upwell.edge.request.record import RequestRecord
 
 REQUEST, DECIDE, EDGE, HEAD, UPLINK = (f"upwell.agent.{part}" for part in ("infer", "decide", "edge", "head", "uplink"))
 
@@ -41,27 +39,22 @@ def add_run(trace: Trace, name: str, rows: int, duration_s: float) -> None:
 
 
 def end_request(
-    context: RequestContext,
-    model: str,
-    told_id: str,
-    deadline_s: float,
-    done: RequestRecord | None,
-    outcome: Answer | Exception,
+    context: RequestContext, request: Request, done: RequestRecord | None, outcome: Answer | Exception
 ) -> None:
     """The request has been answered, or not; nothing happens where it is not recorded.
 
     Spans leave the device, so they hold codes alone: no text of an error, in which a model may repeat what it was
-    given, and no tag. `told_id` is the request's id as its caller wrote it, empty where it is ours.
+    given, and no tag.
     """
     tracer, trace = context.tracer, context.trace
     if tracer is None or trace is None:
         return
-    facts: dict[str, bool | int | float | str] = {"upwell.model": model}
-    if told_id:
-        facts["upwell.request_id"] = told_id if _may_leave(context, done) else hashed(told_id)
+    facts: dict[str, bool | int | float | str] = {"upwell.model": request.model}
+    if request.id:
+        facts["upwell.request_id"] = request.id if _may_leave(context, done) else hashed(request.id)
     elif isinstance(outcome, Answer):
         facts["upwell.request_id"] = outcome.id
-    latest_s = deadline_s if done is None else min(deadline_s, done.first.deadline_s)
+    latest_s = request.deadline_s if done is None else min(request.deadline_s, done.first.deadline_s)
     if math.isfinite(latest_s):
         facts["upwell.deadline_ms"] = 1e3 * (latest_s - trace.started_s)
     if done is not None:

@@ -11,6 +11,7 @@ from importlib.metadata import version as package_version
 from upwell.edge.agent import Agent
 from upwell.edge.config import DEFAULT_MAX_REQUESTS
 from upwell.edge.models.served import ServedModel
+from upwell.edge.request.request import Request
 from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import REASONS
 from upwell.shared.errors import (
@@ -72,7 +73,7 @@ class AgentDataplane(Dataplane):
         _check_outputs(model, request.outputs)
         tags = _tags(request.parameters)
         answer = self._agent.handle(
-            request.model, request.inputs, call.deadline_s, tags, request.id, arrived_s, call.traceparent
+            Request(request.model, request.inputs, arrived_s, call.deadline_s, tags, request.id, call.traceparent)
         )
         return InferResponse(
             model=request.model,

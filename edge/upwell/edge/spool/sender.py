@@ -12,11 +12,12 @@ from functools import partial
 from upwell.edge.models.served import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.item import Later
-from upwell.edge.uplink.calls import REASONS, CloudFailure, CloudReply, Message
+from upwell.edge.uplink.calls import REASONS, CloudReply, Message
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.routing.decide.state import LINK, CloudAnswered, CloudDropped, CloudHeld, CloudSent, Signals
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.reasons import Reason
 

@@ -14,6 +14,7 @@ from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Pending
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 REASONS: Mapping[RemoteErrorKind, Reason] = {
@@ -91,19 +92,6 @@ class CloudReply:
         return self.queue_s + self.compute_s
 
 
-@dataclass(frozen=True)
-class CloudFailure:
-    """No answer, and why; `detail` is the other side's text.
-
-    `retry_after_s`: where the cloud refused it and said when to come back, after so many seconds. None where it did not
-    say, and where requests go to another endpoint anyway.
-    """
-
-    reason: Reason
-    detail: str
-    retry_after_s: float | None = None
-
-
 class FailedCall:
     """Stands for a call that could not begin.
 
@@ -122,7 +110,7 @@ class FailedCall:
         raise self._error
 
     def cancel(self) -> None:
-        """Nothing is under lease."""
+        """Nothing is under way."""
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
         """Call it now: this call has ended."""
@@ -239,7 +227,7 @@ class CloudCall:
             self._outcome = self._reply(response)
 
     def _reply(self, response: InferResponse) -> CloudReply:
-        assert self.lease is not None  # noqa: S101  an answer came some lease
+        assert self.lease is not None  # noqa: S101  an answer came some way
         sent_bytes, received_bytes = self._pending.sent_bytes, self._pending.received_bytes
         reply = CloudReply.of(response, sent_bytes, received_bytes, self.elapsed_s, is_first=self._is_first)
         self._ledger.answered(self.lease, max(0.0, reply.total_s - (reply.server_s or 0.0)))

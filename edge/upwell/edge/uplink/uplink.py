@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from upwell.edge.uplink.calls import REASONS, CloudCall, CloudFailure, CloudReply, ConnectionLease, FailedCall, Message
+from upwell.edge.uplink.calls import REASONS, CloudCall, CloudReply, ConnectionLease, FailedCall, Message
 from upwell.edge.uplink.egress import Judge, check_egress
 from upwell.edge.uplink.endpoint import Connection, Endpoint
 from upwell.edge.uplink.endpoint_selector import EndpointSelector, Sources, source_addresses
@@ -18,6 +18,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata
 from upwell.shared.oip.grpc.client import RemoteError
 from upwell.shared.routing.decide.state import CloudMoved, LinkProbed, Outcome
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
 __all__ = ["REASONS", "CloudFailure", "CloudReply", "Message", "Uplink"]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.request.record import RequestRecord
-from upwell.edge.uplink.calls import CloudFailure
 from upwell.shared.routing.decide.state import Decision, RouterState, Signals
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.estimators.link import LinkEstimate
+from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Plan, Reason, Route
 
 MOST_ROWS = 16

@@ -1,0 +1,324 @@
+"""Drives the flow of one request with the real things: the device's runs, calls to the cloud, the monotonic clock.
+
+The caller's own thread does it all: while a call to the cloud is under way it waits, or runs the edge model beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import MappingProxyType
+from typing import Any
+
+from upwell.edge.admission.rate_limits import RUN_REQUESTS, timed
+from upwell.edge.models.heads import HeadOutput
+from upwell.edge.models.served import NotFinite, ServedModel
+from upwell.edge.request.answer import Answer
+from upwell.edge.request.build_answer import build_answer
+from upwell.edge.request.context import RequestContext
+from upwell.edge.request.record import RequestRecord
+from upwell.edge.request.request import Request, RowParts, signals_of
+from upwell.edge.request.spans import EDGE, HEAD, UPLINK, add_decision, add_run
+from upwell.edge.uplink.calls import CloudCall, CloudReply, Message
+from upwell.edge.uplink.egress import EgressForbidden
+from upwell.shared.errors import ModelFailed, Refused
+from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.routing.flow.actions import (
+    Admit,
+    Cancel,
+    CloudFailure,
+    Encode,
+    Ended,
+    GiveUp,
+    Release,
+    Reserve,
+    RunEdge,
+    RunHead,
+    Score,
+    Send,
+    Sent,
+    Wait,
+)
+from upwell.shared.routing.flow.flow import RequestFlow
+from upwell.shared.telemetry.trace import Place
+from upwell.shared.tensors import Array
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call under way, the attempt that it is for, and its place in the request's trace, where that is recorded."""
+
+    call: CloudCall
+    attempt: int
+    place: Place | None
+    is_told: bool = False
+
+
+class RequestDriver:
+    """One request. Made and run once, in one thread."""
+
+    # What most requests leave as it is.
+    _edge_s: float | None = None
+    _edge_digest = ""
+    _run_request = RUN_REQUESTS["normal"]
+    _slot: AbstractContextManager[float] | None = None
+
+    def __init__(self, context: RequestContext, model: ServedModel, request: Request, id: str) -> None:
+        self._context, self._model, self._id = context, model, id
+        self._inputs, self._arrived_s = request.inputs, request.arrived_s
+        signals, self._sent_inputs = signals_of(context, model, request)
+        self._flow = RequestFlow(context.router, signals)
+        self._parts = RowParts(len(signals.row_sizes_bytes))
+        self._halves: dict[int, HeadOutput] = {}
+        self._messages: dict[int, Message] = {}
+        self._calls: dict[str, _Call] = {}
+        self._news: SimpleQueue[None] = SimpleQueue()  # reentrant, so that gRPC's threads may tell of ends at any time
+
+    def run(self) -> tuple[Answer, RequestRecord]:
+        """The answer, and all that is known of the request. Raises `UpwellError` where there is none to give."""
+        flow, perform = self._flow, PERFORM
+        began_s = time.monotonic()
+        try:
+            action = flow.begin(began_s)
+            while action is not None:
+                try:
+                    told = perform[type(action)](self, action)
+                except BaseException as error:  # noqa: BLE001  the flow ends what is under way, and raises it again
+                    action = flow.fail(error, time.monotonic())
+                    continue
+                asked = type(action)
+                began_s = time.monotonic()
+                try:
+                    action = flow.resume(told, began_s)
+                finally:
+                    if asked is Admit or asked is Score:
+                        self._note_decision(asked is Score, began_s)
+        except Refused:
+            if flow.turned_away:  # it does not count against the rate of its source
+                self._give_back_admission()
+            raise
+        done = self.record()
+        assert done is not None  # noqa: S101  it was decided, or there would be an error
+        return build_answer(done, flow.plan, flow.reason, flow.obstacle, self._context.agent), done
+
+    def record(self) -> RequestRecord | None:
+        """All that is known of the request; None where it ended before anything was decided."""
+        flow = self._flow
+        if flow.first is None:
+            return None
+        return RequestRecord(
+            self._model, self._id, flow.signals, self._sent_inputs, flow.first, flow.second, flow.hardness,
+            self._parts, flow.attempts, self._edge_s, self._edge_digest,
+        )  # fmt: skip
+
+    def _note_decision(self, is_second: bool, began_s: float) -> None:
+        decision = self._flow.second if is_second else self._flow.first
+        if decision is None:  # nothing could be measured
+            return
+        if self._context.trace is not None:
+            add_decision(self._context.trace, decision, began_s)
+        if is_second:
+            return
+        _log.debug("id=%s decision: %s", self._id, decision)
+        uplink, signals = self._context.uplink, self._flow.signals
+        if uplink is not None and signals.may_ascend and not decision.verdict.egress_rule:
+            uplink.note_candidate(partial(self._context.router.judge, signals))
+
+    # What the flow asks for.
+
+    def _admit(self, action: Admit) -> int:
+        decision, signals = action.decision, self._flow.signals
+        settings = decision.verdict.settings
+        if settings.source is None:
+            self._run_request = RUN_REQUESTS[settings.priority]
+        else:
+            facts = signals.request_facts
+            try:
+                self._run_request = self._context.admission.admit(facts.model, settings, facts.tags, self._arrived_s)
+            except Refused:
+                self._context.router.give_back(decision)
+                raise
+        edge = self._model.edge
+        if edge is None or not signals.edge_ahead:
+            return signals.edge_ahead
+        return edge.scheduler.ahead_of(decision.deadline_s, self._run_request)
+
+    def _give_back_admission(self) -> None:
+        facts, first = self._flow.signals.request_facts, self._flow.first
+        assert first is not None  # noqa: S101  what is turned away was decided about
+        self._context.admission.give_back(facts.model, first.verdict.settings, facts.tags)
+
+    def _run_edge(self, action: RunEdge) -> float:
+        edge, rows = self._model.edge, action.rows
+        assert edge is not None  # noqa: S101  asked for only where there is one
+        owed = replace(self._run_request, is_owed=True) if action.is_owed else self._run_request
+        times = self._context.router.recent.edge.get(self._model.name)
+        run_request = timed(owed, times, len(rows), self._arrived_s, time.monotonic())
+        run = edge.run(self._select(self._inputs, rows), action.deadline_s, run_request)
+        if self._context.trace is not None:
+            add_run(self._context.trace, EDGE, len(rows), run.duration_s)
+        self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest
+        self._parts.edge.append((rows, run.outputs))
+        if run.exits:
+            self._sent_inputs = run.exits
+        return run.duration_s
+
+    def _run_head(self, action: RunHead) -> float:
+        decision, key = action.decision, action.way.key
+        rows, times = len(decision.up_rows), self._context.router.recent.edge.get(key)
+        run_request = timed(self._run_request, times, rows, self._arrived_s, time.monotonic())
+        try:
+            half = self._model.head(key).run(
+                self._select(self._inputs, decision.up_rows), decision.deadline_s, run_request
+            )
+        except Exception as error:
+            _log.warning("model=%s: the head of %s failed: %s", self._model.name, action.way, type(error).__name__)
+            raise
+        if self._context.trace is not None:
+            add_run(self._context.trace, HEAD, rows, half.duration_s)
+        self._edge_s = (self._edge_s or 0.0) + half.duration_s
+        self._halves[len(self._flow.attempts)] = half
+        return half.duration_s
+
+    def _score(self, action: Score) -> tuple[float, ...] | None:
+        edge = self._model.edge
+        assert edge is not None  # noqa: S101  it has just run
+        if not edge.scorer.can(action.hard):
+            return None
+        return tuple(edge.scorer.score(self._parts.edge[-1][1], action.hard, len(action.rows)))
+
+    def _encode(self, action: Encode) -> int:
+        attempt, half = self._flow.attempts[action.attempt], self._halves.get(action.attempt)
+        inputs = self._select(self._sent_inputs, attempt.rows) if half is None else half.tensors
+        way = attempt.decision.way
+        model = self._model.cloud_model if way is None else self._model.head(way.key).cut.tail
+        message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
+        self._messages[action.attempt] = message
+        return len(message.data)
+
+    def _send(self, action: Send) -> Sent | CloudFailure:
+        context, attempt = self._context, self._flow.attempts[action.attempt]
+        assert context.uplink is not None  # noqa: S101  the router sends nothing up without a cloud
+        place = None if context.trace is None else context.trace.calling()
+        message = self._messages[action.attempt]
+        if place is not None:
+            message = replace(message, traceparent=str(place))
+        # Rules may look at the link: as it is without this message.
+        judge = partial(context.router.judge, self._flow.signals, action.known)
+        apart_from = self._calls[action.apart_from].call if action.apart_from else None
+        try:
+            call = context.uplink.start(message, judge, attempt.decision.give_up_s, apart_from)
+        except EgressForbidden as error:
+            return CloudFailure(error.reason, str(error))
+        context.metrics.sent(attempt.whole or attempt.model, call.sent_bytes)
+        self._calls[action.call] = _Call(call, action.attempt, place)
+        call.on_end(partial(self._news.put, None))
+        return Sent(call.sent_bytes)
+
+    def _wait(self, action: Wait) -> list[Ended]:
+        while True:
+            ended = [one for name in tuple(self._calls) if (one := self._ended(name)) is not None]
+            left_s = action.until_s - time.monotonic()
+            if ended or left_s <= 0:
+                return ended
+            with suppress(Empty):
+                self._news.get(timeout=min(left_s, threading.TIMEOUT_MAX))
+
+    def _ended(self, name: str) -> Ended | None:
+        """How a call ended that was not yet told of; None while it goes on."""
+        call = self._calls[name]
+        if call.is_told:
+            return None
+        outcome = call.call.wait(-math.inf)
+        if outcome is None:
+            return None
+        is_blameless = False
+        if isinstance(outcome, CloudReply):
+            try:
+                outcome = self._checked(call.attempt, outcome)
+            except ModelFailed as error:
+                # A request may deserve it (what is not a number goes in and comes out), so it speaks against nobody.
+                is_blameless = isinstance(error, NotFinite)
+                outcome = call.call.reject(str(error))
+        return self._told(name, outcome, is_blameless=is_blameless)
+
+    def _checked(self, number: int, reply: CloudReply) -> CloudReply:
+        """The reply as an answer of the whole model. Raises `ModelFailed` where it is none."""
+        half, edge = self._halves.get(number), self._model.edge
+        if half is not None:
+            reply = replace(reply, response=replace(reply.response, outputs=half.joined(reply.response.outputs)))
+        if edge is not None:
+            edge.check_cloud(reply.response.outputs, len(self._flow.attempts[number].rows))
+        return reply
+
+    def _told(self, name: str, outcome: CloudReply | CloudFailure, *, is_blameless: bool = False) -> Ended:
+        call = self._calls[name]
+        call.is_told = True
+        error = ""
+        if isinstance(outcome, CloudFailure):
+            error = str(outcome.reason)
+            _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, outcome.reason, outcome.detail)
+        self._trace(call, error)
+        uplink = self._context.uplink
+        has_others = uplink is not None and uplink.has_others
+        return Ended(name, outcome, call.call.ended_s, call.call.elapsed_s, is_blameless, has_others)
+
+    def _give_up(self, action: GiveUp) -> Ended:
+        return self._told(action.call, self._calls[action.call].call.give_up())
+
+    def _cancel(self, action: Cancel) -> None:
+        call = self._calls[action.call]
+        call.call.cancel()
+        if not call.is_told:
+            call.is_told = True
+            self._trace(call, "cancelled")
+
+    def _reserve(self, action: Reserve) -> float:
+        edge = self._model.edge
+        assert edge is not None  # noqa: S101  asked for only where there is one
+        self._slot = edge.scheduler.promise(action.start_s, action.end_s)
+        return self._slot.__enter__()
+
+    def _release(self, _: Release) -> None:
+        assert self._slot is not None  # noqa: S101  taken before
+        self._slot.__exit__(None, None, None)
+
+    def _select(self, inputs: Mapping[str, Array], rows: tuple[int, ...]) -> Mapping[str, Array]:
+        entry_model = self._model.entry_model
+        if entry_model is None or len(rows) == self._parts.rows:
+            return inputs
+        return entry_model.signature.select_rows(inputs, rows)
+
+    def _trace(self, call: _Call, error: str) -> None:
+        trace, attempt = self._context.trace, self._flow.attempts[call.attempt]
+        if trace is not None and call.place is not None:
+            sent_bytes = call.call.sent_bytes
+            facts = {"upwell.rows": len(attempt.rows), "upwell.sent_bytes": sent_bytes, "upwell.hedged": attempt.hedged}
+            ended_s = call.call.ended_s
+            trace.called(UPLINK, call.place, ended_s - call.call.elapsed_s, ended_s, facts, error)
+
+
+PERFORM: Mapping[type[Any], Callable[[RequestDriver, Any], Any]] = MappingProxyType(
+    {
+        Admit: RequestDriver._admit,
+        RunEdge: RequestDriver._run_edge,
+        RunHead: RequestDriver._run_head,
+        Score: RequestDriver._score,
+        Encode: RequestDriver._encode,
+        Send: RequestDriver._send,
+        Wait: RequestDriver._wait,
+        GiveUp: RequestDriver._give_up,
+        Cancel: RequestDriver._cancel,
+        Reserve: RequestDriver._reserve,
+        Release: RequestDriver._release,
+    }
+)

@@ -1,0 +1,202 @@
+"""What the flow of a request asks its driver for, and what the driver tells it.
+
+Each action says what the driver sends back for it; an `UpwellError` is given to `RequestFlow.fail` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from upwell.shared.routing.decide.state import Decision, Outcome, RouterState, Signals, SplitRoute
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.reasons import Reason
+
+T = TypeVar("T")
+Rows: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Take the request on for the device. Gives the number of runs that go before it. Raises `Refused`."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class RunEdge:
+    """Run the model on the device for these rows. `is_owed`: it stands in for the cloud, so it is never refused.
+
+    Gives the run's time in seconds. Raises as `EdgeModel.run` does.
+    """
+
+    rows: Rows
+    deadline_s: float
+    is_owed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunHead:
+    """Run the head of a split model for the rows of `decision`. Gives the run's time in seconds; raises likewise."""
+
+    way: SplitRoute
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Measure how hard these rows are, which the device has answered. Gives a number for each; None if it cannot."""
+
+    rows: Rows
+    hard: HardSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Make the message with the rows of the attempt of that number. Gives its bytes. Raises `InvalidRequest`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the message of an attempt as the call of that name, under the policy in force at this moment.
+
+    `known` is what was learnt before this message: rules may look at the link, as it is without it. `apart_from` names
+    a call that it should share neither endpoint nor connection with. Gives `Sent` or `CloudFailure`,
+    the latter where the policy keeps the request on the device by now.
+    """
+
+    attempt: int
+    call: str
+    known: RouterState
+    apart_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait until a call ends or the instant is reached, which may have passed. Gives those that `Ended` since."""
+
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Cancel a call that is late. Gives how it `Ended`."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a call whose answer nobody needs any more; that says nothing about the cloud."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Keep a slot of the device for a run that may have to stand in for the cloud. Gives the instant it begins at."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the slot back."""
+
+
+Action: TypeAlias = Admit | RunEdge | RunHead | Score | Encode | Send | Wait | GiveUp | Cancel | Reserve | Release
+Step: TypeAlias = Generator[Action, Any, T]
+"""A part of the flow: what it asks for in turn, and what it comes to."""
+
+
+class Reply(Protocol):
+    """An answer of the cloud that fits the model's signature, and what it cost. `server_s`: None where not reported."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of the message."""
+
+    @property
+    def received_bytes(self) -> int:
+        """Of the answer."""
+
+    @property
+    def total_s(self) -> float:
+        """From sending to answer."""
+
+    @property
+    def server_s(self) -> float | None:
+        """The server's part of it."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the time holds the handshakes of a new connection."""
+
+
+@dataclass(frozen=True)
+class CloudFailure:
+    """No answer, and why; `detail` is the other side's text.
+
+    `retry_after_s`: where the cloud refused it and said when to come back, after so many seconds. None where it did not
+    say, and where requests go to another endpoint anyway.
+    """
+
+    reason: Reason
+    detail: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message is on its way. `sent_bytes` is its true size, 0 where it is not known yet."""
+
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A call has ended at `ended_s`, `elapsed_s` after it was sent.
+
+    `is_blameless`: the failure may be the request's own doing, so it speaks against nobody. `has_others`: another
+    endpoint could be asked.
+    """
+
+    call: str
+    outcome: Reply | CloudFailure
+    ended_s: float
+    elapsed_s: float
+    is_blameless: bool = False
+    has_others: bool = False
+
+
+class RouterPort(Protocol):
+    """Whoever decides and learns for the flow. No method waits."""
+
+    @property
+    def state(self) -> RouterState:
+        """All that is known now; immutable."""
+
+    def decide(self, signals: Signals) -> Decision:
+        """A decision, with what it needs for itself (probe slots, budgets) already taken."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from an outcome."""
+
+    def ran(self, model: str, rows: int, duration_s: float) -> None:
+        """Learn from a run of the device."""
+
+    def settle(self, decision: Decision, sent_bytes: int | None) -> None:
+        """Correct what a message drew from budgets, once its size is known; None where none was sent."""
+
+    def give_back(self, decision: Decision) -> None:
+        """Return all that a decision took which nobody will act on."""
+
+    def acquire_hedge(self, decision: Decision) -> bool:
+        """Whether a second request may be sent for this decision now; it is paid for then."""
+
+    def acquire_retry(self, decision: Decision) -> bool:
+        """Whether the budgets allow one more message for this decision; it is paid for then."""

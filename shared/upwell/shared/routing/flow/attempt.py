@@ -1,0 +1,246 @@
+"""Some rows of a request on their way to the cloud and back, and what the router learns from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from upwell.shared.routing.decide.state import (
+    CloudAnswered,
+    CloudCallFailed,
+    CloudDropped,
+    CloudHeld,
+    CloudSent,
+    Decision,
+)
+from upwell.shared.routing.flow.actions import (
+    Cancel,
+    CloudFailure,
+    Encode,
+    Ended,
+    GiveUp,
+    Reply,
+    RouterPort,
+    Send,
+    Step,
+)
+from upwell.shared.routing.reasons import Reason
+
+HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
+"""Failures after which asking once more cannot help: it is the request that is wrong."""
+
+_EARLY_S = 0.005
+"""So much before its deadline a call may end for it: clocks and timers round."""
+
+_names = itertools.count()
+
+
+@dataclass(slots=True)
+class Clock:
+    """The instant of the last event, in seconds of whatever clock the driver goes by."""
+
+    now_s: float
+
+
+class CloudAttempt:
+    """Rows sent up by a decision; what comes of each message is learnt exactly once.
+
+    Usually one message is sent. Where the decision names a hedge, a second one follows once the first has been under
+    way for so long and the router grants it: to another endpoint, or where there is none over a connection of its own.
+    The first good answer wins and the other call is cancelled. Where the policy says `retry`, a call that failed is
+    followed by one more in the same way, if the time left is as long as an answer is predicted to take and the budgets
+    have it. A probe of the breaker is sent once: it is to find out how one request fares.
+
+    The driver asks the policy again for each message. Where it keeps the request on the device by then, the first
+    message and a retry are a miss with that reason, and there is no hedge.
+
+    `model` is what the router knows the model up there by, and `whole` the model that it is a tail of, or empty.
+    `outcome` is None until there is one, and where the device's answer came first. `ended_s` is NaN until then.
+    """
+
+    def __init__(
+        self, clock: Clock, router: RouterPort, number: int, decision: Decision, target: tuple[str, str]
+    ) -> None:
+        self.number = number
+        self.decision = decision
+        self.rows = decision.up_rows
+        self.outcome: Reply | CloudFailure | None = None
+        self.calls: list[str] = []
+        """Those under way."""
+        self.hedged = False
+        self.model, self.whole = target
+        self.started_s = self.ended_s = math.nan
+        self.hedge_at_s = math.inf
+        self._clock, self._router = clock, router
+        self._may_retry = not decision.probes
+        self._size_bytes = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time from sending to the end of the call that decided, or to the last event."""
+        return (self._clock.now_s if math.isnan(self.ended_s) else self.ended_s) - self.started_s
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an outcome may still come."""
+        return self.outcome is None and bool(self.calls)
+
+    def begin(self) -> Step[None]:
+        """Send the first message."""
+        try:
+            self._size_bytes = yield Encode(self.number)
+        except BaseException:
+            self._router.give_back(self.decision)  # a probe's slot must not stay taken, nor what was drawn from budgets
+            raise
+        self.started_s = self._clock.now_s
+        if not self.decision.probes:
+            self.hedge_at_s = self.started_s + self.decision.hedge_after_s
+        denied = yield from self._send()
+        if denied is not None:
+            self._stay(denied, self.started_s)
+
+    def take(self, ended: Ended) -> Step[None]:
+        """A call has ended."""
+        if ended.call not in self.calls or self.outcome is not None:
+            return
+        if not isinstance(ended.outcome, CloudFailure):
+            self.calls.remove(ended.call)
+            self._router.observe(self._answered(ended.call, ended.outcome))
+            yield from self._settle(ended)
+        elif ended.is_blameless:
+            self.calls.remove(ended.call)
+            self._tell_dropped(ended.call)
+            yield from self._settle(ended)
+        elif not self._are_all_late(ended.outcome):
+            yield from self._miss(ended, ended.outcome)
+
+    def hedge(self) -> Step[None]:
+        """Send a second message, if it is granted."""
+        self.hedge_at_s = math.inf
+        if len(self.calls) == 1 and self._router.acquire_hedge(self.decision):
+            denied = yield from self._send(apart_from=self.calls[0])  # if denied, the first may still be answered
+            self.hedged = denied is None
+
+    def give_up(self) -> Step[None]:
+        """End calls that are late; without an answer by now that counts as one failure of the cloud."""
+        if self.is_open:
+            ended = yield from self._end_late()
+            yield from self._settle(ended)
+
+    def overtaken(self) -> Step[None]:
+        """End calls that the device's answer came before; that is a failure of the cloud if it took longer than it
+        was sure to take, or nobody knew how long it would take. There is no outcome: nobody waits for one any more."""
+        if not self.is_open:
+            return
+        if self.elapsed_s < self.decision.predicted_sure_s:
+            yield from self.drop()
+        else:
+            ended = yield from self._end_late()
+            self.ended_s = ended.ended_s
+
+    def drop(self) -> Step[None]:
+        """Cancel calls whose answer nobody needs any more; that says nothing about the cloud."""
+        if self.outcome is None:
+            yield from self._drop_others()
+            if math.isnan(self.ended_s):
+                self.ended_s = self._clock.now_s
+
+    def _send(self, apart_from: str = "") -> Step[CloudFailure | None]:
+        """Send the message, which is paid for; why not, if the policy keeps it here by now."""
+        call, router, decision = str(next(_names)), self._router, self.decision
+        known = router.state
+        # Told before it is done: on a busy machine the answer may be there before the sending returns.
+        router.observe(CloudSent(self.model, call, len(self.rows), self._size_bytes, self.whole))
+        try:
+            told = yield Send(self.number, call, known, apart_from)
+        except BaseException:
+            self._tell_not_sent(call)
+            raise
+        if isinstance(told, CloudFailure):
+            self._tell_not_sent(call)
+            return told
+        router.settle(decision, told.sent_bytes or None)
+        self.calls.append(call)
+        return None
+
+    def _tell_not_sent(self, call: str) -> None:
+        self._router.settle(self.decision, None)
+        self._tell_dropped(call)
+
+    def _end_late(self) -> Step[Ended]:
+        """Give up every call that is under way, and count that as one failure: that of the first."""
+        first, *others = self.calls
+        self.calls = []
+        for hedge in others:  # it had less time than the call before it, so it says nothing more
+            yield GiveUp(hedge)
+            self._tell_dropped(hedge)
+        ended: Ended = yield GiveUp(first)
+        assert isinstance(ended.outcome, CloudFailure)  # noqa: S101  that is what giving up comes to
+        self._tell_failed(ended, ended.outcome)
+        return ended
+
+    def _are_all_late(self, miss: CloudFailure) -> bool:
+        """Whether a call ended since its own time is up, which is that of all: `give_up` counts them as one failure."""
+        is_late = miss.reason is Reason.CLOUD_DEADLINE and self._clock.now_s >= self.decision.give_up_s - _EARLY_S
+        return is_late and len(self.calls) > 1
+
+    def _answered(self, call: str, reply: Reply) -> CloudAnswered:
+        return CloudAnswered(
+            self.model,
+            len(self.rows),
+            reply.sent_bytes,
+            reply.total_s,
+            reply.server_s,
+            reply.is_first,
+            received_bytes=reply.received_bytes,
+            call=call,
+            hedged=self.hedged,
+        )
+
+    def _miss(self, ended: Ended, miss: CloudFailure) -> Step[None]:
+        """Note a failure; it is the outcome only where no other call is under way and none follows."""
+        self.calls.remove(ended.call)
+        self._tell_failed(ended, miss)
+        if self.calls:
+            return
+        if self._is_worth_another(ended, miss) and self._router.acquire_retry(self.decision):
+            self._may_retry = False
+            denied = yield from self._send(apart_from=ended.call)
+            if denied is not None:
+                self._stay(denied, ended.ended_s)
+        else:
+            yield from self._settle(ended)
+
+    def _is_worth_another(self, ended: Ended, miss: CloudFailure) -> bool:
+        wanted = self.decision.verdict.settings.on_failure(miss.reason) == "retry" and miss.reason not in HOPELESS
+        if miss.retry_after_s is not None and not ended.has_others:  # it said that it would be for nothing
+            return False
+        predicted_s = self.decision.predicted_cloud_s
+        left_s = self.decision.give_up_s - self._clock.now_s
+        return wanted and self._may_retry and left_s > (0.0 if math.isnan(predicted_s) else predicted_s)
+
+    def _stay(self, denied: CloudFailure, ended_s: float) -> None:
+        """The rows stay here after all: the policy has changed since the decision."""
+        self.outcome = denied
+        self.ended_s = ended_s
+
+    def _settle(self, ended: Ended) -> Step[None]:
+        self.outcome = ended.outcome
+        self.ended_s = ended.ended_s
+        yield from self._drop_others()
+
+    def _drop_others(self) -> Step[None]:
+        while self.calls:
+            call = self.calls.pop()
+            yield Cancel(call)
+            self._tell_dropped(call)
+
+    def _tell_failed(self, ended: Ended, miss: CloudFailure) -> None:
+        waited_s = ended.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
+        self._router.observe(CloudCallFailed(self.model, miss.reason, self.decision.probes, waited_s, ended.call))
+        if miss.retry_after_s is not None:
+            self._router.observe(CloudHeld(self.model, miss.retry_after_s))
+
+    def _tell_dropped(self, call: str) -> None:
+        self._router.observe(CloudDropped(self.model, self.decision.probes, call))

@@ -1,0 +1,318 @@
+"""The flow of one request, from signals to answer: who is asked, who is waited for, and what stands in for whom.
+
+The algorithm stands here once, without clock, thread, socket or tensor: a driver does what it asks for and tells what
+came of it. The agent drives it with real ones, the simulator and tests in virtual time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from upwell.shared.errors import (
+    CloudFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelFailed,
+    Refused,
+    UpwellError,
+)
+from upwell.shared.routing.decide.state import Decision, Scored, Signals
+from upwell.shared.routing.flow.actions import (
+    Action,
+    Admit,
+    CloudFailure,
+    Release,
+    Reserve,
+    RouterPort,
+    Rows,
+    RunEdge,
+    RunHead,
+    Score,
+    Step,
+    Wait,
+)
+from upwell.shared.routing.flow.attempt import Clock, CloudAttempt
+from upwell.shared.routing.flow.refusals import failure, refusal
+from upwell.shared.routing.policy.settings import HardSettings, Objective
+from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
+
+# What the plans are called for a head that answers early, which always runs.
+_EXIT_PLANS = {Plan.EDGE: Plan.EDGE, Plan.CASCADE: Plan.EXIT, Plan.CLOUD: Plan.SPLIT}
+_ONE: Rows = (0,)
+
+
+def without(rows: Rows, taken: Rows) -> Rows:
+    """`rows` less those in `taken`, in order."""
+    if not taken:
+        return rows
+    left_out = frozenset(taken)
+    return tuple(row for row in rows if row not in left_out)
+
+
+class RequestFlow:
+    """One request: `begin` gives the first action, `resume` and `fail` what follows each; None ends it.
+
+    The edge answer is in hand, or its run begins, early enough that the answer leaves by the deadline whatever the
+    cloud does; the loser is cancelled. Where there is no answer to give, `begin`, `resume` or `fail` raises an
+    `UpwellError`. `turned_away` then says that the request was refused before it cost anything.
+
+    What it came to: `plan`, `reason` and `obstacle` (what kept rows on the device that wanted up), the decisions
+    `first` and `second` (None where nothing was asked after the device ran), `hardness` by row of those that the device
+    scored, `attempts`, and the rows that the device has answered, `edge_rows`, in the order of its runs.
+    """
+
+    # What most requests leave as it is.
+    second: Decision | None = None
+    obstacle: Reason | None = None
+    hardness: Mapping[int, float] = MappingProxyType({})
+    turned_away = False
+
+    def __init__(self, router: RouterPort, signals: Signals) -> None:
+        self.signals = signals
+        self.first: Decision | None = None
+        self.plan, self.reason = Plan.EDGE, Reason.EASY
+        self.attempts: list[CloudAttempt] = []
+        self.edge_rows: list[Rows] = []
+        count = len(signals.row_sizes_bytes)
+        self.rows = _ONE if count == 1 else tuple(range(count))
+        self._router, self._asked = router, signals
+        self._has_edge = signals.has_edge
+        self._clock = Clock(signals.arrived_s)
+        self._steps = self._run()
+
+    def begin(self, now_s: float) -> Action | None:
+        """The first action. All instants are of one clock, the signals' own."""
+        return self.resume(None, now_s)
+
+    def resume(self, told: Any, now_s: float) -> Action | None:
+        """The next action, after what came of the one before it."""
+        self._clock.now_s = now_s
+        try:
+            return self._steps.send(told)
+        except StopIteration:
+            return None
+
+    def fail(self, error: BaseException, now_s: float) -> Action | None:
+        """The next action, after the one before it has failed."""
+        self._clock.now_s = now_s
+        try:
+            return self._steps.throw(error)
+        except StopIteration:
+            return None
+
+    def edge_covers(self, rows: Rows) -> bool:
+        """Whether the device has answered all of these."""
+        return {row for part in self.edge_rows for row in part}.issuperset(rows)
+
+    def _run(self) -> Step[None]:
+        decision = yield from self._decided()
+        self.plan, self.reason = decision.plan, decision.reason
+        if decision.refusal:
+            raise self._away(refusal(decision))
+        try:
+            yield from self._ask(decision)
+            if self.attempts:
+                assert self.first is not None  # noqa: S101  decided above
+                yield from self._settle(self.first)
+        finally:
+            for attempt in self.attempts:
+                yield from attempt.drop()
+
+    def _decided(self) -> Step[Decision]:
+        """The first decision; made again where not all that waits for the device goes before this request."""
+        decision = self.first = self._router.decide(self.signals)
+        ahead: int = yield Admit(decision)
+        if ahead == self.signals.edge_ahead:
+            return decision
+        self._router.give_back(decision)
+        self.signals = self._asked = replace(self.signals, edge_ahead=ahead)
+        decision = self.first = self._router.decide(self.signals)
+        return decision
+
+    def _away(self, error: UpwellError) -> UpwellError:
+        self.turned_away = True
+        return error
+
+    def _ask(self, decision: Decision) -> Step[None]:
+        """Send what goes up at once and run the rest on the device, then send what turned out hard."""
+        exits = self.signals.exits
+        if decision.up_rows and not exits:
+            decision = self.first = yield from self._send(decision)
+            self.plan, self.reason = decision.plan, decision.reason
+        if decision.kept_rows:
+            self._note_obstacle(decision)
+        hard = decision.verdict.settings.hard
+        if hard is not None and not decision.escalate:
+            wanted = len(decision.up_rows) + len(decision.kept_rows)
+            self._learn_scores(hard, len(self.rows) - wanted, ())
+        rest = without(self.rows, decision.up_rows) if decision.up_rows and not exits else self.rows
+        if not rest or not self._has_edge:
+            return
+        try:
+            yield from self._run_edge(rest, decision.deadline_s)
+        except ModelFailed as error:
+            yield from self._lift_instead(error, Reason.EDGE_FAILED, rest)
+            return
+        except Refused as error:
+            yield from self._lift_instead(error, Reason.EDGE_BUSY, rest)
+            return
+        if decision.up_rows and exits:
+            yield from self._send(decision)
+        if decision.escalate and hard is not None:
+            yield from self._escalate(decision, rest, hard)
+        if exits:
+            self.plan = _EXIT_PLANS[decision.plan]
+
+    def _escalate(self, first: Decision, rest: Rows, hard: HardSettings) -> Step[None]:
+        """Decide about the rows that the device has run, and send those that are hard."""
+        measured: tuple[float, ...] | None = yield Score(rest, hard)
+        if measured is None:
+            self.reason = Reason.NO_SCORES
+            return
+        self.hardness = dict(zip(rest, measured, strict=True))
+        rows = without(without(rest, first.kept_rows), first.up_rows)
+        hardness = tuple(self.hardness[row] for row in rows)
+        self._asked = replace(self.signals, scored_rows=rows, hardness=hardness)
+        second = self.second = self._router.decide(self._asked)
+        self._learn_scores(hard, len(rows), hardness)
+        if second.up_rows:
+            second = self.second = yield from self._send(second)
+        self._note_obstacle(second)
+        if second.reason is not Reason.EASY and not (first.kept_rows or first.up_rows):
+            self.reason = second.reason
+
+    def _learn_scores(self, hard: HardSettings, scored: int, values: tuple[float, ...]) -> None:
+        """Tell the router how many rows were hard: what a share or a risk is held by counts every request."""
+        if not (math.isnan(hard.cloud_share) and math.isnan(hard.max_risk)):
+            rows = len(self.rows)
+            self._router.observe(Scored(self.signals.request_facts.model, hard.scope, rows, rows - scored, values))
+
+    def _lift_instead(self, error: UpwellError, reason: Reason, rows: Rows) -> Step[None]:
+        """The device failed, or has no time: everything that it should have answered goes up, if it may."""
+        self.reason = reason
+        if self.signals.exits:  # the tail takes nothing but what the head gives
+            raise self._away(error)
+        decision = self._router.decide(replace(self.signals, has_edge=False, ways=()))
+        if decision.refusal or not decision.up_rows:
+            raise self._away(error)
+        self.second = decision = replace(decision, up_rows=rows, reason=reason)
+        yield from self._send(decision)
+        self._has_edge = False
+        self.plan = Plan.CLOUD
+
+    def _send(self, decision: Decision) -> Step[Decision]:
+        """Send what goes up; the decision acted on, another one where a head failed that was to run first."""
+        model, way = self.signals.request_facts.model, decision.way
+        target = (model, "")
+        if way is not None:
+            try:
+                duration_s: float = yield RunHead(way, decision)
+            except (ModelFailed, Refused, DeadlineExceeded, InvalidRequest) as error:
+                self._router.give_back(decision)
+                return (yield from self._send_otherwise(error))
+            except BaseException:
+                self._router.give_back(decision)
+                raise
+            self._router.ran(way.key, len(decision.up_rows), duration_s)
+            target = (way.key, model)
+        attempt = CloudAttempt(self._clock, self._router, len(self.attempts), decision, target)
+        self.attempts.append(attempt)
+        yield from attempt.begin()
+        return decision
+
+    def _send_otherwise(self, error: UpwellError) -> Step[Decision]:
+        """No head runs: the whole goes up, or stays here, as if the model were not split."""
+        whole = self._router.decide(replace(self._asked, ways=()))
+        if whole.refusal or (not self._has_edge and not whole.up_rows):
+            raise self._away(error)
+        return (yield from self._send(whole)) if whole.up_rows else whole
+
+    def _run_edge(self, rows: Rows, deadline_s: float, *, is_owed: bool = False) -> Step[None]:
+        duration_s: float = yield RunEdge(rows, deadline_s, is_owed)
+        self._router.ran(self.signals.request_facts.model, len(rows), duration_s)
+        self.edge_rows.append(rows)
+
+    def _settle(self, decision: Decision) -> Step[None]:
+        """Wait for the cloud, with the edge run beside it in time, until every row has an answer or none can come."""
+        settings = decision.verdict.settings
+        if any(action != "error" for action in settings.on_cloud_failure.values()):
+            yield from self._cover(decision)
+        yield from self._wait_for_all(settings.objective)
+        self._check_stand_ins()
+
+    def _wait_for_all(self, objective: Objective) -> Step[None]:
+        """For each attempt until its answer is there, or nobody needs it any more."""
+        for attempt in self.attempts:
+            if objective != "accuracy" and self.edge_covers(attempt.rows):
+                yield from self._wait(attempt, -math.inf)  # the first good answer wins, and the device's is there
+                yield from attempt.overtaken()
+                continue
+            yield from self._wait(attempt, attempt.decision.give_up_s)
+            yield from attempt.give_up()
+
+    def _wait(self, attempt: CloudAttempt, until_s: float) -> Step[None]:
+        """Until the attempt has an outcome, or that instant; what ends or is to be hedged meanwhile is seen to."""
+        while attempt.outcome is None:
+            waiting = [one for one in self.attempts if one.is_open]
+            ended = yield Wait(min(until_s, *(one.hedge_at_s for one in waiting)) if waiting else until_s)
+            for one in ended:
+                for owner in waiting:
+                    yield from owner.take(one)
+            if attempt.outcome is not None or self._clock.now_s >= until_s:
+                return
+            for one in waiting:
+                if one.is_open and self._clock.now_s >= one.hedge_at_s:
+                    yield from one.hedge()
+
+    def _cover(self, decision: Decision) -> Step[None]:
+        """Wait for rows that only the cloud has, and run the device for those still missing when it must start."""
+        uncovered = [attempt for attempt in self.attempts if not self.edge_covers(attempt.rows)]
+        if not uncovered or not self._has_edge:
+            return
+        start_s: float = yield Reserve(decision.fallback_start_s, decision.give_up_s)
+        try:
+            for attempt in uncovered:
+                yield from self._wait(attempt, start_s)
+            missing = tuple(row for one in uncovered if self._may_stand_in(one) for row in one.rows)
+            if missing:
+                yield from self._stand_in(missing, decision)
+        finally:
+            yield Release()
+
+    def _stand_in(self, rows: Rows, decision: Decision) -> Step[None]:
+        try:
+            yield from self._run_edge(rows, decision.deadline_s, is_owed=True)
+        except (ModelFailed, DeadlineExceeded):
+            if all(attempt.outcome is not None for attempt in self.attempts):
+                raise  # otherwise the cloud may still answer
+
+    def _may_stand_in(self, attempt: CloudAttempt) -> bool:
+        """Whether the device's answer may be needed for these rows; while the cloud is waited for it may."""
+        outcome = attempt.outcome
+        if not isinstance(outcome, CloudFailure):
+            return outcome is None
+        if outcome.reason in DEGRADED:  # what the policy keeps here is no failure
+            return attempt.decision.verdict.settings.on_failure(outcome.reason) != "error"
+        return True
+
+    def _note_obstacle(self, decision: Decision) -> None:
+        if not decision.degraded:
+            return
+        self.obstacle = decision.obstacle
+        if decision.verdict.settings.on_failure(decision.obstacle or decision.reason) == "error":
+            self.reason = decision.reason
+            raise CloudFailed(f"the cloud was wanted and not asked: {decision.obstacle}")
+
+    def _check_stand_ins(self) -> None:
+        """Raise unless edge answers stand in for all that the cloud missed, and may."""
+        missed = [(one, one.outcome) for one in self.attempts if isinstance(one.outcome, CloudFailure)]
+        for attempt, miss in missed:
+            if self.signals.has_edge and not self._may_stand_in(attempt):
+                raise CloudFailed(f"{miss.reason}: {miss.detail}")
+        replies = (one.rows for one in self.attempts if not isinstance(one.outcome, CloudFailure | None))
+        if missed and not {row for rows in (*replies, *self.edge_rows) for row in rows}.issuperset(self.rows):
+            raise failure(next(miss for attempt, miss in missed if not self.edge_covers(attempt.rows)))
