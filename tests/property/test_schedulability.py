@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.unit.edge.virtual_scheduler import Arrival, Promised, VirtualLane
 from upwell.edge.admission.schedulability import (
-    RANKS,
     Job,
     RunRequest,
     ScheduledRun,
@@ -24,6 +23,7 @@ from upwell.edge.admission.schedulability import (
     make_room,
 )
 from upwell.shared.errors import Refused, Superseded
+from upwell.shared.routing.policy.settings import RANKS
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.edge.admission.schedulability import RANKS, RunRequest, ScheduledRun, by_deadline, choose, late, make_room
-from upwell.shared.routing.policy.settings import Priority
+from upwell.edge.admission.schedulability import RunRequest, ScheduledRun, by_deadline, choose, late, make_room
+from upwell.shared.routing.policy.settings import RANKS, Priority
 
 NOW = ScheduledRun(0.0)
 

@@ -18,7 +18,7 @@ from upwell.shared.routing.simulation.capacity import PacketTrace, StepTrace
 from upwell.shared.routing.simulation.kernel import Kernel
 from upwell.shared.routing.simulation.runs import cloud_only, edge_only, oracle, random_share, routed
 from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
-from upwell.shared.routing.simulation.uplink import SimulatedCall, SimulatedUplink
+from upwell.shared.routing.simulation.uplink import CloudBehaviour, SimulatedCall, SimulatedUplink
 
 modest = settings(deadline=None, max_examples=examples(150))
 traces = st.lists(st.integers(0, 60), min_size=1, max_size=12).map(sorted).filter(lambda packets: packets[-1] > 0)
@@ -75,7 +75,7 @@ def test_the_queue_sends_packet_by_packet(trace: list[int], sends: list[tuple[in
     uplink, calls = SimulatedUplink(kernel, PacketTrace(trace), 0.0), list[SimulatedCall]()
     for at_ms, size_bytes in sends:
         # Half a millisecond after a packet's instant, so that what leaves at the very moment of arrival is no question.
-        kernel.call((at_ms + 0.5) / 1000, lambda size=size_bytes: calls.append(uplink.send(size, 0.0)))  # type: ignore[misc]
+        kernel.call((at_ms + 0.5) / 1000, lambda size=size_bytes: calls.append(uplink.send(size, CloudBehaviour(0.0))))  # type: ignore[misc]
     kernel.run()
     opportunities = iter(packet_times_ms(trace, 50_000))
     for call, (at_ms, size_bytes) in zip(calls, sends, strict=True):

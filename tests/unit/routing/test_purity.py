@@ -23,7 +23,8 @@ STANDARD = {
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
 OWN = (
-    "upwell.shared.routing", "upwell.shared.config.located", "upwell.shared.tensors", "upwell.shared.units",
+    "upwell.shared.routing", "upwell.shared.config.located", "upwell.shared.errors",
+    "upwell.shared.tensors", "upwell.shared.units",
     "upwell.shared.values",
 )  # fmt: skip
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from upwell.edge.admission.schedulability import RANKS, RunRequest
+from upwell.edge.admission.schedulability import RunRequest
 from upwell.shared.errors import Refused
 from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
 from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
-from upwell.shared.routing.policy.settings import Priority, Settings, SourceLimits
+from upwell.shared.routing.policy.settings import RANKS, Priority, Settings, SourceLimits
 
 MAX_SOURCES = 4096
 """So many sources are remembered; callers may invent any number of tag values."""

@@ -19,16 +19,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from upwell.shared.routing.policy.settings import Priority
+from upwell.shared.routing.policy.settings import RANKS, Priority
 from upwell.shared.values import quick
-
-RANKS: Mapping[Priority, int] = MappingProxyType({"low": 0, "normal": 1, "high": 2})
-"""Priority -> rank; a higher one goes first."""
 
 
 @quick

@@ -108,7 +108,7 @@ class RequestDriver:
             raise
         done = self.record()
         assert done is not None  # noqa: S101  it was decided, or there would be an error
-        return build_answer(done, flow.plan, flow.reason, flow.obstacle, self._context.agent), done
+        return build_answer(done, flow, self._context.agent), done
 
     def record(self) -> RequestRecord | None:
         """All that is known of the request; None where it ended before anything was decided."""

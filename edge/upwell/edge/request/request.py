@@ -17,7 +17,6 @@ from upwell.edge.uplink.uplink import CloudReply
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.decide.state import Signals
 from upwell.shared.routing.policy.rules import RequestFacts
-from upwell.shared.routing.reasons import Route
 from upwell.shared.routing.tags import NO_TAGS, checked_tags
 from upwell.shared.signature.images import encode_for_uplink
 from upwell.shared.signature.signature import Signature
@@ -76,19 +75,6 @@ class RowParts:
         self.rows = rows
         self.all = _ONE if rows == 1 else tuple(range(rows))
         self.edge: list[tuple[tuple[int, ...], Mapping[str, Array]]] = []
-
-    def edge_covers(self, rows: Sequence[int]) -> bool:
-        """Whether the device has answered all of these."""
-        return {row for part, _ in self.edge for row in part}.issuperset(rows)
-
-    def are_complete(self, replies: Replies) -> bool:
-        """Whether every row has an answer of one side."""
-        parts = [rows for rows, _ in (*self.edge, *replies)]
-        return {row for rows in parts for row in rows}.issuperset(self.all)
-
-    def routes(self, lifted: Mapping[int, Route], here: Route) -> tuple[Route, ...]:
-        """Who answers each row: `here` says it of those that are not `lifted`."""
-        return tuple(lifted.get(row, here) for row in self.all)
 
     def merged(self, replies: Replies, signature: Signature | None) -> Mapping[str, Array]:
         """The cloud's rows, and the edge's where the cloud has none. Without a `signature` the cloud has all."""

@@ -11,8 +11,8 @@ from upwell.shared.routing.simulation.capacity import PacketTrace, constant
 from upwell.shared.routing.simulation.kernel import Event, Kernel, Process
 from upwell.shared.routing.simulation.pilot import Habits, Pilot
 from upwell.shared.routing.simulation.prober import SimulatedProber
-from upwell.shared.routing.simulation.scheduler import SimulatedLane
-from upwell.shared.routing.simulation.uplink import SimulatedCall, SimulatedUplink
+from upwell.shared.routing.simulation.scheduler import SimulatedScheduler
+from upwell.shared.routing.simulation.uplink import CloudBehaviour, SimulatedCall, SimulatedUplink
 
 
 def test_processes_go_on_at_their_instants_and_in_order() -> None:
@@ -53,7 +53,7 @@ class TestUplink:
         kernel = Kernel()
         uplink, calls = SimulatedUplink(kernel, constant(8000), rtt_s), list[SimulatedCall]()
         for at_s, size_bytes in sends:
-            kernel.call(at_s, lambda size=size_bytes: calls.append(uplink.send(size, 0.5)))  # type: ignore[misc]
+            kernel.call(at_s, lambda size=size_bytes: calls.append(uplink.send(size, CloudBehaviour(0.5))))  # type: ignore[misc]
         if give_up is not None:
             kernel.call(give_up[1], lambda: uplink.give_up(calls[give_up[0]]))
         kernel.run()
@@ -80,7 +80,7 @@ class TestUplink:
         kernel = Kernel()
         uplink, calls = SimulatedUplink(kernel, PacketTrace([5000, 5001]), 0.0), list[SimulatedCall]()
         for _ in range(2):
-            kernel.call(1.0, lambda: calls.append(uplink.send(1000, 0.0)))
+            kernel.call(1.0, lambda: calls.append(uplink.send(1000, CloudBehaviour(0.0))))
         kernel.call(2.0, lambda: uplink.give_up(calls[0]))
         kernel.run()
         assert [call.began for call in calls] == [False, True]
@@ -89,7 +89,7 @@ class TestUplink:
     def test_over_a_dead_link_nothing_is_heard(self) -> None:
         kernel = Kernel()
         uplink, calls = SimulatedUplink(kernel, constant(0), 0.0), list[SimulatedCall]()
-        kernel.call(0.0, lambda: calls.append(uplink.send(1, 0.0)))
+        kernel.call(0.0, lambda: calls.append(uplink.send(1, CloudBehaviour(0.0))))
         kernel.run()
         assert not calls[0].began
 
@@ -121,28 +121,28 @@ class TestProber:
 class TestLane:
     def test_the_most_urgent_runs_first_and_who_cannot_leaves(self) -> None:
         kernel, seen = Kernel(), list[tuple[str, float, bool]]()
-        lane = SimulatedLane(kernel)
+        scheduler = SimulatedScheduler(kernel)
 
         def run(name: str, deadline_s: float) -> Process[None]:
-            ran = yield from lane.run(1.0, deadline_s)
+            ran = yield from scheduler.run(1.0, deadline_s)
             seen.append((name, kernel.now_s, ran))
 
         for name, deadline_s in (("first", 9.0), ("patient", 9.0), ("hasty", 0.5), ("urgent", 5.0)):
             kernel.start(0.0, run(name, deadline_s))
-        kernel.call(0.2, lambda: seen.append(("ahead", lane.ahead_of(6.0), True)))
+        kernel.call(0.2, lambda: seen.append(("ahead", scheduler.ahead_of(6.0), True)))
         kernel.run()
         assert seen == [
             ("hasty", 0.0, False), ("ahead", 2, True), ("first", 1.0, True), ("urgent", 2.0, True),
             ("patient", 3.0, True),
         ]  # fmt: skip
-        assert lane.ahead_of(9.0) == 0
+        assert scheduler.ahead_of(9.0) == 0
 
     def test_who_was_taken_on_is_not_made_late_by_a_more_urgent_one_unless_that_is_owed(self) -> None:
         kernel, seen = Kernel(), list[tuple[str, bool]]()
-        lane = SimulatedLane(kernel)
+        scheduler = SimulatedScheduler(kernel)
 
         def run(name: str, deadline_s: float, is_owed: bool = False) -> Process[None]:
-            seen.append((name, (yield from lane.run(1.0, deadline_s, is_owed=is_owed))))
+            seen.append((name, (yield from scheduler.run(1.0, deadline_s, is_owed=is_owed))))
 
         kernel.start(0.0, run("first", 9.0))
         kernel.start(0.0, run("tight", 2.0))
@@ -152,9 +152,9 @@ class TestLane:
         assert seen == [("urgent", False), ("first", True), ("tight", False), ("owed", True)]
 
     def test_promised_slots_do_not_overlap(self) -> None:
-        lane = SimulatedLane(Kernel())
-        assert lane.promise(8.0, 9.0) == (8.0, 9.0)
-        assert lane.promise(8.0, 9.0) == (6.0, 8.0)
-        assert lane.promise(8.0, 9.0) == (4.0, 6.0)
-        lane.release((6.0, 8.0))
-        assert lane.promise(8.0, 9.0) == (6.0, 8.0)
+        scheduler = SimulatedScheduler(Kernel())
+        assert scheduler.promise(8.0, 9.0) == (8.0, 9.0)
+        assert scheduler.promise(8.0, 9.0) == (6.0, 8.0)
+        assert scheduler.promise(8.0, 9.0) == (4.0, 6.0)
+        scheduler.release((6.0, 8.0))
+        assert scheduler.promise(8.0, 9.0) == (6.0, 8.0)

@@ -136,6 +136,14 @@ class Reply(Protocol):
     def is_first(self) -> bool:
         """Whether the time holds the handshakes of a new connection."""
 
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a gateway answered in the cloud's stead."""
+
+    @property
+    def reason(self) -> Reason | None:
+        """The reason that a gateway gives, where it is one that we know."""
+
 
 @dataclass(frozen=True)
 class CloudFailure:

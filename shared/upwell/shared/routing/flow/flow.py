@@ -7,7 +7,7 @@ came of it. The agent drives it with real ones, the simulator and tests in virtu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,7 @@ from upwell.shared.routing.flow.actions import (
     Admit,
     CloudFailure,
     Release,
+    Reply,
     Reserve,
     RouterPort,
     Rows,
@@ -38,7 +39,7 @@ from upwell.shared.routing.flow.actions import (
 from upwell.shared.routing.flow.attempt import Clock, CloudAttempt
 from upwell.shared.routing.flow.refusals import failure, refusal
 from upwell.shared.routing.policy.settings import HardSettings, Objective
-from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
+from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 
 # What the plans are called for a head that answers early, which always runs.
 _EXIT_PLANS = {Plan.EDGE: Plan.EDGE, Plan.CASCADE: Plan.EXIT, Plan.CLOUD: Plan.SPLIT}
@@ -103,6 +104,48 @@ class RequestFlow:
             return self._steps.throw(error)
         except StopIteration:
             return None
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Who answers each row."""
+        here, up = (Route.EXIT, Route.SPLIT) if self.signals.exits else (Route.EDGE, Route.CLOUD)
+        lifted = {row: Route.SPLIT if one.decision.way is not None else up for one in self.answered for row in one.rows}
+        return tuple(lifted.get(row, here) for row in self.rows)
+
+    @property
+    def answered(self) -> Sequence[CloudAttempt]:
+        """The attempts that came to an answer."""
+        return [one for one in self.attempts if not isinstance(one.outcome, CloudFailure | None)]
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the policy wanted the cloud, and the device or a gateway answered."""
+        return self.obstacle is not None or self._failure is not None or self._gateway is not None
+
+    @property
+    def answer_reason(self) -> Reason:
+        """Why the answer comes from where it comes from."""
+        if self._failure is not None:
+            return self._failure
+        if self._gateway is not None and self._gateway.reason is not None:
+            return self._gateway.reason
+        if self.obstacle is not None:
+            return self.obstacle
+        kept = next((one.outcome for one in self.attempts if isinstance(one.outcome, CloudFailure)), None)
+        if kept is not None:
+            return kept.reason
+        return Reason.EDGE_FASTER if any(one.outcome is None for one in self.attempts) else self.reason
+
+    @property
+    def _failure(self) -> Reason | None:
+        """The first failure of the cloud; what the policy keeps here is none."""
+        outcomes = (one.outcome for one in self.attempts)
+        return next((o.reason for o in outcomes if isinstance(o, CloudFailure) and o.reason in DEGRADED), None)
+
+    @property
+    def _gateway(self) -> Reply | None:
+        outcomes = (one.outcome for one in self.answered)
+        return next((o for o in outcomes if not isinstance(o, CloudFailure | None) and o.is_degraded), None)
 
     def edge_covers(self, rows: Rows) -> bool:
         """Whether the device has answered all of these."""

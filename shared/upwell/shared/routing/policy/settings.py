@@ -14,6 +14,8 @@ from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
 Objective: TypeAlias = Literal["accuracy", "latency", "energy", "cost"]
 Action: TypeAlias = Literal["edge", "error", "spool", "retry"]
 Priority: TypeAlias = Literal["low", "normal", "high"]
+RANKS: Mapping[Priority, int] = MappingProxyType({"low": 0, "normal": 1, "high": 2})
+"""Priority -> rank; a higher one goes first."""
 Quantity: TypeAlias = Literal["cloud_requests", "uplink", "money"]
 Period: TypeAlias = Literal["s", "min", "h", "day", "week", "month"]
 

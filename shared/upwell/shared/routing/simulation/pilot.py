@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from upwell.shared.routing.decide.router import Router
-from upwell.shared.routing.decide.state import Decision, Outcome, RouterState, Signals
+from upwell.shared.routing.decide.state import CloudDropped, Decision, EdgeRan, Outcome, RouterState, Scored, Signals
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import ModelPair, Settings
 from upwell.shared.routing.simulation.kernel import Kernel
@@ -50,8 +50,34 @@ class Pilot:
             if granted:
                 return decision
 
+    def acquire_hedge(self, decision: Decision) -> bool:
+        """See `RouterPort`."""
+        self.state, granted = self._router.acquire_hedge(self.state, decision, self._kernel.now_s)
+        return granted
+
+    def acquire_retry(self, decision: Decision) -> bool:
+        """See `RouterPort`."""
+        self.state, granted = self._router.acquire_retry(self.state, decision)
+        return granted
+
+    def settle(self, decision: Decision, sent_bytes: int | None) -> None:
+        """See `RouterPort`."""
+        self.state = self._router.settle(self.state, decision, sent_bytes)
+
+    def give_back(self, decision: Decision) -> None:
+        """See `RouterPort`."""
+        self.settle(decision, None)
+        if decision.probes:
+            self.observe(CloudDropped(decision.model, decision.probes))
+
+    def ran(self, model: str, rows: int, duration_s: float) -> None:
+        """See `RouterPort`."""
+        self.observe(EdgeRan(model, rows, duration_s))
+
     def observe(self, outcome: Outcome) -> None:
         """Learn from an outcome."""
+        if isinstance(outcome, Scored) and not self.habits.learns_scores:
+            return
         self.state = self._router.observe(self.state, outcome, self._kernel.now_s)
 
     def _seen(self) -> RouterState:

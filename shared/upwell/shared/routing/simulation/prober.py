@@ -9,7 +9,7 @@ from typing import ClassVar
 from upwell.shared.routing.decide.state import LinkProbed
 from upwell.shared.routing.simulation.kernel import Kernel, Process
 from upwell.shared.routing.simulation.pilot import Pilot
-from upwell.shared.routing.simulation.uplink import SimulatedUplink
+from upwell.shared.routing.simulation.uplink import CloudBehaviour, SimulatedUplink
 
 
 class SimulatedProber:
@@ -47,7 +47,7 @@ class SimulatedProber:
             self._kernel.start(now_s, self._probe())
 
     def _probe(self) -> Process[None]:
-        call = self._uplink.send(self.SIZE_BYTES, 0.0)
+        call = self._uplink.send(self.SIZE_BYTES, CloudBehaviour(0.0))
         yield call.answered, self._kernel.now_s + self.TIMEOUT_S
         if call.answered.is_set:
             self._pilot.observe(LinkProbed(call.total_s))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from upwell.shared.routing.decide.state import SplitRoute
 from upwell.shared.routing.hardness import RISING, is_hard
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy
@@ -14,14 +15,14 @@ from upwell.shared.routing.policy.sections import Hard, SettingsPatch
 from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.routing.simulation.capacity import Capacity
-from upwell.shared.routing.simulation.handling import SimulatedDevice, SimulatedRequest
+from upwell.shared.routing.simulation.driver import SimulatedDevice, SimulatedDriver
 from upwell.shared.routing.simulation.kernel import Kernel, Process
 from upwell.shared.routing.simulation.pilot import Habits, Pilot
 from upwell.shared.routing.simulation.prober import SimulatedProber
 from upwell.shared.routing.simulation.requests import LoggedRequest, model_pairs, score, verdict
-from upwell.shared.routing.simulation.scheduler import SimulatedLane
+from upwell.shared.routing.simulation.scheduler import SimulatedScheduler
 from upwell.shared.routing.simulation.served import SimulatedOutcome
-from upwell.shared.routing.simulation.uplink import Queue, SimulatedUplink
+from upwell.shared.routing.simulation.uplink import CloudScript, Queue, SimulatedUplink, as_logged
 
 SWEPT = 10
 
@@ -33,6 +34,8 @@ class Scene:
     requests: Sequence[LoggedRequest]
     capacity: Capacity
     rtt_s: float
+    script: CloudScript = as_logged
+    splits: Mapping[str, Sequence[SplitRoute]] = field(default_factory=dict)
 
 
 def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[SimulatedOutcome]:  # noqa: B008  immutable
@@ -40,15 +43,17 @@ def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[Simu
     kernel = Kernel()
     uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
     pilot = Pilot(policy, model_pairs(scene.requests), kernel, habits)
-    device = SimulatedDevice(kernel, SimulatedLane(kernel), uplink, pilot, SimulatedProber(kernel, uplink, pilot))
-    handled: list[SimulatedRequest] = []
+    prober = SimulatedProber(kernel, uplink, pilot)
+    scheduler = SimulatedScheduler(kernel)
+    device = SimulatedDevice(kernel, scheduler, uplink, pilot, prober, scene.script, scene.splits)
+    handled: list[SimulatedDriver] = []
 
-    def handle(request: LoggedRequest, name: str) -> Process[None]:
-        handled.append(SimulatedRequest(device, request, name))
+    def handle(request: LoggedRequest) -> Process[None]:
+        handled.append(SimulatedDriver(device, request))
         yield from handled[-1].run()
 
-    for index, request in enumerate(scene.requests):
-        kernel.start(request.t_s, handle(request, str(index)))
+    for request in scene.requests:
+        kernel.start(request.t_s, handle(request))
     kernel.run()
     return [one.served for one in handled]
 
@@ -65,11 +70,11 @@ def cloud_only(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
     served = [_due(request, settings) for request, settings in _with_settings(policy, scene.requests)]
 
     def handle(one: SimulatedOutcome) -> Process[None]:
-        call = uplink.send(one.request.size_bytes, one.request.cloud_s)
+        call = uplink.send(one.request.size_bytes, scene.script(one.request, 0))
         yield call.answered, one.deadline_s
         uplink.give_up(call)
         one.left_bytes = call.size_bytes if call.began else 0
-        if call.answered.is_set:
+        if call.ended and call.behaviour.failure is None:
             one.route, one.answered_s, one.reason = Route.CLOUD, kernel.now_s, Reason.NO_EDGE
 
     for one in served:

@@ -1,7 +1,7 @@
 """The device, simulated: one run at a time, the most urgent first, with slots promised to those who wait for the cloud.
 
-The order and the promises are those of the agent's own lane. What differs: a run that would reach into a promised slot
-is taken on here, and the fallback behind it ends later by at most that run; the agent refuses it.
+The order and the promises are those of the agent's own scheduler. What differs: a run that would reach into a promised
+slot is taken on here, and the fallback behind it ends later by at most that run; the agent refuses it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ import heapq
 import itertools
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
+from upwell.shared.routing.policy.settings import RANKS, Priority
 from upwell.shared.routing.simulation.kernel import Event, Kernel, Process
 
 _ROUNDING_S = 1e-9
+_Turn: TypeAlias = tuple[int, float, int, float, Event]
+"""Rank (negative), deadline, order of arrival, duration, and what lets it begin."""
 
 
-class SimulatedLane:
+class SimulatedScheduler:
     """One accelerator, shared by all models, by earliest deadline first (Liu & Layland 1973) and without preemption.
+
+    A higher priority goes first.
 
     A run is taken on only if it will be in time and makes nobody late who was taken on before; one that stands in for
     the cloud (`is_owed`) always is. The agent predicts how long runs take, here it is known.
@@ -27,24 +33,31 @@ class SimulatedLane:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._order = itertools.count()
-        self._waiting: list[tuple[float, int, float, Event]] = []
+        self._waiting: list[_Turn] = []
         self._busy = False
         self._free_s = -math.inf
         self._promises: list[tuple[float, float]] = []
 
-    def ahead_of(self, deadline_s: float) -> int:
-        """Runs that one with this deadline would wait for."""
-        return sum(turn[0] <= deadline_s for turn in self._waiting) + self._busy
+    @property
+    def ahead(self) -> int:
+        """Runs that are under way or wait."""
+        return len(self._waiting) + self._busy
 
-    def run(self, duration_s: float, deadline_s: float, *, is_owed: bool = False) -> Process[bool]:
+    def ahead_of(self, deadline_s: float, priority: Priority = "normal") -> int:
+        """Runs that one with this deadline would wait for."""
+        return sum(turn[:2] <= (-RANKS[priority], deadline_s) for turn in self._waiting) + self._busy
+
+    def run(
+        self, duration_s: float, deadline_s: float, priority: Priority = "normal", *, is_owed: bool = False
+    ) -> Process[bool]:
         """Wait for a turn and run; False, at once, where there is none to be had."""
-        turn = (deadline_s, next(self._order), duration_s, Event())
+        turn = (-RANKS[priority], deadline_s, next(self._order), duration_s, Event())
         if self._busy:
             if not is_owed and not self._all_in_time(turn):
                 return False
             heapq.heappush(self._waiting, turn)
-            yield turn[3], deadline_s
-            if not turn[3].is_set:
+            yield turn[4], deadline_s
+            if not turn[4].is_set:
                 self._waiting.remove(turn)
                 heapq.heapify(self._waiting)
                 return False
@@ -52,14 +65,14 @@ class SimulatedLane:
         self._free_s = self._kernel.now_s + duration_s
         yield None, self._free_s
         if self._waiting:
-            self._kernel.fire(heapq.heappop(self._waiting)[3])
+            self._kernel.fire(heapq.heappop(self._waiting)[4])
         else:
             self._busy = False
         return True
 
-    def _all_in_time(self, new: tuple[float, int, float, Event]) -> bool:
+    def _all_in_time(self, new: _Turn) -> bool:
         ends_s = self._free_s
-        for deadline_s, _, duration_s, _ in sorted([*self._waiting, new], key=lambda turn: turn[:2]):
+        for _, deadline_s, _, duration_s, _ in sorted([*self._waiting, new], key=lambda turn: turn[:3]):
             ends_s += duration_s
             if ends_s > deadline_s + _ROUNDING_S:
                 return False

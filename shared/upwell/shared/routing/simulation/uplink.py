@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.simulation.capacity import Capacity
 from upwell.shared.routing.simulation.kernel import Event, Kernel
+from upwell.shared.routing.simulation.requests import LoggedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CloudBehaviour:
+    """What the cloud does with one message: answer after `cloud_s`, or fail with a reason then. Infinite: nothing."""
+
+    cloud_s: float
+    failure: Reason | None = None
+
+
+CloudScript: TypeAlias = Callable[[LoggedRequest, int], CloudBehaviour]
+"""What the cloud does with the message of that number, counted from 0, of a request."""
+
+
+def as_logged(request: LoggedRequest, _: int) -> CloudBehaviour:
+    """The cloud answers as the log says."""
+    return CloudBehaviour(request.cloud_s)
+
+
+def _nobody() -> None:
+    pass
 
 
 @dataclass(slots=True, eq=False)
@@ -14,11 +39,22 @@ class SimulatedCall:
     """One message up and its reply. `total_s` is the time from sending to the reply, NaN until that is there."""
 
     size_bytes: int
-    cloud_s: float
+    behaviour: CloudBehaviour
     sent_s: float
+    on_end: Callable[[], None]
     began: bool = False
     total_s: float = math.nan
     answered: Event = field(default_factory=Event)
+
+    @property
+    def cloud_s(self) -> float:
+        """The cloud's part of the time."""
+        return self.behaviour.cloud_s
+
+    @property
+    def ended(self) -> bool:
+        """Whether the cloud has answered or failed."""
+        return self.answered.is_set
 
 
 class Queue:
@@ -59,9 +95,9 @@ class SimulatedUplink:
         self._rtt_s = rtt_s
         self._waiting: list[SimulatedCall] = []
 
-    def send(self, size_bytes: int, cloud_s: float) -> SimulatedCall:
-        """Put a message into the queue."""
-        call = SimulatedCall(size_bytes, cloud_s, self._kernel.now_s)
+    def send(self, size_bytes: int, behaviour: CloudBehaviour, on_end: Callable[[], None] = _nobody) -> SimulatedCall:
+        """Put a message into the queue; `on_end` is called once the cloud has answered or failed."""
+        call = SimulatedCall(size_bytes, behaviour, self._kernel.now_s, on_end)
         self._waiting.append(call)
         if len(self._waiting) == 1:
             self._await_begin()
@@ -93,3 +129,4 @@ class SimulatedUplink:
     def _answer(self, call: SimulatedCall) -> None:
         call.total_s = self._kernel.now_s - call.sent_s
         self._kernel.fire(call.answered)
+        call.on_end()

@@ -1,0 +1,112 @@
+"""The promise on the flow itself, in virtual time: faults, plans and patience in every combination.
+
+Whatever the cloud does, the answer leaves by its deadline, from the side that it should come from, with the reason.
+Over real sockets stays one case for each distinct fault (`tests/faults/test_promise.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from tests.unit.routing.asking import policy
+from tests.unit.routing.simulation.scenes import line
+from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason, Route
+from upwell.shared.routing.simulation.capacity import constant
+from upwell.shared.routing.simulation.requests import prepare
+from upwell.shared.routing.simulation.runs import Scene, routed
+from upwell.shared.routing.simulation.served import SimulatedOutcome
+from upwell.shared.routing.simulation.uplink import CloudBehaviour, CloudScript
+
+PLANS = {
+    "cascade": "hard: {measure: margin, below: 0.5}",
+    "direct": "large: {above: 1KiB}",
+    "direct, the first answer": "large: {above: 1KiB}, objective: latency",
+}
+PATIENCE = {
+    "plain": "",
+    "retry": "on_cloud_failure: retry",
+    "hedge": "hedge: {after: 20ms, at_most: 100%}",
+    "both": "on_cloud_failure: retry, hedge: {after: 20ms, at_most: 100%}",
+    "error": "on_cloud_failure: error",
+}
+FAILURES = [reason for reason in CLOUD_FAILURES if reason is not Reason.CLOUD_DEADLINE]
+FAULTS: dict[str, CloudBehaviour] = {
+    "silent": CloudBehaviour(math.inf),
+    "slow": CloudBehaviour(1.0),
+    **{f"{reason} at once": CloudBehaviour(0.0, reason) for reason in FAILURES},
+    **{f"{reason} after a while": CloudBehaviour(0.05, reason) for reason in FAILURES},
+}
+
+
+def ask(
+    script: CloudScript, plan: str, patience: str, *, edge_s: float = 0.01, count: int = 1
+) -> list[SimulatedOutcome]:
+    """Requests a second apart over a fast link, each due 200 ms after it came."""
+    lines = [line(float(n), edge_s=edge_s) for n in range(count)]
+    settings = ", ".join(part for part in ("deadline: 200ms", PLANS[plan], PATIENCE[patience]) if part)
+    scene = Scene(prepare(lines), constant(80e6), 0.01, script)
+    return routed(policy(f"defaults: {{{settings}}}"), scene)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("patience", PATIENCE)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_device_answers_in_time_and_says_why(fault: str, plan: str, patience: str) -> None:
+    behaviour = FAULTS[fault]
+    (one,) = ask(lambda *_: behaviour, plan, patience)
+    if patience == "error":
+        assert one.route is None
+        assert one.reason is (behaviour.failure or Reason.CLOUD_DEADLINE)
+        return
+    assert one.in_time
+    assert one.route is Route.EDGE
+    assert one.edge_runs == 1
+    if "first answer" in plan and one.reason is Reason.EDGE_FASTER:
+        return  # the device's answer was there before the failure was
+    assert one.reason is (behaviour.failure or Reason.CLOUD_DEADLINE)
+
+
+@pytest.mark.parametrize("plan", ["cascade", "direct"])
+@pytest.mark.parametrize("fault", [name for name in FAULTS if "invalid" not in name and name not in ("silent", "slow")])
+def test_a_second_message_saves_what_the_first_one_missed(fault: str, plan: str) -> None:
+    (one,) = ask(lambda _, n: FAULTS[fault] if n == 0 else CloudBehaviour(0.005), plan, "retry")
+    assert (one.route, one.in_time) == (Route.CLOUD, True)
+    assert one.left_bytes == 20_000
+
+
+@pytest.mark.parametrize("plan", ["cascade", "direct"])
+@pytest.mark.parametrize("fault", ["silent", "slow"])
+def test_a_hedge_saves_what_stalls(fault: str, plan: str) -> None:
+    (one,) = ask(lambda _, n: FAULTS[fault] if n == 0 else CloudBehaviour(0.005), plan, "hedge")
+    assert (one.route, one.in_time) == (Route.CLOUD, True)
+    assert one.latency_s < 0.1
+
+
+def test_what_cannot_help_is_not_asked_again() -> None:
+    (one,) = ask(lambda *_: CloudBehaviour(0.0, Reason.CLOUD_INVALID_ARGUMENT), "cascade", "retry")
+    assert (one.route, one.left_bytes) == (Route.EDGE, 10_000)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("patience", [name for name in PATIENCE if name != "error"])
+def test_after_an_outage_the_cloud_is_used_again(plan: str, patience: str) -> None:
+    def script(request: object, _: int) -> CloudBehaviour:
+        t_s = getattr(request, "t_s", 0.0)
+        return CloudBehaviour(0.0, Reason.CLOUD_UNAVAILABLE) if 3 <= t_s < 12 else CloudBehaviour(0.005)
+
+    served = ask(script, plan, patience, count=24, edge_s=0.05)
+    assert all(one.in_time for one in served)
+    down = {one.reason for one in served[3:12]}
+    assert down <= {Reason.CLOUD_UNAVAILABLE, Reason.BREAKER_OPEN, Reason.EDGE_FASTER, Reason.HARD, Reason.LARGE}
+    if "first answer" not in plan:
+        assert Reason.BREAKER_OPEN in down
+        assert {one.route for one in served[:3] + served[16:]} == {Route.CLOUD}
+
+
+@pytest.mark.parametrize(("plan", "edge_s"), [*itertools.product(["cascade", "direct"], [0.001, 0.02, 0.1, 0.15])])
+def test_a_slow_device_is_started_in_time_beside_the_silent_cloud(plan: str, edge_s: float) -> None:
+    served = ask(lambda *_: CloudBehaviour(math.inf), plan, "plain", edge_s=edge_s, count=3)
+    assert all((one.route, one.in_time) == (Route.EDGE, True) for one in served[1:])  # by then its time is known
