@@ -10,7 +10,8 @@ import numpy as np
 
 from tests.faults.oracles import CLOUD_MODEL
 from upwell.edge import Agent
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.config.security import ClientSecurity

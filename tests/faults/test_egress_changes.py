@@ -20,7 +20,8 @@ from tests.faults.oracles import CLOUD_MODEL, edge_scores, picture, pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, ONE, assert_from_cloud, scene, until, write_agent
 from upwell.edge import Agent
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.prober import Prober

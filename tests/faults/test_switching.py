@@ -17,8 +17,9 @@ from tests.faults.repeating import Repeating
 from tests.unit.edge.agents import MODEL, SURE, edge_model, rows_of
 from upwell.edge import Agent
 from upwell.edge.models.background_load import load_edge
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.sections import EdgeSide
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.served import ServedModel
 from upwell.edge.models.trial import MIN_FAILURES
 from upwell.edge.request.answer import Answer
 from upwell.edge.server.assembly import warm_up

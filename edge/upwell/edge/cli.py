@@ -40,7 +40,8 @@ def agent(
     console = set_up_logs(settings.log, logging.DEBUG if verbose else logging.INFO)
     # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-    with build_agent(config) as running:  # which may fetch a model for minutes: until then a signal ends it at once
+    # It may fetch a model for minutes: until then a signal ends it at once.
+    with build_agent(Agent, config) as running:
         for number in stop_signals():
             signal.signal(number, lambda *_: stop.put(None))
         spool = running.spool

@@ -42,6 +42,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+EXIT_FAILED = 1
+"""What a command ends with where the check failed; 2 is wrong use."""
+
 
 class UpwellError(Exception):
     """Root of the tree. `str(error)` is one sentence that is safe to show to the caller."""

@@ -17,9 +17,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
 
-EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 

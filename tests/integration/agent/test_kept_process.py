@@ -23,7 +23,8 @@ from tests.integration.agent.harness import Running, agent_process, ask, client_
 from tests.integration.agent.kept import EASY, SPOOLED, STATE, keeping, kept_ids, put
 from tests.unit.models_for_tests import linear
 from upwell.edge import Agent
-from upwell.edge.server import assembly, housekeeping
+from upwell.edge.policy import housekeeping
+from upwell.edge.server import assembly
 from upwell.edge.spool.item import SPOOL_ID
 from upwell.shared.errors import CloudFailed, ConfigError
 from upwell.shared.routing.reasons import Reason

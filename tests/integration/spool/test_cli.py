@@ -11,12 +11,12 @@ import typer
 from typer.testing import CliRunner
 
 from tests.integration.spool.harness import Scene, scene, until
-from upwell.edge.spool import cli
+from upwell.edge.commands import spool
 from upwell.shared.errors import ConfigError
 
 APP = typer.Typer()
-APP.command("list")(cli.list_cases)
-APP.command("purge")(cli.purge)
+APP.command("list")(spool.list_cases)
+APP.command("purge")(spool.purge)
 
 AGENT = """
 version: 1

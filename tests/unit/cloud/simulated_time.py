@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from upwell.cloud.batching.choosing import RunSizes
-from upwell.cloud.batching.device import Batch, Device
+from upwell.cloud.batching.device import Device
 from upwell.cloud.batching.queue import ModelQueue
-from upwell.cloud.batching.request import DEFAULT_PRIORITY, QueuedRequest
+from upwell.cloud.batching.request import DEFAULT_PRIORITY, Batch, QueuedRequest
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
 
@@ -83,13 +83,13 @@ class Simulation:
         """Let them come, and wait until the last has ended."""
         outcomes: dict[QueuedRequest, Outcome] = {}
         waiting: set[QueuedRequest] = set()
-        events: list[tuple[float, int, Arrival | Batch]] = [
+        events: list[tuple[float, int, Arrival | Batch[ModelQueue]]] = [
             (one.at_s, place, one) for place, one in enumerate(sorted(arrivals, key=lambda one: one.at_s))
         ]
         count = len(events)
         while events:
             now_s, _, event = heapq.heappop(events)
-            begun: Sequence[Batch]
+            begun: Sequence[Batch[ModelQueue]]
             if isinstance(event, Arrival):
                 call = Call(deadline_s=now_s + event.limit_s, client=event.client)
                 queued = QueuedRequest({}, call, event.rows, None, _nobody, now_s, event.client, event.priority)
@@ -125,6 +125,6 @@ class Simulation:
         return self.paces.get(model, pace_s)
 
 
-def _nobody(batch: Batch) -> Sequence[Batch]:
+def _nobody(batch: Batch[ModelQueue]) -> Sequence[Batch[ModelQueue]]:
     """No thread runs it: time is an argument here."""
     raise AssertionError(batch)

@@ -13,11 +13,11 @@ import pytest
 
 from tests.unit.models_for_tests import linear, linear_weights
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.repository.control import MAX_CHANGES, ModelRepository
-from upwell.cloud.repository.watch import RepositoryWatch
 from upwell.cloud.service import loading
+from upwell.cloud.service.control import MAX_CHANGES, ModelRepository
 from upwell.cloud.service.loading import attempt, find_models
 from upwell.cloud.service.service import CloudService
+from upwell.cloud.service.watch import RepositoryWatch
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.grpc.repository import IndexEntry, ModelState

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from upwell.edge import Agent, Answer
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.config.security import ClientSecurity

@@ -13,7 +13,7 @@ from tests.faults.scene import until
 from tests.unit.edge.agents import busy, edge_model, rows_of
 from tests.unit.test_docs import ROOT, prose
 from upwell.edge.models import trial as trials
-from upwell.edge.models.served import EdgeModel, EdgeRun
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.trial import Trial
 from upwell.edge.updates import comparing
 from upwell.edge.updates.comparing import Versions

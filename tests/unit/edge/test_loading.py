@@ -14,8 +14,8 @@ from ai_edge_quantizer import quantizer, recipe
 from tests.unit.edge.loads import CLASSES, FEATURES, bundle, make, record, requests, side, software
 from tests.unit.models_for_tests import identity
 from upwell.edge.models.background_load import load_edge
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.loading import COMPILED_NAME
-from upwell.edge.models.served import EdgeModel
 from upwell.edge.runtimes.device_lock import DeviceBusy, try_out
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.probe import RESULTS_NAME

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from upwell.edge.observe import request_log
-from upwell.edge.observe.request_log import QUEUE_LINES, RequestLog, encode_line, open_log, runtime_name
-from upwell.edge.runtimes.base import Placement
+from upwell.edge.observe.request_log import QUEUE_LINES, RequestLog, encode_line, open_log
+from upwell.edge.runtimes.base import Placement, runtime_name
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.routing.log import LogLine
 

@@ -17,8 +17,8 @@ from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
 from upwell.edge.models import scoring
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.scoring import Scorer, hardness_function
-from upwell.edge.models.served import EdgeModel
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.config.yaml import load_yaml, parse_yaml

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.unit.edge.agents import SURE, busy, edge_model, rows_of
-from upwell.edge.models.served import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed
 from upwell.shared.signature.processor import Processor

@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.edge.agents import policy
 from upwell.edge.observe.flight_recorder.recorder import UnknownFlight, find
+from upwell.edge.policy.housekeeping import BudgetFile
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.server.housekeeping import BudgetFile
 from upwell.edge.spool.sinks import JsonlSink
 
 DEEP = b"[" * 200_000 + b"]" * 200_000

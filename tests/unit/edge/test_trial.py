@@ -11,7 +11,7 @@ import pytest
 from tests.unit.edge.agents import SURE, edge_model, rows_of
 from tests.unit.test_docs import ROOT, prose
 from upwell.edge.models import trial as trials
-from upwell.edge.models.served import EdgeModel, EdgeRun
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.trial import Trial
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array

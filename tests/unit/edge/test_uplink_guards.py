@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from upwell.edge.agent import Agent
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.uplink import Uplink

@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from upwell.cloud.batching.choosing import RunSizes
-from upwell.cloud.batching.device import Batch, Device
+from upwell.cloud.batching.device import Device
 from upwell.cloud.batching.queue import ModelQueue
-from upwell.cloud.batching.request import DEFAULT_PRIORITY, QueuedRequest, RunResult, RunTiming, raise_if, wake
+from upwell.cloud.batching.request import DEFAULT_PRIORITY, Batch, QueuedRequest, RunResult, RunTiming, raise_if, wake
 from upwell.cloud.engines.base import Engine
 from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
@@ -70,13 +70,13 @@ def prepare() -> None:
     _threads.submit(int)
 
 
-def begin(batches: Sequence[Batch]) -> None:
+def begin(batches: Sequence[Batch[ModelQueue]]) -> None:
     """Run these batches, each in a thread that goes on with whatever its place is given to then."""
     for batch in batches:
         _threads.submit(_run_on, batch)
 
 
-def _run_on(batch: Batch) -> None:
+def _run_on(batch: Batch[ModelQueue]) -> None:
     while True:
         following = batch.entries[0].runner(batch)
         if not following:
@@ -209,7 +209,7 @@ class Batcher:
         if not turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, queued):
             raise DeadlineExceeded("the deadline passed before the model had an answer")
 
-    def _run_at_once(self, queued: QueuedRequest, batch: Batch) -> None:
+    def _run_at_once(self, queued: QueuedRequest, batch: Batch[ModelQueue]) -> None:
         """What `_runner` and `_tell` do, for an entry alone in its caller's thread."""
         outputs: Mapping[str, Array] | None = None
         started_s = self._clock()
@@ -227,7 +227,7 @@ class Batcher:
                 self.on_run((queued,), queued.rows, started_s, ended_s)
             queued.ran = RunResult(outputs, started_s - queued.arrived_s, ended_s - started_s)
 
-    def _runner(self, batch: Batch) -> Sequence[Batch]:
+    def _runner(self, batch: Batch[ModelQueue]) -> Sequence[Batch[ModelQueue]]:
         """Run the batch, and give its place to the next, which is given. Its callers tell each other."""
         try:
             batch.runs = self._run_batch(batch)
@@ -239,7 +239,7 @@ class Batcher:
             self._tell(batch)
         return following
 
-    def _tell(self, batch: Batch) -> None:
+    def _tell(self, batch: Batch[ModelQueue]) -> None:
         """Give each of the batch its answer, in the thread of one of its callers."""
         try:
             for run in batch.runs:
@@ -247,7 +247,7 @@ class Batcher:
         finally:
             wake(batch.entries)
 
-    def _run_batch(self, batch: Batch) -> list[RunTiming]:
+    def _run_batch(self, batch: Batch[ModelQueue]) -> list[RunTiming]:
         """Run the batch as one or, where that fails, one by one; what fails then has its error."""
         entries = batch.entries
         if len(entries) == 1:

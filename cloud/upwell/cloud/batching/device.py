@@ -4,45 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
 from weakref import WeakValueDictionary
 
 from upwell.cloud.batching.queue import ModelQueue
-from upwell.cloud.batching.request import QueuedRequest, RunTiming, raise_if, wake
+from upwell.cloud.batching.request import Batch, QueuedRequest, raise_if, wake
 from upwell.cloud.batching.shares import Shares
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
-
-
-@dataclass(eq=False, slots=True)
-class Batch:
-    """What occupies a place: requests of one model, since when, and in the end what came of them."""
-
-    queue: Final[ModelQueue]
-    entries: Final[Sequence[QueuedRequest]]
-    rows: Final[int]
-    started_s: Final[float]
-    runs: Sequence[RunTiming] = ()
-    notifier: QueuedRequest | None = None
-    """The one whose caller is to tell the others."""
-    former: Batch | None = None
-    """The batch before it at its place, if that is still to be told."""
-    dropped: Sequence[QueuedRequest] = ()
-    """Those who were dropped when it was chosen, if they are still to be woken."""
-
-    def begins(self) -> None:
-        """Its rows are together: others' callers may go on, who would have contended with that."""
-        former, self.former = self.former, None
-        if former is not None:
-            former.ends()
-        dropped, self.dropped = self.dropped, ()
-        wake(dropped)
-
-    def ends(self) -> None:
-        """Let the teller go on."""
-        if self.notifier is not None and self.notifier.turn is not None:
-            self.notifier.turn.set()
 
 
 class Device:
@@ -62,7 +30,7 @@ class Device:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places = 0
-        self._running: dict[Batch, None] = {}
+        self._running: dict[Batch[ModelQueue], None] = {}
         self._queues: dict[ModelQueue, None] = {}  # those in which something waits
         self._shares: Shares[ModelQueue] = Shares()
 
@@ -79,7 +47,7 @@ class Device:
             if not self._is_free(queue):
                 queue.make_room(client, priority, now_s, start_s)
 
-    def enter(self, queue: ModelQueue, queued: QueuedRequest, now_s: float) -> Batch | None:
+    def enter(self, queue: ModelQueue, queued: QueuedRequest, now_s: float) -> Batch[ModelQueue] | None:
         """The entry's own batch, which its caller is to run at once; None where it has to wait for its `turn`.
 
         Raises why it can do neither.
@@ -109,7 +77,7 @@ class Device:
                 queued.has_left = True
             return True
 
-    def done(self, batch: Batch, now_s: float) -> Sequence[Batch]:
+    def done(self, batch: Batch[ModelQueue], now_s: float) -> Sequence[Batch[ModelQueue]]:
         """The batch has run, or failed: give its place to whoever is next. Gives what begins now, for threads to run.
 
         One of those who wait for the batch is to tell the others, when the place is at work again or nobody is next.
@@ -164,7 +132,7 @@ class Device:
         ends = (one.started_s + one.queue.needed_s(one.rows, now_s) for one in self._running)
         return max(now_s, min(ends, default=now_s))
 
-    def _begin_next(self, now_s: float) -> Batch | None:
+    def _begin_next(self, now_s: float) -> Batch[ModelQueue] | None:
         """Give a free place to the queue whose turn it is; None where nobody waits for one."""
         self._queues = dict.fromkeys(queue for queue in self._queues if len(queue))
         ready = [queue for queue in self._queues if queue.running < queue.instances]
@@ -181,7 +149,7 @@ class Device:
             wake(dropped)
         return None
 
-    def _begin(self, queue: ModelQueue, entries: Sequence[QueuedRequest], now_s: float) -> Batch:
+    def _begin(self, queue: ModelQueue, entries: Sequence[QueuedRequest], now_s: float) -> Batch[ModelQueue]:
         rows = entries[0].rows if len(entries) == 1 else sum(queued.rows for queued in entries)
         batch = Batch(queue, entries, rows, now_s)
         queue.running += 1

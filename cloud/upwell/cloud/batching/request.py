@@ -1,4 +1,4 @@
-"""One request on its way through a model's queue, and its result."""
+"""One request on its way through a model's queue, the batch that it runs in, and its result."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Generic, TypeVar
 
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.tensors import Array
 
-if TYPE_CHECKING:
-    from upwell.cloud.batching.device import Batch
+Queue = TypeVar("Queue")
 
 DEFAULT_PRIORITY = 10
 """The level of requests that name none; a lower number goes first."""
@@ -49,13 +48,13 @@ class QueuedRequest:
     call: Call
     rows: int
     group: object
-    runner: Callable[[Batch], Sequence[Batch]]
+    runner: Callable[[Batch[Any]], Sequence[Batch[Any]]]
     arrived_s: float
     client: str = ""
     priority: int = DEFAULT_PRIORITY
     turn: threading.Event | None = None
     """Set when its caller is to go on: it is answered, or is the one who is to tell its batch."""
-    notifies: Batch | None = None
+    notifies: Batch[Any] | None = None
     """The batch that its caller is to tell of its end."""
     has_left: bool = False
     """Whether its caller waits no more."""
@@ -97,3 +96,33 @@ def wake(entries: Iterable[QueuedRequest]) -> None:
     for queued in entries:
         if queued.turn is not None:
             queued.turn.set()
+
+
+@dataclass(eq=False, slots=True)
+class Batch(Generic[Queue]):
+    """What occupies a place: requests of one model, since when, and in the end what came of them."""
+
+    queue: Queue
+    entries: Final[Sequence[QueuedRequest]]
+    rows: Final[int]
+    started_s: Final[float]
+    runs: Sequence[RunTiming] = ()
+    notifier: QueuedRequest | None = None
+    """The one whose caller is to tell the others."""
+    former: Batch[Any] | None = None
+    """The batch before it at its place, if that is still to be told."""
+    dropped: Sequence[QueuedRequest] = ()
+    """Those who were dropped when it was chosen, if they are still to be woken."""
+
+    def begins(self) -> None:
+        """Its rows are together: others' callers may go on, who would have contended with that."""
+        former, self.former = self.former, None
+        if former is not None:
+            former.ends()
+        dropped, self.dropped = self.dropped, ()
+        wake(dropped)
+
+    def ends(self) -> None:
+        """Let the teller go on."""
+        if self.notifier is not None and self.notifier.turn is not None:
+            self.notifier.turn.set()

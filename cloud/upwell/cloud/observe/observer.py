@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from upwell.cloud.batching.request import QueuedRequest
 from upwell.cloud.observe.request_counters import ANONYMOUS, ModelCounts, RequestCounters
@@ -20,9 +19,6 @@ from upwell.shared.oip.statuses import Status, status_of
 from upwell.shared.telemetry.current import note_trace
 from upwell.shared.telemetry.logs import FIELDS
 from upwell.shared.telemetry.tracer import Tracer
-
-OnRun: TypeAlias = Callable[[CloudModel, Sequence[QueuedRequest], int, float, float], None]
-"""Told of a run: model, requests, rows (those asked for), and when it began and ended (monotonic)."""
 
 _MAX_NAMES = 10_000
 _access = logging.getLogger("upwell.access")

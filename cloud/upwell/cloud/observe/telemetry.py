@@ -12,14 +12,15 @@ from prometheus_client import CollectorRegistry, Info
 
 from upwell.cloud.config import Serve
 from upwell.cloud.observe.families import CloudCollector, Snapshot
-from upwell.cloud.observe.observer import Observed, Observer, OnRun, states_of
+from upwell.cloud.observe.observer import Observed, Observer, states_of
 from upwell.cloud.observe.request_counters import RequestCounters
 from upwell.cloud.observe.worker_metrics import Reporter
 from upwell.cloud.service.model_versions import ModelVersions
+from upwell.cloud.service.service import OnRun
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.telemetry.exposition import serve_pages
-from upwell.shared.telemetry.tracer import Tracer
+from upwell.shared.telemetry.open_tracer import open_tracer
 
 
 class Telemetry:
@@ -31,7 +32,7 @@ class Telemetry:
     def __init__(self, serve: Serve, versions_by_model: Callable[[], Mapping[str, ModelVersions]]) -> None:
         instance = f"{socket.gethostname()}:{os.getpid()}"
         self._versions_by_model = versions_by_model
-        self._tracer = Tracer.of(serve.traces, "upwell-cloud", instance) if serve.traces else None
+        self._tracer = open_tracer(serve.traces, "upwell-cloud", instance) if serve.traces else None
         self._tally = RequestCounters(lambda: states_of(versions_by_model()), self._became) if serve.metrics else None
         self._reporter: Reporter | None = None
         has_names = serve.tokens is not None or (serve.tls is not None and serve.tls.client_ca is not None)

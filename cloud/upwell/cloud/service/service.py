@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version as package_version
+from typing import TypeAlias
 
 from upwell.cloud.batching.priority import priority_of
-from upwell.cloud.batching.request import DEFAULT_PRIORITY
-from upwell.cloud.observe.observer import OnRun
+from upwell.cloud.batching.request import DEFAULT_PRIORITY, QueuedRequest
 from upwell.cloud.service.loading import BrokenModel, CloudModel
 from upwell.cloud.service.model_versions import ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
@@ -31,6 +31,9 @@ from upwell.shared.tensors import Array
 
 _HELD_S = 1.0
 """How long a refusal is held at the most, see `CloudService.hold_refusals`."""
+
+OnRun: TypeAlias = Callable[[CloudModel, Sequence[QueuedRequest], int, float, float], None]
+"""Told of a run: model, requests, rows (those asked for), and when it began and ended (monotonic)."""
 
 
 class CloudService(Dataplane):

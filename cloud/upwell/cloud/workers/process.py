@@ -16,12 +16,12 @@ from rich.progress import track
 
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
-from upwell.cloud.repository.control import ModelRepository
 from upwell.cloud.repository.repository import ModelFolder
-from upwell.cloud.repository.watch import RepositoryWatch
+from upwell.cloud.service.control import ModelRepository
 from upwell.cloud.service.loading import BrokenModel, LoadAttempt, attempt, calls_at_once, find_models
 from upwell.cloud.service.model_versions import UNLOADED
 from upwell.cloud.service.service import CloudService
+from upwell.cloud.service.watch import RepositoryWatch
 from upwell.cloud.workers.banner import Listening, ModelLine, announce
 from upwell.cloud.workers.memory_trim import MemoryTrimmer
 from upwell.cloud.workers.probes import MAX_STREAMS, Health, Reflection

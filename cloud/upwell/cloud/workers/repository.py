@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from upwell.cloud.repository.control import ModelRepository
+from upwell.cloud.service.control import ModelRepository
 from upwell.cloud.workers.messages import Ask, Change, Done, Message, WorkerReply, error_from_wire, error_to_wire
 from upwell.shared.errors import NotLoaded, Unavailable, UpwellError
 from upwell.shared.oip.grpc.repository import IndexEntry

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from upwell.edge.bundle.agreement import Agreement, Tolerances, compare
-from upwell.edge.observe.truth import Judge
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import open_plain
 from upwell.shared.formats.npy import read_npz
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import Signature
+from upwell.shared.signature.truth import Judge
 from upwell.shared.tensors import Array, numpy_dtype, oip_datatype
 
 MAX_BYTES = 256 << 20

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upwell.edge.bundle.base import Bundle
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.loading import Loader
 from upwell.edge.models.report import RuntimeAttempt
 from upwell.edge.models.sections import EdgeSide
-from upwell.edge.models.served import EdgeModel
 from upwell.shared.errors import ConfigError
 
 PATIENCE_S = 2.0

@@ -5,95 +5,24 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-from upwell.edge.admission.schedulability import RunRequest
 from upwell.edge.models.background_load import load_edge
+from upwell.edge.models.edge_model import EdgeModel, FullModel, Head
 from upwell.edge.models.sections import EdgeSide, ModelSection, SplitSection
-from upwell.edge.models.served import EdgeModel, ServedModel
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, SplitFacts
 from upwell.shared.routing.decide.state import SplitRoute
-from upwell.shared.signature.binding import chunk_of, sizes_fit
-from upwell.shared.signature.processor import Prepared, Processor
-from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.shared.signature.binding import sizes_fit
+from upwell.shared.tensors import TensorSpec, numpy_dtype
 
 AUTO_FOLDER = "split"
 """Where `split: auto` looks: in the bundle, or beside the file."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class FullModel:
-    """What the device knows of the model that was split, where that is the one it runs itself."""
-
-    processor: Processor
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-    def post(self, outputs: Mapping[str, Array], prepared: Prepared) -> Mapping[str, Array]:
-        """The outputs of the signature from the model's own, which came from elsewhere. Raises `ModelFailed`."""
-        for spec in self.outputs:
-            array = outputs.get(spec.name)
-            if array is None or array.dtype != numpy_dtype(spec.datatype):
-                raise ModelFailed(f"head and tail do not give {spec.name!r} as {spec.datatype}")
-            if not sizes_fit(array.shape[1:], spec.shape[1:]):
-                raise ModelFailed(f"head and tail give {spec.name!r} as {list(array.shape)}, not {list(spec.shape)}")
-        return self.processor.post(outputs, prepared)
-
-
-@dataclass(frozen=True)
-class HeadOutput:
-    """What a head gave: what its tail takes, by name, and how the tail's answer becomes that of the whole."""
-
-    tensors: Mapping[str, Array]
-    duration_s: float
-    made: Mapping[str, Array]
-    whole: FullModel | None = None
-    prepared: Prepared | None = None
-
-    def joined(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The whole's outputs, from those of the tail. Raises `ModelFailed` where the tail's are wrong."""
-        both = {**self.made, **outputs} if self.made else outputs
-        if self.whole is None or self.prepared is None:
-            return both
-        return self.whole.post(both, self.prepared)
-
-
-@dataclass(frozen=True)
-class Head:
-    """One cut: the head as a model on the device, and what the router and the cloud know its tail by."""
-
-    cut: CutFacts
-    edge: EdgeModel
-    way: SplitRoute
-    whole: FullModel | None = None
-
-    def tail(self, whole: ServedModel) -> ServedModel:
-        """What answers in the cloud, as the model by which the router and the uplink know it."""
-        return ServedModel(self.way.key, whole.edge, self.cut.tail, whole=whole.name)
-
-    def takes(self, rows: int) -> bool:
-        """Whether it can run so many rows at once, as its tail must, too."""
-        return rows == 1 or self.edge.signature.has_rows or not chunk_of(self.edge.runtime.inputs)
-
-    def run(self, inputs: Mapping[str, Array], deadline_s: float, run_request: RunRequest) -> HeadOutput:
-        """Run it on inputs of the whole that were checked. Raises as `EdgeModel.run` does."""
-        taken = self.edge.signature.inputs
-        own = inputs if len(taken) == len(inputs) else {one.name: inputs[one.name] for one in taken}
-        run = self.edge.run(own, deadline_s, run_request)
-        tensors = {tensor.name: run.outputs[tensor.name] for tensor in self.cut.tensors}
-        made = {name: run.outputs[name] for name in self.cut.outputs}
-        if not (self.cut.raw_inputs or self.cut.needs_post):
-            return HeadOutput(tensors, run.duration_s, made)
-        prepared = self.edge.processor.pre(own) if self.whole is None else self.whole.processor.pre(inputs)
-        tensors.update({name: prepared.tensors[name] for name in self.cut.raw_inputs})
-        return HeadOutput(tensors, run.duration_s, made, self.whole if self.cut.needs_post else None, prepared)
 
 
 def load_heads(

@@ -19,9 +19,9 @@ from upwell.edge.bundle.base import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.models.candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.report import CheckedBy, LoadReport, RuntimeAttempt, State
 from upwell.edge.models.sections import EdgeSide
-from upwell.edge.models.served import EdgeModel
 from upwell.edge.models.synthetic_check import check_with_cpu
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.inputs import blank

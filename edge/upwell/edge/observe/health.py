@@ -12,8 +12,9 @@ from typing import Any, TypeAlias, get_args
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.report import ModelHealth, State
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.served import ServedModel
 from upwell.edge.updates.follower import UpdateStatus
 
 Health: TypeAlias = Callable[[], Sequence[ModelHealth]]

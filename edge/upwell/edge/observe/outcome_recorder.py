@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from upwell.edge.models.served import EdgeModel, ServedModel
-from upwell.edge.observe.request_log import RequestLog, runtime_name
-from upwell.edge.observe.truth import Judge
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.served import ServedModel
+from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.record import RequestRecord
+from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.item import Case, Kind, SpoolResult
 from upwell.edge.spool.spool import Spool
 from upwell.edge.uplink.calls import CloudReply
@@ -29,6 +30,7 @@ from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.policy.rules import Verdict
 from upwell.shared.routing.policy.settings import HardSettings, Settings
 from upwell.shared.routing.reasons import DEGRADED, Reason
+from upwell.shared.signature.truth import Judge
 from upwell.shared.tensors import Array
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from upwell.edge.runtimes.base import Runtime
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.log import LogLine
 
@@ -164,9 +163,3 @@ def _remove_larger(path: Path, limit_bytes: int) -> None:
     with suppress(OSError):
         if path.stat().st_size > limit_bytes:
             path.unlink()
-
-
-def runtime_name(runtime: Runtime) -> str:
-    """What a log calls a runtime: its name, and the accelerator if that really runs nodes (`onnx`, `onnx+qnn`)."""
-    placement = runtime.placement
-    return f"{runtime.name}+{placement.accelerator}" if placement.nodes_on_accelerator else runtime.name

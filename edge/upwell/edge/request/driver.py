@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from upwell.edge.admission.rate_limits import RUN_REQUESTS, timed
-from upwell.edge.models.heads import HeadOutput
-from upwell.edge.models.served import NotFinite, ServedModel
+from upwell.edge.models.edge_model import HeadOutput, NotFinite
+from upwell.edge.models.served import ServedModel
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.build_answer import build_answer
 from upwell.edge.request.context import RequestContext

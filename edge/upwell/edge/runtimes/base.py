@@ -55,3 +55,9 @@ class Runtime(Protocol):
     def close(self) -> None:
         """Free the model. Calling it twice is harmless; `run` after it raises `ModelFailed`."""
         ...
+
+
+def runtime_name(runtime: Runtime) -> str:
+    """What a log calls a runtime: its name, and the accelerator if that really runs nodes (`onnx`, `onnx+qnn`)."""
+    placement = runtime.placement
+    return f"{runtime.name}+{placement.accelerator}" if placement.nodes_on_accelerator else runtime.name

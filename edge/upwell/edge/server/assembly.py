@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.plausible import implausible
 from upwell.edge.models.sections import ModelSection
-from upwell.edge.models.served import EdgeModel, EdgeRun
+from upwell.edge.policy.housekeeping import Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
-from upwell.edge.server.housekeeping import Housekeeping
+from upwell.edge.server.core import AgentCore, CoreT
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.item import SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
@@ -31,7 +31,7 @@ from upwell.shared.config.security import Address, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.telemetry.tracer import Tracer
+from upwell.shared.telemetry.open_tracer import open_tracer
 from upwell.shared.tensors import Array
 
 WARM_UP_RUNS = 5
@@ -44,7 +44,7 @@ _BLANK_PICTURE = np.zeros((1, 224, 224, 3), np.uint8)
 _log = logging.getLogger(__name__)
 
 
-def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
+def build_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> CoreT:
     """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
     config = load_yaml(path, AgentConfig)
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
@@ -70,14 +70,14 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
             for head in model.heads:
                 warm_up(model.name, head.edge)
         traces = config.agent.traces
-        tracer = Tracer.of(traces, "upwell-agent", config.agent.name) if traces else None
+        tracer = open_tracer(traces, "upwell-agent", config.agent.name) if traces else None
         if tracer is not None:
             on_failure.callback(tracer.close)
         spool = config.agent.spool
         sinks: list[Sink] = [] if spool.results is None else [JsonlSink(spool.results)]
         if on_result is not None:
             sinks.append(CallbackSink(on_result))
-        agent = Agent(
+        agent = made_as(
             models, uplink, policy, name=config.agent.name, state_dir=state_dir, flights=config.agent.flights,
             spool=SpoolLimits(max_bytes=spool.limit, max_age_s=spool.max_age), sinks=sinks, tracer=tracer,
         )  # fmt: skip
@@ -93,14 +93,14 @@ def build_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = No
     return agent
 
 
-def embedded_agent(path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> Agent:
+def embedded_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> CoreT:
     """The same in a program that calls it itself: it serves its metrics, and what others would call is left out.
 
     Raises `ConfigError` also where the metrics cannot be served.
     """
     section = load_yaml(path, AgentConfig).agent
     ignored = [f"agent.{key}" for key in FOR_OTHER_CALLERS if key in section.model_fields_set]
-    agent = build_agent(path, on_result)
+    agent = build_agent(made_as, path, on_result)
     if ignored:
         _log.warning("%s: ignored in a program of its own, `upwell agent` serves them: %s", path, ", ".join(ignored))
     if section.metrics is not None:
@@ -112,7 +112,7 @@ def embedded_agent(path: Path, on_result: Callable[[SpoolResult], None] | None =
     return agent
 
 
-def _serve_metrics(agent: Agent, at: str) -> None:
+def _serve_metrics(agent: AgentCore, at: str) -> None:
     address = parse_address(at)
     server = agent.metrics.serve(address.host, address.port)
     agent.close_with(server.server_close)
@@ -159,7 +159,7 @@ def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSecti
     return shared
 
 
-def _keep_current(agent: Agent, starts: Sequence[ModelStart]) -> None:
+def _keep_current(agent: AgentCore, starts: Sequence[ModelStart]) -> None:
     """Serve accelerators once they are ready, and new versions as they come."""
     switching = Switching(agent, warm_up)
     followed = [start for start in starts if start.follower is not None]

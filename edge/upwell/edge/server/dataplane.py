@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version as package_version
 
-from upwell.edge.agent import Agent
 from upwell.edge.config import DEFAULT_MAX_REQUESTS
 from upwell.edge.models.served import ServedModel
 from upwell.edge.request.request import Request
+from upwell.edge.server.core import AgentCore
 from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import REASONS
 from upwell.shared.errors import (
@@ -47,7 +47,7 @@ VERSION = "1"
 class AgentDataplane(Dataplane):
     """Adapts an `Agent` to the `Dataplane` interface."""
 
-    def __init__(self, agent: Agent, max_requests: int = DEFAULT_MAX_REQUESTS) -> None:
+    def __init__(self, agent: AgentCore, max_requests: int = DEFAULT_MAX_REQUESTS) -> None:
         self._agent = agent
         self._max_requests = max_requests
         self._room = threading.BoundedSemaphore(max_requests)

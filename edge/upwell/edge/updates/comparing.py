@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from upwell.edge.admission.schedulability import RunRequest
-from upwell.edge.observe.truth import Judge
 from upwell.edge.updates.sign_test import SignTest
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.truth import Judge
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:
-    from upwell.edge.models.served import EdgeModel, EdgeRun
+    from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 
 PAIRS = 100
 """Requests that both versions answer before the new one has proven itself."""

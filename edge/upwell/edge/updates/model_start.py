@@ -17,9 +17,10 @@ from typing import TypeVar
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.edge.models.background_load import Loading, load_edge, start_loading
-from upwell.edge.models.heads import Head, load_heads
+from upwell.edge.models.edge_model import EdgeModel, Head
+from upwell.edge.models.heads import load_heads
 from upwell.edge.models.sections import ModelSection, UpdatesSection
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.served import ServedModel
 from upwell.edge.updates.follower import UpdateFollower, Updates
 from upwell.edge.updates.rollback import REASON, CannotGoBack, Order, obey
 from upwell.edge.updates.sources.base import FetchFailed

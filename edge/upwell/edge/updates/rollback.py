@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from upwell.edge.bundle.base import Bundle
+from upwell.edge.updates.versions_folder import ANSWER_NAME, ORDER_NAME
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import write_whole
 
 if TYPE_CHECKING:
     from upwell.edge.updates.version_store import VersionStore
 
-ORDER_NAME = "rollback.json"
-ANSWER_NAME = "rollback-answer.json"
 REASON = "by hand"
 """Why a version that was left so is condemned."""
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
-from upwell.edge.models.served import EdgeModel, ServedModel
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.served import ServedModel
 from upwell.edge.models.trial import Trial
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.updates.comparing import Versions

@@ -25,10 +25,9 @@ from typing import Any
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.edge.updates.downgrade_check import check_floor, check_newer
-from upwell.edge.updates.rollback import ANSWER_NAME, ORDER_NAME
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.version_state import FLOOR_NAME, STATE_NAME, Look, Record, VersionState, unwritable
-from upwell.edge.updates.versions_folder import FOLDER_NAME, encoded
+from upwell.edge.updates.versions_folder import ANSWER_NAME, FOLDER_NAME, ORDER_NAME, encoded
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import sync_folder, sync_tree
 

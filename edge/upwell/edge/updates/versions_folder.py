@@ -6,6 +6,9 @@ import hashlib
 import string
 
 FOLDER_NAME = "bundles"
+ORDER_NAME = "rollback.json"
+"""An order to go back to the version before."""
+ANSWER_NAME = "rollback-answer.json"
 
 _LONGEST_NAME = 100
 _PLAIN = frozenset(string.ascii_lowercase + string.digits + "-_")

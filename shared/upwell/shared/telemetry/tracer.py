@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.telemetry.sections import Traces
 from upwell.shared.telemetry.trace import Attributes, Place, Span, Trace
 
 MAX_WAITING = 1024
@@ -72,18 +70,6 @@ class Tracer:
         self._closing = threading.Event()
         self._thread = BackgroundThread(THREAD, self._deliver, self._closing.is_set)
         self._thread.start()
-
-    @classmethod
-    def of(cls, section: Traces, name: str, instance: str) -> Tracer:
-        """One that tells the section's collector of the service `name`, of which this is the `instance`.
-
-        Raises `ConfigError` where the extra is not installed.
-        """
-        try:
-            from upwell.shared.telemetry.otlp import OtlpExporter
-        except ImportError:
-            raise ConfigError.at(None, "traces need an extra: pip install 'upwell[telemetry]'", "traces") from None
-        return cls(section.sample, OtlpExporter(section.url, name, instance))
 
     def begin(self, traceparent: str, started_s: float) -> Trace | None:
         """The trace of a request that began at `started_s` (monotonic); None where it is not recorded."""

@@ -21,11 +21,10 @@ from upwell.edge.bundle.base import SIGNATURE_NAME, Bundle, BundleRefused, Trust
 from upwell.edge.bundle.signature import private_key, sign_bundle
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.edge.runtimes.tflite.package import PREFERRED
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.tools.bundle.inputs import read_labelled
 from upwell.tools.bundle.packing import Packed, PackRequest, default_name, packed, put_in_place
 from upwell.tools.bundle.variants import Disagreement
-from upwell.tools.cli import EXIT_FAILED
 
 PASSPHRASE_VARIABLE = "UPWELL_KEY_PASSPHRASE"  # noqa: S105  the name of a variable
 SUFFIX = ".bundle.tar"

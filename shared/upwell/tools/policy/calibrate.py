@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.files import write_named
 from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target, calibration_of
 from upwell.shared.routing.calibration.choosing import CannotCalibrate
@@ -27,7 +27,6 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.units import parse_share
-from upwell.tools.cli import EXIT_FAILED
 from upwell.tools.policy.calibrate_yaml import PolicyText, evidence, percent
 from upwell.tools.policy.request_logs import read_log
 

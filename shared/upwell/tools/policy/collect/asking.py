@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.scoring import Scorer
-from upwell.edge.models.served import EdgeModel, ServedModel
-from upwell.edge.observe.request_log import runtime_name
-from upwell.edge.observe.truth import Judge
+from upwell.edge.models.served import ServedModel
+from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
@@ -21,6 +21,7 @@ from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.images import encode_for_uplink
+from upwell.shared.signature.truth import Judge
 from upwell.shared.tensors import Array
 from upwell.tools.policy.collect.items import Item, read_item
 from upwell.tools.policy.collect.log_file import CLOUD_TRUTH, ITEM

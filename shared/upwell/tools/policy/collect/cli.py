@@ -15,15 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from upwell.edge.config import AgentConfig, CloudSection
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.models.served import ServedModel
-from upwell.edge.observe.truth import Judge
 from upwell.edge.updates.model_start import loaded
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.oip.open_client import Client, open_client
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.tools.cli import EXIT_FAILED
+from upwell.shared.signature.truth import Judge
 from upwell.tools.policy.collect.asking import Asker
 from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same, report_of
 from upwell.tools.policy.collect.items import Item, find_items, read_labels

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
-from upwell.edge.models.served import EdgeModel
-from upwell.edge.observe.request_log import runtime_name
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.routing.log import LogLine
 from upwell.tools.policy.collect.asking import Asked, Asker

@@ -15,8 +15,7 @@ from upwell.edge.updates.rollback import Order, OrderAnswer, answer_to, is_place
 from upwell.edge.updates.version_state import STATE_NAME, read_state
 from upwell.edge.updates.versions_folder import FOLDER_NAME, encoded
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
-from upwell.tools.cli import EXIT_FAILED
+from upwell.shared.errors import EXIT_FAILED, ConfigError
 
 TAKEN_WITHIN_S = 5.0
 """An agent that runs has taken the order by then."""

@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from upwell.cloud.repository.control import ModelRepository
 from upwell.cloud.repository.repository import Files
+from upwell.cloud.service.control import ModelRepository
 
 _ENDING_S = 5.0
 

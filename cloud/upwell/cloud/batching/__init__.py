@@ -1,0 +1,1 @@
+"""Queues, the scheduler of a device, and merging requests into runs."""

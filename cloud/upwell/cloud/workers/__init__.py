@@ -1,0 +1,1 @@
+"""Processes of the service, and their supervisor."""

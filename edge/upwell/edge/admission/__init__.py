@@ -1,0 +1,1 @@
+"""Who is let in, and who runs on the device when."""

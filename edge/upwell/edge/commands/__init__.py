@@ -1,0 +1,1 @@
+"""Commands about an agent: explain, spool, model rollback."""

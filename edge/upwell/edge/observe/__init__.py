@@ -1,0 +1,1 @@
+"""What can be seen of an agent: metrics, health, request log, audits, flight recorder."""

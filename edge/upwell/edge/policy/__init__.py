@@ -1,0 +1,1 @@
+"""The router's state and its lock, the policy file, budgets on disk."""

@@ -1,0 +1,1 @@
+"""One request: its driver, its answer, its record, its spans."""

@@ -1,0 +1,1 @@
+"""Runtimes on the device: opening, evidence, coverage, probing."""

@@ -1,0 +1,1 @@
+"""The agent as a whole: its core, how it is assembled, its dataplane, its state folder."""

@@ -1,0 +1,1 @@
+"""New versions of models: sources, installed versions, trial, roll-back."""

@@ -1,0 +1,1 @@
+"""Model files and arrays: one reader of each format."""

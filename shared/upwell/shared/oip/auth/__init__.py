@@ -1,0 +1,1 @@
+"""Callers, tokens, limits, quotas, TLS."""

@@ -1,0 +1,1 @@
+"""The one place that knows gRPC's inner parts."""

@@ -1,0 +1,1 @@
+"""The router: one decision, what it learns, why it decided so."""

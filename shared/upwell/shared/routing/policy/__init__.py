@@ -1,0 +1,1 @@
+"""Policies: the file, its rules, what they come to for one request."""

@@ -1,0 +1,1 @@
+"""`upwell model export-jax`: a torch model as a jax.export artifact."""

@@ -1,0 +1,1 @@
+"""`upwell infer`."""
