@@ -36,7 +36,7 @@ from upwell.shared.routing.decide.state import (
     Signals,
 )
 from upwell.shared.routing.estimators.breaker import Breaker
-from upwell.shared.routing.flow.actions import CloudFailure, Reply, Step
+from upwell.shared.routing.flow.actions import CloudFailure, CloudReplyFacts, Step
 from upwell.shared.routing.flow.attempt import CloudAttempt
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import RequestFacts, Verdict
@@ -143,7 +143,7 @@ class SentAttempt:
         self._drive(self.attempt.begin())
 
     @property
-    def outcome(self) -> Reply | CloudFailure | None:
+    def outcome(self) -> CloudReplyFacts | CloudFailure | None:
         return self.attempt.outcome
 
     @property

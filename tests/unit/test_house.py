@@ -241,6 +241,40 @@ print(json.dumps(failed))
     assert set(json.loads(done.stdout)) == {*NEEDS_AN_EXTRA, *ALSO_NEED_ONE} - IMPORTED_LATER
 
 
+def imports(module: Path, known: dict[str, Path]) -> set[str]:
+    """The modules of ours that this one names in an import, lazy ones and those for types alike."""
+    found = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {full if (full := f"{node.module}.{one.name}") in known else node.module for one in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+    return found & known.keys() - {dotted(module)}
+
+
+def in_a_cycle(graph: dict[str, set[str]]) -> set[str]:
+    """What is left once everything that imports nothing that is left, or is imported by nothing, has been taken away."""
+    left = dict(graph)
+    while gone := {
+        name for name, others in left.items()
+        if not others & left.keys() or not any(name in more for other, more in left.items() if other != name)
+    }:  # fmt: skip
+        left = {name: others for name, others in left.items() if name not in gone}
+    return set(left)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    known = {dotted(module): module for module in MODULES}
+    graph = {name: imports(module, known) for name, module in known.items()}
+    assert in_a_cycle(graph) == set()
+    packages: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        mine = ".".join(name.split(".")[:3])
+        packages.setdefault(mine, set()).update({".".join(other.split(".")[:3]) for other in others} - {mine})
+    assert in_a_cycle(packages) == set()
+    assert in_a_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {"b", "c"}
+
+
 def test_every_command_and_engine_can_be_found() -> None:
     for group, names in {
         "console_scripts": {"upwell"},

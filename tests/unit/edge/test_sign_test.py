@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.edge.updates.comparing import AUDITS, ERROR_RATE, MOST_AUDITS
-from upwell.edge.updates.sign_test import SignTest
+from upwell.edge.updates.comparing import AUDITS, ERROR_RATE, MOST_AUDITS, SignTest
 
 DELTA = ERROR_RATE / 3
 

@@ -37,13 +37,13 @@ from upwell.shared.routing.flow.actions import (
     Encode,
     Ended,
     GiveUp,
+    MessageSent,
     Release,
     Reserve,
     RunEdge,
     RunHead,
     Score,
     Send,
-    Sent,
     Wait,
 )
 from upwell.shared.routing.flow.flow import RequestFlow
@@ -205,7 +205,7 @@ class RequestDriver:
         self._messages[action.attempt] = message
         return len(message.data)
 
-    def _send(self, action: Send) -> Sent | CloudFailure:
+    def _send(self, action: Send) -> MessageSent | CloudFailure:
         context, attempt = self._context, self._flow.attempts[action.attempt]
         assert context.uplink is not None  # noqa: S101  the router sends nothing up without a cloud
         place = None if context.trace is None else context.trace.calling()
@@ -222,7 +222,7 @@ class RequestDriver:
         context.metrics.sent(attempt.whole or attempt.model, call.sent_bytes)
         self._calls[action.call] = _Call(call, action.attempt, place)
         call.on_end(partial(self._news.put, None))
-        return Sent(call.sent_bytes)
+        return MessageSent(call.sent_bytes)
 
     def _wait(self, action: Wait) -> list[Ended]:
         while True:

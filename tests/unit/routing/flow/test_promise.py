@@ -32,7 +32,7 @@ PATIENCE = {
     "both": "on_cloud_failure: retry, hedge: {after: 20ms, at_most: 100%}",
     "error": "on_cloud_failure: error",
 }
-FAILURES = [reason for reason in CLOUD_FAILURES if reason is not Reason.CLOUD_DEADLINE]
+FAILURES = [reason for reason in sorted(CLOUD_FAILURES) if reason is not Reason.CLOUD_DEADLINE]
 FAULTS: dict[str, CloudBehaviour] = {
     "silent": CloudBehaviour(math.inf),
     "slow": CloudBehaviour(1.0),

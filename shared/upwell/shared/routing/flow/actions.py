@@ -64,7 +64,7 @@ class Send:
     """Send the message of an attempt as the call of that name, under the policy in force at this moment.
 
     `known` is what was learnt before this message: rules may look at the link, as it is without it. `apart_from` names
-    a call that it should share neither endpoint nor connection with. Gives `Sent` or `CloudFailure`,
+    a call that it should share neither endpoint nor connection with. Gives `MessageSent` or `CloudFailure`,
     the latter where the policy keeps the request on the device by now.
     """
 
@@ -113,7 +113,7 @@ Step: TypeAlias = Generator[Action, Any, T]
 """A part of the flow: what it asks for in turn, and what it comes to."""
 
 
-class Reply(Protocol):
+class CloudReplyFacts(Protocol):
     """An answer of the cloud that fits the model's signature, and what it cost. `server_s`: None where not reported."""
 
     @property
@@ -159,7 +159,7 @@ class CloudFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class MessageSent:
     """A message is on its way. `sent_bytes` is its true size, 0 where it is not known yet."""
 
     sent_bytes: int
@@ -174,7 +174,7 @@ class Ended:
     """
 
     call: str
-    outcome: Reply | CloudFailure
+    outcome: CloudReplyFacts | CloudFailure
     ended_s: float
     elapsed_s: float
     is_blameless: bool = False

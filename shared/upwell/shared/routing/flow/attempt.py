@@ -17,10 +17,10 @@ from upwell.shared.routing.decide.state import (
 from upwell.shared.routing.flow.actions import (
     Cancel,
     CloudFailure,
+    CloudReplyFacts,
     Encode,
     Ended,
     GiveUp,
-    Reply,
     RouterPort,
     Send,
     Step,
@@ -65,7 +65,7 @@ class CloudAttempt:
         self.number = number
         self.decision = decision
         self.rows = decision.up_rows
-        self.outcome: Reply | CloudFailure | None = None
+        self.outcome: CloudReplyFacts | CloudFailure | None = None
         self.calls: list[str] = []
         """Those under way."""
         self.hedged = False
@@ -185,7 +185,7 @@ class CloudAttempt:
         is_late = miss.reason is Reason.CLOUD_DEADLINE and self._clock.now_s >= self.decision.give_up_s - _EARLY_S
         return is_late and len(self.calls) > 1
 
-    def _answered(self, call: str, reply: Reply) -> CloudAnswered:
+    def _answered(self, call: str, reply: CloudReplyFacts) -> CloudAnswered:
         return CloudAnswered(
             self.model,
             len(self.rows),

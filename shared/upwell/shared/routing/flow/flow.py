@@ -17,7 +17,10 @@ from upwell.shared.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelFailed,
+    ModelNotFound,
+    NoAllowedRoute,
     Refused,
+    Unavailable,
     UpwellError,
 )
 from upwell.shared.routing.decide.state import Decision, Scored, Signals
@@ -25,8 +28,8 @@ from upwell.shared.routing.flow.actions import (
     Action,
     Admit,
     CloudFailure,
+    CloudReplyFacts,
     Release,
-    Reply,
     Reserve,
     RouterPort,
     Rows,
@@ -37,7 +40,6 @@ from upwell.shared.routing.flow.actions import (
     Wait,
 )
 from upwell.shared.routing.flow.attempt import Clock, CloudAttempt
-from upwell.shared.routing.flow.refusals import failure, refusal
 from upwell.shared.routing.policy.settings import HardSettings, Objective
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason, Route
 
@@ -143,7 +145,7 @@ class RequestFlow:
         return next((o.reason for o in outcomes if isinstance(o, CloudFailure) and o.reason in DEGRADED), None)
 
     @property
-    def _gateway(self) -> Reply | None:
+    def _gateway(self) -> CloudReplyFacts | None:
         outcomes = (one.outcome for one in self.answered)
         return next((o for o in outcomes if not isinstance(o, CloudFailure | None) and o.is_degraded), None)
 
@@ -359,3 +361,35 @@ class RequestFlow:
         replies = (one.rows for one in self.attempts if not isinstance(one.outcome, CloudFailure | None))
         if missed and not {row for rows in (*replies, *self.edge_rows) for row in rows}.issuperset(self.rows):
             raise failure(next(miss for attempt, miss in missed if not self.edge_covers(attempt.rows)))
+
+
+_POLICYS_OWN = frozenset({Reason.EGRESS_DENIED, Reason.RULE, Reason.RULE_ERROR, Reason.NO_CLOUD})
+
+
+def refusal(decision: Decision) -> UpwellError:
+    """The error for a decision that leaves no route; when the cloud may be asked again is passed on."""
+    if decision.obstacle in _POLICYS_OWN:
+        return NoAllowedRoute(decision.refusal)
+    if decision.obstacle is Reason.BREAKER_OPEN:
+        return Unavailable(decision.refusal)
+    return Refused(decision.refusal, retry_after_s=decision.retry_after_s)
+
+
+def failure(miss: CloudFailure) -> UpwellError:
+    """The error for a cloud that failed where nothing stands in for its answer; when to come back is passed on."""
+    text = f"{miss.reason}: {miss.detail}"
+    if miss.reason in _POLICYS_OWN:
+        return NoAllowedRoute(f"{miss.detail} and the model has no edge side")
+    if miss.reason is Reason.CLOUD_EXHAUSTED:
+        return Refused(text, retry_after_s=miss.retry_after_s)
+    return _ERRORS.get(miss.reason, CloudFailed)(text)
+
+
+_ERRORS: Mapping[Reason, type[UpwellError]] = MappingProxyType(
+    {
+        Reason.CLOUD_DEADLINE: DeadlineExceeded,
+        Reason.CLOUD_UNAVAILABLE: Unavailable,
+        Reason.CLOUD_INVALID_ARGUMENT: InvalidRequest,
+        Reason.CLOUD_MODEL_MISSING: ModelNotFound,
+    }
+)

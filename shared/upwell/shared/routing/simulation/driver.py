@@ -17,13 +17,13 @@ from upwell.shared.routing.flow.actions import (
     Encode,
     Ended,
     GiveUp,
+    MessageSent,
     Release,
     Reserve,
     RunEdge,
     RunHead,
     Score,
     Send,
-    Sent,
     Wait,
 )
 from upwell.shared.routing.flow.flow import RequestFlow
@@ -171,7 +171,7 @@ class SimulatedDriver:
         if not ran:
             raise Refused("the device is busy until the deadline")
 
-    def _send(self, action: Send) -> Sent:
+    def _send(self, action: Send) -> MessageSent:
         attempt = self._flow.attempts[action.attempt]
         way = attempt.decision.way
         size_bytes = self._request.size_bytes if way is None else way.row_bytes
@@ -179,7 +179,7 @@ class SimulatedDriver:
         if way is not None and not math.isnan(way.tail_s):
             behaviour = replace(behaviour, cloud_s=way.tail_s)
         self._calls[action.call] = self._device.uplink.send(size_bytes, behaviour, self._tell)
-        return Sent(size_bytes)
+        return MessageSent(size_bytes)
 
     def _tell(self) -> None:
         news, self._news = self._news, Event()
