@@ -113,7 +113,7 @@ def test_the_public_names_are_these() -> None:
     }  # fmt: skip
     assert set(upwell.edge.__all__) == {"Agent", "Answer", "Timings", *errors}
     assert all(getattr(upwell.edge, name) is getattr(upwell.shared.errors, name) for name in errors)
-    public = {name for name in vars(upwell.edge.Agent) if not name.startswith("_")}
+    public = {name for name in dir(upwell.edge.Agent) if not name.startswith("_")}
     assert public == {
         "close", "close_with", "from_config", "handle", "health", "infer", "is_closed", "look_after",
         "model", "policy_problem", "replace_edge",
