@@ -253,7 +253,7 @@ def imports(module: Path, known: dict[str, Path]) -> set[str]:
 
 
 def in_a_cycle(graph: dict[str, set[str]]) -> set[str]:
-    """What is left once everything that imports nothing that is left, or is imported by nothing, has been taken away."""
+    """What is left without all that imports nothing that is left, or is imported by nothing that is left."""
     left = dict(graph)
     while gone := {
         name for name, others in left.items()
