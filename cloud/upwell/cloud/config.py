@@ -183,6 +183,11 @@ class Serve(_Section):
     traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
     log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
     access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
+    fast_path: Literal["auto", "off"] = Field(
+        "auto",
+        description="Cheaper small requests, by way of parts of gRPC that are not public. `auto`: where they are known "
+        "and answer at the start, else the public way with a warning.",
+    )
     workers: Workers = Field(
         1, description="Processes that share the ports (Linux), each with the models and queues of its own."
     )

@@ -13,8 +13,7 @@ import pytest
 
 from tests.faults.scene import until
 from tests.integration.oip.harness import TIMEOUT_S
-from upwell.shared.oip.grpc.fastpath.polling import poll_in_their_threads
-from upwell.shared.oip.grpc.fastpath.unary_calls import begin_with_the_message
+from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.platform.call_threads import CallThreads, yield_permit
 
 PLACES = 4
@@ -24,8 +23,7 @@ class Scene:
     """A server with `PLACES` places, one of its methods waits until it is let go."""
 
     def __init__(self) -> None:
-        begin_with_the_message()
-        poll_in_their_threads()
+        assert switch_on()
         self.threads = CallThreads(PLACES, "polling", at_work=1)
         self.server = grpc.server(self.threads, maximum_concurrent_rpcs=PLACES)
         self.gate = threading.Event()

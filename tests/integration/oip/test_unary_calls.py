@@ -13,8 +13,7 @@ import pytest
 from tests.faults.scene import until
 from tests.integration.oip.harness import TIMEOUT_S
 from upwell.shared.oip.grpc.fastpath import inner_parts
-from upwell.shared.oip.grpc.fastpath.polling import poll_in_their_threads
-from upwell.shared.oip.grpc.fastpath.unary_calls import begin_with_the_message
+from upwell.shared.oip.grpc.fastpath.switch import switch_off, switch_on
 from upwell.shared.platform.call_threads import CallThreads
 
 ECHO = "/tests.Echo/Say"
@@ -28,8 +27,7 @@ def threads(request: pytest.FixtureRequest) -> ThreadPoolExecutor:
 
 @pytest.fixture
 def channel(threads: ThreadPoolExecutor) -> Iterator[grpc.Channel]:
-    begin_with_the_message()
-    poll_in_their_threads()
+    assert switch_on()
     server = grpc.server(threads, maximum_concurrent_rpcs=16)
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Say": grpc.unary_unary_rpc_method_handler(_say),
@@ -57,21 +55,30 @@ def test_the_tested_grpc_is_one_of_those_known() -> None:
     assert inner_parts.is_known()
 
 
-@pytest.mark.parametrize("name", [*inner_parts.FUNCTIONS, *inner_parts.NAMES])
-def test_with_another_grpc_all_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    own = {"_handle_unary_unary": "handle_unary_unary", "_serve": "serve"}
-    for replaced, kept in own.items():
-        monkeypatch.setattr(inner_parts.server, replaced, getattr(inner_parts, kept))
-    if name in own:
-        monkeypatch.setattr(inner_parts, own[name], len)
-    elif name in inner_parts.FUNCTIONS:
-        monkeypatch.setattr(inner_parts.server, name, len)
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    yield
+    switch_off()
+
+
+@pytest.mark.parametrize("name", [*inner_parts.READ, *inner_parts.NAMES])
+def test_with_another_grpc_all_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    owner, _, function = name.rpartition(".")
+    if name in inner_parts._own:
+        monkeypatch.setitem(inner_parts._own, name, threading.Thread.join)
+    elif name in inner_parts.READ:
+        changed = getattr(inner_parts.server, owner) if owner else inner_parts.server
+        monkeypatch.setattr(changed, function, threading.Thread.join)
     else:
         monkeypatch.delattr(inner_parts.server, name)
-    before = [getattr(inner_parts.server, replaced) for replaced in own]
-    begin_with_the_message()
-    poll_in_their_threads()
-    assert [getattr(inner_parts.server, replaced) for replaced in own] == before
+    before = [getattr(inner_parts.server, replaced) for replaced in inner_parts._own]
+    assert not switch_on()
+    assert [getattr(inner_parts.server, replaced) for replaced in inner_parts._own] == before
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        f"grpcio {grpc.__version__} is not known inside"
+    ]
 
 
 def test_answers_aborts_and_failures(channel: grpc.Channel) -> None:

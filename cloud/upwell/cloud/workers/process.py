@@ -29,6 +29,7 @@ from upwell.cloud.workers.supervisor import supervise
 from upwell.shared.config.security import check_exposure, warn_of_root
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.auth.quotas import limited
+from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.oip.grpc.repository import EXTENSION, Repository, add_repository_methods
 from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
@@ -84,6 +85,8 @@ def run(config: CloudConfig) -> None:
 
 
 def _run_alone(config: CloudConfig, console: Console) -> None:
+    if config.serve.fast_path == "auto":
+        switch_on()
     process = ServingProcess(config, console)
     # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
     stop: queue.SimpleQueue[None] = queue.SimpleQueue()

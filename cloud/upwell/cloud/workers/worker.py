@@ -27,6 +27,7 @@ from upwell.cloud.workers.messages import (
 from upwell.cloud.workers.process import BROKEN_OFF, Restored, ServingProcess
 from upwell.cloud.workers.repository import SharedRepository
 from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.telemetry.logs import set_up_logs
 
@@ -38,6 +39,8 @@ def main() -> None:
     start = orders.start.get()
     config = CloudConfig.model_validate(start.config)
     console = set_up_logs(config.serve.log, worker=start.number)
+    if config.serve.fast_path == "auto":
+        switch_on()
     try:
         process = ServingProcess(config, restored=Restored(frozenset(start.unloaded), start.versions))
         repository = orders.repository = SharedRepository(process.repository, channel.send)

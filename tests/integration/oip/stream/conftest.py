@@ -12,19 +12,19 @@ import pytest
 from tests.integration.oip.harness import Serve
 from tests.integration.oip.stream.harness import Limited, Open
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.grpc.fastpath import polling, stream_io
+from upwell.shared.oip.grpc.fastpath.switch import switch_off, switch_on
 from upwell.shared.oip.grpc.stream_limits import StreamLimits
 from upwell.shared.oip.grpc.streams import Streams
 from upwell.shared.platform.call_threads import CallThreads
 
 
 @pytest.fixture(params=["told", "told in threads that poll", "waited for"], autouse=True)
-def at_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+def at_work(request: pytest.FixtureRequest) -> Iterator[int | None]:
     """How streams learn what comes and goes; how many threads of a server are at work at once."""
-    assert stream_io._IS_KNOWN
-    monkeypatch.setattr(stream_io, "_IS_KNOWN", request.param != "waited for")
-    polling.poll_in_their_threads()
-    return 1 if "poll" in request.param else None
+    if request.param != "waited for":
+        assert switch_on()
+    yield 1 if "poll" in request.param else None
+    switch_off()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.integration.oip.stream.harness import LARGE, Limited, Open, message, 
 from upwell.shared.errors import Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.fastpath import stream_io
+from upwell.shared.oip.grpc.fastpath import inner_parts
 from upwell.shared.oip.grpc.server import start_server
 from upwell.shared.oip.grpc.stream import Stream
 from upwell.shared.oip.grpc.stream_limits import StreamLimits
@@ -180,7 +180,7 @@ def test_one_that_breaks_ends_alone_and_gives_its_threads_back(limited: Limited)
 def test_one_that_breaks_where_it_is_told_of_an_event_ends_alone(
     limited: Limited, fake: FakeDataplane, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    if told == "was_taken" and not stream_io._IS_KNOWN:
+    if told == "was_taken" and not inner_parts.is_on():
         pytest.skip("who waits until an answer is taken needs not be told")
     with limited(fake, StreamLimits()) as (channel, _, streams):
         good, bad = Open(channel), Open(channel)

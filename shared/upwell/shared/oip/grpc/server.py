@@ -19,8 +19,6 @@ from upwell.shared.oip.auth.permits import Permits
 from upwell.shared.oip.auth.tls import server_credentials
 from upwell.shared.oip.auth.tokens import TokenInterceptor, known_tokens
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.grpc.fastpath.polling import poll_in_their_threads
-from upwell.shared.oip.grpc.fastpath.unary_calls import begin_with_the_message
 from upwell.shared.oip.grpc.pending_calls import PendingCalls, Registrar
 from upwell.shared.oip.grpc.servicer import add_oip_service
 from upwell.shared.oip.grpc.streams import DEFAULT_LIMITS, Streams
@@ -102,7 +100,7 @@ def start_server(
     `max_workers` calls run at once, each on a thread of its own; a further one is refused at once with
     RESOURCE_EXHAUSTED, so that no queue hides in the thread pool. Give a few more than the dataplane lets in, so
     that its own refusals and health checks get through. `at_work`: see `CallThreads`; for a dataplane that says
-    where it waits (`give_way`). `extra` adds further services before the start.
+    where it waits (`yield_permit`). `extra` adds further services before the start.
 
     Raises `ConfigError` for an address that is unprotected, malformed, in use or not writable, and for broken
     TLS or token files; nothing listens then.
@@ -116,8 +114,6 @@ def start_server(
     credentials = [server_credentials(security.tls) if security.tls else None for _ in addresses]
     tokens = known_tokens(security)
     interceptors: list[grpc.ServerInterceptor] = [TokenInterceptor(tokens)] if tokens else []
-    begin_with_the_message()
-    poll_in_their_threads()
     executor = CallThreads(max_workers + DEFAULT_LIMITS.threads, "oip", at_work)
     server = grpc.server(
         executor,

@@ -1,60 +1,75 @@
-"""The parts of gRPC's server, private to it, that calls are handled with in another order here.
+"""The parts of gRPC's server, private to it, that the fast path replaces or uses, and by which they are known.
 
-What has other functions than those known here, an older or a newer gRPC, is left alone: then calls cost more, and all
-else is the same. A test says whether the gRPC of the tested set is known.
+A gRPC is known by the text of the functions that are replaced and of those that are called, and of the constructors
+that say which attributes there are; the same release has the same text on every Python. What has another text is left
+alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 # Both have no types of their own.
 server: Any = importlib.import_module("grpc._server")
 cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
 
-FUNCTIONS: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "_abort": ("state", "call", "code", "details"),
-        "_begin_shutdown_once": ("state",),
-        "_get_initial_metadata_operation": ("state", "metadata"),
-        "_get_send_message_op_flags_from_state": ("state",),
-        "_handle_unary_unary": ("rpc_event", "state", "method_handler", "default_thread_pool"),
-        "_is_rpc_state_active": ("state",),
-        "_possibly_finish_call": ("state", "token"),
-        "_process_event_and_continue": ("state", "event"),
-        "_reset_per_message_state": ("state",),
-        "_serve": ("state",),
-        "_unary_response_in_pool": (
-            "rpc_event", "state", "behavior", "argument_thunk", "request_deserializer", "response_serializer",
-        ),
-    }
+READ = (
+    "_abort", "_begin_shutdown_once", "_get_initial_metadata_operation", "_get_send_message_op_flags_from_state",
+    "_handle_unary_unary", "_is_rpc_state_active", "_possibly_finish_call", "_process_event_and_continue",
+    "_reset_per_message_state", "_serve", "_unary_response_in_pool",
+    "_Context.__init__", "_RPCState.__init__", "_ServerState.__init__",
 )  # fmt: skip
+"""Functions of `grpc._server` whose text is known."""
+
 NAMES = (
     "_CANCELLED", "_CLOSED", "_DEALLOCATED_SERVER_CHECK_PERIOD_S", "_EMPTY_FLAGS", "_OPEN", "_RECEIVE_MESSAGE_TOKEN",
     "_SEND_MESSAGE_TOKEN", "_common",
 )  # fmt: skip
 OF_CYTHON = ("CompletionType", "ReceiveMessageOperation", "SendMessageOperation")
 
+KNOWN = frozenset({"fb85fbee892b66fc2814b2b2c8f0464dd9cc5a33fad8f0683edcfe4c612db4ba"})
+"""Digests of releases with which the suites of calls and streams have passed: 1.78.0, 1.80.0, 1.85.1."""
+
 handle_unary_unary: Any = getattr(server, "_handle_unary_unary", None)
 """gRPC's own."""
 serve: Any = getattr(server, "_serve", None)
 """gRPC's own."""
 
+_own = {"_handle_unary_unary": handle_unary_unary, "_serve": serve}
+_state = {"on": False}
+
+
+def digest() -> str:
+    """SHA-256 in hex over the text of every function in `READ`; empty where one is missing or has none."""
+    texts = []
+    for name in READ:
+        found: Any = _own.get(name, server)
+        if found is server:
+            for part in name.split("."):
+                found = getattr(found, part, None)
+        try:
+            texts.append(inspect.getsource(found))
+        except (OSError, TypeError):
+            return ""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
 
 def is_known() -> bool:
     """Whether this gRPC's server is inside as it is described here."""
-    own: dict[str, Any] = {name: getattr(server, name, None) for name in FUNCTIONS}
-    own |= {"_handle_unary_unary": handle_unary_unary, "_serve": serve}
-    try:
-        has_functions = all(tuple(inspect.signature(own[name]).parameters) == FUNCTIONS[name] for name in FUNCTIONS)
-    except (TypeError, ValueError):
-        return False
-    return (
-        has_functions
-        and all(hasattr(server, name) for name in NAMES)
-        and all(hasattr(cygrpc, name) for name in OF_CYTHON)
-    )
+    there = all(hasattr(server, name) for name in NAMES) and all(hasattr(cygrpc, name) for name in OF_CYTHON)
+    return there and digest() in KNOWN
+
+
+def is_on() -> bool:
+    """Whether calls and streams of this process go the fast path."""
+    return _state["on"]
+
+
+def replace(functions: dict[str, Any], *, on: bool) -> None:
+    """Put these functions into gRPC's server."""
+    for name, function in functions.items():
+        setattr(server, name, function)
+    _state["on"] = on

@@ -20,13 +20,7 @@ SHORT_BYTES = 1 << 16
 """What is larger takes longer than a change of threads, and its sender is better read from without a pause."""
 
 
-def poll_in_their_threads() -> None:
-    """From now on such servers, when they start, have their events awaited so, if gRPC is known inside."""
-    if inner_parts.is_known():
-        server._serve = _serve
-
-
-def _serve(state: Any) -> None:
+def serve(state: Any) -> None:
     """In place of `grpc._server._serve`: in a thread of its own, which this one does without."""
     threads = state.thread_pool
     next_event = functools.partial(_next_event, state)

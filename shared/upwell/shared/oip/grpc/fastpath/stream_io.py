@@ -18,8 +18,6 @@ from upwell.shared.platform.call_threads import CallThreads, started, yield_perm
 Send: TypeAlias = Callable[[bytes | None], None]
 """gRPC's own way to send a message, which may wait; None ends the stream with the context's status."""
 
-_IS_KNOWN = inner_parts.is_known()
-
 
 class StreamListener(Protocol):
     """Who is told, in a thread that must not wait."""
@@ -56,11 +54,11 @@ def flow_of(
     """What to read from and to write with instead of gRPC's own. Bytes on both sides. What has to wait, does in
     `threads`.
     """
-    return _Events(context, send, told) if _IS_KNOWN else _Waits(requests, send, told, threads)
+    return _Events(context, send, told) if inner_parts.is_on() else _Waits(requests, send, told, threads)
 
 
 class _Events:
-    """Of a gRPC that is known inside."""
+    """On the fast path."""
 
     def __init__(self, context: Any, send: Send, told: StreamListener) -> None:
         self._state = context._state

@@ -2,7 +2,7 @@
 
 gRPC's server has a thread wait for the message of each call: two changes of threads for every small request, a fifth of
 its time, and a thread for whoever sends headers and nothing else. There is no other way in public, so its own module is
-changed here, for servers whose threads are `CallThreads`. `Arrivals` watches over the waits either way.
+changed here, for servers whose threads are `CallThreads`. `PendingCalls` watches over the waits either way.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ _NO_MESSAGE = b"the call ended without a message; this method takes exactly one"
 _UNREADABLE = b"Exception deserializing request!"
 
 
-def begin_with_the_message() -> None:
-    """From now on, calls to servers with `CallThreads` begin when their message has come, if gRPC is known inside."""
-    if inner_parts.is_known():
-        server._handle_unary_unary = _handle
-
-
-def _handle(rpc_event: Any, state: Any, method_handler: Any, default_thread_pool: Any) -> Any:
+def handle_unary_unary(rpc_event: Any, state: Any, method_handler: Any, default_thread_pool: Any) -> Any:
     """In place of `grpc._server._handle_unary_unary`: in its thread of events, with the lock of the call's state."""
     if not isinstance(default_thread_pool, CallThreads):
         return inner_parts.handle_unary_unary(rpc_event, state, method_handler, default_thread_pool)
