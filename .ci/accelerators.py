@@ -35,8 +35,8 @@ DEEP = {
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "onnx", "flatbuffers")
 PAGES = ("docs/accelerators.md",)
 START, END = "<!-- accelerators: written by make test-accelerators -->", "<!-- end of accelerators -->"
-COLUMNS = ("with", "executed", "placement", "agreement", "no device", "reload", "traps")
-HEADS = ("what", "with", "executed here", "nodes there", "answers", "without the device", "compiled ahead", "detected")
+COLUMNS = ("with", "executed", "placement", "agreement", "no device")
+HEADS = ("what", "with", "executed here", "nodes there", "answers", "without the device")
 STAMP = ".upwell"
 
 Cells = Mapping[str, Sequence[str]]
