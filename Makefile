@@ -85,7 +85,7 @@ test-slow: .venv/.dev  ## the promise over thousands of requests, and the wheel 
 test-cuts: .venv/.dev  ## every legal cut of every model recomposed
 	$(BIN)/python -m pytest -m cuts --numprocesses 2 $(ARGS)
 
-test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of README.md and docs/accelerators.md
+test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of docs/accelerators.md
 	$(BIN)/python .ci/accelerators.py $(ARGS)
 
 # JAX wants newer packages than the tested set has on Python 3.11; what its requirements do not pin is as there.

@@ -33,10 +33,10 @@ DEEP = {
 }
 """What an environment runs beside the rows that all have: each of these modules wants one version of its packages."""
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "onnx", "flatbuffers")
-PAGES = ("README.md", "docs/accelerators.md")
+PAGES = ("docs/accelerators.md",)
 START, END = "<!-- accelerators: written by make test-accelerators -->", "<!-- end of accelerators -->"
-COLUMNS = ("with", "executed", "placement", "agreement", "no device", "reload", "traps")
-HEADS = ("what", "with", "executed here", "nodes there", "answers", "without the device", "compiled ahead", "detected")
+COLUMNS = ("with", "executed", "placement", "agreement", "no device")
+HEADS = ("what", "with", "executed here", "nodes there", "answers", "without the device")
 STAMP = ".upwell"
 
 Cells = Mapping[str, Sequence[str]]

@@ -50,8 +50,8 @@ def test_a_cell_holds_what_was_recorded(program: ModuleType) -> None:
                 program.Outcome("three", second, "cannot be built here: no wheel", "")]  # fmt: skip
     _, _, *rows = program.table(outcomes).splitlines()
     assert rows == [
-        "| environment `three` | **cannot be built here: no wheel** | | | | | | |",
-        r"| npu | – | digits, 594 | 10 of 10 | – | `a\|b` refused | – | – |",
+        "| environment `three` | **cannot be built here: no wheel** | | | | |",
+        r"| npu | – | digits, 594 | 10 of 10 | – | `a\|b` refused |",
     ]
 
 

@@ -31,7 +31,7 @@ from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKin
 from upwell.shared.tensors import Array
 
 MODELS = Path(__file__).parents[2] / "shared/upwell/tools/demo/assets/cloud"
-PAGE = Path(__file__).parents[2] / "docs/ray.md"
+PAGE = Path(__file__).parents[2] / "docs/engines.md"
 MODEL = "digits-large"
 PORT = 18451
 ADDRESS = f"127.0.0.1:{PORT}"
@@ -177,8 +177,10 @@ def test_the_program_of_the_page_runs_as_it_stands_there(
     nodes: Nodes, client: OipClient, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the port and folder of this test, and for connecting to a cluster, which has been done."""
-    page = PAGE.read_text()
-    written, program = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("yaml", "python"))
+    page = PAGE.read_text().partition("## Several machines with Ray Serve")[2]
+    written, program = (
+        re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("yaml title=cloud.yaml", "python")
+    )
     assert written is not None
     assert program is not None
     text = written[1].replace("8001", str(PORT)).replace("/srv/models", str(repository))

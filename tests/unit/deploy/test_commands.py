@@ -14,7 +14,7 @@ from tests.unit.deploy.manifests import DEPLOY, ROOT, container, documents, stag
 from upwell.tools.cli import build_app
 
 FENCED = re.compile(r"^```(?:sh)?[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deploy", "engines", "jax", "ray", "serving")]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("deploy", "engines", "serving")]
 
 
 def started() -> Iterator[tuple[str, list[str]]]:
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> Result:
 def test_they_are_all_found() -> None:
     places = {place.split()[0] for place, _ in COMMANDS}
     assert {"upwell.service", "upwell-agent.service", "image", "service.yaml", "agent.yaml", "runtime.yaml"} <= places
-    assert {"deploy.md", "jax.md", "serving.md"} <= places
+    assert {"deploy.md", "engines.md", "serving.md"} <= places
 
 
 @pytest.mark.parametrize(("place", "arguments"), COMMANDS, ids=[f"{place}: {' '.join(one)}" for place, one in COMMANDS])

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +243,9 @@ SNIPPETS = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippets_are_agent_files(snippet: str, tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
+    if not snippet.startswith("models:"):  # the keys of one model's `edge`
+        snippet = snippet if "file: " in snippet.partition("accelerator:")[0] else f"bundle: models/digits\n{snippet}"
+        snippet = "models:\n  digits:\n    edge:\n" + textwrap.indent(snippet, " " * 6)
     file.write_text(snippet)
     edge = load_yaml(file, AgentConfig).models["digits"].edge
     assert edge is not None

@@ -304,7 +304,7 @@ def test_the_measures_that_rise_are_those_that_grow_with_doubt() -> None:
 
 
 def test_the_page_says_of_each_measure_which_side_is_hard() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "hardness.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "calibration.md").read_text(encoding="utf-8")
     rows = {row[0].strip("` "): row for row in (line.strip("|").split("|") for line in page.splitlines())}
     for measure in get_args(Measure):
         if measure in ("output", "function"):
