@@ -27,6 +27,7 @@ settings.register_profile(STEADY, derandomize=True, deadline=None, max_examples=
 settings.register_profile("thorough", deadline=None)
 settings.load_profile(STEADY)
 
+
 def pytest_configure() -> None:
     """Have SIGHUP end programs, as it does unless `nohup` has it ignored, which what the tests start would inherit."""
     if hasattr(signal, "SIGHUP"):

@@ -282,7 +282,7 @@ def test_the_agent_beside_the_bare_runtime(
 
 
 def one_at_a_time(call: Call) -> Call:
-    """As the lane of one instance lets it run."""
+    """As the scheduler of one instance lets it run."""
     lock = threading.Lock()
 
     def run() -> object:

@@ -127,7 +127,7 @@ class RecordingCell(RouterService):
 
 
 def context_of(cell: RouterService, uplink: Uplink) -> RequestContext:
-    """What an ascent needs of an agent."""
+    """What an attempt needs of an agent."""
     return RequestContext(cell, uplink, AgentMetrics(lambda: cell.state), Admission())
 
 
@@ -184,7 +184,7 @@ class SentAttempt:
 
 @dataclass
 class Sender:
-    """Sends requests up: a desk, and the recorder that is its router."""
+    """Sends requests up: a context, and the recorder that is its router."""
 
     uplink: Uplink
     cell: RecordingCell

@@ -184,16 +184,16 @@ def test_a_familiar_request_is_read_as_protobuf_reads_it(
     message = cut if moved else cut + between + cut
     try:
         read_cached(whole if moved else whole + between + whole)  # one of the same size, which is remembered
-        familiar = read_cached(message)
+        remembered = read_cached(message)
     except InvalidRequest:
-        familiar = None
-    if familiar is not None:
+        remembered = None
+    if remembered is not None:
         expected = converters.parse_unfamiliar_request(message)
-        assert_same(familiar.inputs, expected.inputs)
-        assert all(array.flags.aligned for array in familiar.inputs.values())
+        assert_same(remembered.inputs, expected.inputs)
+        assert all(array.flags.aligned for array in remembered.inputs.values())
         for field in ("model", "version", "id", "outputs"):
-            assert getattr(familiar, field) == getattr(expected, field)
-        told = [repr(sorted(one.parameters.items())) for one in (familiar, expected)]  # NaN is no number's equal
+            assert getattr(remembered, field) == getattr(expected, field)
+        told = [repr(sorted(one.parameters.items())) for one in (remembered, expected)]  # NaN is no number's equal
         assert told[0] == told[1]
 
 

@@ -1,4 +1,4 @@
-"""Several runs at one time: the arithmetic against simulations of its own, and the lane itself on whole days."""
+"""Several runs at one time: the arithmetic against simulations of its own, and the scheduler itself on whole days."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.unit.edge.virtual_scheduler import Arrival, Promised, VirtualLane
+from tests.unit.edge.virtual_scheduler import Arrival, Promised, VirtualScheduler
 from upwell.edge.admission.schedulability import (
     Job,
     RunRequest,
@@ -191,7 +191,7 @@ def test_a_slot_is_the_latest_that_leaves_a_server_for_it(
     assert found == next((end_s - length_s, end_s) for end_s in ends if is_free(end_s))
 
 
-def assert_kept(device: VirtualLane) -> None:
+def assert_kept(device: VirtualScheduler) -> None:
     """Nobody who was surely in time is late, nobody is forgotten, and never more runs than there may be."""
     scheduler = device.scheduler
     assert not [*scheduler._waiting, *scheduler._running, *scheduler._slots]
@@ -211,7 +211,7 @@ def assert_kept(device: VirtualLane) -> None:
 def test_whoever_is_taken_on_is_in_time_though_runs_end_early_and_others_leave(
     instances: int, day: list[Arrival | Promised]
 ) -> None:
-    device = VirtualLane(instances)
+    device = VirtualScheduler(instances)
     device.play(day)
     assert_kept(device)
 
@@ -219,7 +219,7 @@ def test_whoever_is_taken_on_is_in_time_though_runs_end_early_and_others_leave(
 @settings(max_examples=examples(300), deadline=None)
 @given(SERVERS, st.lists(HASTY | PROMISES, max_size=25))
 def test_whoever_is_taken_on_is_in_time_and_promises_are_kept(instances: int, day: list[Arrival | Promised]) -> None:
-    device = VirtualLane(instances)
+    device = VirtualScheduler(instances)
     device.play(day)
     assert_kept(device)
 
@@ -228,7 +228,7 @@ def test_whoever_is_taken_on_is_in_time_and_promises_are_kept(instances: int, da
 @given(SERVERS, RUNS, st.integers(1, 12))
 def test_as_many_are_taken_on_as_fit(instances: int, run_s: float, rounds: int) -> None:
     """Of a crowd with one deadline: so many rounds on each server."""
-    device = VirtualLane(instances)
+    device = VirtualScheduler(instances)
     device.play([Arrival(0.0, RunRequest(run_s=run_s), rounds * run_s) for _ in range(instances * rounds + 5)])
     served = [request for request in device.requests if request.error is None]
     assert len(served) == instances * rounds

@@ -1,4 +1,4 @@
-"""The timetable of the device against brute force, and a whole day of it in virtual time."""
+"""The schedule of the device against brute force, and a whole day of it in virtual time."""
 
 from __future__ import annotations
 

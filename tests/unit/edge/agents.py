@@ -131,7 +131,7 @@ def scene(text: str = "version: 1", *, edge: EdgeModel | None = None, device: bo
 
 @contextmanager
 def busy(edge: EdgeModel) -> Iterator[None]:
-    """The device's lane held by somebody else."""
+    """The device's scheduler held by somebody else."""
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -1,4 +1,4 @@
-"""A lane that is held, and others who wait for it, each in a thread of its own."""
+"""A scheduler that is held, and others who wait for it, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def holding(scheduler: EdfScheduler) -> AbstractContextManager[threading.Event]:
-    """The lane held by another thread until the event is set, or the block ends."""
+    """The scheduler held by another thread until the event is set, or the block ends."""
     return running(scheduler, math.nan)
 
 
@@ -43,7 +43,7 @@ def assert_free(scheduler: EdfScheduler) -> None:
 def waiting(
     scheduler: EdfScheduler, deadline_s: float, run_request: RunRequest, log: list[str], name: str
 ) -> Iterator[threading.Thread]:
-    """Somebody who waits for the lane; `log` gets the name when it has its turn, or what it was told."""
+    """Somebody who waits for the scheduler; `log` gets the name when it has its turn, or what it was told."""
 
     def wait() -> None:
         try:

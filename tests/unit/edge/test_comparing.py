@@ -30,7 +30,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """A version on trial, and requests to it; `reasons` are why it was condemned."""
+    """A version on trial, and requests to it; `reasons` are why it was rejected."""
 
     def __init__(self, new: EdgeModel, former: EdgeModel, hard: HardSettings | None = HARD) -> None:
         self.new, self.former = new, former
@@ -168,7 +168,7 @@ def test_the_former_version_waits_for_the_device_like_everybody() -> None:
 
 
 def audited(scene: Scene, count: int, cloud: Callable[[Array], Array]) -> int:
-    """Audit until the version is condemned; how many there were. The cloud says this of what it is sent."""
+    """Audit until the version is rejected; how many there were. The cloud says this of what it is sent."""
     for index, one in enumerate(pictures(count), 1):
         names: list[str] = []
         inputs: Mapping[str, Array] = rows_of(one.tolist())

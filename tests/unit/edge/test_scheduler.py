@@ -1,4 +1,4 @@
-"""The lane: one at a time, the most urgent first, and never lost, whoever leaves it and how."""
+"""The scheduler: one at a time, the most urgent first, and never lost, whoever leaves it and how."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_deadline_that_has_passed_leaves_a_busy_scheduler_at_once(late_s: floa
             pytest.raises(DeadlineExceeded, match="busy until the deadline"),
             scheduler.turn(time.monotonic() - late_s),
         ):
-            pytest.fail("the lane was held twice")
+            pytest.fail("the device was held twice")
         assert scheduler.ahead == 1
     assert_free(scheduler)
 
@@ -68,7 +68,7 @@ def test_a_deadline_that_comes_while_waiting_ends_the_wait() -> None:
     with holding(scheduler):
         begin_s = time.monotonic()
         with pytest.raises(DeadlineExceeded), scheduler.turn(begin_s + 0.05):
-            pytest.fail("the lane was held twice")
+            pytest.fail("the device was held twice")
         assert time.monotonic() - begin_s >= 0.05
     assert_free(scheduler)
 
@@ -143,7 +143,7 @@ def test_who_is_interrupted_while_waiting_does_not_take_the_scheduler_along() ->
             thread = threading.Thread(target=interrupt)
             thread.start()
             with pytest.raises(Stopped), scheduler.turn(math.inf):
-                pytest.fail("the lane was held twice")
+                pytest.fail("the device was held twice")
             thread.join()
             assert (scheduler.ahead, went) == (2, [])
             release.set()

@@ -1,4 +1,4 @@
-"""Admission to the lane: who is let in will be in time, who gives way, and who replaces whom."""
+"""Admission to the scheduler: who is let in will be in time, who gives way, and who replaces whom."""
 
 from __future__ import annotations
 

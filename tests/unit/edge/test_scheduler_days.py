@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.unit.edge.virtual_scheduler import Arrival, Promised, Request, VirtualLane
+from tests.unit.edge.virtual_scheduler import Arrival, Promised, Request, VirtualScheduler
 from upwell.edge.admission.schedulability import RunRequest
 from upwell.shared.errors import Refused
 from upwell.shared.routing.policy.settings import Priority
@@ -16,7 +16,7 @@ def came(at_s: float, run_s: float, allowed_s: float, priority: Priority = "norm
 
 def played(instances: int, *day: Arrival | Promised) -> list[Request]:
     """What became of each, in the order in which they asked for a turn."""
-    device = VirtualLane(instances)
+    device = VirtualScheduler(instances)
     device.play(day)
     assert not [*device.scheduler._waiting, *device.scheduler._running, *device.scheduler._slots]
     return device.requests

@@ -1,4 +1,4 @@
-"""A lane for several runs at one time: never more than those, the most urgent first, and never lost."""
+"""A scheduler for several runs at one time: never more than those, the most urgent first, and never lost."""
 
 from __future__ import annotations
 

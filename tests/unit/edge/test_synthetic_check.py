@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from upwell.edge.bundle.agreement import Tolerances
-from upwell.edge.models.synthetic_check import ROWS, check_with_cpu, made_up
+from upwell.edge.models.synthetic_check import ROWS, check_with_cpu, synthetic_inputs
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import InvalidRequest
@@ -29,7 +29,7 @@ post: [{boxes: {from: raw, format: cxcywh, min_score: 0.9}}]
 def test_every_datatype_can_be_made_up_the_same_each_time(datatype: str) -> None:
     spec = TensorSpec("x", datatype, (-1, 3, -1))
     processor = Processor(None, [spec], [spec], "onnx")
-    first, second = made_up(processor.signature, 5), made_up(processor.signature, 5)
+    first, second = synthetic_inputs(processor.signature, 5), synthetic_inputs(processor.signature, 5)
     assert (first["x"].shape, first["x"].dtype) == ((ROWS, 3, 5), DTYPES[datatype])
     assert first["x"].tolist() == second["x"].tolist()
     assert processor.signature.check_inputs(first) == ROWS
@@ -40,7 +40,7 @@ def test_every_datatype_can_be_made_up_the_same_each_time(datatype: str) -> None
 def test_a_request_that_is_one_whole_keeps_its_sizes() -> None:
     specs = [TensorSpec("x", "FP32", (7, 3)), TensorSpec("y", "FP32", (2,))]
     processor = Processor(None, specs[:1], specs[1:], "onnx")
-    assert made_up(processor.signature)["x"].shape == (7, 3)
+    assert synthetic_inputs(processor.signature)["x"].shape == (7, 3)
 
 
 def runtime(change: float = 1.0, *, fails_over: int = 1 << 30) -> FakeRuntime:

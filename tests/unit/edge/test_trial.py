@@ -1,4 +1,4 @@
-"""A new version on trial: who answers, and when it is condemned."""
+"""A new version on trial: who answers, and when it is rejected."""
 
 from __future__ import annotations
 

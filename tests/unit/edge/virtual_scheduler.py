@@ -1,4 +1,4 @@
-"""A real lane in virtual time: what it does on a day of arrivals, ends of runs and promises."""
+"""The real scheduler in virtual time: what it does on a day of arrivals, ends of runs and promises."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Request:
     is_over: bool = False
 
 
-class VirtualLane:
+class VirtualScheduler:
     """Drives a `EdfScheduler` as the threads of a device would, by a clock of its own."""
 
     def __init__(self, instances: int) -> None:
@@ -94,7 +94,7 @@ class VirtualLane:
         heapq.heappush(self._events, (at_s, next(self._ids), happen))
 
     def _follow(self) -> None:
-        """What those do whom the lane has let in, or told that they must go."""
+        """What those do whom the scheduler has let in, or told that they must go."""
         scheduler = self.scheduler
         self.most_at_once = max(self.most_at_once, len(scheduler._running))
         is_free = len(scheduler._running) < scheduler.instances

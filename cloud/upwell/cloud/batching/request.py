@@ -123,6 +123,6 @@ class Batch(Generic[Queue]):
         wake(dropped)
 
     def ends(self) -> None:
-        """Let the teller go on."""
+        """Let the one who tells them go on."""
         if self.notifier is not None and self.notifier.turn is not None:
             self.notifier.turn.set()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from upwell.cloud.observe.families import ROWS, SECONDS, Histogram, Snapshot
-from upwell.shared.oip.error_counter import error_answers
+from upwell.shared.oip.error_counter import errors_by_status
 from upwell.shared.platform.background_thread import restarts
 from upwell.shared.platform.memory import resident_bytes
 
@@ -101,7 +101,7 @@ class RequestCounters:
                     **{(*key, "OK"): [served.answered] for key, served in self._served.items() if served.answered},
                     **{key: [count] for key, count in self._failed.items()},
                 },
-                "upwell_cloud_error_answers": {(status,): [count] for status, count in error_answers().items()},
+                "upwell_cloud_error_answers": {(status,): [count] for status, count in errors_by_status().items()},
                 "upwell_cloud_thread_restarts": {(thread,): [count] for thread, count in restarts().items()},
                 "upwell_cloud_request_seconds": {key: one.request_s.values[:] for key, one in self._served.items()},
                 "upwell_cloud_queue_seconds": {key: one.queue_s.values[:] for key, one in self._served.items()},

@@ -12,7 +12,7 @@ What several servers take away: the earliest deadline first is no longer in time
 2, due at 2, 2 and 2.5, need the long one first on two servers. To find such orders is NP-hard (Garey & Johnson 1979);
 so a job may be refused that another order had served, and still whoever is taken on is in time.
 
-Pure: instants are arguments. The lane asks under its lock.
+Pure: instants are arguments. The scheduler asks under its lock.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class EdfScheduler:
             return (len(before) + len(self._running)) // self.instances
 
     def turn(self, deadline_s: float, run_request: RunRequest = _UNKNOWN) -> AbstractContextManager[None]:
-        """Hold a place in the lane for a run that must be over by `deadline_s`.
+        """Hold a place in the queue for a run that must be over by `deadline_s`.
 
         Entering it raises `Refused` at once where that cannot be, or later where a request of higher priority takes the
         place, `Superseded` where a newer one of the same stream does, and `DeadlineExceeded` where the runs before it
@@ -223,7 +223,7 @@ class EdfScheduler:
         ticket.gate.release()
 
     def _leave(self, ticket: _Ticket) -> None:
-        """Stop waiting, or give up the turn, or neither: whatever ended the caller's wait, the lane is never lost."""
+        """Stop waiting, or give up the turn, or neither: whatever ended the caller's wait, the device is never lost."""
         with self._lock:
             if ticket in self._running:
                 self._running.remove(ticket)

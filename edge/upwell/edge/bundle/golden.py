@@ -60,7 +60,7 @@ class GoldenVectors:
 
 
 def answering(processor: Processor, runtime: Runtime) -> Answering:
-    """How a model answers what its callers send, without the lane. Raises `UpwellError`s as `EdgeModel.run` does."""
+    """How a model answers what its callers send, beside the scheduler. Raises as `EdgeModel.run` does."""
 
     def answer(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         prepared = processor.pre(inputs)

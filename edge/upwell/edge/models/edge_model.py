@@ -64,7 +64,7 @@ class VersionComparison(Comparison["EdgeRun"], Protocol):
 
 
 class EdgeModel:
-    """A model on the device: runtime, signature, how its answers are measured, and the lane that its runs share."""
+    """A model on the device: runtime, signature, how its answers are measured, its scheduler."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class EdgeModel:
             return trial.run(self.run_now, inputs)
 
     def run_now(self, inputs: Mapping[str, Array]) -> EdgeRun:
-        """`run` beside the lane: for tests and warm-up, before the model is served."""
+        """`run` beside the scheduler: for tests and warm-up, before the model is served."""
         self.signature.check_inputs(inputs)
         return self._run_checked(inputs)
 

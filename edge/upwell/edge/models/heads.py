@@ -30,7 +30,7 @@ def load_heads(
 ) -> tuple[Head, ...]:
     """The heads of a model of the configuration, in the order of its `split.json`, while they fit the memory.
 
-    `whole` is the model on the device, whose lane the heads share, so that the device's runs go on in turn. A head that
+    `whole` is the model on the device, whose scheduler the heads share, so that runs go on in turn. A head that
     cannot be loaded is left, with a line in the log. Raises `ConfigError` for a folder that is named and is none, or is
     wrong.
     """

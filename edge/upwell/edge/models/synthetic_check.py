@@ -30,7 +30,7 @@ def check_with_cpu(processor: Processor, runtime: Runtime, cpu: Runtime, limits:
     """
     problem: UpwellError | None = None
     for size in _VARYING_SIZES:
-        requests = made_up(processor.signature, size)
+        requests = synthetic_inputs(processor.signature, size)
         try:
             expected = _answers(processor, cpu, requests)
         except UpwellError as error:
@@ -45,7 +45,7 @@ def check_with_cpu(processor: Processor, runtime: Runtime, cpu: Runtime, limits:
     return Agreement(False, f"without golden vectors nothing checks it, since the CPU cannot answer either: {problem}")
 
 
-def made_up(signature: Signature, size: int = _VARYING_SIZES[0]) -> dict[str, Array]:
+def synthetic_inputs(signature: Signature, size: int = _VARYING_SIZES[0]) -> dict[str, Array]:
     """One request of `ROWS` rows (one where there are no rows), the same every time; `size` is for what varies."""
     random = np.random.default_rng(_SEED)
     return {one.name: _input(one, signature.has_rows, size, random) for one in signature.inputs}

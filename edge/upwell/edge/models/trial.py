@@ -17,7 +17,7 @@ DURATION_S = 600.0
 """Or, however few there were, after so long."""
 MIN_FAILURES = 3
 MAX_FAILED_SHARE = 0.05
-"""It is condemned once so many runs, and more than this share of all of them, have failed."""
+"""It is rejected once so many runs, and more than this share of all of them, have failed."""
 
 T = TypeVar("T")
 _Answer = TypeVar("_Answer", contravariant=True)
@@ -80,7 +80,7 @@ class Trial(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the version was condemned or has proven itself."""
+        """Whether the version was rejected or has proven itself."""
         return self.is_rejected or self.is_proven
 
     def run(self, new: _Run[T], inputs: Mapping[str, Array]) -> T:

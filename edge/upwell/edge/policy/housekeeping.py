@@ -27,7 +27,7 @@ class Housekeeping:
     def __init__(self, *jobs: Callable[[], None]) -> None:
         self._jobs = jobs
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Housekeeping:
                 try:
                     job()
                 except Exception:  # noqa: BLE001 (the boundary of a thread that must live on)
-                    _log.exception("upkeep failed")
+                    _log.exception("housekeeping failed")
             if is_over:
                 return
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from upwell.edge.updates.version_store import VersionStore
 
 REASON = "by hand"
-"""Why a version that was left so is condemned."""
+"""Why a version that was left so is rejected."""
 
 _MOST_BYTES = 1 << 16
 _READABLE = 0o644  # by the agent, where another user ordered; the folder is private

@@ -90,7 +90,7 @@ class Floor(BaseModel):
 
 
 class Record:
-    """What a shelf remembers, on the disk. One thread at a time changes it.
+    """What a version store remembers, on the disk. One thread at a time changes it.
 
     It is read from `state.json`, or made of what lies in `folder` where that is lost. Raises `OSError`, and
     `ConfigError` where a trusted key cannot be read.
@@ -180,7 +180,7 @@ def has_versions(folder: Path) -> bool:
 
 
 def rebuilt_state(folder: Path, trust: Trust, floor: Floor, factory: Bundle | None) -> VersionState:
-    """What can be told of a shelf whose state is lost: the newest two versions that a trusted key signed.
+    """What can be told of a version store whose state is lost: the newest two versions that a trusted key signed.
 
     Whether the newest has proven itself nobody knows, so it is on trial again where there is one to go back to. Without
     any that is trusted now, those that are at least whole stay, for a start with other keys. Raises `OSError`, and

@@ -124,7 +124,7 @@ class VersionStore:
         return bundle
 
     def begin(self) -> None:
-        """Count a start of the agent with what is current. One on trial that keeps ending it is condemned."""
+        """Count a start of the agent with what is current. One on trial that keeps ending it is rejected."""
         if not self.is_on_trial or self._state.trying:
             return
         if self._state.tries >= _MOST_TRIES:

@@ -112,7 +112,7 @@ class Endpoint:
         """A connection to use until `give_back`, another one than `apart_from`.
 
         One that was made for faster answers than are now seen is replaced: it would take slowness for death.
-        Raises `ConfigError` for files that went wrong, and `RemoteError` once the station is closed.
+        Raises `ConfigError` for files that went wrong, and `RemoteError` once the endpoint is closed.
         """
         with self._exclusively():
             if self._closed:
@@ -200,7 +200,7 @@ class Endpoint:
         link.retired = True
         self._links = [None if one is link else one for one in self._links]
         if link.users and link not in self._leaving:
-            self._leaving.append(link)  # what is under way on it ends in peace, or with the station
+            self._leaving.append(link)  # what is under way on it ends in peace, or with the endpoint
         self._close_unused(link)
 
     def _close_unused(self, link: Connection) -> None:

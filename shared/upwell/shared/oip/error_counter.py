@@ -20,7 +20,7 @@ def note_error_answer(status: str) -> None:
         _counts[status] += 1
 
 
-def error_answers() -> Mapping[str, int]:
+def errors_by_status() -> Mapping[str, int]:
     """So many since the process began."""
     with _lock:
         return dict(_counts)

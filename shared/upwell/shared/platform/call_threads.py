@@ -193,8 +193,8 @@ class CallThreads(ThreadPoolExecutor):
     """At most `max_workers` threads, made when they are needed and gone when not, that run what `submit` is given.
 
     Only `at_work` of the tasks are at work at once (None: all), for threads that contend for the interpreter's lock
-    spend more time on that than on a small request. One that waits is not at work: it says so (`give_way`), or is found
-    out within some milliseconds, and the next one begins. So nothing queues here behind what only waits.
+    spend more time on that than on a small request. One that waits is not at work: it says so (`yield_permit`), or is
+    found out within some milliseconds, and the next one begins. So nothing queues here behind what only waits.
 
     With `poll` one of the threads waits for the events that tasks begin with, and runs such a task itself: for a small
     one a change of threads costs more than all the rest. Another one waits for events as soon as the task waits.

@@ -14,7 +14,7 @@ import pytest
 from tests.faults.bundle_servers import FileServer, Registry, need_registry
 from tests.faults.certificates import Authority
 from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.updates.sources.base import FetchFailed, Offer, Source
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
 from upwell.edge.updates.sources.sources import open_source
 
 DATA = bytes(range(256)) * 500
@@ -48,7 +48,7 @@ def nobody(_there: int, _whole: int) -> None:
     pass
 
 
-def offer_of(source: Source) -> Offer:
+def offer_of(source: Source) -> AvailableBundle:
     offer = source.newest()
     assert offer is not None
     return offer
@@ -76,7 +76,7 @@ def test_a_tag_and_a_digest_name_the_same(registry: Registry, archive: Path, tmp
     digest = registry.push(archive, "fleet/digits:1")
     source = open_source(f"oci://{registry.address}/fleet/digits:1")
     offer = offer_of(source)
-    assert offer == Offer(digest, SHA256, len(DATA))
+    assert offer == AvailableBundle(digest, SHA256, len(DATA))
     assert source.fetch(offer, tmp_path / "in", nobody).read_bytes() == DATA
     source.close()
     assert fetched(f"oci://{registry.address}/fleet/digits@{digest}", tmp_path / "again") == DATA

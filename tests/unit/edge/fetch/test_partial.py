@@ -13,7 +13,7 @@ import pytest
 from tests.unit.edge.bundle.bundles import make
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.updates.sources import partial
-from upwell.edge.updates.sources.base import FetchFailed, Offer
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed
 from upwell.edge.updates.sources.folder_source import FolderSource
 from upwell.edge.updates.sources.partial import Partial
 
@@ -45,10 +45,10 @@ def nobody(_there: int, _whole: int) -> None:
     pass
 
 
-OFFER = Offer("a")
+OFFER = AvailableBundle("a")
 
 
-def opened(folder: Path, offer: Offer = OFFER) -> Partial:
+def opened(folder: Path, offer: AvailableBundle = OFFER) -> Partial:
     return Partial(folder, offer, nobody, max_bytes=LIMIT)
 
 
@@ -70,7 +70,10 @@ def test_a_disk_that_is_full_keeps_nothing(tmp_path: Path) -> None:
 
 
 def test_too_little_room_is_said_before_anything_comes(tmp_path: Path) -> None:
-    with Partial(tmp_path, Offer("a"), nobody, max_bytes=1 << 60) as it, pytest.raises(FetchFailed, match="are free"):
+    with (
+        Partial(tmp_path, AvailableBundle("a"), nobody, max_bytes=1 << 60) as it,
+        pytest.raises(FetchFailed, match="are free"),
+    ):
         it.expect(1 << 59)
 
 
@@ -90,7 +93,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_the_disk_is_looked_at_while_it_comes(small_disk: Path, size_bytes: int) -> None:
     """Room for twice the archive and to spare is left at every moment, whoever takes it; nothing stays behind."""
     folder = small_disk / "incoming"
-    with Partial(folder, Offer("a"), nobody, max_bytes=LIMIT) as it:
+    with Partial(folder, AvailableBundle("a"), nobody, max_bytes=LIMIT) as it:
         it.expect(size_bytes)
         if size_bytes:
             (small_disk / "other").write_bytes(bytes(10 << 20))
@@ -120,7 +123,7 @@ def test_another_offer_begins_anew(tmp_path: Path) -> None:
         it.append(b"first")
     with opened(tmp_path) as it:
         assert it.size_bytes == 5
-    with opened(tmp_path, Offer("b")) as it:
+    with opened(tmp_path, AvailableBundle("b")) as it:
         assert it.size_bytes == 0
         it.append(b"other")
     with opened(tmp_path) as it:
@@ -158,7 +161,7 @@ def test_a_new_beginning_is_not_vouched_for_by_the_old_record(tmp_path: Path) ->
 
 
 def test_the_limit_holds_while_bytes_come(tmp_path: Path) -> None:
-    it = Partial(tmp_path, Offer("a"), nobody, max_bytes=10)
+    it = Partial(tmp_path, AvailableBundle("a"), nobody, max_bytes=10)
     it.append(b"0123456789")
     with pytest.raises(BundleRefused) as caught:
         it.append(b"x")

@@ -15,7 +15,7 @@ from upwell.edge.bundle.address import check_source, names_folder
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.bundle.files import sizes_in
 from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.updates.sources.base import FetchFailed, Offer, Source
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
 from upwell.edge.updates.sources.folder_source import FolderSource
 from upwell.edge.updates.sources.sources import open_source
 from upwell.shared.errors import ConfigError
@@ -25,7 +25,7 @@ def nobody(_there: int, _whole: int) -> None:
     pass
 
 
-def offer_of(source: Source) -> Offer:
+def offer_of(source: Source) -> AvailableBundle:
     offer = source.newest()
     assert offer is not None
     return offer

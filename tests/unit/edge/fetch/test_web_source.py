@@ -12,7 +12,7 @@ from tests.faults.bundle_servers import FileServer
 from tests.faults.certificates import Authority
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.updates.sources import web
-from upwell.edge.updates.sources.base import FetchFailed, Offer, Source
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
 from upwell.edge.updates.sources.sources import open_source
 
 NAME = "digits.bundle.tar"
@@ -43,7 +43,7 @@ def nobody(_there: int, _whole: int) -> None:
     pass
 
 
-def offer_of(source: Source) -> Offer:
+def offer_of(source: Source) -> AvailableBundle:
     offer = source.newest()
     assert offer is not None
     return offer
@@ -153,7 +153,7 @@ def test_an_archive_without_a_stated_size_is_bounded(server: FileServer, authori
         source.fetch(offer_of(source), tmp_path / "in", nobody)
     assert caught.value.refusal is Refusal.TOO_LARGE
     with pytest.raises(BundleRefused) as caught:
-        source.fetch(Offer('etag "1"'), tmp_path / "in", nobody)
+        source.fetch(AvailableBundle('etag "1"'), tmp_path / "in", nobody)
     assert caught.value.refusal is Refusal.TOO_LARGE
     source.close()
 
@@ -165,7 +165,7 @@ def test_too_many_bytes_are_cut_off_while_they_come(server: FileServer, authorit
     )  # fmt: skip
     source = open_source(server.url(NAME), ca=authority.ca, max_bytes=50_000)
     with pytest.raises(BundleRefused) as caught:
-        source.fetch(Offer('etag "1"'), tmp_path / "in", nobody)
+        source.fetch(AvailableBundle('etag "1"'), tmp_path / "in", nobody)
     assert caught.value.refusal is Refusal.TOO_LARGE
     assert not list((tmp_path / "in").iterdir())
     source.close()

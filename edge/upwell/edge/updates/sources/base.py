@@ -25,7 +25,7 @@ class FetchFailed(UpwellError):
 
 
 @dataclass(frozen=True)
-class Offer:
+class AvailableBundle:
     """What a source has now.
 
     `token` names it: two offers with the same token are the same bundle (a digest, an ETag, or name, size and time).
@@ -40,14 +40,14 @@ class Offer:
 class Source(Protocol):
     """A place that bundles come from. Used by one thread at a time, but for `close`."""
 
-    def newest(self) -> Offer | None:
+    def newest(self) -> AvailableBundle | None:
         """What there is now; None where there is nothing. Asks for little more than its name.
 
         Raises `FetchFailed`, and `BundleRefused` for what can already be seen to be no bundle or not the one wanted.
         """
         ...
 
-    def fetch(self, offer: Offer, into: Path, progress: Progress) -> Path:
+    def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
         """The archive or folder of `offer` under the folder `into`, which is this source's own between calls.
 
         What an earlier call left there unfinished is taken up again. Raises `FetchFailed` where it could not be

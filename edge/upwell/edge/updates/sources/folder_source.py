@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from upwell.edge.bundle.archive import DEFAULT_LIMITS
 from upwell.edge.bundle.base import MANIFEST_NAME, BundleRefused, Refusal
 from upwell.edge.bundle.manifest import MAX_MANIFEST_BYTES, MAX_VERSION
-from upwell.edge.updates.sources.base import FetchFailed, Offer, Progress
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.partial import Partial, check_room
 
 SUFFIX = ".bundle.tar"
@@ -56,14 +56,14 @@ class FolderSource:
         self._skipped: frozenset[str] = frozenset()
         self._is_closed = False
 
-    def newest(self) -> Offer | None:
+    def newest(self) -> AvailableBundle | None:
         """The greatest version there; of two files with the same, the last by name."""
         found = max(self._candidates(), key=lambda one: (one.version, one.path.name), default=None)
         if found is None:
             return None
-        return Offer(found.token, self._sha256 if found.path.is_file() else "", found.size_bytes)
+        return AvailableBundle(found.token, self._sha256 if found.path.is_file() else "", found.size_bytes)
 
-    def fetch(self, offer: Offer, into: Path, progress: Progress) -> Path:
+    def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
         """A copy, since the folder may change or go at any time."""
         found = next((one for one in self._candidates() if one.token == offer.token), None)
         if found is None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from upwell.edge.bundle.address import Reference
 from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.updates.sources.base import FetchFailed, Offer, Progress
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.download import download, length_of
 from upwell.edge.updates.sources.partial import Partial
 from upwell.edge.updates.sources.web import Web, failure, host_of, is_safe
@@ -147,7 +147,7 @@ class RegistrySource:
         self._access = Access(self._web, reference, is_plain=is_plain)
         self._base = f"{'http' if is_plain else 'https'}://{reference.registry}/v2/{reference.repository}"
 
-    def newest(self) -> Offer | None:
+    def newest(self) -> AvailableBundle | None:
         """What the reference names now."""
         url = f"{self._base}/manifests/{self._reference.digest or self._reference.tag}"
         with self._access.open(url, {"Accept": MANIFEST_TYPE}) as response:
@@ -166,7 +166,7 @@ class RegistrySource:
             )
         return self._offer(digest, data)
 
-    def fetch(self, offer: Offer, into: Path, progress: Progress) -> Path:
+    def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
         """The layer, fetched or taken up again."""
         with Partial(into, offer, progress, max_bytes=self._max_bytes) as partial:
             if not partial.is_complete:
@@ -179,7 +179,7 @@ class RegistrySource:
         """End what is under way."""
         self._web.close()
 
-    def _offer(self, digest: str, data: bytes) -> Offer:
+    def _offer(self, digest: str, data: bytes) -> AvailableBundle:
         layer = self._layer(data)
         sha256 = layer.digest.removeprefix("sha256:")
         if self._sha256 and sha256 != self._sha256:
@@ -188,7 +188,7 @@ class RegistrySource:
                 None,
                 f"{self._reference}: its archive has the SHA-256 {sha256}; expected {self._sha256}",
             )
-        return Offer(digest, sha256, layer.size)
+        return AvailableBundle(digest, sha256, layer.size)
 
     def _layer(self, data: bytes) -> _Layer:
         try:
@@ -210,7 +210,7 @@ class RegistrySource:
         expected = f"an artifact of type {ARTIFACT_TYPE} with one layer of type {LAYER_TYPE}"
         return BundleRefused(Refusal.MALFORMED, None, f"{self._reference}: holds {found}; expected {expected}")
 
-    def _download(self, offer: Offer, partial: Partial) -> None:
+    def _download(self, offer: AvailableBundle, partial: Partial) -> None:
         url = f"{self._base}/blobs/sha256:{offer.sha256}"
 
         def ask(headers: Mapping[str, str]) -> requests.Response:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.updates.sources.base import FetchFailed, Offer, Progress
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.shared.files import write_whole
 
 ARCHIVE_NAME = "download.bundle.tar"
@@ -52,7 +52,7 @@ class Partial:
     failure garbles is not taken for a part of the archive.
     """
 
-    def __init__(self, folder: Path, offer: Offer, progress: Progress, *, max_bytes: int) -> None:
+    def __init__(self, folder: Path, offer: AvailableBundle, progress: Progress, *, max_bytes: int) -> None:
         """Take up what is there of `offer`, and drop what is there of another. Raises `FetchFailed`."""
         self.path = folder / ARCHIVE_NAME
         self._record_path = folder / RECORD_NAME

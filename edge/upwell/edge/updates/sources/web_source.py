@@ -8,7 +8,7 @@ from pathlib import Path
 
 import requests
 
-from upwell.edge.updates.sources.base import FetchFailed, Offer, Progress
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.download import download, length_of
 from upwell.edge.updates.sources.partial import Partial
 from upwell.edge.updates.sources.web import Web, failure, host_of
@@ -30,7 +30,7 @@ class WebSource:
         self._max_bytes = max_bytes
         self._web = Web(ca)
 
-    def newest(self) -> Offer | None:
+    def newest(self) -> AvailableBundle | None:
         """What is at the address now. A server that knows no HEAD is asked with GET, and hung up on."""
         for method in ("HEAD", "GET"):
             with self._web.open(method, self._url, {}) as response:
@@ -40,10 +40,10 @@ class WebSource:
                     return None
                 if response.status_code != requests.codes.ok:
                     raise failure(response)
-                return Offer(_token(response.headers, self._url), self._sha256, length_of(response))
+                return AvailableBundle(_token(response.headers, self._url), self._sha256, length_of(response))
         raise AssertionError  # the answer to GET ends the loop
 
-    def fetch(self, offer: Offer, into: Path, progress: Progress) -> Path:
+    def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
         """The archive, fetched or taken up again. One that changed meanwhile is `FetchFailed`: look again."""
         with Partial(into, offer, progress, max_bytes=self._max_bytes) as partial:
             if not partial.is_complete:
@@ -55,7 +55,7 @@ class WebSource:
         """End what is under way."""
         self._web.close()
 
-    def _download(self, offer: Offer, partial: Partial) -> None:
+    def _download(self, offer: AvailableBundle, partial: Partial) -> None:
         if offer.size_bytes and partial.size_bytes == offer.size_bytes:
             return
         kind, _, value = offer.token.partition(" ")
@@ -64,7 +64,7 @@ class WebSource:
         ask = bound(self._web.open, "GET", self._url)
         download(self._web, ask, partial, condition, lambda response: self._check(response, offer, partial))
 
-    def _check(self, response: requests.Response, offer: Offer, partial: Partial) -> None:
+    def _check(self, response: requests.Response, offer: AvailableBundle, partial: Partial) -> None:
         if response.status_code == requests.codes.partial_content and "ETag" not in response.headers:
             return  # the server has compared it
         if _token(response.headers, self._url) != offer.token:
