@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from tests.integration.spool.harness import ALLOWED, FAST, WAIT_S, case
+from upwell.edge.spool.drainer import CaseSender
 from upwell.edge.spool.sinks import JsonlSink
 from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.shared.oip.grpc.client import OipClient
@@ -21,10 +22,7 @@ def main(folder: Path, address: str, first: int, last: int) -> None:
     spool = Spool(
         folder / FILE_NAME,
         limits=FAST,
-        send=client.infer,
-        may_send=lambda: True,
-        left_alone=frozenset,
-        still_allowed=lambda *_: True,
+        sender=CaseSender(client.infer, lambda: True, frozenset, lambda *_: True),
         sinks=[JsonlSink(folder / "results.jsonl")],
     )
     for number in range(first, last):

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,14 +194,14 @@ def test_a_case_that_was_asked_about_a_moment_ago_is_dropped(
     with scene(folder, policy, cloud, agent={"state_dir": "state"}) as it:
         spool = it.agent.spool
         assert spool is not None
-        allowed = spool._drainer._still_allowed
+        sender = spool._drainer._sender
 
         def asked(*about: Any) -> bool:
-            was_allowed = allowed(*about)
+            was_allowed = sender.still_allowed(*about)
             deny(it.agent)
             return was_allowed
 
-        monkeypatch.setattr(spool._drainer, "_still_allowed", asked)
+        monkeypatch.setattr(spool._drainer, "_sender", replace(sender, still_allowed=asked))
         cloud.behaviour = status(grpc.StatusCode.INTERNAL)
         with caplog.at_level(logging.WARNING):
             assert it.ask(SECRET).reason == "cloud_error"

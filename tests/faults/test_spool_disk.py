@@ -23,6 +23,7 @@ import json, resource, sys, time
 from pathlib import Path
 from tests.integration.spool.harness import ALLOWED, case
 from upwell.edge.spool.item import SpoolLimits
+from upwell.edge.spool.drainer import CaseSender
 from upwell.edge.spool.spool import Spool
 
 def put(number):
@@ -33,8 +34,8 @@ def put(number):
     return bool(id)
 
 took = []
-spool = Spool(Path(sys.argv[1]) / "spool.db", limits=SpoolLimits(), send=None, may_send=lambda: False,
-              left_alone=frozenset, still_allowed=lambda *_: True)
+spool = Spool(Path(sys.argv[1]) / "spool.db", limits=SpoolLimits(),
+              sender=CaseSender(None, lambda: False, frozenset, lambda *_: True))
 assert put(0)
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))

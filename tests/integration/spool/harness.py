@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from upwell.edge.spool.drainer import CaseSender
 from upwell.edge.spool.item import SPOOL_ID, Case, Kind, SpoolLimits
 from upwell.edge.spool.spool import FILE_NAME, Spool
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse, ModelMetadata, ServerMetadata
@@ -120,10 +121,7 @@ def scene(folder: Path, *, is_open: bool = True, limits: SpoolLimits = FAST, **m
         path,
         **{
             "limits": limits,
-            "send": client.infer,
-            "may_send": gate.is_set,
-            "left_alone": frozenset,
-            "still_allowed": still_allowed,
+            "sender": CaseSender(client.infer, gate.is_set, frozenset, still_allowed),
             "seed": 1,
             **more,
         },

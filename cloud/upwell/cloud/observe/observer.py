@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from upwell.cloud.batching.request import QueuedRequest
-from upwell.cloud.observe.request_counters import ANONYMOUS, ModelCounts, RequestCounters
+from upwell.cloud.observe.request_counters import ANONYMOUS, AnswerCost, ModelCounts, RequestCounters
 from upwell.cloud.service.loading import BrokenModel, CloudModel
 from upwell.cloud.service.model_versions import ModelVersions
 from upwell.shared.oip.auth.callers import client_key
@@ -109,7 +109,8 @@ class Observed:
         queue_s = 1e-3 * float(response.parameters.get("upwell.cloud_queue_ms", 0.0))
         if observer.tally is not None:
             name = observer.name_of(call.client)
-            observer.tally.answered(response.model, response.version, name, took_s, queue_s, in_bytes, out_bytes)
+            cost = AnswerCost(took_s, queue_s, in_bytes, out_bytes)
+            observer.tally.answered(response.model, response.version, name, cost)
         if call.trace is not None or observer.logs_access:
             self._tell(request, call, _Ended(response.version, "OK", took_s, in_bytes, out_bytes, queue_s))
         return response

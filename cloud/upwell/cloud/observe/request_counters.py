@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from upwell.cloud.observe.families import ROWS, SECONDS, Histogram, Snapshot
 from upwell.shared.oip.error_counter import errors_by_status
@@ -47,6 +48,15 @@ class _Client:
     device_s: float = 0.0
 
 
+class AnswerCost(NamedTuple):
+    """What an answer took, and how long it waited for that."""
+
+    took_s: float
+    queue_s: float
+    in_bytes: int
+    out_bytes: int
+
+
 class RequestCounters:
     """Counts under one lock. Safe to use from many threads.
 
@@ -64,18 +74,16 @@ class RequestCounters:
         self._failed: dict[tuple[str, str, str], int] = {}
         self._clients: dict[str, _Client] = {}
 
-    def answered(
-        self, model: str, version: str, client: str, took_s: float, queue_s: float, in_bytes: int, out_bytes: int
-    ) -> None:
+    def answered(self, model: str, version: str, client: str, cost: AnswerCost) -> None:
         """Count an answer."""
         with self._lock:
             served = self._served.get((model, version)) or self._of(model, version)
             served.answered += 1
-            served.request_s.add(took_s)
-            served.queue_s.add(queue_s)
+            served.request_s.add(cost.took_s)
+            served.queue_s.add(cost.queue_s)
             used = self._clients.get(client) or self._client(client)
-            used.in_bytes += in_bytes
-            used.out_bytes += out_bytes
+            used.in_bytes += cost.in_bytes
+            used.out_bytes += cost.out_bytes
 
     def failed(self, model: str, version: str, status: str, client: str, in_bytes: int) -> None:
         """Count a request that ended in an error; model and version are empty where there are no such."""

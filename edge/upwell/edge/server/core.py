@@ -34,6 +34,7 @@ from upwell.edge.request.record import RequestRecord
 from upwell.edge.request.request import Ids, Request, as_arrays, as_tags
 from upwell.edge.request.spans import end_request
 from upwell.edge.server.state_dir import StateDir
+from upwell.edge.spool.drainer import CaseSender
 from upwell.edge.spool.item import SpoolLimits
 from upwell.edge.spool.sender import SpoolSender
 from upwell.edge.spool.sinks import CallbackSink, Sink
@@ -102,10 +103,7 @@ class AgentCore:
                 self.spool = Spool(
                     folder / FILE_NAME,
                     limits=spool or SpoolLimits(),
-                    send=sender.send,
-                    may_send=sender.may_send,
-                    left_alone=sender.left_alone,
-                    still_allowed=sender.still_allowed,
+                    sender=CaseSender(sender.send, sender.may_send, sender.left_alone, sender.still_allowed),
                     sinks=[*sinks, CallbackSink(self._outcome_recorder.take, "agent")],
                 )
                 self._outcome_recorder.spool = self.spool

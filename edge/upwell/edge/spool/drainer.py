@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from upwell.edge.spool.delivering import News
 from upwell.edge.spool.item import Later, SpoolLimits, SpoolTally, SpoolUnavailable, Stored
@@ -22,12 +22,22 @@ from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 
 T = TypeVar("T")
-Send: TypeAlias = Callable[[InferRequest, float], InferResponse]
-"""Send a request that may take so many seconds. Raises `RemoteError`, and `EgressForbidden` where it must stay."""
-StillAllowed: TypeAlias = Callable[[str, Mapping[str, str], InferRequest], bool]
-"""Whether the policy of now lets a request of this model with these tags leave the device."""
-LeftAlone: TypeAlias = Callable[[], Collection[str]]
-"""The models of which nothing is to be sent now, while cases of others may be."""
+
+
+@dataclass(frozen=True)
+class CaseSender:
+    """How kept cases go up, and when.
+
+    `send` sends a request that may take so many seconds; raises `RemoteError`, and `EgressForbidden` where it must
+    stay. `may_send`: whether anything is to be sent now. `left_alone`: the models of which nothing is, while cases of
+    others may be. `still_allowed`: whether the policy of now lets a request of this model with these tags leave.
+    """
+
+    send: Callable[[InferRequest, float], InferResponse]
+    may_send: Callable[[], bool]
+    left_alone: Callable[[], Collection[str]]
+    still_allowed: Callable[[str, Mapping[str, str], InferRequest], bool]
+
 
 NOBODYS_FAULT = frozenset(
     {
@@ -84,21 +94,14 @@ class Drainer:
         limits: SpoolLimits,
         tally: SpoolTally,
         results: News,
-        *,
-        send: Send,
-        may_send: Callable[[], bool],
-        left_alone: LeftAlone,
-        still_allowed: StillAllowed,
+        sender: CaseSender,
         seed: int | None = None,
     ) -> None:
         self._keeper = keeper
         self._limits = limits
         self._tally = tally
         self._results = results
-        self._send = send
-        self._may_send = may_send
-        self._left_alone = left_alone
-        self._still_allowed = still_allowed
+        self._sender = sender
         self._random = random.Random(seed)  # noqa: S311 (spreads load; keeps no secret)
         self._changed = threading.Condition()
         self._closing = False
@@ -148,12 +151,12 @@ class Drainer:
                 self._pause(REOPEN_S)
 
     def _step(self) -> None:
-        if not self._may_send():
+        if not self._sender.may_send():
             self._pause(_POLL_S)
             return
         began_s = time.monotonic()
         resting = {model for model, rest in self._rests.items() if began_s < rest.until_s}
-        resting.update(self._left_alone())
+        resting.update(self._sender.left_alone())
         item, due_s = self._keeper.ask(
             lambda store: (store.next_due(self._keeper.now_s(), resting), store.next_due_s())
         )
@@ -170,7 +173,7 @@ class Drainer:
         self._took_s = 0.0
         try:
             request = item.infer_request()
-            if not self._still_allowed(item.model, item.tags, request):
+            if not self._sender.still_allowed(item.model, item.tags, request):
                 return self._deny(item)
             response = self._send_timed(request)
             _check(request, response)
@@ -206,7 +209,7 @@ class Drainer:
     def _send_timed(self, request: InferRequest) -> InferResponse:
         began_s = time.monotonic()
         try:
-            return self._send(request, self._limits.send_timeout_s)
+            return self._sender.send(request, self._limits.send_timeout_s)
         finally:
             self._took_s = time.monotonic() - began_s
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # another class than the built-in one before 3.11
 from pathlib import Path
 
 from upwell.edge.spool.delivering import Deliverer, News
-from upwell.edge.spool.drainer import Drainer, LeftAlone, Send, StillAllowed
+from upwell.edge.spool.drainer import CaseSender, Drainer
 from upwell.edge.spool.item import (
     Case,
     SpoolCounts,
@@ -37,11 +37,10 @@ _SLACK_S = 5.0
 
 
 class Spool:
-    """Cases on disk at `path`, sent by `send` while `may_send` says so. Safe to use from any thread; close it.
+    """Cases on disk at `path`, sent by `sender` while that may. Safe to use from any thread; close it.
 
-    Those of the models that `left_alone` names wait while others go up. `still_allowed` is asked right before a case is
-    sent, since the policy may have changed since it was kept; what it denies is dropped. Each of `sinks` gets every
-    result. Nothing raises because of the disk: what cannot be kept is counted. The directory must be this process's own
+    The policy is asked again right before a case is sent, since it may have changed; what it denies is dropped. Each of
+    `sinks` gets every result. Nothing raises because of the disk: what cannot be kept is counted. The directory must be this process's own
     (`StateDir`). `seed` makes the pauses repeatable.
     """
 
@@ -50,10 +49,7 @@ class Spool:
         path: Path,
         *,
         limits: SpoolLimits,
-        send: Send,
-        may_send: Callable[[], bool],
-        left_alone: LeftAlone,
-        still_allowed: StillAllowed,
+        sender: CaseSender,
         sinks: Sequence[Sink] = (),
         seed: int | None = None,
     ) -> None:
@@ -62,10 +58,7 @@ class Spool:
         self.news = News()
         """Published to with every result, closed with the spool."""
         self._keeper = Keeper(path, limits, self._tally)
-        self._drainer = Drainer(
-            self._keeper, limits, self._tally, self.news,
-            send=send, may_send=may_send, left_alone=left_alone, still_allowed=still_allowed, seed=seed,
-        )  # fmt: skip
+        self._drainer = Drainer(self._keeper, limits, self._tally, self.news, sender, seed)
         self._deliverers = [Deliverer(self._keeper, sink, self.news, self._tally) for sink in sinks]
 
     def put(self, case: Case, verdict: Verdict, until_s: float) -> str:

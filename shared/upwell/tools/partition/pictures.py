@@ -44,10 +44,11 @@ def measure(
     color: Color = "gray" if channels == 1 else "rgb"
     image = Image.fromarray(pixels).convert("L" if channels == 1 else "RGB").resize((width, height))
     small = np.asarray(image).reshape(height, width, channels)
-    return [
-        _measured(small, encoding, name, color, tensor, profile.model.rows, stretch)
-        for name, encoding in _encodings(quality)
-    ]
+    rows, found = profile.model.rows, list[Encoded]()
+    for name, encoding in _encodings(quality):
+        size_bytes, encode_s, decode_s = _measured(small, encoding, name, color)
+        found.append(Encoded(name, tensor, float(rows * size_bytes), rows * stretch * encode_s, rows * decode_s))
+    return found
 
 
 def _encodings(quality: int) -> Iterator[tuple[str, UplinkEncoding]]:
@@ -56,15 +57,14 @@ def _encodings(quality: int) -> Iterator[tuple[str, UplinkEncoding]]:
     yield "PNG", UplinkEncoding("png")
 
 
-def _measured(
-    pixels: Array, encoding: UplinkEncoding, name: str, color: Color, tensor: str, rows: int, stretch: float
-) -> Encoded:
+def _measured(pixels: Array, encoding: UplinkEncoding, name: str, color: Color) -> tuple[int, float, float]:
+    """Bytes of one picture, and seconds to encode and to decode it."""
     data, encode_s = _timed(lambda: encode(pixels, encoding))
     if data is None:
         raise ConfigError.at(None, f"a picture of {pixels.shape[1]} x {pixels.shape[0]} is no {name}", "--picture-size")
     encoded = data
     _, decode_s = _timed(lambda: decode(encoded, color, MAX_PIXELS))
-    return Encoded(name, tensor, float(rows * len(encoded)), rows * stretch * encode_s, rows * decode_s)
+    return len(encoded), encode_s, decode_s
 
 
 def _timed(run: Callable[[], T]) -> tuple[T, float]:

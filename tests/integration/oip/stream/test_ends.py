@@ -172,7 +172,7 @@ def test_one_that_breaks_ends_alone_and_gives_its_threads_back(limited: Limited)
             good.put(message("good"))
             assert good.good() == "good"
         soon(lambda: len(streams._open) == 1)
-        soon(lambda: streams._helpers._value == 2)
+        soon(lambda: streams._resources.helpers._value == 2)
         good.put(None)
 
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
+from dataclasses import dataclass
 
 import grpc
 
@@ -32,8 +33,19 @@ _LEFT = Status(grpc.StatusCode.CANCELLED, "the caller has left")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class StreamResources:
+    """What the streams of a server share. `helpers` are threads beside the first of each; `forget` is told of ends."""
+
+    dataplane: Dataplane
+    limits: StreamLimits
+    threads: CallThreads
+    helpers: threading.Semaphore
+    forget: Callable[[Stream], None]
+
+
 class Stream:
-    """Answers the requests of one call. It has no thread: what comes is told, and one of `threads` answers it.
+    """Answers the requests of one call. It has no thread: what comes is told, and one of the shared threads answers it.
 
     One request is asked for at a time, one answer is written at a time, and the state belongs to whoever holds `_lock`.
     Whoever leaves has another see to what is left: a request that waits is taken by who is at work, an answer that
@@ -41,23 +53,13 @@ class Stream:
     """
 
     def __init__(
-        self,
-        dataplane: Dataplane,
-        limits: StreamLimits,
-        requests: Iterator[bytes],
-        context: grpc.ServicerContext,
-        send: Send,
-        threads: CallThreads,
-        helpers: threading.Semaphore,
-        forget: Callable[[Stream], None],
+        self, resources: StreamResources, requests: Iterator[bytes], context: grpc.ServicerContext, send: Send
     ) -> None:
-        self._dataplane = dataplane
-        self._limits = limits
-        self._flow = flow_of(requests, context, send, self, threads)
+        self._dataplane, self._limits = resources.dataplane, resources.limits
+        self._threads, self._helpers = resources.threads, resources.helpers
+        self._forget = resources.forget
+        self._flow = flow_of(requests, context, send, self, self._threads)
         self._context = context
-        self._threads = threads
-        self._helpers = helpers
-        self._forget = forget
         self._call = call_of(context)
         self._variables = copy_context()  # by which it is known who calls
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ import grpc
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.fastpath.stream_io import Send
 from upwell.shared.oip.grpc.servicer import SERVICE, abort
-from upwell.shared.oip.grpc.stream import Stream
+from upwell.shared.oip.grpc.stream import Stream, StreamResources
 from upwell.shared.oip.grpc.stream_limits import StreamLimits
 from upwell.shared.oip.statuses import Status
 from upwell.shared.platform.background_thread import BackgroundThread
@@ -44,7 +44,8 @@ class Streams:
         self._dataplane = dataplane
         self._threads = threads
         self._limits = limits
-        self._helpers = threading.Semaphore(limits.helpers)
+        helpers = threading.Semaphore(limits.helpers)
+        self._resources = StreamResources(dataplane, limits, threads, helpers, self._forget)
         self._lock = threading.Lock()
         self._open: set[Stream] = set()
         self._leaving: set[Stream] = set()  # make room for another one
@@ -54,9 +55,7 @@ class Streams:
 
     def open(self, requests: Iterator[bytes], context: grpc.ServicerContext, send: Send) -> None:
         """Begin to serve one stream."""
-        stream = Stream(
-            self._dataplane, self._limits, requests, context, send, self._threads, self._helpers, self._forget
-        )
+        stream = Stream(self._resources, requests, context, send)
         with self._lock:
             refusal, spared = self._end, None
             if refusal is None and len(self._open) >= self._limits.streams:
