@@ -121,7 +121,9 @@ def scene(folder: Path, *, is_open: bool = True, limits: SpoolLimits = FAST, **m
         path,
         **{
             "limits": limits,
-            "sender": CaseSender(client.infer, gate.is_set, frozenset, still_allowed),
+            "sender": CaseSender(
+                more.pop("send", client.infer), more.pop("may_send", gate.is_set), frozenset, still_allowed
+            ),
             "seed": 1,
             **more,
         },

@@ -40,8 +40,8 @@ class Spool:
     """Cases on disk at `path`, sent by `sender` while that may. Safe to use from any thread; close it.
 
     The policy is asked again right before a case is sent, since it may have changed; what it denies is dropped. Each of
-    `sinks` gets every result. Nothing raises because of the disk: what cannot be kept is counted. The directory must be this process's own
-    (`StateDir`). `seed` makes the pauses repeatable.
+    `sinks` gets every result. Nothing raises because of the disk: what cannot be kept is counted. The directory
+    must be this process's own (`StateDir`). `seed` makes the pauses repeatable.
     """
 
     def __init__(
