@@ -105,9 +105,13 @@ class Stream:
         self._write()
 
     def end(self, status: Status) -> None:
-        """Read no more, and end the stream with `status` when what has been read is answered."""
+        """Read no more, and end the stream with `status` when what has been read is answered.
+
+        The first status holds; but that the caller has said all, which may come while its last request is at work, says
+        nothing against a failure of that.
+        """
         with self._lock:
-            if self._end is None:
+            if self._end is None or self._end is _OK:
                 self._end = status
             is_done = self._is_done()
         if is_done:
