@@ -92,7 +92,7 @@ def test_coverage_names_its_nodes_and_says_how_it_knows(
 def test_a_must_that_is_not_kept_is_covered_all_the_same(
     options: RuntimeOptions, software_delegate: Path, tmp_path: Path
 ) -> None:
-    accelerator = software(software_delegate, run_request="").model_copy(update={"require": "must"})
+    accelerator = software(software_delegate, claim="").model_copy(update={"require": "must"})
     assert coverage_of(two_in_two_out(tmp_path), options, accelerator).node_share == 0
 
 
@@ -119,7 +119,7 @@ def test_the_share_of_work_is_not_the_share_of_nodes(
     options: RuntimeOptions, software_delegate: Path, tmp_path: Path
 ) -> None:
     model = mobile(tmp_path)
-    conv = coverage_of(model, options, software(software_delegate, run_request="3"))  # CONV_2D
+    conv = coverage_of(model, options, software(software_delegate, claim="3"))  # CONV_2D
     first, block = 8 * 8 * 8 * 27, 64 * 16 * 8 + 64 * 16 * 16 + 64 * 8 * 16
     assert sum(node.work for node in conv.taken) == first + 8 * block
     assert sum(node.work for node in conv.nodes if node.operator == "DEPTHWISE_CONV_2D") == 8 * 64 * 16 * 9

@@ -69,7 +69,7 @@ def assert_works(runtime: TfliteRuntime, count: int = 2) -> None:
 
 @pytest.mark.parametrize("static_only", [0, 1])
 def test_a_delegate_that_takes_everything_is_reported_and_computes(load: Loader, model: Path, static_only: int) -> None:
-    runtime = load(model, "must", run_request="all", static_only=static_only)
+    runtime = load(model, "must", claim="all", static_only=static_only)
     placement = runtime.placement
     assert (placement.accelerator, placement.nodes, placement.nodes_on_accelerator) == ("software", 2, 2)
     assert placement.left_on_cpu == ()
@@ -79,7 +79,7 @@ def test_a_delegate_that_takes_everything_is_reported_and_computes(load: Loader,
 
 
 def test_what_is_left_on_the_cpu_is_named(load: Loader, model: Path) -> None:
-    runtime = load(model, "prefer", run_request=str(BuiltinOperator.ADD))
+    runtime = load(model, "prefer", claim=str(BuiltinOperator.ADD))
     assert (runtime.placement.nodes, runtime.placement.nodes_on_accelerator) == (2, 1)
     assert runtime.placement.left_on_cpu == ("1 MUL product",)
     assert_works(runtime)
@@ -88,7 +88,7 @@ def test_what_is_left_on_the_cpu_is_named(load: Loader, model: Path) -> None:
 def test_must_refuses_a_partial_placement_and_names_the_nodes(load: Loader, tmp_path: Path) -> None:
     path = chain(tmp_path, 30)
     with pytest.raises(AcceleratorNotUsable) as error:
-        load(path, "must", run_request=str(BuiltinOperator.ADD))
+        load(path, "must", claim=str(BuiltinOperator.ADD))
     text = str(error.value)
     assert "'software' is a must and leaves 15 of 30 nodes on the CPU: 0 MUL t1, 2 MUL t3" in text
     assert text.endswith("18 MUL t19 and 5 more")
@@ -96,7 +96,7 @@ def test_must_refuses_a_partial_placement_and_names_the_nodes(load: Loader, tmp_
 
 def test_must_refuses_a_delegate_that_takes_nothing(load: Loader, model: Path) -> None:
     with pytest.raises(AcceleratorNotUsable, match="leaves 2 of 2 nodes on the CPU: 0 ADD sum, 1 MUL product"):
-        load(model, "must", run_request="")
+        load(model, "must", claim="")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_delegate_without_a_library_is_a_reason(model: Path) -> None:
 
 @pytest.mark.parametrize("require", ["prefer", "must"])
 def test_a_delegate_that_fails_while_running_costs_no_answer(load: Loader, model: Path, require: Require) -> None:
-    runtime = load(model, require, run_request="all", fail_after=2)
+    runtime = load(model, require, claim="all", fail_after=2)
     for _ in range(2):
         assert_works(runtime)
     assert runtime.placement.nodes_on_accelerator == 2
@@ -151,7 +151,7 @@ def test_a_delegate_that_fails_while_running_costs_no_answer(load: Loader, model
 
 
 def test_a_bad_request_does_not_cost_the_delegate(load: Loader, model: Path) -> None:
-    runtime = load(model, "prefer", run_request="all")
+    runtime = load(model, "prefer", claim="all")
     with pytest.raises(InvalidRequest, match="does not take these shapes"):
         runtime.run({"a": threes(2), "b": threes(3)})
     assert_works(runtime)
@@ -163,7 +163,7 @@ def test_a_device_that_is_gone_when_it_is_opened_again_costs_no_answer(
 ) -> None:
     device = tmp_path / "device"
     device.touch()
-    runtime = load(model, "prefer", run_request="all", device=str(device))
+    runtime = load(model, "prefer", claim="all", device=str(device))
     with pytest.raises(InvalidRequest):
         runtime.run({"a": threes(2), "b": threes(3)})
     device.unlink()

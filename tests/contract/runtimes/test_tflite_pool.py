@@ -71,7 +71,7 @@ def test_an_accelerator_has_one_unless_more_are_written(package: str, software_d
 
 
 def test_as_many_runs_as_interpreters_are_under_way_at_one_time(open_with: Opener, tmp_path: Path) -> None:
-    runtime = open_with(3, nodes="0", run_request="", meet=f"3:{tmp_path / 'meeting'}")
+    runtime = open_with(3, nodes="0", claim="", meet=f"3:{tmp_path / 'meeting'}")
     ask_all(runtime, callers=3, requests=3)
     assert runtime.placement.nodes_on_accelerator == 1
 
@@ -115,7 +115,7 @@ def test_one_that_cannot_be_opened_is_a_reason_for_all(open_with: Opener) -> Non
 def test_callers_who_wait_are_told_that_the_model_was_closed(open_with: Opener, tmp_path: Path) -> None:
     meeting = tmp_path / "meeting"
     meeting.touch()
-    runtime = open_with(1, nodes="0", run_request="", meet=f"2:{meeting}")
+    runtime = open_with(1, nodes="0", claim="", meet=f"2:{meeting}")
     with ThreadPoolExecutor(3) as callers:
         calls = [callers.submit(ask, runtime, 2) for _ in range(3)]
         while meeting.stat().st_size < 1:  # one is under way

@@ -12,8 +12,9 @@ from onnx import helper, numpy_helper
 from onnx.backend import test as onnx_tests
 
 from tests.unit.models_for_tests import linear, linear_elsewhere, refer, save, tensor
-from upwell.edge.runtimes.onnx.graph import named_apart, read_graph
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import ExternalData
+from upwell.shared.formats.onnx.graph import named_apart, read_graph
 from upwell.tools.demo.data import ASSETS
 
 LIGHT = sorted((Path(onnx_tests.__path__[0]) / "data" / "light").glob("*.onnx"))
@@ -62,7 +63,7 @@ def test_small_integers_are_read_wherever_they_are(tmp_path: Path, way: str) -> 
 
 def test_floats_are_no_small_integers(tmp_path: Path) -> None:
     assert read_graph(linear(tmp_path)).integers("weights") is None
-    assert read_graph(linear_elsewhere(tmp_path, "w.bin")).constants["weights"].external["location"] == "w.bin"
+    assert read_graph(linear_elsewhere(tmp_path, "w.bin")).constants["weights"].external == ExternalData("w.bin", "0")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x3a\x7f\x00", b"\x3b"])
