@@ -14,6 +14,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import open_plain
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
 from upwell.shared.formats.tflite.model import TfliteSubgraph, read_model
 from upwell.shared.partition.graph import Graph, Tensor
@@ -43,7 +44,8 @@ class TfliteWhole:
     def read(cls, path: Path) -> TfliteWhole:
         """Raises `ConfigError` for what is no TFLite model, or one with weights in files of their own."""
         try:
-            data = path.read_bytes()
+            with open_plain(path) as file:
+                data = file.read()
             digest = model_digest(path).partition(":")[2]
         except OSError as error:
             raise ConfigError.at(path, f"cannot read the model: {error.strerror or error}") from None
