@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import flatbuffers
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,3 +57,17 @@ def test_arbitrary_bytes_are_refused(rest: bytes) -> None:
 def test_only_broken_comes_out_of_bytes_with_the_right_identifier(start: bytes, rest: bytes) -> None:
     with contextlib.suppress(BadTfliteFile):
         read_model(start + b"TFL3" + rest)
+
+
+def test_a_string_needs_the_zero_that_ends_it() -> None:
+    """C reads on until there is one."""
+    model, code = schema.ModelT(), schema.OperatorCodeT()
+    code.customCode = "abc"  # what is packed first lies at the end of the file, and this one without padding
+    model.operatorCodes, model.subgraphs = [code], [schema.SubGraphT()]
+    builder = flatbuffers.Builder(64)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    data = bytes(builder.Output())
+    assert data.endswith(b"abc\0")
+    read_model(data)
+    with pytest.raises(BadTfliteFile, match="outside the file"):
+        read_model(data[:-1])
