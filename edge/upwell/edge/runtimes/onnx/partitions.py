@@ -64,15 +64,12 @@ def constant_tensors(graph: OnnxGraph) -> set[str]:
 
 def _work(graph: OnnxGraph, constants: Collection[str], node: OnnxNode) -> float:
     """`work_of` one run of `node`; NaN of one with bodies. What depends on `constants` alone is done once at load."""
-    activations = [name for name in node.reads if name not in constants]
     if node.bodies:
         return math.nan
-    if not activations:
+    if all(name in constants for name in node.reads):
         return 0.0
-    inputs, outputs, read = (
-        [_shape(graph, name) for name in names] for names in (node.inputs, filter(None, node.outputs), activations)
-    )
-    return work_of(node.op, inputs, outputs, read)
+    inputs, outputs = ([_shape(graph, name) for name in names] for names in (node.inputs, filter(None, node.outputs)))
+    return work_of(node.op, inputs, outputs, ())
 
 
 def _shape(graph: OnnxGraph, name: str) -> tuple[int, ...] | None:
