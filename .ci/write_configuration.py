@@ -24,8 +24,8 @@ from pydantic_core import PydanticUndefined
 
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
-from upwell.shared.oip.auth.buckets import Refill
 from upwell.shared.oip.auth.tokens import TokensConfig
+from upwell.shared.routing.estimators.token_bucket import Refill
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.sections import Rate
 from upwell.shared.units import DURATION_UNITS, ENERGY_UNITS, SIZE_UNITS, parse_bytes, parse_joules, parse_seconds

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from onnx.external_data_helper import ExternalDataInfo
 
 from tests.examples import examples
-from upwell.edge.runtimes.onnx.graph import read_graph
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
-from upwell.shared.formats.onnx.files import external_locations
-from upwell.shared.partition.split.onnx_whole import tensors_of
+from upwell.shared.formats.onnx.files import ExternalData, external_locations
+from upwell.shared.formats.onnx.graph import read_graph
+from upwell.shared.partition.onnx_proto import held_tensors
 
 seen: Counter[str] = Counter()
 
@@ -77,20 +77,20 @@ def check(data: bytes) -> None:
             seen["refused"] += 1
             return
     assert model is not None, "we read what protobuf refuses"
-    entries = [one for tensor in tensors_of(model) for one in tensor.external_data]
+    entries = [one for tensor in held_tensors(model) for one in tensor.external_data]
     assert set(locations) == {one.value for one in entries if one.key == "location"}
     for tensor in model.graph.initializer:
         if sum(tensor.name == one.name for one in model.graph.initializer) > 1:
             continue  # no model; the last one counts here
-        found = graph.constants[tensor.name].external
+        found = graph.constants[tensor.name].external or ExternalData()
         is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
         seen["external"] += is_external and bool(entries)
         said = {one.key: one.value for one in tensor.external_data} if is_external else {}
         for key in ("location", "offset", "length"):
             if not isinstance(said.get(key), bytes):  # no UTF-8
-                assert found.get(key) == said.get(key)
-        if found.get("location"):
-            assert found["location"] in locations
+                assert getattr(found, key) == said.get(key, "")
+        if found.location:
+            assert found.location in locations
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of keys that it does not know
@@ -98,7 +98,7 @@ def check(data: bytes) -> None:
             except ValueError:  # an offset that is no number
                 continue
             seen["read"] += 1
-            assert expected.location == found["location"]
+            assert expected.location == found.location
 
 
 def test_one_reader_takes_what_onnx_takes() -> None:

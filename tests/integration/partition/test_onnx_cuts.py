@@ -13,7 +13,6 @@ from typing import Any
 import onnx
 import pytest
 
-import upwell.edge.demo
 from tests.models.int8 import quantized
 from tests.models.light_zoo import LIGHT_ZOO, light_zoo_model
 from tests.models.mobilenet import build_mobilenet_v2
@@ -24,7 +23,6 @@ from tests.models.resnet import build_resnet50
 LARGEST_ERROR = 1e-5
 OTHERS = 200
 
-(_DEMO,) = upwell.edge.demo.__path__
 DEMO = Path(__file__).parents[3] / "shared/upwell/tools/demo/assets"
 
 FLOAT: dict[str, Callable[[], onnx.ModelProto]] = {

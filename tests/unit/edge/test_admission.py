@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upwell.edge.admission.rate_limits import LONGEST_KEY, MOST_SPREAD, Admission, RateBucket, timed
+from upwell.edge.admission.rate_limits import LONGEST_KEY, MOST_SPREAD, Admission, timed
 from upwell.edge.admission.schedulability import RunRequest
 from upwell.shared.errors import Refused
 from upwell.shared.routing.estimators.latency import RunTimes
@@ -107,26 +107,16 @@ def test_a_monstrous_tag_value_is_not_kept(value: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.floats(0.01, 1000), st.lists(st.floats(0, 1), max_size=60))
 def test_no_window_sees_more_than_its_rate_and_a_second_s_worth(rate_per_s: float, pauses: list[float]) -> None:
-    bucket, now_s, taken_at = RateBucket(), 1e6, list[float]()
+    asked = Settings(source=SourceLimits("camera", rate_per_s=rate_per_s))
+    admission, now_s, passed_at = Admission(), 1e6, list[float]()
     for pause_s in pauses:
         now_s += pause_s
-        bucket = bucket.refilled(rate_per_s, now_s)
-        taken = bucket.take()
-        if taken is not None:
-            bucket = taken
-            taken_at.append(now_s)
-        else:
-            assert bucket.refilled(rate_per_s, now_s + bucket.wait_s(rate_per_s) + 1e-6).take() is not None
-    for first in range(len(taken_at)):
-        for last in range(first, len(taken_at)):
-            window_s = taken_at[last] - taken_at[first]
+        if passes(admission, now_s, asked=asked):
+            passed_at.append(now_s)
+    for first in range(len(passed_at)):
+        for last in range(first, len(passed_at)):
+            window_s = passed_at[last] - passed_at[first]
             assert last - first + 1 <= max(1.0, rate_per_s) + rate_per_s * window_s + 1e-3
-
-
-def test_time_that_goes_back_gives_nothing_away() -> None:
-    bucket = RateBucket().refilled(1.0, 100.0).take()
-    assert bucket is not None
-    assert bucket.refilled(1.0, 50.0) == bucket
 
 
 def test_from_many_threads_no_more_pass_than_may() -> None:

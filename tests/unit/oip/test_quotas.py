@@ -12,12 +12,12 @@ import pytest
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, DeadlineExceeded, Refused
 from upwell.shared.oip.auth import quotas
-from upwell.shared.oip.auth.buckets import Refill
 from upwell.shared.oip.auth.callers import Caller, Grant, calling, client_key
 from upwell.shared.oip.auth.limits import UNLIMITED, Limits
 from upwell.shared.oip.auth.quotas import ClientQuota, Quotas, limited, size_bytes
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
+from upwell.shared.routing.estimators.token_bucket import Refill
 
 REQUEST = InferRequest("echo", EXAMPLE)
 HERE = Call(client="ipv4:10.0.0.1:5000")
@@ -170,9 +170,9 @@ def test_the_limits_of_a_token_stand_over_the_defaults_and_change_with_its_file(
 
 
 def test_what_is_under_way_counts_under_new_limits_too() -> None:
-    before = ClientQuota(None, limits(concurrency=5), 0.0)
+    before = ClientQuota(None, limits(concurrency=5))
     before.enter(0, 0.0)
-    after = before.under(ClientQuota(None, limits(concurrency=1), 0.0))
+    after = before.under(ClientQuota(None, limits(concurrency=1)))
     with pytest.raises(Refused):
         after.enter(0, 0.0)
     before.leave(0, 0.0)

@@ -182,9 +182,9 @@ def set_entry(key: str, value: str) -> Callable[[onnx.TensorProto], None]:
         ("location", "../weights.bin", r"refused; expected a relative path without '\.\.'"),
         ("location", "/etc/hostname", "refused"),
         ("location", "other.bin", "missing"),
-        ("length", "4096", "it holds 112 bytes, but 'w' is 4096 at 64"),
-        ("length", "-1", "'w' is -1"),
-        ("offset", "-4", "'w' is 16 at -4"),
+        ("length", "4096", "'w': weights.bin holds 112 bytes, and not 4096 at 64"),
+        ("length", "-1", "and not -1 at"),
+        ("offset", "-4", "and not 16 at -4"),
         ("offset", "first", "is not told by numbers"),
     ],
 )

@@ -11,7 +11,7 @@ from tests.unit.routing.asking import MODEL, NOW_S, learnt, signals
 from tests.unit.routing.asking import router as by_policy
 from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, Outcome, RouterState
-from upwell.shared.routing.estimators.hedging import HedgeAccount, hedge_after_s
+from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, hedge_after_s, paid_hedge
 from upwell.shared.routing.estimators.latency import AnswerTimes
 from upwell.shared.routing.policy.settings import HedgeSettings
 from upwell.shared.routing.reasons import Reason
@@ -53,20 +53,20 @@ def test_a_second_request_is_worth_it_after(
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.3, 1.0])
 def test_hedges_are_never_more_than_their_share_of_the_requests(share: float) -> None:
-    rng, account, requests, hedges = random.Random(0), HedgeAccount(), 0, 0
+    rng, tokens, requests, hedges = random.Random(0), NO_HEDGES, 0, 0
     for _ in range(3000):
-        account, requests = account.earn(share), requests + 1
-        if rng.random() < 0.5 and (paid := account.spend()) is not None:
-            account, hedges = paid, hedges + 1
+        tokens, requests = tokens.give(share, HEDGE_BURST), requests + 1
+        if rng.random() < 0.5 and (paid := paid_hedge(tokens)) is not None:
+            tokens, hedges = paid, hedges + 1
         assert hedges <= share * requests + 1e-6
     assert hedges >= min(share, 0.4) * requests * 0.95
 
 
 def test_a_quiet_time_saves_up_for_a_burst_and_no_more() -> None:
-    account = HedgeAccount()
+    tokens = NO_HEDGES
     for _ in range(10_000):
-        account = account.earn(0.05)
-    assert account.tokens == HedgeAccount.BURST
+        tokens = tokens.give(0.05, HEDGE_BURST)
+    assert tokens.level == HEDGE_BURST
 
 
 def answered(total_s: float = 0.1, count: int = 100) -> list[Outcome]:
@@ -124,10 +124,8 @@ def test_a_hedge_draws_on_the_budgets_like_any_request() -> None:
         state, granted = by.acquire(state, decision, NOW_S)
         assert granted
     state = learnt(by, [], state=state)
-    rich = state.hedges[MODEL].earn(1.0)
-    state = type(state)(
-        **{**{name: getattr(state, name) for name in state.__slots__}, "hedges": {MODEL: rich.earn(1.0)}}
-    )
+    rich = state.hedges[MODEL]
+    state = type(state)(**{**{name: getattr(state, name) for name in state.__slots__}, "hedges": {MODEL: rich.give()}})
     state, granted = by.acquire_hedge(state, decision, NOW_S)
     assert granted
     assert by.acquire_hedge(state, decision, NOW_S) == (state, False)

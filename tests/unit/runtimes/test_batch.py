@@ -16,11 +16,11 @@ from upwell.edge.models.background_load import load_edge
 from upwell.edge.models.sections import EdgeSide
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime
-from upwell.edge.runtimes.onnx.graph import read_graph
 from upwell.edge.runtimes.onnx.sessions import hint
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.probe import ProbeSubject
 from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.formats.onnx.graph import read_graph
 
 PACKAGES = ["ai_edge_litert", "tflite_runtime"]
 

@@ -37,7 +37,7 @@ def test_an_unknown_suffix_asks_for_the_runtime(tmp_path: Path, name: str) -> No
 
 
 def test_a_missing_onnxruntime_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx.runtime")]:
+    for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.delitem(sys.modules, "upwell.edge.runtimes.ort", raising=False)
@@ -46,7 +46,7 @@ def test_a_missing_onnxruntime_names_the_extra(tmp_path: Path, monkeypatch: pyte
 
 
 def test_coverage_names_the_extra_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx.runtime")]:
+    for name in [name for name in sys.modules if name.startswith("upwell.edge.runtimes.onnx.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.delitem(sys.modules, "upwell.edge.runtimes.ort", raising=False)

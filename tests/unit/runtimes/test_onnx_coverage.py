@@ -17,11 +17,11 @@ from tests.unit.models_for_tests import linear, save, tensor
 from upwell.edge.runtimes.coverage import Coverage, NodeCover
 from upwell.edge.runtimes.onnx.coverage import survey
 from upwell.edge.runtimes.onnx.evidence import records_assignment
-from upwell.edge.runtimes.onnx.graph import read_graph
 from upwell.edge.runtimes.onnx.partitions import AssignedNode, GraphPart, covers
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError
+from upwell.shared.formats.onnx.graph import read_graph
 from upwell.tools.demo.data import ASSETS
 
 with_azure = pytest.mark.skipif(

@@ -13,6 +13,7 @@ _FRESH_RUNS = 4.0
 _REMEMBERED_S = 10.0
 _ENOUGH = 3
 _DELAYS_FRESH_S = 0.25
+_QUARTER, _HALF = 0.25, 0.5
 
 
 class BatchRunTimes:
@@ -32,18 +33,24 @@ class BatchRunTimes:
     lead to every later request being refused, and no run would ever correct the estimate. For choosing among
     sizes, where a wrong estimate costs less than trying every size again each second, it is known for 10 s; what is
     seen after that begins anew.
+
+    The router's estimate (`routing.estimators.latency.RunTimes`) is another algorithm since it has another task. It
+    must notice within a few runs that the device has become slower, and knows a 99th percentile to start in time by;
+    one run in a size speaks for all sizes there, scaled. Where it chooses batches, on a simulated device that three of
+    ten runs disturb, 0 to 0.98 of what is possible is in time over four seeds; with this one 0.72 to 0.98. Where this
+    one routes, a device that slows down is seen after 13 runs instead of 5.
     """
 
     def __init__(self, buckets: Sequence[int] = ()) -> None:
         self._buckets = tuple(buckets)
-        self._classes: dict[int, _Class] = {}  # the largest size first
+        self._classes: dict[int, _Last] = {}  # the largest size first
 
     def observe(self, rows: int, run_s: float, now_s: float) -> None:
         """Learn from a run of `rows` rows that succeeded; a failure says nothing about time."""
         size = self._class_of(rows)
         own = self._classes.get(size)
         if own is None or not own.is_fresh(now_s, _REMEMBERED_S):
-            own = self._classes[size] = _Class()
+            own = self._classes[size] = _Last(_QUARTER)
             self._classes = dict(sorted(self._classes.items(), reverse=True))
         own.observe(run_s, now_s)
 
@@ -65,8 +72,8 @@ class BatchRunTimes:
         larger: tuple[float, int] | None = None
         for size, own in self._classes.items():
             if own.is_known and own.is_fresh(now_s, fresh_s):
-                if own.quartile_s < least_s:
-                    least_s = own.quartile_s
+                if own.value_s < least_s:
+                    least_s = own.value_s
                 if size == top:
                     return least_s, 0.0
                 if size < top:
@@ -92,27 +99,6 @@ class BatchRunTimes:
         return (size - 4 * doublings + 1) << doublings
 
 
-class _Class:
-    """The last runs of one size."""
-
-    __slots__ = ("is_known", "quartile_s", "runs_s", "seen_s")
-
-    def __init__(self) -> None:
-        self.runs_s: deque[float] = deque(maxlen=_WINDOW)
-        self.quartile_s = self.seen_s = 0.0
-        self.is_known = False
-
-    def observe(self, run_s: float, now_s: float) -> None:
-        self.runs_s.append(run_s)
-        self.quartile_s = sorted(self.runs_s)[(len(self.runs_s) - 1) // 4]
-        self.seen_s = now_s
-        self.is_known = len(self.runs_s) >= _ENOUGH
-
-    def is_fresh(self, now_s: float, fresh_s: float) -> bool:
-        age_s = now_s - self.seen_s
-        return age_s <= fresh_s or age_s <= _FRESH_RUNS * self.quartile_s
-
-
 class Delays:
     """How long after a run's end the last of its requests has its answer in hand: the median of the last 16 seen.
 
@@ -122,21 +108,39 @@ class Delays:
     """
 
     def __init__(self) -> None:
-        self._last_s: deque[float] = deque(maxlen=_WINDOW)
-        self._median_s = 0.0
-        self._seen_s = -math.inf
+        self._last = _Last(_HALF)
 
     def observe(self, delay_s: float, now_s: float) -> None:
         """Learn from one run."""
         if not self._is_fresh(now_s):
-            self._last_s.clear()
-        self._last_s.append(delay_s)
-        self._median_s = sorted(self._last_s)[len(self._last_s) // 2] if len(self._last_s) >= _ENOUGH else 0.0
-        self._seen_s = now_s
+            self._last = _Last(_HALF)
+        self._last.observe(delay_s, now_s)
 
     def estimate_s(self, now_s: float) -> float:
         """Seconds that an answer may take to be handed over."""
-        return self._median_s if self._is_fresh(now_s) else 0.0
+        return self._last.value_s if self._last.is_known and self._is_fresh(now_s) else 0.0
 
     def _is_fresh(self, now_s: float) -> bool:
-        return now_s - self._seen_s <= _DELAYS_FRESH_S
+        return now_s - self._last.seen_s <= _DELAYS_FRESH_S
+
+
+class _Last:
+    """The last 16 durations: the one at a share of them by rank, known from the third on, and when one was seen."""
+
+    __slots__ = ("_last_s", "_share", "is_known", "seen_s", "value_s")
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._last_s: deque[float] = deque(maxlen=_WINDOW)
+        self.value_s, self.seen_s = 0.0, -math.inf
+        self.is_known = False
+
+    def observe(self, duration_s: float, now_s: float) -> None:
+        self._last_s.append(duration_s)
+        self.value_s = sorted(self._last_s)[int((len(self._last_s) - 1) * self._share)]
+        self.seen_s = now_s
+        self.is_known = len(self._last_s) >= _ENOUGH
+
+    def is_fresh(self, now_s: float, fresh_s: float) -> bool:
+        age_s = now_s - self.seen_s
+        return age_s <= fresh_s or age_s <= _FRESH_RUNS * self.value_s

@@ -7,13 +7,13 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from upwell.edge.admission.schedulability import RunRequest
 from upwell.shared.errors import Refused
 from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
 from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
+from upwell.shared.routing.estimators.token_bucket import Refill, TokenBucket
 from upwell.shared.routing.policy.settings import RANKS, Priority, Settings, SourceLimits
 
 MAX_SOURCES = 4096
@@ -34,34 +34,7 @@ LEAST_SPREAD = 0.1
 """And at least as this share longer: a few equal runs are no proof."""
 
 
-@dataclass(frozen=True, slots=True)
-class RateBucket:
-    """A token bucket: at any time `tokens` and what has trickled in since `at_s`, at most a second's worth or one.
-
-    So of a source with the rate r at most r·(t + 1) requests pass in t seconds, or one more where r is below one.
-    Full when new. Pure: time, which may stand still but never goes back, is an argument.
-    """
-
-    tokens: float = math.inf
-    at_s: float = -math.inf
-
-    def refilled(self, rate_per_s: float, now_s: float) -> RateBucket:
-        """The bucket as it is at `now_s`."""
-        most = max(1.0, rate_per_s)
-        trickled = max(0.0, now_s - self.at_s) * rate_per_s
-        return RateBucket(min(most, self.tokens + trickled), max(now_s, self.at_s))
-
-    def take(self) -> RateBucket | None:
-        """With one token less; None where there is none."""
-        return RateBucket(self.tokens - 1.0, self.at_s) if self.tokens >= 1.0 else None
-
-    def give(self) -> RateBucket:
-        """With one token more."""
-        return RateBucket(self.tokens + 1.0, self.at_s)
-
-    def wait_s(self, rate_per_s: float) -> float:
-        """How long until there is a token."""
-        return max(0.0, 1.0 - self.tokens) / rate_per_s
+_FULL = TokenBucket()
 
 
 class Admission:
@@ -69,7 +42,7 @@ class Admission:
 
     def __init__(self, max_sources: int = MAX_SOURCES) -> None:
         self._max_sources = max_sources
-        self._buckets: OrderedDict[tuple[str, str, str], RateBucket] = OrderedDict()  # the idlest first
+        self._buckets: OrderedDict[tuple[str, str, str], TokenBucket] = OrderedDict()  # the idlest first
         self._lock = threading.Lock()
 
     def admit(self, model: str, settings: Settings, tags: Mapping[str, str], now_s: float) -> RunRequest:
@@ -99,19 +72,28 @@ class Admission:
                 self._buckets[key] = bucket.give()
 
     def _take(self, key: tuple[str, str, str], source: SourceLimits, value: str, now_s: float) -> None:
+        refill = second_s_worth(source.rate_per_s)
         with self._lock:
-            bucket = self._buckets.get(key, RateBucket()).refilled(source.rate_per_s, now_s)
-            taken = bucket.take()
-            self._buckets[key] = bucket if taken is None else taken
+            bucket = self._buckets.get(key, _FULL).refilled(refill, now_s)
+            wait_s = bucket.wait_s(1.0, refill)
+            self._buckets[key] = bucket if wait_s else bucket.take()
             self._buckets.move_to_end(key)
             if len(self._buckets) > self._max_sources:
                 self._buckets.popitem(last=False)
-        if taken is None:
+        if wait_s:
             name = value if len(value) <= LONGEST_KEY else value[:LONGEST_KEY] + "…"
             raise Refused(
                 f"source {source.tag}={name!r} sends more than its rate of {source.rate_per_s:g} requests per second; "
-                f"try again in {bucket.wait_s(source.rate_per_s) * 1e3:.0f} ms"
+                f"try again in {wait_s * 1e3:.0f} ms"
             )
+
+
+def second_s_worth(rate_per_s: float) -> Refill:
+    """The refill of a source: at most a second's worth at once, or one request.
+
+    So of a source with the rate r at most r·(t + 1) requests pass in t seconds, or one more where r is below one.
+    """
+    return Refill(rate_per_s, max(1.0, rate_per_s))
 
 
 def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s: float, now_s: float) -> RunRequest:

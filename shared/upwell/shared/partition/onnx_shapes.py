@@ -7,14 +7,16 @@ both times is `49*rows`, what comes out the same both times is a number, and wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import onnx
 
 from upwell.shared.partition.graph import Tensor
+from upwell.shared.partition.onnx_proto import held_tensors, load_proto
 
 _DATATYPES: Mapping[str, str] = MappingProxyType(
     {"FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16", "BFLOAT16": "BF16", "STRING": "BYTES", "UNDEFINED": ""}
@@ -39,35 +41,21 @@ class _Seen:
     dims: _Dims
 
 
-def drop_weights(graph: Any) -> None:
-    """Take the numbers of large constants out of a graph and of the bodies in it; their shapes stay."""
-    for one in graph.initializer:
-        _drop_numbers(one)
-    for one in graph.sparse_initializer:
-        _drop_numbers(one.values)
-        _drop_numbers(one.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            for one in (attribute.t, *attribute.tensors):
-                _drop_numbers(one)
-            for body in (attribute.g, *attribute.graphs):
-                drop_weights(body)
-
-
-def _drop_numbers(tensor: Any) -> None:
-    if tensor.ByteSize() > _KEPT_BYTES:
-        for kind in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
-            tensor.ClearField(kind)
-
-
-def tensors_of(model: Any) -> Mapping[str, Tensor]:
+def tensors_of(path: Path, order: Sequence[int]) -> Mapping[str, Tensor]:
     """Every tensor of the main graph that is known, constants too, by name. Names the open dimensions of its inputs.
 
-    The model's nodes must be in a topological order.
+    `order` is a topological one of the nodes by position. Raises `ConfigError` where protobuf cannot read the file.
     """
-    given = [one for one in model.graph.input if one.name not in weights_of(model.graph)]
+    model = load_proto(path)
+    nodes = [model.graph.node[at] for at in order]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    for tensor in held_tensors(model):
+        _drop_numbers(tensor)
+    weights = {one.name for one in (*model.graph.initializer, *(one.values for one in model.graph.sparse_initializer))}
+    given = [one for one in model.graph.input if one.name not in weights]
     _name_open_dimensions(given)
-    names = list(dict.fromkeys(dim.dim_param for one in given for dim in dimensions(one) if dim.dim_param))
+    names = list(dict.fromkeys(dim.dim_param for one in given for dim in _dimensions(one) if dim.dim_param))
     seen = _seen(_inferred(model))
     if all(isinstance(dim, int) or dim in names for one in seen.values() for dim in one.dims or ()):
         return {name: Tensor(name, one.datatype, one.dims) for name, one in seen.items()}
@@ -75,12 +63,14 @@ def tensors_of(model: Any) -> Mapping[str, Tensor]:
     return {name: _settled(name, one, [trial.get(name) for trial in trials], names) for name, one in seen.items()}
 
 
-def weights_of(graph: Any) -> set[str]:
-    """The names of a graph's initializers, sparse ones too."""
-    return {one.name for one in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+def _drop_numbers(tensor: Any) -> None:
+    """Take the numbers out of a large constant; its shape stays."""
+    if tensor.ByteSize() > _KEPT_BYTES:
+        for kind in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
+            tensor.ClearField(kind)
 
 
-def dimensions(value: Any) -> Sequence[Any]:
+def _dimensions(value: Any) -> Sequence[Any]:
     """Of a tensor that is declared with a shape; none otherwise."""
     found: Sequence[Any] = value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ()
     return found
@@ -89,7 +79,7 @@ def dimensions(value: Any) -> Sequence[Any]:
 def _name_open_dimensions(values: Iterable[Any]) -> None:
     """The first dimension is `batch` where it is open without a name; exporters write it empty or negative."""
     for value in values:
-        for axis, dim in enumerate(dimensions(value)):
+        for axis, dim in enumerate(_dimensions(value)):
             if not dim.dim_param and (not dim.HasField("dim_value") or dim.dim_value < 0):
                 dim.dim_param = f"{value.name}[{axis}]" if axis else "batch"
 
@@ -111,7 +101,7 @@ def _with_numbers(model: Any, names: Sequence[str], primes: Sequence[int]) -> Ma
     copy.CopyFrom(model)
     graph = copy.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in dimensions(value):
+        for dim in _dimensions(value):
             if dim.dim_param in sizes:
                 dim.dim_value = sizes[dim.dim_param]
             elif dim.dim_param:
@@ -184,12 +174,3 @@ def _datatype(number: int) -> str:
     except ValueError:
         return ""
     return _DATATYPES.get(name, name)
-
-
-def all_nodes(graph: Any) -> Iterator[Any]:
-    """Every node of a graph and of the bodies in it."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from all_nodes(body)

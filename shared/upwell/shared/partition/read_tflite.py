@@ -7,16 +7,22 @@ own.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from ai_edge_litert import schema_py_generated as schema
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import open_plain
+from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
+from upwell.shared.formats.tflite.model import TfliteOperator, TfliteSubgraph, read_model
+from upwell.shared.formats.work import work_of
 from upwell.shared.partition.graph import Graph, Node, Tensor
-from upwell.shared.partition.tflite_file import BadTfliteFile, Operator, Subgraph, bonds, read_main
-from upwell.shared.partition.work import work_of
+
+_OPS = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}
 
 _DATATYPES = {value: name for name, value in vars(schema.TensorType).items() if isinstance(value, int)} | {
     schema.TensorType.FLOAT16: "FP16",
@@ -41,23 +47,20 @@ def read_tflite(path: Path) -> Graph:
     Raises `ConfigError`.
     """
     try:
-        data = path.read_bytes()
+        with open_plain(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            return _Reader(read_model(data)).graph()
     except OSError as error:
         raise ConfigError.at(path, f"the model file cannot be read: {error.strerror or error}") from None
-    try:
-        return _Reader(read_main(data)).graph()
-    except BadTfliteFile as error:
+    except (BadTfliteFile, ValueError) as error:
         raise ConfigError.at(path, f"not a valid TFLite model: {error}") from None
-    except Exception:  # noqa: BLE001 (flatbuffers raises whatever a wrong offset leads to)
-        raise ConfigError.at(path, "not a TFLite model, or cut short") from None
 
 
-def tensor_names(names: Iterable[bytes | None]) -> tuple[str, ...]:
+def tensor_names(names: Iterable[str]) -> tuple[str, ...]:
     """The names of a subgraph's tensors, by index: as in the file where one has a name to itself, else `name#index`.
 
     So a tensor without a name is `#index`, and the index of a tensor is that of its name among these.
     """
-    texts = [(name or b"").decode("utf-8", "replace") for name in names]
+    texts = list(names)
     counts = Counter(texts)
     own = {text for text, count in counts.items() if count == 1 and text}
     found: dict[str, None] = {}
@@ -70,11 +73,15 @@ def tensor_names(names: Iterable[bytes | None]) -> tuple[str, ...]:
 
 
 class _Reader:
-    """A subgraph on its way to a graph."""
+    """The subgraphs of a file on their way to a graph of the first."""
 
-    def __init__(self, main: Subgraph) -> None:
-        self._main = main
-        self._names = tensor_names(tensor.Name() for tensor in main.tensors)
+    def __init__(self, subgraphs: Sequence[TfliteSubgraph]) -> None:
+        self._main = main = subgraphs[0]
+        if -1 in (*main.inputs, *main.outputs):
+            raise BadTfliteFile("it names tensor -1 as its input or output")
+        self._subgraphs = subgraphs
+        self._names = tensor_names(tensor.name for tensor in main.tensors)
+        self._shapes = [tuple(map(abs, tensor.shape)) for tensor in main.tensors]
         openings = [axis for index in main.inputs for axis in self._openings(index)]
         self._rows_vary, self._others_vary = 0 in openings, any(openings)
         self._unknown: set[int] = set()
@@ -96,45 +103,48 @@ class _Reader:
         there = set(main.inputs)
         constants = set(range(len(main.tensors))) - there - {index for one in main.operators for index in one.outputs}
         nodes = []
-        for at, (one, bond) in enumerate(zip(main.operators, bonds(main), strict=True)):
+        for at, (one, bond) in enumerate(zip(main.operators, bonds(self._subgraphs), strict=True)):
+            op = _OPS.get(one.code, "CUSTOM")
             inputs = tuple(dict.fromkeys(index for index in one.inputs if index >= 0 and index not in constants))
-            self._check(at, one, inputs, there)
+            self._check(f"operator {at} ({op})", one, inputs, there)
             there.update(one.outputs)
-            is_constant = not inputs and not bond and one.op not in _NOT_COPIED and not one.op.startswith("STABLEHLO_")
-            is_free = (is_constant or one.op == "DEQUANTIZE") and not set(one.outputs).intersection(main.outputs)
+            is_constant = not inputs and not bond and op not in _NOT_COPIED and not op.startswith("STABLEHLO_")
+            is_free = (is_constant or op == "DEQUANTIZE") and not set(one.outputs).intersection(main.outputs)
             if is_free and is_constant:
                 constants.update(one.outputs)
-            if one.op in _DATA_DEPENDENT or self._unknown.intersection(inputs):
+            if op in _DATA_DEPENDENT or self._unknown.intersection(inputs):
                 self._unknown.update(one.outputs)
-            work = 0.0 if is_free else work_of(one.op, *map(self._shapes, (one.inputs, one.outputs, inputs)))
+            work = 0.0 if is_free else work_of(op, *map(self._one_row, (one.inputs, one.outputs, inputs)))
+            work = 0.0 if math.isnan(work) else work
             reads, makes = (tuple(self._names[index] for index in side) for side in (inputs, one.outputs))
-            nodes.append(Node(f"{one.op}_{at}", one.op, reads, makes, (at,), work, is_free, bond))
+            nodes.append(Node(f"{op}_{at}", op, reads, makes, (at,), work, is_free, bond))
         return tuple(nodes)
 
-    def _check(self, at: int, operator: Operator, inputs: Iterable[int], there: set[int]) -> None:
+    def _check(self, name: str, operator: TfliteOperator, inputs: Iterable[int], there: set[int]) -> None:
         for index in inputs:
             if index not in there:
-                raise BadTfliteFile(f"operator {at} ({operator.op}) reads {self._names[index]!r} before it is made")
+                raise BadTfliteFile(f"{name} reads {self._names[index]!r} before it is made")
         for index in operator.outputs:
             if index < 0 or index in there:
-                raise BadTfliteFile(f"operator {at} ({operator.op}) makes a tensor that is there already")
+                raise BadTfliteFile(f"{name} makes a tensor that is there already")
 
-    def _shapes(self, indices: Iterable[int]) -> list[tuple[int, ...] | None]:
-        """For one row."""
-        return [self._main.shapes[index] if index >= 0 else None for index in indices]
+    def _one_row(self, indices: Iterable[int]) -> list[tuple[int, ...] | None]:
+        return [self._shapes[index] if index >= 0 else None for index in indices]
 
     def _openings(self, index: int) -> list[int]:
-        """The axes that vary."""
-        return [axis for axis, size in enumerate(self._main.signatures[index]) if size < 0]
+        """The axes that vary: those below zero in the signature, or in the shape where that has another rank."""
+        tensor = self._main.tensors[index]
+        sizes = tensor.signature if len(tensor.signature) == len(tensor.shape) else tensor.shape
+        return [axis for axis, size in enumerate(sizes) if size < 0]
 
     def _tensor(self, index: int) -> Tensor:
         """Its shape is None where the file does not say, or where what varies is not how many rows there are."""
         tensor, name = self._main.tensors[index], self._names[index]
-        datatype, dims = _DATATYPES.get(tensor.Type(), ""), list[int | str](self._main.shapes[index])
-        if not dims and not tensor.HasRank():
+        datatype, dims = _DATATYPES.get(tensor.type, ""), list[int | str](self._shapes[index])
+        if not dims and not tensor.has_rank:
             return Tensor(name, datatype, None)  # a scalar or anything: older files do not tell which
         for axis in self._openings(index):
-            rows = self._main.shapes[index][axis]
+            rows = self._shapes[index][axis]
             if index in self._main.inputs:
                 dims[axis] = f"{name}[{axis}]" if axis else "batch"
             elif index in self._unknown or not self._rows_vary or (axis and self._others_vary):
@@ -142,3 +152,45 @@ class _Reader:
             else:
                 dims[axis] = f"{rows}*batch" if rows > 1 else "batch"
         return Tensor(name, datatype, tuple(dims))
+
+
+def bonds(subgraphs: Sequence[TfliteSubgraph]) -> list[str]:
+    """By operator of the first subgraph: a name that is the same for all that share state, directly or by others.
+
+    Empty for those without. Shared are the variables and tables that operators of any subgraph that is run name,
+    handles of them, and tensors that are variables.
+    """
+    main = subgraphs[0]
+    handles = (schema.TensorType.RESOURCE,)
+    shared = {at for at, one in enumerate(main.tensors) if one.is_variable or one.type in handles}
+    inside = [
+        ({one.state for one in graph.operators} - {""}, {at for one in graph.operators for at in one.subgraphs})
+        for graph in subgraphs
+    ]
+    keys = [
+        _states(inside, one) | {f"tensor {at}" for at in (*one.inputs, *one.outputs) if at in shared}
+        for one in main.operators
+    ]
+    first: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while first.setdefault(key, key) != key:
+            key = first[key]
+        return key
+
+    for own in keys:
+        for key in own:
+            first[root(key)] = root(min(own))
+    return [root(min(own)) if own else "" for own in keys]
+
+
+def _states(inside: Sequence[tuple[set[str], set[int]]], operator: TfliteOperator) -> set[str]:
+    """The variables and tables of an operator, and of all subgraphs that it leads to."""
+    found = {operator.state} - {""}
+    waiting, been = list(operator.subgraphs), set(operator.subgraphs)
+    while waiting:
+        states, calls = inside[waiting.pop()]
+        found |= states
+        waiting += calls - been
+        been |= calls
+    return found

@@ -12,7 +12,6 @@ from pathlib import Path
 from upwell.edge.runtimes.coverage import Coverage
 from upwell.edge.runtimes.inputs import check_file
 from upwell.edge.runtimes.onnx.evidence import parts_of, records_assignment
-from upwell.edge.runtimes.onnx.graph import named_apart, read_graph
 from upwell.edge.runtimes.onnx.partitions import CAST_FOR_CPU, GraphPart, covers
 from upwell.edge.runtimes.onnx.providers import CPU, plain_text
 from upwell.edge.runtimes.onnx.sessions import Opening, session_options
@@ -21,6 +20,7 @@ from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.files import external_weights
+from upwell.shared.formats.onnx.graph import named_apart, read_graph
 
 
 def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:

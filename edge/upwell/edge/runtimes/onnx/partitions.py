@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from upwell.edge.runtimes.coverage import NodeCover
-from upwell.edge.runtimes.onnx.graph import OnnxGraph
-from upwell.edge.runtimes.onnx.work import constant_tensors, work_of
+from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode
+from upwell.shared.formats.work import work_of
 
 CAST_FOR_CPU = "InsertedPrecisionFreeCast_"
 """Begins the name of a node that ONNX Runtime makes where the CPU has no kernel for float16."""
@@ -46,10 +47,35 @@ def covers(graph: OnnxGraph, parts: Sequence[GraphPart], provider: str) -> list[
     constants = constant_tensors(graph)
     partitions = _partitions(graph, found)
     covers = [
-        NodeCover(node.name, node.operator, partitions.get(node.name), work_of(graph, constants, node))
+        NodeCover(node.name, node.operator, partitions.get(node.name), _work(graph, constants, node))
         for node in graph.nodes
     ]
     return covers + list(found.made)
+
+
+def constant_tensors(graph: OnnxGraph) -> set[str]:
+    """Tensors that are the same in each run: initializers, and what nodes without bodies make of nothing else."""
+    constants = set(graph.constants)
+    for node in graph.nodes:
+        if not node.bodies and constants.issuperset(node.reads):
+            constants.update(node.outputs)
+    return constants
+
+
+def _work(graph: OnnxGraph, constants: Collection[str], node: OnnxNode) -> float:
+    """`work_of` one run of `node`; NaN of one with bodies. What depends on `constants` alone is done once at load."""
+    if node.bodies:
+        return math.nan
+    if all(name in constants for name in node.reads):
+        return 0.0
+    inputs, outputs = ([_shape(graph, name) for name in names] for names in (node.inputs, filter(None, node.outputs)))
+    return work_of(node.op, inputs, outputs, ())
+
+
+def _shape(graph: OnnxGraph, name: str) -> tuple[int, ...] | None:
+    """A dimension that varies counts as 1."""
+    shape = graph.shapes.get(name)
+    return None if shape is None else tuple(1 if size < 0 else size for size in shape)
 
 
 @dataclass(frozen=True)

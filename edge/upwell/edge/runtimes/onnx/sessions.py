@@ -18,16 +18,15 @@ from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.inputs import unkept_batch
 from upwell.edge.runtimes.onnx.compiled_cache import CacheEntry, entry_for
 from upwell.edge.runtimes.onnx.evidence import RECORD_KEY, assigned_nodes, from_profile, records_assignment
-from upwell.edge.runtimes.onnx.graph import read_graph
-from upwell.edge.runtimes.onnx.partitions import AssignedNode
+from upwell.edge.runtimes.onnx.partitions import AssignedNode, constant_tensors
 from upwell.edge.runtimes.onnx.providers import CPU, OPENVINO, Provider, find_provider, plain_text
 from upwell.edge.runtimes.onnx.saturation import saturation
-from upwell.edge.runtimes.onnx.work import constant_tensors
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.ort import onnxruntime
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.graph import read_graph
 
 _TOOL = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
 

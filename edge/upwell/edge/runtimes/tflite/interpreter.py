@@ -17,11 +17,12 @@ from upwell.edge.runtimes.coverage import NodeCover
 from upwell.edge.runtimes.inputs import InputCheck, blank, check_file, unkept_batch
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
-from upwell.edge.runtimes.tflite.flatbuffer import Broken, check_flatbuffer, names_other_files
 from upwell.edge.runtimes.tflite.nodes import walk
 from upwell.edge.runtimes.tflite.package import TflitePackage
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import open_plain
+from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
+from upwell.shared.formats.tflite.model import names_other_files, read_model
 from upwell.shared.tensors import Array, TensorSpec, oip_datatype
 
 
@@ -248,9 +249,9 @@ def _check_contents(path: Path, *, is_all: bool) -> None:
     with open_plain(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             if is_all:
-                check_flatbuffer(data)
+                read_model(data)
             is_whole = not names_other_files(data)
-        except Broken as error:
+        except BadTfliteFile as error:
             if not is_all:
                 return  # the package checks it, and says so in its own words
             raise ConfigError.at(path, f"the model file cannot be read: {error}") from None

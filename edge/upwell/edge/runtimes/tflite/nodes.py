@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from upwell.edge.runtimes.coverage import NodeCover
-
-Shape: TypeAlias = "tuple[int, ...]"
+from upwell.shared.formats.work import work_of
 
 _DELEGATE = "DELEGATE"
 
@@ -59,56 +57,10 @@ def _first_output(node: Mapping[str, Any], tensors: Mapping[int, Mapping[str, An
 
 
 def _work(node: Mapping[str, Any], tensors: Mapping[int, Mapping[str, Any]]) -> float:
-    inputs = [_shape(int(tensor), tensors) for tensor in node["inputs"]]
-    outputs = [_shape(int(tensor), tensors) for tensor in node["outputs"]]
-    multiplications = _MULTIPLICATIONS.get(node["op_name"])
-    if multiplications is None:
-        return float(sum(map(math.prod, outputs)))
-    try:
-        return float(multiplications(inputs, outputs[0]))
-    except (IndexError, ZeroDivisionError):  # ranks that the operator does not have: shapes are not known yet
-        return math.nan
+    inputs, outputs = ([_shape(int(tensor), tensors) for tensor in node[side]] for side in ("inputs", "outputs"))
+    return work_of(node["op_name"], inputs, outputs, ())
 
 
-def _shape(tensor: int, tensors: Mapping[int, Mapping[str, Any]]) -> Shape:
-    """The shape of a tensor; that of a scalar for an input that was left out (-1)."""
-    return tuple(int(size) for size in tensors[tensor]["shape"]) if tensor in tensors else ()
-
-
-def _dense(inputs: Sequence[Shape], output: Shape) -> int:
-    """CONV_2D and FULLY_CONNECTED: weights are [outputs, ...], and every output sums over the rest of them."""
-    weights = inputs[1]
-    return math.prod(output) * math.prod(weights) // weights[0]
-
-
-def _depthwise(inputs: Sequence[Shape], output: Shape) -> int:
-    """Weights are [1, height, width, channels]."""
-    height, width = _four(inputs[1])[1:3]
-    return math.prod(output) * height * width
-
-
-def _transposed(inputs: Sequence[Shape], _: Shape) -> int:
-    """Inputs are output shape, weights [outputs, height, width, inputs] and data; every element of the data meets
-    the weights of its channel."""
-    return math.prod(inputs[2]) * math.prod(_four(inputs[1])[:3])
-
-
-def _matmul(inputs: Sequence[Shape], output: Shape) -> int:
-    """[..., m, k] times [..., k, n]. Either may be stored transposed, so k is what m leaves of the first."""
-    left = inputs[0]
-    return math.prod(output) * (left[-2] * left[-1] // output[-2])
-
-
-def _four(shape: Shape) -> Shape:
-    if len(shape) != 4:
-        raise IndexError
-    return shape
-
-
-_MULTIPLICATIONS: Mapping[str, Callable[[Sequence[Shape], Shape], int]] = {
-    "CONV_2D": _dense,
-    "FULLY_CONNECTED": _dense,
-    "DEPTHWISE_CONV_2D": _depthwise,
-    "TRANSPOSE_CONV": _transposed,
-    "BATCH_MATMUL": _matmul,
-}
+def _shape(tensor: int, tensors: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...] | None:
+    """The shape of a tensor; None for an input that was left out (-1)."""
+    return tuple(int(size) for size in tensors[tensor]["shape"]) if tensor in tensors else None

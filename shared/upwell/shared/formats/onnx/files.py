@@ -7,7 +7,8 @@ without a copy of the weights, and checks every such path. Time grows with the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import MappingProxyType
 
@@ -39,7 +40,7 @@ MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
 )
 """Every way from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
 
-_MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
+MAX_DEPTH = 100  # protobuf's own limit: a runtime refuses what nests deeper
 _MAX_LOCATIONS = 10_000
 _MAX_LOCATION_BYTES = 4096
 _MAX_NAME_BYTES = 1000
@@ -58,6 +59,40 @@ _NAME, _INTEGER, _TEXT = 1, 3, 4
 """Fields of NodeProto and AttributeProto."""
 _SHOWN_CHARACTERS = 200
 _MEMORY_MARK = "*/"  # ONNX Runtime's `*/_ORT_MEM_ADDR_/*` and its kin are addresses in its memory, not files
+
+
+@dataclass(frozen=True)
+class ExternalData:
+    """Where the numbers of a tensor lie outside the model's file, in the words of its entries; empty where none says.
+
+    Of several entries of one key the last one counts, as for the `onnx` package.
+    """
+
+    location: str = ""
+    offset: str = ""
+    length: str = ""
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[str, str]]) -> ExternalData:
+        """By key and value of the entries, as they follow each other in the file."""
+        said = dict(entries)
+        return cls(*(said.get(key, "") for key in (LOCATION, "offset", "length")))
+
+    def part(self, path: Path) -> tuple[Path, int, int]:
+        """File, first byte and size in bytes of the numbers of a tensor in the ONNX file at `path`.
+
+        Raises `BadOnnxFile` where they are not there, or no file in the folder of `path` or below, and `OSError`.
+        """
+        file = external_file(path, self.location)
+        try:
+            begin = int(self.offset or 0)
+            there_bytes = file.stat().st_size - begin
+            size_bytes = int(self.length or there_bytes)
+        except ValueError:
+            raise BadOnnxFile(f"where it lies in {file.name} is not told by numbers") from None
+        if begin < 0 or not 0 <= size_bytes <= there_bytes:
+            raise BadOnnxFile(f"{file.name} holds {begin + there_bytes} bytes, and not {size_bytes} at {begin}")
+        return file, begin, size_bytes
 
 
 def external_weights(path: Path) -> tuple[Path, ...]:
@@ -129,8 +164,8 @@ def external_file(path: Path, location: str) -> Path:
 
 def _messages(data: Bytes, start: int, end: int, message: str, depth: int) -> Iterator[tuple[str, int, int]]:
     """Kind, start and end of every message of `MESSAGES` in the one at `data[start:end]`, at any depth."""
-    if depth > _MAX_DEPTH:
-        raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {_MAX_DEPTH}")
+    if depth > MAX_DEPTH:
+        raise BadOnnxFile(f"not an ONNX file: its messages nest deeper than {MAX_DEPTH}")
     inner = MESSAGES[message]
     for number, begin, stop in length_delimited(data, start, end):
         kind = inner.get(number)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from upwell.shared.oip.auth.buckets import Refill
+from upwell.shared.routing.estimators.token_bucket import Refill
 from upwell.shared.units import SIZE_UNIT_PATTERN, parse_bytes, parse_count, parse_rate, rate_schema
 
 _PERIOD_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0})

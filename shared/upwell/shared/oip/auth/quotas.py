@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from upwell.shared.errors import Refused
-from upwell.shared.oip.auth.buckets import Bucket
 from upwell.shared.oip.auth.callers import Grant, client_key, current_caller
 from upwell.shared.oip.auth.limits import UNLIMITED, Limits
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.tensors import Array
 
 MAX_CLIENTS = 10_000
@@ -96,7 +96,7 @@ class Quotas:
         limits = self._defaults if grant is None else grant.limits.over(self._defaults)
         if limits == UNLIMITED:
             return None
-        return self._remember(key, ClientQuota(grant, limits, time.monotonic()))
+        return self._remember(key, ClientQuota(grant, limits))
 
     def _remember(self, key: str, fresh: ClientQuota) -> ClientQuota:
         with self._lock:
@@ -127,15 +127,16 @@ class ClientQuota:
     `grant` is what the limits come from: the caller's, or None for the defaults alone.
     """
 
-    def __init__(self, grant: Grant | None, limits: Limits, now_s: float) -> None:
+    def __init__(self, grant: Grant | None, limits: Limits) -> None:
         self.grant = grant
         self.counts_bytes = limits.bytes is not None
         """Whether `enter` and `leave` need to know sizes."""
         self._limits = limits
         self._lock = threading.Lock()
         self._under_way = 0
-        self._requests = Bucket(limits.requests, now_s) if limits.requests is not None else None
-        self._bytes = Bucket(limits.bytes, now_s) if limits.bytes is not None else None
+        refills = {"requests": limits.requests, "bytes": limits.bytes}
+        self._refills = {what: refill for what, refill in refills.items() if refill is not None}
+        self._buckets = dict.fromkeys(self._refills, TokenBucket())
 
     @property
     def is_idle(self) -> bool:
@@ -148,46 +149,50 @@ class ClientQuota:
             most = self._limits.concurrency
             if most is not None and self._under_way >= most:
                 raise Refused(f"this client has {self._under_way} requests under way, as many as it may")
-            self._check("requests", self._requests, 1.0, now_s)
-            self._check("bytes", self._bytes, 0.0, now_s)
+            self._check("requests", 1.0, now_s)
+            self._check("bytes", 0.0, now_s)
             self._under_way += 1
-            if self._requests is not None:
-                self._requests.take(1.0, now_s)
-            if self._bytes is not None:
-                self._bytes.take(request_bytes, now_s)
+            self._take("requests", 1.0, now_s)
+            self._take("bytes", request_bytes, now_s)
 
     def check(self, now_s: float) -> None:
         """Raise `Refused` where the client has had its share of requests or bytes."""
         with self._lock:
-            self._check("requests", self._requests, 1.0, now_s)
-            self._check("bytes", self._bytes, 0.0, now_s)
+            self._check("requests", 1.0, now_s)
+            self._check("bytes", 0.0, now_s)
 
     def charge(self, size_bytes: int, now_s: float) -> None:
         """Count a message that came and could not be read."""
         with self._lock:
-            if self._requests is not None:
-                self._requests.take(1.0, now_s)
-            if self._bytes is not None:
-                self._bytes.take(size_bytes, now_s)
+            self._take("requests", 1.0, now_s)
+            self._take("bytes", size_bytes, now_s)
 
     def leave(self, answer_bytes: int, now_s: float) -> None:
         """Count the end of a request that came in."""
         with self._lock:
             self._under_way -= 1
-            if self._bytes is not None and answer_bytes:
-                self._bytes.take(answer_bytes, now_s)
+            if answer_bytes:
+                self._take("bytes", answer_bytes, now_s)
 
     def under(self, fresh: ClientQuota) -> ClientQuota:
         """This client under the limits of `fresh`: what is under way still counts, the buckets begin anew."""
         with self._lock:
             self.grant, self.counts_bytes, self._limits = fresh.grant, fresh.counts_bytes, fresh._limits
-            self._requests, self._bytes = fresh._requests, fresh._bytes
+            self._refills, self._buckets = fresh._refills, fresh._buckets
         return self
 
-    def _check(self, what: str, bucket: Bucket | None, least: float, now_s: float) -> None:
-        wait_s = bucket.wait_s(least, now_s) if bucket is not None else 0.0
+    def _check(self, what: str, least: float, now_s: float) -> None:
+        if what not in self._refills:
+            return
+        refill = self._refills[what]
+        self._buckets[what] = bucket = self._buckets[what].refilled(refill, now_s)
+        wait_s = bucket.wait_s(least, refill)
         if wait_s > 0:
             raise Refused(f"this client has had its share of {what}; more in {wait_s:.3g} s", retry_after_s=wait_s)
+
+    def _take(self, what: str, amount: float, now_s: float) -> None:
+        if what in self._refills:
+            self._buckets[what] = self._buckets[what].refilled(self._refills[what], now_s).take(amount)
 
 
 def size_bytes(tensors: Mapping[str, Array]) -> int:

@@ -22,6 +22,7 @@ from onnx import helper, numpy_helper
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Tensor
+from upwell.shared.partition.onnx_proto import with_bodies
 from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.partition.split.onnx_half import (
     ELEMENT_TYPES,
@@ -31,7 +32,6 @@ from upwell.shared.partition.split.onnx_half import (
     serialized,
     value_info,
 )
-from upwell.shared.partition.split.onnx_whole import with_bodies
 from upwell.shared.tensors import Array
 
 CutCodec = Literal["fp16", "int8"]

@@ -7,7 +7,6 @@ each half that reads it dequantizes it with a scale and zero point of its own.
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import onnx
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Graph
+from upwell.shared.partition.order import in_order
 from upwell.shared.partition.split.halves import Halves, ModelHalf, check_cut
 from upwell.shared.partition.split.onnx_half import files_of, put_metadata, value_info
 from upwell.shared.partition.split.onnx_whole import OnnxWhole
@@ -42,7 +42,7 @@ def split_whole(whole: OnnxWhole, graph: Graph, edge: frozenset[int]) -> Halves:
     if not rest:
         raise ConfigError.at(whole.path, "the tail would give nothing: the head makes every output of the model")
     operators = _with_free(whole, head, tail, ())
-    taken = {name for index in operators for name in whole.reads[index]}.union(made)
+    taken = {name for index in operators for name in whole.graph.nodes[index].reads}.union(made)
     inputs = [name for name in graph.inputs if name in taken]
     head_part = _Part("head", operators, inputs, [*cut, *(name for name in made if name not in cut)])
     raw = [name for name in graph.inputs if name in crossing]
@@ -51,9 +51,9 @@ def split_whole(whole: OnnxWhole, graph: Graph, edge: frozenset[int]) -> Halves:
 
 
 def _check(whole: OnnxWhole, graph: Graph, edge: frozenset[int]) -> None:
-    nodes = whole.model.graph.node
+    nodes = whole.graph.nodes
     for node in graph.nodes:
-        made = {name for index in node.members if index < len(nodes) for name in nodes[index].output}
+        made = {name for index in node.members if index < len(nodes) for name in nodes[index].outputs}
         if graph.format != "onnx" or not made.issuperset(node.outputs):
             raise ConfigError.at(whole.path, f"the graph is of another model: {node.name!r} is not in this file")
     check_cut(whole.path, graph, edge)
@@ -68,7 +68,7 @@ def _with_free(whole: OnnxWhole, own: set[int], other: set[int], given: Collecti
     todo = list(own)
     while todo:
         index = todo.pop()
-        for name in whole.reads[index]:
+        for name in whole.graph.nodes[index].reads:
             maker = whole.maker.get(name)
             if maker is None or maker in found or name in given:
                 continue
@@ -81,23 +81,10 @@ def _with_free(whole: OnnxWhole, own: set[int], other: set[int], given: Collecti
 
 def _in_order(whole: OnnxWhole, operators: set[int]) -> list[int]:
     """As in the file, but each behind what it reads: some files have them otherwise, and runtimes cope."""
-    readers: dict[int, list[int]] = {}
-    waits = dict.fromkeys(operators, 0)
-    for index in operators:
-        makers = {whole.maker.get(name) for name in whole.reads[index]}
-        for maker in operators.intersection(one for one in makers if one is not None):
-            readers.setdefault(maker, []).append(index)
-            waits[index] += 1
-    ready = [index for index, count in waits.items() if not count]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        ordered.append(heapq.heappop(ready))
-        for reader in readers.get(ordered[-1], ()):
-            waits[reader] -= 1
-            if not waits[reader]:
-                heapq.heappush(ready, reader)
-    return ordered
+    listed = sorted(operators)
+    place = {index: at for at, index in enumerate(listed)}
+    makers = ({whole.maker.get(name) for name in whole.graph.nodes[index].reads} for index in listed)
+    return [listed[at] for at in in_order([{place[one] for one in made if one in place} for made in makers])]
 
 
 @dataclass(frozen=True)
@@ -131,7 +118,7 @@ class _Part:
 
     def _put_weights(self, whole: OnnxWhole, graph: onnx.GraphProto) -> None:
         """The weights that the half uses, each under the one name that all share who use it."""
-        used = {name for index in self.operators for name in whole.reads[index]}.union(self.outputs)
+        used = {name for index in self.operators for name in whole.graph.nodes[index].reads}.union(self.outputs)
         graph.initializer.extend(one for one in whole.model.graph.initializer if one.name in used)
         sparse = whole.model.graph.sparse_initializer
         graph.sparse_initializer.extend(one for one in sparse if one.values.name in used)

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Tensor
-from upwell.shared.partition.split.onnx_whole import tensors_of
+from upwell.shared.partition.onnx_proto import held_tensors
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -66,7 +66,7 @@ def files_of(model: onnx.ModelProto, most_inline_bytes: int = _MOST_INLINE_BYTES
 
     The model is changed. Raises `ConfigError` where it is not valid.
     """
-    is_inline = sum(len(tensor.raw_data) for tensor in tensors_of(model)) <= most_inline_bytes
+    is_inline = sum(len(tensor.raw_data) for tensor in held_tensors(model)) <= most_inline_bytes
     beside = {} if is_inline else {WEIGHTS_FILE: _moved_out(model)}
     return {MODEL_FILE: serialized(model, is_inline), **beside}
 
@@ -86,7 +86,7 @@ def _moved_out(model: onnx.ModelProto) -> bytes:
     """Take the large weights out of a model; they follow each other in what is given back."""
     parts: list[bytes] = []
     end = 0
-    for tensor in tensors_of(model):
+    for tensor in held_tensors(model):
         size = len(tensor.raw_data)
         if size < _LEAST_BESIDE_BYTES:
             continue

@@ -48,7 +48,7 @@ def split_whole(whole: TfliteWhole, graph: Graph, edge: frozenset[int]) -> Halve
 def _check(whole: TfliteWhole, graph: Graph, edge: frozenset[int]) -> None:
     operators = whole.main.operators
     for node in graph.nodes:
-        made = {int(tensor) for index in node.members if index < len(operators) for tensor in operators[index].outputs}
+        made = {tensor for index in node.members if index < len(operators) for tensor in operators[index].outputs}
         if graph.format != "tflite" or not made.issuperset(whole.number.get(name, -1) for name in node.outputs):
             raise ConfigError.at(whole.path, f"the graph is of another model: {node.name!r} is not in this file")
     check_cut(whole.path, graph, edge)

@@ -14,9 +14,12 @@ from ai_edge_litert import schema_py_generated as schema
 
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import open_plain
+from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
+from upwell.shared.formats.tflite.model import TfliteSubgraph, read_model
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.partition.read_tflite import tensor_names
-from upwell.shared.partition.split.tflite_half import IDENTIFIER, Named
+from upwell.shared.partition.split.tflite_half import Named
 
 _UNREADABLE = (IndexError, KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
 _DEFAULT_KEY = "serving_default"
@@ -24,13 +27,16 @@ _DEFAULT_KEY = "serving_default"
 
 @dataclass(frozen=True)
 class TfliteWhole:
-    """The model in `path` as objects of the schema, all of its weights in its buffers; `digest` in hex.
+    """The model in `path`: its main graph, which is split, and the objects of the schema that halves are made of.
+
+    All of its weights are in the buffers of the objects; `digest` is in hex.
 
     Where it has exactly one signature and that names every input and output, they are called so, else as their tensors
     are. Operators and tensors go by their numbers in the main graph.
     """
 
     path: Path
+    main: TfliteSubgraph
     model: Any
     digest: str
 
@@ -38,20 +44,19 @@ class TfliteWhole:
     def read(cls, path: Path) -> TfliteWhole:
         """Raises `ConfigError` for what is no TFLite model, or one with weights in files of their own."""
         try:
-            data = path.read_bytes()
+            with open_plain(path) as file:
+                data = file.read()
             digest = model_digest(path).partition(":")[2]
         except OSError as error:
             raise ConfigError.at(path, f"cannot read the model: {error.strerror or error}") from None
-        if data[4:8] != IDENTIFIER:
-            raise ConfigError.at(path, "it is not a TFLite file")
         try:
+            main = read_model(data)[0]
             model = schema.ModelT.InitFromPackedBuf(data, 0)
             _pull_in(model, data)
-            main = model.subgraphs[0]
             outside = any(getattr(one, "externalBuffer", 0) for graph in model.subgraphs for one in graph.tensors)
-            whole = cls(path, model, digest)
-            complete = len(whole.reads) == len(main.operators) and bool(whole.inputs) and bool(whole.outputs)
-        except _UNREADABLE as error:
+            whole = cls(path, main, model, digest)
+            complete = bool(whole.inputs) and bool(whole.outputs)
+        except (BadTfliteFile, *_UNREADABLE) as error:
             raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
         if outside:
             raise ConfigError.at(path, "its weights lie in files of their own; export it with them inside")
@@ -59,20 +64,15 @@ class TfliteWhole:
             raise ConfigError.at(path, "it has no inputs or no outputs")
         return whole
 
-    @property
-    def main(self) -> Any:
-        """The graph that is split."""
-        return self.model.subgraphs[0]
-
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """By operator: the tensors that it reads, weights included."""
-        return tuple(tuple(int(one) for one in operator.inputs if one >= 0) for operator in self.main.operators)
+        return tuple(tuple(one for one in operator.inputs if one >= 0) for operator in self.main.operators)
 
     @cached_property
     def maker(self) -> Mapping[int, int]:
         """By tensor: the operator that makes it."""
-        return {int(one): index for index, operator in enumerate(self.main.operators) for one in operator.outputs}
+        return {one: index for index, operator in enumerate(self.main.operators) for one in operator.outputs}
 
     @cached_property
     def tensor_names(self) -> tuple[str, ...]:
@@ -120,13 +120,13 @@ class TfliteWhole:
         if others or one is None or one.subgraphIndex != 0:
             return None
         covers = all(
-            {int(each.tensorIndex) for each in names or ()} == {int(each) for each in tensors}
+            {int(each.tensorIndex) for each in names or ()} == {*tensors}
             for names, tensors in ((one.inputs, self.main.inputs), (one.outputs, self.main.outputs))
         )
         return one if covers else None
 
     def _named(self, tensors: Sequence[int], side: str) -> tuple[Named, ...]:
-        ordered = dict.fromkeys(int(one) for one in tensors)
+        ordered = dict.fromkeys(tensors)
         if self._signature is None:
             return tuple((self.tensor_names[one], one) for one in ordered)
         maps = getattr(self._signature, side)

@@ -34,7 +34,7 @@ from upwell.shared.routing.decide.state import (
 from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.backlog import Backlog
 from upwell.shared.routing.estimators.budget import Draw
-from upwell.shared.routing.estimators.hedging import HedgeAccount
+from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, paid_hedge
 from upwell.shared.routing.estimators.latency import RunTimes
 from upwell.shared.routing.estimators.link import LinkEstimate
 from upwell.shared.routing.estimators.share import ShareController
@@ -141,13 +141,13 @@ class Router:
         last_side = state.last_side if decision.turn is None else {**state.last_side, decision.model: decision.turn}
         hedges, hedge = state.hedges, decision.verdict.settings.hedge
         if hedge is not None and decision.up_rows:
-            account = hedges.get(decision.model, HedgeAccount())
-            hedges = {**hedges, decision.model: account.earn(hedge.at_most)}
+            tokens = hedges.get(decision.model, NO_HEDGES).give(hedge.at_most, HEDGE_BURST)
+            hedges = {**hedges, decision.model: tokens}
         return replace(state, breakers=breakers, budgets=budgets, last_side=last_side, hedges=hedges), True
 
     def acquire_hedge(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
-        """Pay for a second request: with a token of the model's account, and from every budget once more."""
-        paid = state.hedges.get(decision.model, HedgeAccount()).spend()
+        """Pay for a second request: with a token of the model's bucket, and from every budget once more."""
+        paid = paid_hedge(state.hedges.get(decision.model, NO_HEDGES))
         if paid is None or now_s >= decision.give_up_s or not state.budgets.has_all(decision.draws, self.zone):
             return state, False
         budgets = state.budgets.take(decision.draws, self.zone)

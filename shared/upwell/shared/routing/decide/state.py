@@ -11,10 +11,10 @@ from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.backlog import Backlog
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.estimators.budget import BudgetLedger, Draw
-from upwell.shared.routing.estimators.hedging import HedgeAccount
 from upwell.shared.routing.estimators.latency import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.link import LinkEstimate
 from upwell.shared.routing.estimators.share import ShareController
+from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.policy.rules import RequestFacts, Verdict
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.values import quick
@@ -43,7 +43,7 @@ class RouterState:
     replies: Mapping[str, float] = field(default_factory=dict)
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     last_side: Mapping[str, bool] = field(default_factory=dict)
-    hedges: Mapping[str, HedgeAccount] = field(default_factory=dict)
+    hedges: Mapping[str, TokenBucket] = field(default_factory=dict)
     budgets: BudgetLedger = BudgetLedger()  # noqa: RUF009  likewise
     shares: Mapping[str, ShareController] = field(default_factory=dict)
     audits: Mapping[str, AuditTally] = field(default_factory=dict)

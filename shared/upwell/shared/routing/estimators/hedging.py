@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from upwell.shared.routing.estimators.latency import AnswerTimes
+from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.policy.settings import HedgeSettings
 
+NO_HEDGES = TokenBucket(level=0.0)
+"""The bucket of a model that begins: each request that goes up earns a share of a token, each hedge costs one.
 
-@dataclass(frozen=True, slots=True)
-class HedgeAccount:
-    """Tokens for hedges: each request that goes up earns a share of one, each hedge costs one (a token bucket).
+Since it starts empty, hedges are never more than that share of the requests."""
 
-    Since it starts empty, hedges are never more than that share of the requests; `BURST` bounds what quiet times save
-    up for a bad one.
-    """
+HEDGE_BURST = 10.0
+"""What quiet times save up for a bad one, at most."""
 
-    BURST: ClassVar[float] = 10.0
+_ONE_HEDGE = 1.0 - 1e-9  # a rounding error of the shares is forgiven
 
-    tokens: float = 0.0
 
-    def earn(self, share: float) -> HedgeAccount:
-        """With one more request gone up, of which that share may be hedged."""
-        return HedgeAccount(min(self.BURST, self.tokens + share))
-
-    def spend(self) -> HedgeAccount | None:
-        """With one hedge paid for; None where there is too little. A rounding error is forgiven."""
-        return HedgeAccount(max(0.0, self.tokens - 1.0)) if self.tokens >= 1.0 - 1e-9 else None
+def paid_hedge(tokens: TokenBucket) -> TokenBucket | None:
+    """With one hedge paid for; None where there is too little."""
+    return tokens.take() if tokens.level >= _ONE_HEDGE else None
 
 
 def hedge_after_s(settings: HedgeSettings | None, times: AnswerTimes | None, available_s: float) -> float:

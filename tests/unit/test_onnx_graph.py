@@ -12,8 +12,9 @@ from onnx import helper, numpy_helper
 from onnx.backend import test as onnx_tests
 
 from tests.unit.models_for_tests import linear, linear_elsewhere, refer, save, tensor
-from upwell.edge.runtimes.onnx.graph import named_apart, read_graph
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import ExternalData
+from upwell.shared.formats.onnx.graph import named_apart, read_graph
 from upwell.tools.demo.data import ASSETS
 
 LIGHT = sorted((Path(onnx_tests.__path__[0]) / "data" / "light").glob("*.onnx"))
@@ -60,9 +61,37 @@ def test_small_integers_are_read_wherever_they_are(tmp_path: Path, way: str) -> 
     np.testing.assert_array_equal(found, numbers.flatten())
 
 
+def test_what_comes_in_pieces_is_put_together_as_protobuf_does(tmp_path: Path) -> None:
+    """A body in two parts is one body; of raw numbers that come twice the last ones count."""
+    first, last = (onnx.TensorProto(raw_data=data) for data in (b"\x01", b"\x02\x03"))
+    weights = helper.make_tensor("w", onnx.TensorProto.INT8, [2], [0, 0])
+    weights.ClearField("int32_data")
+    pieces = b"".join(one.SerializeToString() for one in (weights, first, last))
+    bodies = [onnx.GraphProto(node=[helper.make_node(op, [name], ["y"])]) for op, name in (("Relu", "a"), ("Neg", "b"))]
+    attribute = b"".join(onnx.AttributeProto(g=body).SerializeToString() for body in bodies)
+    node = delimited(5, attribute) + helper.make_node("If", ["c"], ["y"]).SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(delimited(7, delimited(1, node) + delimited(5, pieces)))
+    (expected,) = onnx.load(path).graph.node
+    graph = read_graph(path)
+    (body,) = graph.nodes[0].bodies
+    assert (
+        [one.operator for one in body.nodes] == [one.op_type for one in expected.attribute[0].g.node] == ["Relu", "Neg"]
+    )
+    assert graph.nodes[0].reads == ("c", "a", "b")
+    numbers = graph.integers("w")
+    assert numbers is not None
+    assert numbers.tobytes() == onnx.load(path).graph.initializer[0].raw_data == b"\x02\x03"
+
+
+def delimited(number: int, content: bytes) -> bytes:
+    """A field of less than 128 bytes."""
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
 def test_floats_are_no_small_integers(tmp_path: Path) -> None:
     assert read_graph(linear(tmp_path)).integers("weights") is None
-    assert read_graph(linear_elsewhere(tmp_path, "w.bin")).constants["weights"].external["location"] == "w.bin"
+    assert read_graph(linear_elsewhere(tmp_path, "w.bin")).constants["weights"].external == ExternalData("w.bin", "0")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x3a\x7f\x00", b"\x3b"])

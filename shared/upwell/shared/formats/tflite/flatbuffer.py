@@ -1,0 +1,120 @@
+"""The parts of a flatbuffer, each of which is proved to lie within the file before it is read.
+
+tflite_runtime 2.14 follows every offset of a file as it stands, so a file that was cut short loads there, and answers
+with garbage or takes the process down.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import TypeAlias
+
+Data: TypeAlias = "bytes | mmap.mmap"
+
+_SHARED_TIMES = 4
+"""Writers may let equal parts share their place: so much more than the file has is read of it at most."""
+
+
+class BadTfliteFile(Exception):
+    """The file is no TFLite model, or a part of it lies outside the file; the text says what, without the file."""
+
+
+class Flatbuffer:
+    """A file, of which no more is read than it could hold: a hostile one may let its vectors overlap."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._left = _SHARED_TIMES * len(data)
+
+    def root(self) -> Table:
+        """The table that the file begins with."""
+        return Table(self, self.follow(0))
+
+    def number(self, position: int, layout: str) -> int:
+        """The number at `position`, of a layout as in `struct`."""
+        if position < 0:
+            raise BadTfliteFile("it is damaged: a part lies outside the file")
+        try:
+            value: int = struct.unpack_from(layout, self._data, position)[0]
+        except struct.error:
+            raise BadTfliteFile("it is damaged or cut short") from None
+        return value
+
+    def follow(self, position: int) -> int:
+        """Where the offset at `position` leads."""
+        return position + self.number(position, "<I")
+
+    def within(self, position: int, size_bytes: int) -> None:
+        """Raise `BadTfliteFile` unless these bytes are in the file."""
+        if position < 0 or size_bytes < 0 or position + size_bytes > len(self._data):
+            raise BadTfliteFile("it is damaged or cut short: a part lies outside the file")
+
+    def take(self, position: int, size_bytes: int) -> bytes:
+        """These bytes."""
+        self.within(position, size_bytes)
+        self._left -= size_bytes
+        if self._left < 0:
+            raise BadTfliteFile("its parts are larger than itself")
+        return self._data[position : position + size_bytes]
+
+
+class Table:
+    """A table: fields by their slot in the schema, of which any may be absent."""
+
+    def __init__(self, file: Flatbuffer, position: int) -> None:
+        self._file = file
+        self._position = position
+        self._vtable = position - file.number(position, "<i")
+        self._slots = (file.number(self._vtable, "<H") - 4) // 2
+        file.within(self._vtable, 4 + 2 * self._slots)
+        file.within(position, file.number(self._vtable + 2, "<H"))
+
+    def has(self, slot: int) -> bool:
+        """Whether the field is there."""
+        return self._field(slot) is not None
+
+    def number(self, slot: int, layout: str, default: int = 0) -> int:
+        """A number of a layout as in `struct`."""
+        field = self._field(slot)
+        return default if field is None else self._file.number(field, layout)
+
+    def table(self, slot: int) -> Table | None:
+        """A table."""
+        field = self._field(slot)
+        return None if field is None else Table(self._file, self._file.follow(field))
+
+    def tables(self, slot: int) -> list[Table]:
+        """A vector of tables."""
+        start, count = self._vector(slot)
+        offsets = struct.unpack(f"<{count}I", self._file.take(start, 4 * count))
+        return [Table(self._file, start + 4 * at + offset) for at, offset in enumerate(offsets)]
+
+    def numbers(self, slot: int, item: str = "i") -> tuple[int, ...]:
+        """A vector of numbers of a kind as in `struct`."""
+        start, count = self._vector(slot)
+        return struct.unpack(f"<{count}{item}", self._file.take(start, struct.calcsize(f"<{item}") * count))
+
+    def text(self, slot: int) -> bytes:
+        """A string; empty where there is none."""
+        start, count = self._vector(slot)
+        if self.has(slot):
+            self._file.within(start, count + 1)  # a zero ends it
+        return self._file.take(start, count)
+
+    def check(self, slot: int, item_bytes: int = 1) -> None:
+        """Raise `BadTfliteFile` unless a vector of plain numbers lies in the file; it is not read."""
+        start, count = self._vector(slot)
+        self._file.within(start, item_bytes * count)
+
+    def _vector(self, slot: int) -> tuple[int, int]:
+        """First byte and number of items."""
+        field = self._field(slot)
+        if field is None:
+            return 0, 0
+        start = self._file.follow(field)
+        return start + 4, self._file.number(start, "<I")
+
+    def _field(self, slot: int) -> int | None:
+        offset = self._file.number(self._vtable + 4 + 2 * slot, "<H") if slot < self._slots else 0
+        return self._position + offset if offset else None
