@@ -20,6 +20,8 @@ UPWELL_VERSION = package_version("upwell")
 def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
     """The answer of the agent of that name to a request of which every row has one."""
     edge, parts, routes = done.model.edge, done.parts, flow.routes
+    if not flow.attempts:
+        return _of_device(done, flow, agent)
     answered = [(attempt, attempt.outcome) for attempt in flow.attempts if isinstance(attempt.outcome, CloudReply)]
     replies = [(attempt.rows, outcome) for attempt, outcome in answered]
     way = next((attempt.decision.way for attempt, _ in answered if attempt.decision.way is not None), None)
@@ -42,6 +44,27 @@ def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
         agent=agent,
         version=UPWELL_VERSION,
         **(device.facts(done.edge_digest if device is edge else "") if device is not None else {}),
+    )
+
+
+def _of_device(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
+    """The same where nothing was sent up, without asking what of it came back."""
+    edge, parts, routes = done.model.edge, done.parts, flow.routes
+    assert edge is not None  # noqa: S101  who else
+    return Answer(
+        outputs=parts.edge[0][1],
+        route=routes[0],
+        reason=flow.answer_reason,
+        degraded=flow.is_degraded,
+        plan=flow.plan,
+        timings=Timings(time.monotonic() - done.signals.arrived_s, done.edge_s),
+        id=done.id,
+        routes=routes,
+        labels=edge.signature.labels,
+        hardness=_hardness(done),
+        agent=agent,
+        version=UPWELL_VERSION,
+        **edge.facts(done.edge_digest),
     )
 
 

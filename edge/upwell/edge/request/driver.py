@@ -71,6 +71,8 @@ class RequestDriver:
     _edge_digest = ""
     _run_request = RUN_REQUESTS["normal"]
     _slot: AbstractContextManager[float] | None = None
+    _halves: Mapping[int, HeadOutput] = MappingProxyType({})
+    _calls: Mapping[str, _Call] = MappingProxyType({})
 
     def __init__(self, context: RequestContext, model: ServedModel, request: Request, id: str) -> None:
         self._context, self._model, self._id = context, model, id
@@ -78,10 +80,6 @@ class RequestDriver:
         signals, self._sent_inputs = signals_of(context, model, request)
         self._flow = RequestFlow(context.router, signals)
         self._parts = RowParts(len(signals.row_sizes_bytes))
-        self._halves: dict[int, HeadOutput] = {}
-        self._messages: dict[int, Message] = {}
-        self._calls: dict[str, _Call] = {}
-        self._news: SimpleQueue[None] = SimpleQueue()  # reentrant, so that gRPC's threads may tell of ends at any time
 
     def run(self) -> tuple[Answer, RequestRecord]:
         """The answer, and all that is known of the request. Raises `UpwellError` where there is none to give."""
@@ -186,7 +184,7 @@ class RequestDriver:
         if self._context.trace is not None:
             add_run(self._context.trace, HEAD, rows, half.duration_s)
         self._edge_s = (self._edge_s or 0.0) + half.duration_s
-        self._halves[len(self._flow.attempts)] = half
+        self._halves = {**self._halves, len(self._flow.attempts): half}
         return half.duration_s
 
     def _score(self, action: Score) -> tuple[float, ...] | None:
@@ -202,6 +200,10 @@ class RequestDriver:
         way = attempt.decision.way
         model = self._model.cloud_model if way is None else self._model.head(way.key).cut.tail
         message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
+        if not action.attempt:
+            self._messages: dict[int, Message] = {}
+            # Reentrant, so that gRPC's threads may tell of ends at any time.
+            self._news: SimpleQueue[None] = SimpleQueue()
         self._messages[action.attempt] = message
         return len(message.data)
 
@@ -220,7 +222,7 @@ class RequestDriver:
         except EgressForbidden as error:
             return CloudFailure(error.reason, str(error))
         context.metrics.sent(attempt.whole or attempt.model, call.sent_bytes)
-        self._calls[action.call] = _Call(call, action.attempt, place)
+        self._calls = {**self._calls, action.call: _Call(call, action.attempt, place)}
         call.on_end(partial(self._news.put, None))
         return MessageSent(call.sent_bytes)
 

@@ -21,8 +21,10 @@ from upwell.shared.routing.tags import NO_TAGS, checked_tags
 from upwell.shared.signature.images import encode_for_uplink
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array
+from upwell.shared.values import quick
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a caller asks. `inputs` maps the signature's names to arrays with rows; instants are of the monotonic clock.

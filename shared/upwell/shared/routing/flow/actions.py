@@ -12,11 +12,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from upwell.shared.routing.decide.state import Decision, Outcome, RouterState, Signals, SplitRoute
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.values import quick
 
 T = TypeVar("T")
 Rows: TypeAlias = tuple[int, ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Take the request on for the device. Gives the number of runs that go before it. Raises `Refused`."""
@@ -24,6 +26,7 @@ class Admit:
     decision: Decision
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RunEdge:
     """Run the model on the device for these rows. `is_owed`: it stands in for the cloud, so it is never refused.
@@ -44,6 +47,7 @@ class RunHead:
     decision: Decision
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Score:
     """Measure how hard these rows are, which the device has answered. Gives a number for each; None if it cannot."""
@@ -74,6 +78,7 @@ class Send:
     apart_from: str = ""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Wait until a call ends or the instant is reached, which may have passed. Gives those that `Ended` since."""

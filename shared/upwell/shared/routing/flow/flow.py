@@ -110,6 +110,8 @@ class RequestFlow:
     @property
     def routes(self) -> tuple[Route, ...]:
         """Who answers each row."""
+        if not self.attempts:
+            return (Route.EXIT if self.signals.exits else Route.EDGE,) * len(self.rows)
         here, up = (Route.EXIT, Route.SPLIT) if self.signals.exits else (Route.EDGE, Route.CLOUD)
         lifted = {row: Route.SPLIT if one.decision.way is not None else up for one in self.answered for row in one.rows}
         return tuple(lifted.get(row, here) for row in self.rows)
@@ -122,11 +124,15 @@ class RequestFlow:
     @property
     def is_degraded(self) -> bool:
         """Whether the policy wanted the cloud, and the device or a gateway answered."""
+        if not self.attempts:
+            return self.obstacle is not None
         return self.obstacle is not None or self._failure is not None or self._gateway is not None
 
     @property
     def answer_reason(self) -> Reason:
         """Why the answer comes from where it comes from."""
+        if not self.attempts:
+            return self.reason if self.obstacle is None else self.obstacle
         if self._failure is not None:
             return self._failure
         if self._gateway is not None and self._gateway.reason is not None:
