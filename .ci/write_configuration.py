@@ -137,15 +137,28 @@ def reference() -> str:
 
 
 def _table(file: File, section: Section) -> Iterator[str]:
-    yield "| key | type | default | meaning |"
+    """The keys; of a model's section those that `defaults` has too are named alone."""
+    common = next((one for one in file.sections.values() if one.path == "defaults"), None)
+    shared = {} if common is None or not section.selector else common.model.model_fields
+    as_there = [name for name, info in section.model.model_fields.items() if _is_alike(info, shared.get(name))]
+    if as_there:
+        yield f"As in [`defaults`](#defaults-in-cloudyaml): {', '.join(f'`{name}`' for name in as_there)}. Besides:"
+        yield ""
+    yield "|key|type|default|meaning|"
     yield "|---|---|---|---|"
     for name, info in section.model.model_fields.items():
+        if name in as_there:
+            continue
         key = info.alias or name
         path = f"{section.path}.{key}" if section.path else key
         kind = _kind(info.annotation, info.metadata, path, file)
         default = "selects these keys" if name == section.selector else _default(info)
         meaning = _escaped(info.description or _about(info.annotation))
-        yield f"| `{key}` | {kind} | {default} | {meaning} |"
+        yield f"|`{key}`|{kind}|{default}|{meaning}|"
+
+
+def _is_alike(info: FieldInfo, other: FieldInfo | None) -> bool:
+    return other is not None and info.description == other.description
 
 
 def _about(annotation: Any) -> str:
