@@ -73,8 +73,8 @@ bench-triton: .venv/.dev .venv-triton/.done  ## beside Triton and MLServer in on
 bench-accelerator: .venv/.dev  ## a network of the class of ResNet-50 through gRPC beside a bare torch loop; ARGS="--device cpu --quick" for a first look
 	$(BIN)/python -m tests.benchmarks.accelerator_throughput $(ARGS)
 
-traces: .venv/.dev  ## the router on recorded links: writes the table of docs/routing.md (TRACES=folder of mahimahi *.up)
-	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/routing.md
+traces: .venv/.dev  ## the router on recorded links: writes the table of docs/performance.md (TRACES=folder of mahimahi *.up)
+	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/performance.md
 
 test-properties: .venv/.dev  ## every property with all its examples, new ones each time (minutes)
 	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile thorough tests/property tests/unit $(ARGS)

@@ -1,6 +1,6 @@
-"""What the router makes of real links: the table of docs/routing.md, and whether it holds what it must.
+"""What the router makes of real links: the table of docs/performance.md, and whether it holds what it must.
 
-    python tests/benchmarks/trace_table.py FOLDER [--seeds 3] [--policy FILE] [--write docs/routing.md]
+    python tests/benchmarks/trace_table.py FOLDER [--seeds 3] [--policy FILE] [--write docs/performance.md]
 
 FOLDER holds mahimahi uplink traces (`*.up`). Exit code 1 where a target is missed; where there are none, nothing is
 checked, and it says so.

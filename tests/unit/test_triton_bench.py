@@ -103,8 +103,8 @@ def test_the_table_goes_between_the_marks_and_nothing_else_changes(tmp_path: Pat
     assert text.startswith(f"before\n{report.START}\n\nDigits:\n")
     assert text.endswith(f"\n{report.END}\nafter\n")
     assert "old" not in text
-    assert "| one | Triton | 1,000 (500 to 2,000) |  | 1 | 2 |  |\n" in text
-    assert "|  | ours | 900 (500 to 1,600) | 0.90 (0.80 to 1.00) | 2 | 2 | 1.00 (0.50 to 3.00) |\n" in text
+    assert "| one | Triton | 1,000 (500–2,000) |  | 1 | 2 |  |\n" in text
+    assert "|  | ours | 900 (500–1,600) | 0.90 (0.80–1.00) | 2 | 2 | 1.00 (0.50–3.00) |\n" in text
     page.write_text("no marks")
     with pytest.raises(ValueError, match="expected the marks"):
         report.write(page, "table")

@@ -128,9 +128,9 @@ def table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
 def _line(row: Row) -> str:
     is_triton = row.cell.server == TRITON
     rate, p99 = row.rate_ratio, row.p99_ratio
-    ratio = "" if is_triton else f"{rate.median:.2f} ({rate.low:.2f} to {rate.high:.2f})"
-    p99_ratio = "" if is_triton else f"{p99.median:.2f} ({p99.low:.2f} to {p99.high:.2f})"
-    per_s = f"{_rounded(row.per_s.median)} ({_rounded(row.per_s.low)} to {_rounded(row.per_s.high)})"
+    ratio = "" if is_triton else f"{rate.median:.2f} ({rate.low:.2f}–{rate.high:.2f})"
+    p99_ratio = "" if is_triton else f"{p99.median:.2f} ({p99.low:.2f}–{p99.high:.2f})"
+    per_s = f"{_rounded(row.per_s.median)} ({_rounded(row.per_s.low)}–{_rounded(row.per_s.high)})"
     times = f"{_rounded(row.p50_ms)} | {_rounded(row.p99_ms.median)}"
     return f"{row.cell.server} | {per_s} | {ratio} | {times} | {p99_ratio}"
 
