@@ -160,7 +160,6 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.quantize.tflite_layers": {"ai_edge_litert"},
     "upwell.edge.runtimes.onnx.coverage": {"onnx"},
     "upwell.shared.oip.http.connections": {"aiohttp"},
-    "upwell.shared.oip.http.listener": {"aiohttp"},
     "upwell.shared.partition.mincut": {"scipy"},
     "upwell.shared.partition.onnx_shapes": {"onnx"},
     "upwell.tools.partition.plotting": {"matplotlib"},
@@ -188,6 +187,7 @@ IMPORTED_LATER = {
 """Of these, the modules that import it only in a function, and can themselves be imported without it."""
 
 ALSO_NEED_ONE = {
+    "upwell.shared.oip.http.listener",
     "upwell.cloud.workers.process",
     "upwell.cloud.workers.worker",
     "upwell.shared.partition.split.tflite",
