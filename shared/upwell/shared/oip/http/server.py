@@ -54,13 +54,14 @@ def start_http_server(
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     security: ServerSecurity = LOOPBACK_ONLY,
     connections: Connections = UNSHARED,
+    at_work: int | None = None,
 ) -> RunningHttpServer:
     """Serve `dataplane` over HTTP/1.1 on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
 
     `max_workers` inferences run at once; a further one is refused at once with 429. A body of more than
     `max_message_bytes` is refused with 413 before it is read. A connection of the age that `connections` allows is
-    closed after an answer, which says so. Raises `ConfigError` as `start_server` does, and where
-    the extra `http` is not installed; nothing listens then.
+    closed after an answer, which says so. `at_work`: see `CallThreads`, as for `start_server`. Raises `ConfigError` as
+    that does, and where the extra `http` is not installed; nothing listens then.
     """
     try:
         from upwell.shared.oip.http.connections import Listening
@@ -75,7 +76,7 @@ def start_http_server(
     application = Application(dataplane, max_workers=max_workers, max_message_bytes=max_message_bytes, tokens=tokens)
     sockets = _bind_all(addresses, connections.shares_ports)
     age_s = math.inf if connections.age_s is None else connections.age_s
-    threads = CallThreads(max_workers + READERS, "http")
+    threads = CallThreads(max_workers + READERS, "http", at_work)
     listener = Listener(sockets, Listening(application, threads, max_message_bytes, age_s), tls)
     listener.start()
     bound = tuple(_bound(address, one) for address, one in zip(addresses, sockets, strict=True))
