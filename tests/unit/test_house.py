@@ -159,8 +159,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.quantize.tflite_int8": {"ai_edge_quantizer"},
     "upwell.tools.quantize.tflite_layers": {"ai_edge_litert"},
     "upwell.edge.runtimes.onnx.coverage": {"onnx"},
-    "upwell.shared.oip.http.connections": {"cheroot"},
-    "upwell.shared.oip.http.listener": {"cheroot"},
+    "upwell.shared.oip.http.connections": {"aiohttp"},
     "upwell.shared.partition.mincut": {"scipy"},
     "upwell.shared.partition.onnx_shapes": {"onnx"},
     "upwell.tools.partition.plotting": {"matplotlib"},
@@ -187,6 +186,7 @@ IMPORTED_LATER = {
 """Of these, the modules that import it only in a function, and can themselves be imported without it."""
 
 ALSO_NEED_ONE = {
+    "upwell.shared.oip.http.listener",
     "upwell.cloud.workers.process",
     "upwell.cloud.workers.worker",
     "upwell.shared.partition.read_onnx",

@@ -26,7 +26,7 @@ from tests.integration.oip_http.harness import (
     status_of,
 )
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.http import application, connections, listener, memory, reader
+from upwell.shared.oip.http import application, connections, listener, memory
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 
 POST = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
@@ -256,7 +256,6 @@ def test_a_client_that_stops_inside_its_headers_or_body_is_given_up(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEADERS_S", 0.3)
-    monkeypatch.setattr(reader, "IDLE_S", 0.3)
     monkeypatch.setattr(connections, "IDLE_S", 0.3)
     server = serve()
     for part in (

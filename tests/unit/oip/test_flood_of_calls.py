@@ -14,7 +14,6 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.oip.grpc.server import start_server
-from upwell.shared.oip.http import workers
 from upwell.shared.oip.http.client import HttpClient
 from upwell.shared.oip.http.server import start_http_server
 from upwell.shared.platform import call_threads
@@ -43,7 +42,6 @@ def test_a_server_gives_the_threads_of_a_flood_back(
     monkeypatch: pytest.MonkeyPatch, start: Any, client: Callable[[str], Any], name: str, at_work: dict[str, int]
 ) -> None:
     monkeypatch.setattr(call_threads, "IDLE_S", 0.3)
-    monkeypatch.setattr(workers, "IDLE_S", 0.3)
     fake = FakeDataplane()
     server = start(fake, ["127.0.0.1:0"], max_workers=100, **at_work)
     one = client(server.addresses[0])

@@ -168,6 +168,7 @@ class ServingProcess:
                 dataplane,
                 serve.listen_http,
                 max_workers=self._calls,
+                at_work=AT_WORK,
                 max_message_bytes=serve.max_message,
                 security=serve.security,
                 connections=connections,

@@ -10,21 +10,21 @@ import json
 import logging
 import math
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeAlias
 from urllib.parse import unquote
 
 from upwell.shared.errors import InvalidRequest, ModelFailed, Refused, Unavailable, UpwellError
-from upwell.shared.oip.auth.callers import calling
+from upwell.shared.oip.auth.callers import Caller, calling
 from upwell.shared.oip.auth.tokens import KnownTokens
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
 from upwell.shared.oip.error_counter import note_error_answer
 from upwell.shared.oip.http.access import caller_for
-from upwell.shared.oip.http.memory import Memory
+from upwell.shared.oip.http.memory import Memory, Share
 from upwell.shared.oip.http.messages import (
     MAX_JSON_BYTES,
     ReadRequest,
@@ -65,7 +65,52 @@ _READING = ("GET", "HEAD")
 _MAX_ID_CHARACTERS = 200
 
 _log = logging.getLogger(__name__)
-_Answer: TypeAlias = Callable[[], Reply]
+_Answer: TypeAlias = Callable[[memoryview, Share], Reply]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A request that may be answered, once its body has been read if it `takes_body`."""
+
+    takes_body: bool
+    _answer: _Answer
+    _caller: Caller | None
+
+    def answer(self, body: memoryview, share: Share) -> Reply:
+        """The reply; `share` is the request's, and holds what the body takes. Lasts as long as the inference does, and
+        raises nothing.
+        """
+        note_request("")  # one thread answers many
+        try:
+            with calling(self._caller):
+                return self._answer(body, share)
+        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
+            return failure_reply(error)
+
+
+def failure_reply(error: Exception) -> Reply:
+    """The reply that says what went wrong, counted, and logged where it is our fault."""
+    reply = error_reply(error)
+    note_error_answer(dict(reply.headers).get(STATUS_HEADER, f"HTTP {int(reply.status)}"))
+    if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        is_defect = not isinstance(error, ModelFailed)  # whose text may repeat what the request held
+        _log.error(
+            "request %r over HTTP failed: %s",
+            request_id(),
+            type(error).__name__,
+            exc_info=error if is_defect else None,
+        )
+    return reply
+
+
+@dataclass(frozen=True)
+class InferCall:
+    """An inference that `client` asks for."""
+
+    model: str
+    version: str
+    incoming: Incoming
+    client: str
 
 
 class Application:
@@ -82,29 +127,19 @@ class Application:
         self._max_bytes = max_message_bytes
         self._tokens = tokens
         self._slots = threading.Semaphore(max_workers)
-        self._memory = Memory(max(BODIES_IN_MEMORY * max_message_bytes, LEAST_MEMORY_BYTES))
+        self.memory = Memory(max(BODIES_IN_MEMORY * max_message_bytes, LEAST_MEMORY_BYTES))
         self._lock = threading.Lock()
         self._calls: set[Signal] = set()
         self._is_over = False
 
-    def answer(self, incoming: Incoming) -> Reply:
-        """The reply to one request; to HEAD, that to GET. Raises only what reading its body raises as `OSError`."""
+    def begin(self, incoming: Incoming) -> Reply | Pending:
+        """What follows from the first lines of a request alone: a reply, or that it may be answered. Waits for nothing
+        and raises nothing. To HEAD, the reply is that to GET.
+        """
         try:
-            return self._answer(incoming)
-        except OSError:
-            raise
-        except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
-            reply = error_reply(error)
-            note_error_answer(dict(reply.headers).get(STATUS_HEADER, f"HTTP {int(reply.status)}"))
-            if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                is_defect = not isinstance(error, ModelFailed)  # whose text may repeat what the request held
-                _log.error(
-                    "request %r over HTTP failed: %s",
-                    request_id(),
-                    type(error).__name__,
-                    exc_info=error if is_defect else None,
-                )
-        return reply
+            return self._begin(incoming)
+        except Exception as error:  # noqa: BLE001 (as in `Pending.answer`)
+            return failure_reply(error)
 
     def cancel_all(self) -> None:
         """Tell the calls under way that nobody waits any more, and take no others."""
@@ -113,8 +148,8 @@ class Application:
             for cancelled in self._calls:
                 cancelled.set()
 
-    def _answer(self, incoming: Incoming) -> Reply:
-        note_request("")  # one thread answers many
+    def _begin(self, incoming: Incoming) -> Reply | Pending:
+        note_request("")
         path = _path(incoming.target)
         if incoming.headers.get("sec-fetch-site", "").strip() == "cross-site":
             # A page of somebody else's, in the browser of a person who can reach this server.
@@ -127,26 +162,29 @@ class Application:
         if incoming.method != method and not (method == "GET" and incoming.method == "HEAD"):
             allowed = ", ".join(_READING) if method == "GET" else method
             raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, f"this path answers {allowed}", (("Allow", allowed),))
-        with calling(caller):
-            return answer()
+        if method == "POST":  # what is wrong with the headers is said before the body is read
+            is_raw(incoming.headers)
+            timeout_s(incoming.headers)
+        return Pending(method == "POST", answer, caller)
 
     def _route(self, path: tuple[str, ...], incoming: Incoming, client: str) -> tuple[str, _Answer]:
         if path == ("v2",):
-            return "GET", lambda: json_reply(write_server_metadata(self._dataplane.server_metadata()))
+            return "GET", lambda *_: json_reply(write_server_metadata(self._dataplane.server_metadata()))
         if path == LIVE:
-            return "GET", lambda: json_reply({"live": True})
+            return "GET", lambda *_: json_reply({"live": True})
         if path == READY:
-            return "GET", lambda: _ready_reply(self._dataplane.ready())
+            return "GET", lambda *_: _ready_reply(self._dataplane.ready())
         if path[:2] == ("v2", "models") and len(path) > 2:
             model, version, rest = path[2], "", path[3:]
             if len(rest) >= 2 and rest[0] == "versions":
                 version, rest = rest[1], rest[2:]
             if rest == ():
-                return "GET", lambda: json_reply(write_model_metadata(self._dataplane.metadata(model, version)))
+                return "GET", lambda *_: json_reply(write_model_metadata(self._dataplane.metadata(model, version)))
             if rest == ("ready",):
-                return "GET", lambda: self._model_ready(model, version)
+                return "GET", lambda *_: self._model_ready(model, version)
             if rest == ("infer",):
-                return "POST", lambda: self._infer(incoming, client, model, version)
+                call = InferCall(model, version, incoming, client)
+                return "POST", lambda body, share: self._infer(call, body, share)
         raise Rejected(HTTPStatus.NOT_FOUND, "there is no such path here; the protocol's begin with /v2")
 
     def _model_ready(self, model: str, version: str) -> Reply:
@@ -156,28 +194,26 @@ class Application:
             self._dataplane.metadata(model, version)
         return _ready_reply(ready)
 
-    def _infer(self, incoming: Incoming, client: str, model: str, version: str) -> Reply:
-        arrived_s = time.monotonic()
+    def _infer(self, asked: InferCall, body: memoryview, share: Share) -> Reply:
+        incoming, model, version = asked.incoming, asked.model, asked.version
         raw = is_raw(incoming.headers)
         wait_s = timeout_s(incoming.headers)
-        with self._memory.share(incoming.address, incoming.break_off) as share:
-            body = incoming.read(self._max_bytes, share)
-            if raw:
-                read = self._read_raw(incoming, body, model, version)
-            else:
-                end = head_bytes(incoming.headers, len(body))
-                share.take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
-                with self._dataplane.reading(Call(client=client), len(body)):
-                    read = parse_infer_request(model, version, body[:end], body[end:])
-            request = dataclasses.replace(
-                read.request,
-                id=read.request.id or uuid.uuid4().hex,
-                parameters=with_tags(read.request.parameters, incoming.headers),
-            )
-            wait_s = min(wait_s, math.inf if read.timeout_s is None else read.timeout_s)
-            with self._call(incoming, arrived_s + wait_s, client) as call:
-                note_request(request.id, client, model, call.traceparent)
-                response = self._dataplane.infer(request, call)
+        if raw:
+            read = self._read_raw(incoming, body, model, version)
+        else:
+            end = head_bytes(incoming.headers, len(body))
+            share.take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
+            with self._dataplane.reading(Call(client=asked.client), len(body)):
+                read = parse_infer_request(model, version, body[:end], body[end:])
+        request = dataclasses.replace(
+            read.request,
+            id=read.request.id or uuid.uuid4().hex,
+            parameters=with_tags(read.request.parameters, incoming.headers),
+        )
+        wait_s = min(wait_s, math.inf if read.timeout_s is None else read.timeout_s)
+        with self._call(incoming, incoming.arrived_s + wait_s, asked.client) as call:
+            note_request(request.id, asked.client, model, call.traceparent)
+            response = self._dataplane.infer(request, call)
         reply = _infer_reply(response, read.wanted, with_facts=raw)
         if reply.size_bytes > self._max_bytes:
             raise _too_large("answer", reply.size_bytes, f"{self._max_bytes} are sent")
@@ -202,7 +238,7 @@ class Application:
                 if self._is_over:  # it was sent before the end, and read after it
                     raise Unavailable("the server has stopped")
                 self._calls.add(call.cancelled)
-            with incoming.watched(call.cancelled):
+            with incoming.departure.watched(call.cancelled):
                 yield call
         finally:
             with self._lock:

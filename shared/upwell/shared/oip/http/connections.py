@@ -1,285 +1,437 @@
-"""cheroot's connections and requests, with its weak places made good.
+"""One client's connection: aiohttp serves the requests on it, behind a scanner that refuses what is ambiguous.
 
-cheroot reads the request line and watches idle connections. What it does not do, or does not do safely, is here:
-a handshake off the accepting thread, time limits over whole headers and bodies, headers that two readers could
-understand differently, errors as JSON, and large replies without copies.
+What aiohttp leaves open is here: time limits over whole headers and bodies, the memory that a body takes, errors as
+JSON in the order of the requests, and answers without copies.
 """
 
 from __future__ import annotations
 
-import re
-import socket
-import ssl
+import asyncio
+import logging
+import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
-from cheroot.server import HTTPConnection, HTTPRequest
+import numpy as np
+from aiohttp import StreamReader, web
 
+from upwell.shared.errors import UpwellError
 from upwell.shared.oip.auth.callers import client_key
-from upwell.shared.oip.dataplane import Signal
-from upwell.shared.oip.http.application import check_size
+from upwell.shared.oip.http.application import Application, Pending, check_size, failure_reply
+from upwell.shared.oip.http.framing import MAX_HEAD_BYTES, Head, RequestScanner
 from upwell.shared.oip.http.memory import Share
-from upwell.shared.oip.http.reader import IDLE_S, Reader
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
-from upwell.shared.oip.http.request import TAG_HEADER
+from upwell.shared.oip.http.request import Departure, Incoming
 from upwell.shared.oip.http.tls import certificate_name
+from upwell.shared.platform.call_threads import CallThreads
 
 HEADERS_S = 10.0
 """For the handshake, and for all headers of a request."""
 
-NEXT_REQUEST_S = 0.002
-"""So long a thread waits for the next request itself, where no other connection waits for a thread."""
+IDLE_S = 10.0
+"""A client that has begun to send, and then sends nothing for so long, has gone or means harm."""
+
+SLOWEST_BYTES_PER_S = 4096
+"""What has come of a body buys time for the rest; one that comes more slowly holds memory for nothing."""
 
 WRITE_S = 60.0
 """For the answer."""
 
-MAX_HEADER_BYTES = 32 << 10
-MAX_HEADERS = 100
+KEPT_S = 75.0
+"""For the next request: longer than proxies keep their connections by default, so that it is they who close."""
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 << 20
 _SMALL_BYTES = 16 << 10
-_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-_TAG = TAG_HEADER.title().encode()
-"""Joined to one value, two tags would be a third one that no rule knows."""
-_SINGLE = frozenset({b"Content-Length", b"Transfer-Encoding", b"Host", b"Authorization", b"Expect", b"Content-Type"})
+_READ_AHEAD_BYTES = 256 << 10
+_REFUSED = b"GET / HTTP/1.1\r\nHost: refused\r\n\r\n"
+"""What aiohttp reads instead of a request that is refused, so that the refusal has its turn among the answers."""
+
+_log = logging.getLogger(__name__)
+_aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
+_aiohttp_log.setLevel(logging.CRITICAL)  # what a client can bring about at will is not worth a line
 
 
-def read_headers(lines: Any, headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Read header lines up to the empty one. Raises `ValueError`, whose text goes to the client.
-
-    Stricter than cheroot: what another server or proxy could read otherwise is refused, not mended.
+@dataclass
+class Listening:
+    """What the connections of a server share. `connections` are the open ones, `under_way` counts the requests that are
+    being answered, whether their clients have left or not.
     """
-    for _ in range(MAX_HEADERS + 1):
-        line = lines.readline()
-        if line == b"\r\n":
-            if b"Transfer-Encoding" in headers and b"Content-Length" in headers:
-                raise ValueError("a body has a length or comes in chunks, not both")
-            return headers
-        name, colon, value = line.partition(b":")
-        value = value[:-2].strip(b" \t")
-        if not (line.endswith(b"\r\n") and colon and _NAME.fullmatch(name) and _VALUE.fullmatch(value)):
-            raise ValueError("a header line is malformed")
-        name = name.title()
-        if name in headers:
-            if name in _SINGLE or name.startswith(_TAG):
-                raise ValueError(f"the header {name.decode()} is given twice")
-            value = headers[name] + b", " + value
-        if name == b"Content-Length" and not (value.isdigit() and len(value) <= 19):
-            raise ValueError("Content-Length is a number of bytes")
-        if name == b"Transfer-Encoding" and value.lower() != b"chunked":
-            raise ValueError("no transfer coding but chunked is read here")
-        headers[name] = value
-    raise ValueError(f"more than {MAX_HEADERS} headers")
+
+    application: Application
+    threads: CallThreads
+    max_message_bytes: int
+    connection_age_s: float
+    connections: set[Connection] = field(default_factory=set)
+    under_way: int = 0
+    is_ending: bool = False
 
 
-class CherootRequest(HTTPRequest):
-    """One request: cheroot parses its first lines, the application answers it."""
+class _Sent(web.StreamResponse):
+    """An answer that has been sent already: what aiohttp needs to go on, or to close the connection."""
 
-    conn: CherootConnection
+    def __init__(self, *, is_kept: bool) -> None:
+        super().__init__()
+        self._is_kept = is_kept
 
-    def __init__(self, server: Any, conn: CherootConnection) -> None:
-        super().__init__(server, conn)
-        self._expects_continue = False
-        self.header_reader = self._read_headers
+    @property
+    def keep_alive(self) -> bool:
+        """Whether another request may come."""
+        return self._is_kept
 
-    def _read_headers(self, lines: Any, headers: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        read_headers(lines, headers)
-        if b"Host" not in headers and self.request_protocol != b"HTTP/1.0":
-            raise ValueError("the header Host is missing")
-        # cheroot would ask for the body before anybody has looked at its size.
-        self._expects_continue = headers.pop(b"Expect", b"").lower() == b"100-continue"
-        # It is a list, whose words cheroot knows alone and in one spelling.
-        options = {word.strip().lower() for word in headers.get(b"Connection", b"").split(b",")}
-        if b"close" in options:
-            headers[b"Connection"] = b"close"
-        elif b"keep-alive" in options:
-            headers[b"Connection"] = b"Keep-Alive"
-        return headers
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing."""
 
-    def parse_request(self) -> None:
-        """Read the request line and the headers."""
-        self.conn.rfile.is_at_request_line = True
-        with self.conn.waited_for():
-            super().parse_request()
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing."""
 
-    def respond(self) -> None:
-        """Answer, and keep the connection only where the whole body has been read."""
-        incoming = IncomingRequest(self, self._expects_continue)
-        reply = self.server.application.answer(incoming)
-        self.close_connection |= not incoming.is_read or not self.server.ready or self.conn.is_old
-        self.conn.lingers = not incoming.is_read
-        self._send(reply)
 
-    def simple_response(self, status: str, msg: str = "") -> None:
-        """What cheroot itself has to say of a request that it cannot read, in our form. The connection ends."""
-        code = int(status[:3])
-        if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            # It is the headers: no body has been looked at yet.
-            code = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-        text = msg or status[4:]
-        self.close_connection = self.conn.lingers = True
-        self._send(error_reply(Rejected(code, "internal error" if code >= 500 and not msg else text)))
+_KEPT, _CLOSED = _Sent(is_kept=True), _Sent(is_kept=False)
 
-    def _send(self, reply: Reply) -> None:
-        self.sent_headers = True
-        lines = [f"HTTP/1.1 {reply.status} {_phrase(reply.status)}", f"Date: {formatdate(usegmt=True)}"]
-        lines += [f"{name}: {value}" for name, value in reply.headers]
-        lines += [f"Content-Length: {reply.size_bytes}", "X-Content-Type-Options: nosniff"]
-        if self.close_connection:
-            lines.append("Connection: close")
-        elif self.response_protocol == "HTTP/1.0":
-            lines.append("Connection: Keep-Alive")
-        head = "\r\n".join([*lines, "\r\n"]).encode("latin-1", "replace")
-        is_head = getattr(self, "method", b"") == b"HEAD"
-        self.conn.send(head, *(() if is_head else reply.body))
+
+class Connection(asyncio.Protocol):
+    """A connection, with or without TLS. Its methods are called in the thread of the event loop, but for `break_off`.
+
+    `deadline_s` is an instant of `time.monotonic()`, after which `expire` is to be called soon.
+    """
+
+    def __init__(self, listening: Listening) -> None:
+        self._listening = listening
+        self._loop = asyncio.get_running_loop()
+        self._scanner = RequestScanner(listening.max_message_bytes)
+        self._served: web.RequestHandler | None = None
+        self._transport: asyncio.Transport | None = None
+        self._content: StreamReader | None = None
+        self._departure = Departure()
+        self._written: asyncio.Future[None] | None = None
+        """Is done when the client has taken what has been written; None where it has."""
+        self._emptied: asyncio.Future[None] | None = None
+        """Is done when a client in the middle of sending has had the time to read its answer."""
+        self._discarded_bytes = 0
+        self._has_ended = False
+        self._opened_s = self.used_s = time.monotonic()
+        self.deadline_s = self.used_s + KEPT_S
+        self._body_until_s = math.inf
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether it is the client's turn to send."""
+        return not self._scanner.is_whole and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of a request has come."""
+        return self._scanner.head is None and self._scanner.refusal is None and self._scanner.kept_bytes == 0
+
+    @property
+    def socket(self) -> Any:
+        """What can be waited for."""
+        return None if self._transport is None else self._transport.get_extra_info("socket")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client has connected, and shaken hands."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=1, low=0)  # paused until all that is written has been taken
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
+        self._certificate = certificate_name(transport.get_extra_info("peercert"))
+        peer = transport.get_extra_info("peername")
+        where = f"{peer[0]}:{peer[1]}" if peer else "unix"
+        self._client = self._certificate or where
+        self._address = client_key(where)
+        self._listening.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left, or the connection was closed."""
+        self._transport = None
+        self._listening.connections.discard(self)
+        self._departure.leave()
+        if self._served is not None:
+            self._served.connection_lost(exc)
+        _settle(self._written)
+        _settle(self._emptied)
+
+    def data_received(self, data: bytes) -> None:
+        """The client has sent something."""
+        self.used_s = time.monotonic()
+        if self._scanner.refusal is not None or self._emptied is not None:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > _LINGER_BYTES:
+                self.abort()
+            return
+        self._scan(data)
+        if self._scanner.is_whole and self._scanner.kept_bytes > _READ_AHEAD_BYTES and self._transport is not None:
+            self._transport.pause_reading()  # until this request is answered
+
+    def eof_received(self) -> bool:
+        """The client sends no more; whether the connection stays open for the answer."""
+        self._has_ended = True
+        self._departure.leave()
+        if self._emptied is not None:
+            _settle(self._emptied)
+        elif self.is_idle:
+            return False
+        elif not self._scanner.is_whole and self._scanner.refusal is None:
+            self._refuse(_ends_early())
+        return not self._is_tls
+
+    def pause_writing(self) -> None:
+        """The client does not take at once what was written."""
+        self._written = self._loop.create_future()
+        if self._served is not None:
+            self._served.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has taken it all."""
+        _settle(self._written)
+        self._written = None
+        if self._served is not None:
+            self._served.resume_writing()
+
+    def expire(self) -> None:
+        """The time is up."""
+        if self._written is not None:
+            self.abort()
+        elif self._emptied is not None:
+            _settle(self._emptied)
+        elif self.is_idle:
+            self.close()
+        elif self._scanner.refusal is None:
+            self._refuse(Rejected(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time"))
+
+    def close(self) -> None:
+        """Close, when what has been written is taken."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def break_off(self) -> None:
+        """Give the client up, from any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.close if self._written is None else self.abort)
+
+    def _scan(self, data: bytes) -> None:
+        scanner = self._scanner
+        was_idle, had_head = self.is_idle, scanner.head is not None
+        good = scanner.scan(data)
+        if good:
+            self._serve(good)
+        if scanner.refusal is not None:
+            self._refuse(scanner.refusal)
+        elif scanner.is_whole:
+            self.deadline_s = math.inf
+        elif scanner.head is None:
+            if was_idle:
+                self.deadline_s = self.used_s + HEADERS_S
+        else:
+            if not had_head:
+                self._body_until_s = self.used_s + IDLE_S
+            self._body_until_s += len(good) / SLOWEST_BYTES_PER_S
+            self.deadline_s = min(self._body_until_s, self.used_s + IDLE_S)
+
+    def _serve(self, data: bytes) -> None:
+        """Let aiohttp have it. Its side is made with the first request: silent clients take no memory for it."""
+        if self._served is None:
+            server = web.Server(
+                self._answer,
+                access_log=None,
+                logger=_aiohttp_log,
+                auto_decompress=False,
+                lingering_time=0.0,
+                read_bufsize=_READ_AHEAD_BYTES,
+                max_line_size=MAX_HEAD_BYTES,
+                max_field_size=MAX_HEAD_BYTES,
+            )
+            self._served = server()
+            assert self._transport is not None  # noqa: S101  it has been connected
+            self._served.connection_made(self._transport)
+        self._served.data_received(data)
+
+    def _refuse(self, refusal: Rejected) -> None:
+        """Read no more; the refusal is the answer, when it has its turn."""
+        self._scanner.refusal = refusal
+        self.deadline_s = math.inf
+        if self._scanner.head is None:
+            self._serve(_REFUSED)
+        elif self._content is not None:
+            self._content.set_exception(refusal)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """aiohttp's handler: answer one request."""
+        try:
+            is_kept = await self._answered(self._scanner.head, request.content)
+        except Exception:  # noqa: BLE001 (the last resort: aiohttp would answer as it sees fit)
+            self.abort()
+            if self._transport is not None:
+                _log.exception("a connection was given up")
+            raise ConnectionResetError("the connection was given up") from None
+        if is_kept:
+            self._go_on()
+        elif not self._scanner.is_whole and not self._has_ended:
+            await self._linger()
+        return _KEPT if is_kept else _CLOSED
+
+    async def _answered(self, head: Head | None, content: StreamReader) -> bool:
+        """Answer the request; whether another one may come."""
+        application = self._listening.application
+        with application.memory.share(self._address, self.break_off) as share:
+            if head is None:
+                refusal = self._scanner.refusal
+                assert refusal is not None  # noqa: S101  or there would be a head
+                return await self._send(error_reply(refusal), share)
+            begun = application.begin(
+                Incoming(
+                    head.method,
+                    head.target,
+                    head.headers,
+                    self._client,
+                    self._certificate,
+                    self._departure,
+                    self.used_s,
+                )
+            )
+            if isinstance(begun, Pending):
+                try:
+                    body = await self._body(head, content, share) if begun.takes_body else memoryview(b"")
+                except UpwellError as error:
+                    begun = failure_reply(error)
+                else:
+                    begun = await self._in_thread(begun.answer, body, share)
+            return await self._send(begun, share)
+
+    async def _body(self, head: Head, content: StreamReader, share: Share) -> memoryview:
+        """The whole body, whose memory is taken of `share` as it comes.
+
+        Raises `UpwellError` for what is to be answered, and others where the client has left.
+        """
+        size_bytes = head.body_bytes
+        if size_bytes is not None:
+            check_size(size_bytes, self._listening.max_message_bytes)
+            share.expect(size_bytes)
+        if self._scanner.refusal is not None:
+            raise self._scanner.refusal
+        if head.expects_continue and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._content = content
+        try:
+            if size_bytes is None:
+                chunked = bytearray()
+                while piece := await content.readany():
+                    share.take(len(piece))
+                    chunked += piece
+                whole = memoryview(chunked)
+            else:
+                whole, done = np.empty(size_bytes, np.uint8).data, 0  # the kernel gives no page before it is written to
+                while done < size_bytes:
+                    piece = await content.readany()
+                    share.take(len(piece))
+                    whole[done : done + len(piece)] = piece
+                    done += len(piece)
+        finally:
+            self._content = None
+        share.has_come()
+        return whole
+
+    async def _in_thread(self, answer: Callable[[memoryview, Share], Reply], body: memoryview, share: Share) -> Reply:
+        replied: asyncio.Future[Reply] = self._loop.create_future()
+
+        def run() -> None:
+            reply = answer(body, share)
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(tell, reply)
+
+        def tell(reply: Reply) -> None:
+            self._listening.under_way -= 1
+            _settle(replied, reply)
+
+        self._listening.under_way += 1
+        self._listening.threads.submit(run)
+        return await replied
+
+    async def _send(self, reply: Reply, share: Share) -> bool:
+        """Send the answer, until the client has taken it; whether another request may come."""
+        head, listening = self._scanner.head, self._listening
+        is_young = time.monotonic() - self._opened_s < listening.connection_age_s
+        is_kept = head is not None and head.is_kept and self._scanner.is_whole and is_young and not listening.is_ending
+        pieces = (_head(reply, head, is_kept), *(() if head is not None and head.method == "HEAD" else reply.body))
+        if sum(map(len, pieces)) <= _SMALL_BYTES:
+            pieces = (b"".join(pieces),)  # one packet rather than two
+        if self._transport is None:
+            return False
+        for piece in pieces:
+            self._transport.write(piece)
+        if self._written is not None:
+            self.deadline_s = time.monotonic() + WRITE_S
+            share.waits(self._transport.get_write_buffer_size())
+            await self._written
+            self.deadline_s = math.inf
+        return is_kept
+
+    def _go_on(self) -> None:
+        """With the next request."""
+        if self._transport is None:
+            return
+        self._scanner.next_request()
+        self._departure = Departure()
+        self.used_s = time.monotonic()
+        if self._has_ended:
+            self._departure.leave()
+        if self._scanner.kept_bytes:
+            self.deadline_s = self.used_s + HEADERS_S
+            self._scan(b"")
+            self._transport.resume_reading()
+            if self._has_ended and not self._scanner.is_whole and self._scanner.refusal is None:
+                self._refuse(_ends_early())
+        elif self._has_ended or self._listening.is_ending:
+            self.close()
+        else:
+            self.deadline_s = self.used_s + KEPT_S
+
+    async def _linger(self) -> None:
+        """Let a client in the middle of sending read its answer: bytes left unread would take it back."""
+        if self._transport is None:
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        self._emptied = self._loop.create_future()
+        self.deadline_s = time.monotonic() + _LINGER_S
+        await self._emptied
+
+
+def _settle(future: asyncio.Future[Any] | None, result: Reply | None = None) -> None:
+    if future is not None and not future.done():
+        future.set_result(result)
+
+
+def _ends_early() -> Rejected:
+    return Rejected(HTTPStatus.BAD_REQUEST, "the request ends before it is whole")
+
+
+def _head(reply: Reply, head: Head | None, is_kept: bool) -> bytes:
+    lines = [f"HTTP/1.1 {int(reply.status)} {_phrase(reply.status)}", f"Date: {_date(int(time.time()))}"]
+    lines += [f"{name}: {value}" for name, value in reply.headers]
+    lines += [f"Content-Length: {reply.size_bytes}", "X-Content-Type-Options: nosniff"]
+    if not is_kept:
+        lines.append("Connection: close")
+    elif head is not None and head.is_old:
+        lines.append("Connection: Keep-Alive")
+    return "\r\n".join([*lines, "\r\n"]).encode("latin-1", "replace")
+
+
+@lru_cache(maxsize=1)
+def _date(now_s: int) -> str:
+    return formatdate(now_s, usegmt=True)
 
 
 def _phrase(status: int) -> str:
     return "Client Closed Request" if status == CLIENT_CLOSED_REQUEST else HTTPStatus(status).phrase
-
-
-class IncomingRequest:
-    """A parsed request as the application sees it (`Incoming`)."""
-
-    def __init__(self, request: CherootRequest, expects_continue: bool) -> None:
-        self._connection = request.conn
-        self._departures = request.server.departures
-        self._expects_continue = expects_continue
-        headers: Mapping[bytes, bytes] = request.inheaders
-        self.method: str = request.method.decode("latin-1")
-        self.target: str = request.uri.decode("latin-1")
-        self.headers = {name.decode().lower(): value.decode("latin-1") for name, value in headers.items()}
-        self.client = request.conn.client
-        self.certificate = request.conn.certificate
-        self.address = request.conn.address()
-        is_chunked = "transfer-encoding" in self.headers
-        self.body_bytes = None if is_chunked else int(self.headers.get("content-length", "0"))
-        self.is_read = self.body_bytes == 0
-
-    def read(self, max_bytes: int, share: Share) -> memoryview:
-        """The whole body, whose memory is taken of `share` as it comes."""
-        check_size(self.body_bytes or 0, max_bytes)
-        share.expect(self.body_bytes or 0)
-        if self._expects_continue:
-            self._connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        reader = self._connection.rfile
-        reader.deadline_s = time.monotonic() + IDLE_S
-        size = self.body_bytes
-        with self._connection.waited_for():
-            take = share.take
-            body = reader.read_chunks(max_bytes, take) if size is None else reader.read_exactly(size, take)
-        share.has_come()
-        self.is_read = True
-        return body
-
-    def break_off(self) -> None:
-        """End the connection, from another thread."""
-        self._connection.break_off()
-
-    def watched(self, cancelled: Signal) -> AbstractContextManager[None]:
-        """For as long as the context lasts, `cancelled` is set when the client leaves."""
-        watched: AbstractContextManager[None] = self._departures.watched(self._connection.socket.fileno(), cancelled)
-        return watched
-
-
-class CherootConnection(HTTPConnection):
-    """One client's connection, with or without TLS."""
-
-    RequestHandlerClass = CherootRequest
-    rfile: Reader
-
-    def __init__(self, server: Any, sock: socket.socket, _: Any = None) -> None:
-        super().__init__(server, sock, _files)
-        self.is_new = True
-        self.lingers = False
-        self.client = self.certificate = ""
-        self._is_greeted = not isinstance(sock, ssl.SSLSocket)
-        self._opened_s = time.monotonic()
-
-    @property
-    def is_old(self) -> bool:
-        """Whether the client is to connect anew, so that a long connection does not stay with one process."""
-        return time.monotonic() - self._opened_s >= float(self.server.connection_age_s)
-
-    def serve_once(self) -> None:
-        """Shake hands, answer what comes without a pause, and then go back to the idle ones, or close."""
-        with suppress(OSError):  # the client has gone while it was answered
-            while self.communicate():
-                if not self.server.ready or not self._goes_on():
-                    self.server.put_conn(self)
-                    return
-        self.close()
-
-    def _goes_on(self) -> bool:
-        """Whether the next request comes at once: then it need not go through two other threads."""
-        return not self.server.requests.has_waiting() and self.rfile.comes_within(NEXT_REQUEST_S)
-
-    def communicate(self) -> bool:
-        """Whether the connection is to be kept."""
-        if not self._is_greeted:
-            return self._greet()
-        if not self.client:
-            self.client = f"{self.remote_addr}:{self.remote_port}" if self.remote_addr else "unix"
-        self.rfile.deadline_s = time.monotonic() + HEADERS_S
-        return bool(super().communicate())  # type: ignore[no-untyped-call]  # cheroot has no types
-
-    def send(self, *pieces: bytes | memoryview) -> None:
-        """Send the pieces. Raises `OSError` where the client does not take them in time."""
-        self.socket.settimeout(WRITE_S)
-        if sum(len(piece) for piece in pieces) <= _SMALL_BYTES:
-            pieces = (b"".join(pieces),)  # one packet rather than two
-        with self.waited_for():
-            for piece in pieces:
-                if piece:
-                    self.socket.sendall(piece)
-
-    def close(self) -> None:
-        """Close, having let a client in the middle of sending read its answer: unread bytes would take it back."""
-        if self.lingers:
-            self.lingers = False
-            with suppress(OSError, ValueError), self.waited_for():
-                self.rfile.deadline_s = time.monotonic() + _LINGER_S
-                self.socket.shutdown(socket.SHUT_WR)
-                self.rfile.discard(_LINGER_BYTES)
-        with suppress(OSError):
-            super().close()
-
-    @contextmanager
-    def waited_for(self) -> Iterator[None]:
-        """Say that a thread waits for this client until the block ends, so that `Workers.waiting` may break it off."""
-        waiting = self.server.requests.waiting
-        waiting.add(id(self), self)
-        try:
-            yield
-        finally:
-            waiting.remove(id(self))
-
-    def address(self) -> str:
-        """Where the client is, whatever the port."""
-        return client_key(f"{self.remote_addr}:{self.remote_port}" if self.remote_addr else "unix")
-
-    def break_off(self) -> None:
-        """End what a thread waits for of this client, from another thread."""
-        with suppress(OSError):  # TLS has a state of its own, which that thread is using
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
-
-    def _greet(self) -> bool:
-        self.socket.settimeout(HEADERS_S)
-        try:
-            with self.waited_for():
-                self.socket.do_handshake()
-        except OSError:  # no TLS, an unknown certificate, or nothing at all: TLS itself has told the client
-            return False
-        self._is_greeted = True
-        self.client = self.certificate = certificate_name(self.socket)
-        return True
-
-
-def _files(connection: socket.socket, mode: str, _: int) -> Reader | None:
-    return Reader(connection) if mode == "rb" else None

@@ -1,166 +1,178 @@
-"""One listening socket: cheroot's server around a socket, a pool and an application of ours."""
+"""The event loop of an HTTP server: it accepts connections, closes those that are late, and ends them all."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import math
 import selectors
 import socket
+import ssl
 import threading
 import time
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
-from cheroot.connections import ConnectionManager
-from cheroot.server import HTTPServer
-
-from upwell.shared.oip.http.application import Application
-from upwell.shared.oip.http.connections import MAX_HEADER_BYTES, CherootConnection
-from upwell.shared.oip.http.disconnects import DisconnectWatch
-from upwell.shared.oip.http.tls import TlsAdapter
-from upwell.shared.oip.http.workers import Workers
+from upwell.shared.oip.http.connections import HEADERS_S, Connection, Listening
+from upwell.shared.platform.watched_files import WatchedFiles
 
 MAX_IDLE = 1000
-"""So many connections may be open without a request; beyond it the ones idle for the longest make room."""
+"""So many connections may be open without a whole request; beyond it those silent for the longest make room."""
 
-IDLE_CONNECTION_S = 75
-"""Longer than proxies keep theirs by default, so that it is they who close."""
+MAX_CONNECTIONS = 3000
+"""Beyond that a new one is closed at once."""
 
 _BACKLOG = 128
-_EXPIRY_EVERY_S = 0.25
+_LOOK_EVERY_S = 0.25
+_AFTER_CANCEL_S = 2.0
+_SETTLE_S = 0.005
 
 _log = logging.getLogger(__name__)
 
 
-class Listener(HTTPServer):
-    """Accepts connections on one socket and hands those with something to read to `workers`."""
-
-    ConnectionClass = CherootConnection
-    timeout = IDLE_CONNECTION_S
-    expiration_interval = _EXPIRY_EVERY_S
-    max_request_header_size = MAX_HEADER_BYTES
+class Listener:
+    """Accepts connections on `sockets`, in one thread with an event loop of its own."""
 
     def __init__(
-        self,
-        listening: socket.socket,
-        application: Application,
-        workers: Workers,
-        departures: DisconnectWatch,
-        tls: TlsAdapter | None,
-        connection_age_s: float,
+        self, sockets: Sequence[socket.socket], listening: Listening, tls: WatchedFiles[ssl.SSLContext] | None
     ) -> None:
-        super().__init__(listening.getsockname()[:2] if listening.family != socket.AF_UNIX else "unix", None, 1)
-        self.application = application
-        self.departures = departures
-        self.connection_age_s = connection_age_s
-        self.requests = workers
-        self.ssl_adapter = tls
-        self.socket = listening
-        self._thread = threading.Thread(target=self.serve, name="http-listener", daemon=True)
+        self._sockets = sockets
+        self._listening = listening
+        self._tls = tls
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="http-loop", daemon=True)
+        self._connecting: set[asyncio.Task[None]] = set()
 
-    def begin(self) -> None:
-        """Accept from now on, in a thread of its own."""
-        # cheroot's own preparation would take over any socket that systemd passed for something else.
-        self.socket.settimeout(1)
-        self.socket.listen(_BACKLOG)
-        self._connections = _Idle(self)
-        self.ready = True
+    def start(self) -> None:
+        """Accept from now on."""
+        for one in self._sockets:
+            one.setblocking(False)
+            one.listen(_BACKLOG)
         self._thread.start()
 
-    def serve(self) -> None:
-        """Accept and watch until `end`."""
-        while self.ready:
-            try:
-                self._connections.run(self.expiration_interval)
-            except Exception as error:  # noqa: BLE001 (whatever it is: nobody could connect any more)
-                if self.ready:
-                    _log.error("cannot accept connections: %s", error)
-                    time.sleep(_EXPIRY_EVERY_S)  # too few descriptors, as a rule: do not spin
-
     def end(self) -> None:
-        """Accept no more, hand over what has already sent something, and close the rest."""
-        if not self.ready:
+        """Accept no more and close what is idle. What has been sent is answered, and then its connection closed."""
+        self._call(self._end())
+
+    def stop(self, grace_s: float) -> None:
+        """End, wait at most `grace_s` for what is under way, cancel it then, and return when the threads have ended."""
+        self._call(self._end())
+        if not self._call(self._drained(grace_s)):
+            self._listening.application.cancel_all()
+            self._call(self._drained(_AFTER_CANCEL_S))
+        if self._loop.is_closed():
             return
-        self.ready = False
-        self._connections.stop()
+        is_over = self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._connections.hand_over(self.socket)
-        self.socket.close()
-        self._connections.close()
+        self._listening.threads.shutdown(wait=is_over)
 
-    def process_conn(self, conn: CherootConnection | _Wake) -> None:
-        """Let a thread serve it, but for a new one: a thread per silent client would soon be all of them."""
-        if isinstance(conn, _Wake):
+    def _call(self, asked: Coroutine[Any, Any, bool]) -> bool:
+        if self._loop.is_closed():
+            asked.close()
+            return True
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+
+    def _run(self) -> None:
+        loop = self._loop
+        loop.set_exception_handler(_note)
+        for one in self._sockets:
+            self._watch(one)
+        loop.call_later(_LOOK_EVERY_S, self._look)
+        loop.run_forever()
+        loop.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept who has connected."""
+        try:
+            while True:
+                self._connect(listening.accept()[0])
+        except (BlockingIOError, ConnectionError):
+            pass  # all of them, or one who has left again
+        except OSError as error:
+            _log.error("cannot accept connections: %s", error)
+            self._loop.remove_reader(listening)  # too few descriptors, as a rule: do not spin
+            self._loop.call_later(_LOOK_EVERY_S, self._watch, listening)
+
+    def _watch(self, listening: socket.socket) -> None:
+        if not self._listening.is_ending:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _connect(self, accepted: socket.socket) -> None:
+        if len(self._listening.connections) + len(self._connecting) >= MAX_CONNECTIONS:
+            accepted.close()
             return
-        if conn.is_new:
-            conn.is_new = False
-            self._connections.make_room()
-            self._connections.put(conn)
-        else:
-            self.requests.put(conn)
+        connecting = self._loop.create_task(self._connected(accepted))
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
 
-    def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
-        """Log as the rest of the program does. What a client can bring about at will is not worth a line."""
-        _log.log(level if level >= logging.ERROR else logging.DEBUG, "%s", msg, exc_info=traceback)
+    async def _connected(self, accepted: socket.socket) -> None:
+        context = self._tls.get() if self._tls is not None else None
+        limit_s = None if context is None else HEADERS_S
+        try:
+            await self._loop.connect_accepted_socket(
+                partial(Connection, self._listening), accepted, ssl=context, ssl_handshake_timeout=limit_s
+            )
+        except (OSError, asyncio.CancelledError):  # no TLS, or an unknown certificate: TLS has told the client
+            accepted.close()
+        if len(self._listening.connections) > MAX_IDLE:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the tenth that has been silent for the longest, where too many have sent no whole request."""
+        waited_for = [one for one in self._listening.connections if one.is_waited_for]
+        if len(waited_for) > MAX_IDLE:
+            for one in sorted(waited_for, key=lambda one: one.used_s)[: MAX_IDLE // 10]:
+                one.close()
+
+    def _look(self) -> None:
+        self._loop.call_later(_LOOK_EVERY_S, self._look)
+        now_s = time.monotonic()
+        for one in [one for one in self._listening.connections if one.deadline_s < now_s]:
+            one.expire()
+
+    async def _end(self) -> bool:
+        if self._listening.is_ending:
+            return True
+        self._listening.is_ending = True
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            self._accept(listening)  # who is connected already
+            listening.close()
+        if self._tls is None and self._connecting:
+            await asyncio.wait(self._connecting)
+        with selectors.DefaultSelector() as selector:
+            for one in self._listening.connections:
+                selector.register(one.socket, selectors.EVENT_READ, one)
+            have_sent = {key.data for key, _ in selector.select(0)}
+        for one in [*self._listening.connections]:
+            if one.is_idle and one not in have_sent:
+                one.close()
+        return True
+
+    async def _drained(self, timeout_s: float) -> bool:
+        """Whether all connections have ended within that time, and all requests."""
+        until_s = time.monotonic() + timeout_s
+        while self._connecting or self._listening.connections or self._listening.under_way:
+            if time.monotonic() >= until_s:
+                return False
+            await asyncio.sleep(_SETTLE_S)
+        return True
+
+    async def _close(self) -> bool:
+        """End all connections; whether no request is under way any more."""
+        for one in [*self._listening.connections]:
+            one.abort()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while self._listening.connections:
+            await asyncio.sleep(0)
+        return self._listening.under_way == 0
 
 
-class _Wake:
-    """Stands among the idle connections to end the wait for them."""
-
-    last_used = math.inf
-
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-
-    def fileno(self) -> int:
-        """What becomes readable by `wake`."""
-        return self._reader.fileno()
-
-    def wake(self) -> None:
-        """End the wait, once."""
-        self._writer.send(b"x")
-
-    def close(self) -> None:
-        """Close both ends."""
-        self._reader.close()
-        self._writer.close()
-
-
-class _Idle(ConnectionManager):
-    """The connections without a request, of which there are never more than `MAX_IDLE`."""
-
-    _selector: Any
-    _from_server_socket: Any
-
-    def __init__(self, server: Listener) -> None:
-        super().__init__(server)
-        self._wake = _Wake()
-        self._selector.register(self._wake.fileno(), selectors.EVENT_READ, data=self._wake)
-
-    def stop(self) -> None:
-        """End the wait now, rather than at its next interval."""
-        self._stop_requested = True
-        self._wake.wake()
-        super().stop()
-
-    def hand_over(self, listening: socket.socket) -> None:
-        """Accept who is connected already, and let the threads serve all who have sent something."""
-        listening.settimeout(0)
-        while (conn := self._from_server_socket(listening)) is not None:
-            self.put(conn)
-        for descriptor, conn in list(self._selector.select(timeout=0)):
-            if isinstance(conn, CherootConnection):
-                self._selector.unregister(descriptor)
-                self.server.requests.put(conn)
-
-    def make_room(self) -> None:
-        """Close the tenth that has been idle for the longest, where there are too many."""
-        if len(self._selector) <= MAX_IDLE:
-            return
-        idle = [
-            (conn.last_used, descriptor, conn)
-            for descriptor, conn in self._selector.connections
-            if isinstance(conn, CherootConnection)
-        ]
-        for _, descriptor, conn in sorted(idle, key=lambda one: one[:2])[: MAX_IDLE // 10]:
-            self._selector.unregister(descriptor)
-            conn.close()
+def _note(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    level = logging.DEBUG if error is None or isinstance(error, OSError) else logging.ERROR
+    _log.log(level, "%s", context["message"], exc_info=error)

@@ -15,7 +15,7 @@ PATIENCE_S = 2.0
 
 
 class Share:
-    """What one request has of it. `break_off` ends the reading of its body, from another thread."""
+    """What one request has of it. `break_off` ends its connection, from any thread."""
 
     def __init__(self, memory: Memory, address: str, break_off: Callable[[], object]) -> None:
         self.address = address
@@ -36,6 +36,10 @@ class Share:
     def has_come(self) -> None:
         """The body is whole: it is not given up any more."""
         self._memory.keep(self)
+
+    def waits(self, size_bytes: int) -> None:
+        """An answer of so many bytes waits for its client, for which it may be given up as a body may."""
+        self._memory.hold(self, size_bytes)
 
 
 class Memory:
@@ -83,6 +87,13 @@ class Memory:
         """Never give that one up."""
         with self._lock:
             share.is_coming = False
+
+    def hold(self, share: Share, size_bytes: int) -> None:
+        """Count so much more of a share, whether there is room or not, and let it be given up."""
+        with self._lock:
+            self._free_bytes -= size_bytes
+            share.taken_bytes += size_bytes
+            share.since_s, share.is_coming = time.monotonic(), True
 
     def _refuse(self) -> None:
         slow_s = time.monotonic() - PATIENCE_S

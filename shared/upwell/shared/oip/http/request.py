@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import Parameter, Signal
-from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.raw import PICTURES
 from upwell.shared.oip.http.replies import BINARY, JSON, Rejected
 
@@ -29,12 +28,38 @@ HEAD_LENGTH_HEADER = "inference-header-content-length"
 _FORM = "application/x-www-form-urlencoded"
 
 
-class Incoming(Protocol):
+class Departure:
+    """Whether the client has left. `leave` is the connection's, in its thread; `watched` the call's, in another."""
+
+    def __init__(self) -> None:
+        self._has_left = False
+        self._told: Signal | None = None
+
+    def leave(self) -> None:
+        """The client has left, or sends no more."""
+        self._has_left = True  # before the look, as `watched` does it the other way round: neither misses the other
+        if self._told is not None:
+            self._told.set()
+
+    @contextmanager
+    def watched(self, cancelled: Signal) -> Iterator[None]:
+        """For as long as the context lasts, `cancelled` is set when the client leaves."""
+        self._told = cancelled
+        if self._has_left:
+            cancelled.set()
+        try:
+            yield
+        finally:
+            self._told = None
+
+
+@dataclass(frozen=True)
+class Incoming:
     """One HTTP request whose headers have been read, and whose body has not.
 
     `target` is as the client wrote it; `headers` are by lower-case name; `certificate` is the name in the client's
-    certificate, empty where it showed none, and `client` that or the address it calls from, of which `address` is the
-    part without the port; `body_bytes` is the body's size, None where it comes in chunks.
+    certificate, empty where it showed none, and `client` that or the address it calls from. It came at `arrived_s`
+    (monotonic).
     """
 
     method: str
@@ -42,24 +67,8 @@ class Incoming(Protocol):
     headers: Mapping[str, str]
     client: str
     certificate: str
-    address: str
-    body_bytes: int | None
-
-    def read(self, max_bytes: int, share: Share) -> memoryview:
-        """The whole body, whose memory is taken of `share` as it comes.
-
-        Raises `Rejected` for a body that is too large or malformed, what `share` raises, and `OSError` where it does
-        not come.
-        """
-        ...
-
-    def break_off(self) -> None:
-        """End the connection, from another thread."""
-        ...
-
-    def watched(self, cancelled: Signal) -> AbstractContextManager[None]:
-        """For as long as the context lasts, `cancelled` is set when the client leaves."""
-        ...
+    departure: Departure
+    arrived_s: float
 
 
 def is_raw(headers: Mapping[str, str]) -> bool:

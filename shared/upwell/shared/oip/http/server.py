@@ -16,18 +16,14 @@ from upwell.shared.oip.auth.tokens import known_tokens
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, UNSHARED, Connections, check_free
 from upwell.shared.oip.http.application import Application
-from upwell.shared.oip.http.disconnects import DisconnectWatch
-from upwell.shared.oip.http.tls import TlsAdapter
-from upwell.shared.oip.http.workers import Workers
+from upwell.shared.oip.http.tls import watch_server_context
+from upwell.shared.platform.call_threads import CallThreads
 
 if TYPE_CHECKING:
     from upwell.shared.oip.http.listener import Listener
 
 READERS = 32
-"""So many threads more than inferences: they read what comes slowly, answer probes and refuse."""
-
-_MAX_WAITING = 2000
-_AFTER_CANCEL_S = 2.0
+"""So many threads more than inferences: they read JSON, answer probes and refuse."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +31,15 @@ class RunningHttpServer:
     """A server that accepts requests. `addresses` has the real ports where 0 was asked for."""
 
     addresses: tuple[str, ...]
-    _listeners: tuple[Listener, ...]
-    _application: Application
-    _workers: Workers
-    _departures: DisconnectWatch
+    _listener: Listener
 
     def end(self) -> None:
         """Accept no more. What has been sent by now is answered, and then its connection closed."""
-        for listener in self._listeners:
-            listener.end()
+        self._listener.end()
 
     def stop(self, grace_s: float) -> None:
         """Accept no more, let the requests under way end within `grace_s`, cancel the rest, and return then."""
-        self.end()
-        if not self._workers.stop(grace_s):
-            self._application.cancel_all()
-            self._workers.join(_AFTER_CANCEL_S)
-        self._departures.close()
+        self._listener.stop(grace_s)
         for address in self.addresses:
             path = parse_address(address).socket_path
             if path is not None:
@@ -66,33 +54,33 @@ def start_http_server(
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     security: ServerSecurity = LOOPBACK_ONLY,
     connections: Connections = UNSHARED,
+    at_work: int | None = None,
 ) -> RunningHttpServer:
     """Serve `dataplane` over HTTP/1.1 on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
 
     `max_workers` inferences run at once; a further one is refused at once with 429. A body of more than
     `max_message_bytes` is refused with 413 before it is read. A connection of the age that `connections` allows is
-    closed after an answer, which says so. Raises `ConfigError` as `start_server` does, and where
-    the extra `http` is not installed; nothing listens then.
+    closed after an answer, which says so. `at_work`: see `CallThreads`, as for `start_server`. Raises `ConfigError` as
+    that does, and where the extra `http` is not installed; nothing listens then.
     """
     try:
+        from upwell.shared.oip.http.connections import Listening
         from upwell.shared.oip.http.listener import Listener
     except ImportError:
         raise ConfigError.at(None, "serving HTTP needs an extra: pip install 'upwell[http]'") from None
     addresses = check_listen(listen, security)
-    tls = TlsAdapter(security.tls) if security.tls else None
+    tls = watch_server_context(security.tls) if security.tls else None
     tokens = known_tokens(security)
     if tokens is not None:
         dataplane = Permits(dataplane)
     application = Application(dataplane, max_workers=max_workers, max_message_bytes=max_message_bytes, tokens=tokens)
     sockets = _bind_all(addresses, connections.shares_ports)
-    departures = DisconnectWatch()
-    workers = Workers(max_workers + READERS, _MAX_WAITING)
     age_s = math.inf if connections.age_s is None else connections.age_s
-    listeners = tuple(Listener(one, application, workers, departures, tls, age_s) for one in sockets)
-    for listener in listeners:
-        listener.begin()
+    threads = CallThreads(max_workers + READERS, "http", at_work)
+    listener = Listener(sockets, Listening(application, threads, max_message_bytes, age_s), tls)
+    listener.start()
     bound = tuple(_bound(address, one) for address, one in zip(addresses, sockets, strict=True))
-    return RunningHttpServer(bound, listeners, application, workers, departures)
+    return RunningHttpServer(bound, listener)
 
 
 def _bind_all(addresses: Sequence[Address], shares_ports: bool) -> list[socket.socket]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
+from collections.abc import Mapping
 from typing import Any
 
 from upwell.shared.config.security import TlsFiles
@@ -13,19 +13,9 @@ from upwell.shared.oip.auth.tls import watch_pem
 from upwell.shared.platform.watched_files import WatchedFiles
 
 
-class TlsAdapter:
-    """cheroot's interface of TLS. Each new connection gets the files as they are then. Raises `ConfigError`."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._contexts = WatchedFiles(files.paths, lambda: _context(files))
-
-    def makefile(self, *_: Any) -> None:
-        """Connections read and write their sockets themselves."""
-
-    def wrap(self, connection: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
-        """The connection with TLS on it, the handshake still to come: it would stop the thread that accepts."""
-        context = self._contexts.get()
-        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), {}
+def watch_server_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
+    """What a server's connections begin with, made anew when a file changes. Raises `ConfigError`."""
+    return WatchedFiles(files.paths, lambda: _server_context(files))
 
 
 def watch_client_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
@@ -43,7 +33,7 @@ def _client_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
     if files.cert is None or files.key is None:
         raise ConfigError.at(None, "TLS on a server needs a certificate and its key")
     pem = watch_pem(files).get()
@@ -66,8 +56,8 @@ def _bare(side: ssl._SSLMethod, files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def certificate_name(connection: ssl.SSLSocket) -> str:
-    """The common name of the client's certificate; empty where it showed none."""
-    subject: Any = (connection.getpeercert() or {}).get("subject", ())
+def certificate_name(certificate: Mapping[str, Any] | None) -> str:
+    """The common name in a client's certificate, as `ssl` gives that; empty where it showed none."""
+    subject: Any = (certificate or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return usable_name(names[0]) if names else ""

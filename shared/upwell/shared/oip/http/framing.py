@@ -1,0 +1,216 @@
+"""Where a request begins and ends in the bytes of an HTTP/1.1 connection, without I/O.
+
+Stricter than HTTP libraries are: what another server or proxy could read otherwise is refused, not mended, for a
+disagreement is how one request is smuggled behind another.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from upwell.shared.oip.http.application import check_size
+from upwell.shared.oip.http.replies import Rejected
+from upwell.shared.oip.http.request import TAG_HEADER
+
+MAX_HEAD_BYTES = 32 << 10
+MAX_HEADERS = 100
+
+_FREE_CHUNKS = 1000
+_LEAST_CHUNK_BYTES = 256
+"""What the chunks have on average where there are more than `_FREE_CHUNKS`: each costs some microseconds, even one of a
+byte, and so a body of such would take minutes.
+"""
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
+_SINGLE = frozenset({"content-length", "transfer-encoding", "host", "authorization", "expect", "content-type"})
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Z-]+) ([\x21-\x7e]+) HTTP/([0-9]\.[0-9])\r\n")
+_HEADERS = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)*\r\n")
+_CHUNK_LINE = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
+_MAX_CHUNK_LINE_BYTES = 10
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first lines of a request. `headers` are by lower-case name; `body_bytes` is None where the body comes in
+    chunks; `is_kept`: the client may send another request on the connection; `is_old`: it speaks HTTP/1.0.
+    """
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body_bytes: int | None
+    is_kept: bool
+    is_old: bool
+    expects_continue: bool
+
+
+class RequestScanner:
+    """Follows the bytes of one connection, one request at a time.
+
+    `head` is the request's as soon as it is whole, `is_whole` says that the body is too, and `refusal` what is wrong;
+    after one of these nothing more is scanned.
+    """
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._kept = b""
+        self.refusal: Rejected | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.head: Head | None = None
+        self.is_whole = False
+        self._left_bytes = 0
+        self._chunks = self._chunked_bytes = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much has come that is not scanned yet."""
+        return len(self._kept)
+
+    def next_request(self) -> None:
+        """The request has been answered; what follows it is the next one's."""
+        self._begin()
+
+    def scan(self, data: bytes) -> bytes:
+        """What of `data`, and of what was kept before it, belongs to the request and is well formed."""
+        data = self._kept + data if self._kept else data
+        end = 0
+        if not self.is_whole and self.refusal is None:
+            try:
+                if self.head is None:
+                    end = self._scan_head(data)
+                if self.head is not None:
+                    end = self._scan_body(data, end)
+            except Rejected as error:
+                self.refusal = error
+        self._kept = data[end:]
+        return data if end == len(data) else data[:end]
+
+    def _scan_head(self, data: bytes) -> int:
+        line_end = data.find(b"\r\n", 0, MAX_HEAD_BYTES)
+        if line_end < 0 and len(data) >= MAX_HEAD_BYTES:
+            raise Rejected(HTTPStatus.REQUEST_URI_TOO_LONG, "the request line is too long")
+        if data and line_end < 0 and b"\n" in data:
+            raise _bad_line()
+        if line_end < 0:
+            return 0
+        found = _REQUEST_LINE.match(data)
+        if found is None:
+            raise _bad_line()
+        end = data.find(b"\r\n\r\n", line_end, MAX_HEAD_BYTES)
+        if end < 0 and len(data) >= MAX_HEAD_BYTES:
+            raise Rejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the headers exceed {MAX_HEAD_BYTES} bytes")
+        version = found[3]
+        if version not in (b"1.1", b"1.0"):
+            raise Rejected(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here")
+        if end < 0:
+            if b"\n" in data[line_end + 2 :].replace(b"\r\n", b""):  # no need to wait for the rest
+                raise _bad_header()
+            return 0
+        self.head = _head(found[1].decode(), found[2].decode(), version, data[found.end() : end + 4])
+        self._left_bytes = self.head.body_bytes or 0
+        return end + 4
+
+    def _scan_body(self, data: bytes, start: int) -> int:
+        if self.head is not None and self.head.body_bytes is None:
+            return self._scan_chunks(data, start)
+        end = min(start + self._left_bytes, len(data))
+        self._left_bytes -= end - start
+        self.is_whole = self._left_bytes == 0
+        return end
+
+    def _scan_chunks(self, data: bytes, at: int) -> int:
+        """`_left_bytes` is what is left of a chunk and the end of line behind it, which is scanned in one piece."""
+        while True:
+            if self._left_bytes:
+                step = min(self._left_bytes, len(data) - at)
+                if step < self._left_bytes:
+                    step = max(0, min(step, self._left_bytes - 2))
+                elif data[at + step - 2 : at + step] != b"\r\n":
+                    raise _bad_chunk()
+                at += step
+                self._left_bytes -= step
+                if self._left_bytes:
+                    return at
+            # Digits and the end of the line alone: whatever else may stand there, another reader might take otherwise,
+            # and see the next request begin at another byte.
+            line = _CHUNK_LINE.match(data, at)
+            if line is None:
+                if len(data) - at >= _MAX_CHUNK_LINE_BYTES or b"\n" in data[at:] or not _may_become_line(data[at:]):
+                    raise _bad_chunk()
+                return at
+            size_bytes = int(line[1], 16)
+            if size_bytes == 0:  # trailers would follow, which nobody needs here
+                rest = data[line.end() : line.end() + 2]
+                if not b"\r\n".startswith(rest):
+                    raise _bad_chunk()
+                self.is_whole = rest == b"\r\n"
+                return line.end() + 2 if self.is_whole else at
+            self._chunks += 1
+            self._chunked_bytes += size_bytes
+            check_size(self._chunked_bytes, self._max_body_bytes)
+            if self._chunks > _FREE_CHUNKS + self._chunked_bytes // _LEAST_CHUNK_BYTES:
+                raise Rejected(HTTPStatus.BAD_REQUEST, "the chunks of the body are too small")
+            at = line.end()
+            self._left_bytes = size_bytes + 2
+
+
+def _may_become_line(start: bytes) -> bool:
+    return not start or re.fullmatch(rb"[0-9a-fA-F]{1,8}\r?", start) is not None
+
+
+def _head(method: str, target: str, version: bytes, lines: bytes) -> Head:
+    if method not in _METHODS:
+        raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, "no path answers this method")
+    if not target.startswith("/") or target.startswith("//") or "#" in target:
+        raise Rejected(HTTPStatus.BAD_REQUEST, "the target of a request is a path")
+    if _HEADERS.fullmatch(lines) is None:
+        raise _bad_header()
+    headers = _headers(lines.split(b"\r\n")[:-2])
+    is_old = version == b"1.0"
+    if "host" not in headers and not is_old:
+        raise Rejected(HTTPStatus.BAD_REQUEST, "the header Host is missing")
+    length, coding = headers.get("content-length"), headers.get("transfer-encoding")
+    if length is not None and re.fullmatch(r"[0-9]{1,19}", length) is None:
+        raise Rejected(HTTPStatus.BAD_REQUEST, "Content-Length is a number of bytes")
+    if coding is not None and (length is not None or is_old):
+        raise Rejected(HTTPStatus.BAD_REQUEST, "a body has a length or comes in chunks, not both")
+    if coding is not None and coding.lower() != "chunked":
+        raise Rejected(HTTPStatus.BAD_REQUEST, "no transfer coding but chunked is read here")
+    options = {word.strip() for word in headers.get("connection", "").lower().split(",")}
+    is_kept = "close" not in options and (not is_old or "keep-alive" in options)
+    expects_continue = headers.get("expect", "").lower() == "100-continue"
+    body_bytes = int(length or 0) if coding is None else None
+    return Head(method, target, headers, body_bytes, is_kept, is_old, expects_continue)
+
+
+def _headers(lines: list[bytes]) -> dict[str, str]:
+    if len(lines) > MAX_HEADERS:
+        raise Rejected(HTTPStatus.BAD_REQUEST, f"more than {MAX_HEADERS} headers")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.decode("latin-1").partition(":")
+        name = name.lower()
+        value = value.strip(" \t")
+        if name in headers:
+            # Joined to one value, two tags would be a third one that no rule knows.
+            if name in _SINGLE or name.startswith(TAG_HEADER):
+                raise Rejected(HTTPStatus.BAD_REQUEST, f"the header {name.title()} is given twice")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    return headers
+
+
+def _bad_line() -> Rejected:
+    return Rejected(HTTPStatus.BAD_REQUEST, "the request line is malformed")
+
+
+def _bad_header() -> Rejected:
+    return Rejected(HTTPStatus.BAD_REQUEST, "a header line is malformed")
+
+
+def _bad_chunk() -> Rejected:
+    return Rejected(HTTPStatus.BAD_REQUEST, "the chunks of the body are malformed")

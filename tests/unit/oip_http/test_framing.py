@@ -1,0 +1,54 @@
+"""Where a request begins and ends, whatever the pieces in which it comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from upwell.shared.oip.http.framing import RequestScanner
+
+HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n"
+SIZED = HEAD + b"Content-Length: 5\r\n\r\nabcde"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+NEXT = b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_bytes", [SIZED, CHUNKED])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_request_ends_where_it_ends_in_whatever_pieces_it_comes(request_bytes: bytes, size: int) -> None:
+    scanner = RequestScanner(100)
+    data, passed = request_bytes + NEXT, b""
+    for start in range(0, len(data), size):
+        passed += scanner.scan(data[start : start + size])
+    assert (passed, scanner.is_whole, scanner.refusal) == (request_bytes, True, None)
+    scanner.next_request()
+    assert scanner.scan(b"") == NEXT
+    assert scanner.head is not None
+    assert (scanner.head.method, scanner.head.body_bytes, scanner.is_whole) == ("GET", 0, True)
+
+
+@pytest.mark.parametrize(
+    "end", [b"0\n\r\n", b" 0\r\n\r\n", b"0 \r\n\r\n", b"0;a=b\r\n\r\n", b"0\r\nX: y\r\n\r\n", b"+0\r\n\r\n"]
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_what_is_wrong_in_chunks_is_found_in_whatever_pieces_it_comes(end: bytes, size: int) -> None:
+    scanner = RequestScanner(100)
+    data = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + end
+    passed = b"".join(scanner.scan(data[start : start + size]) for start in range(0, len(data), size))
+    assert scanner.refusal is not None
+    assert not scanner.is_whole
+    assert data.startswith(passed)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"",
+        b"Host: a\r\nHost: a\r\n",
+        b"Host: a\r\nAuthorization: a\r\nauthorization: a\r\n",
+        b"Host: a\r\nUpwell-Tag-A: x\r\nupwell-tag-a: x\r\n",
+    ],
+)
+def test_headers_that_say_two_things_or_nothing_are_refused(lines: bytes) -> None:
+    scanner = RequestScanner(100)
+    assert scanner.scan(b"GET /v2 HTTP/1.1\r\n" + lines + b"\r\n") == b""
+    assert scanner.refusal is not None
