@@ -24,7 +24,7 @@ from aiohttp import StreamReader, web
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.auth.callers import client_key
 from upwell.shared.oip.http.application import Application, Pending, check_size, failure_reply
-from upwell.shared.oip.http.framing import MAX_HEAD_BYTES, Head, RequestScanner
+from upwell.shared.oip.http.framing import MAX_HEAD_BYTES, RequestHead, RequestScanner
 from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
 from upwell.shared.oip.http.request import Departure, Incoming
@@ -59,7 +59,7 @@ _aiohttp_log.setLevel(logging.CRITICAL)  # what a client can bring about at will
 
 
 @dataclass
-class Listening:
+class HttpListening:
     """What the connections of a server share. `connections` are the open ones, `under_way` counts the requests that are
     being answered, whether their clients have left or not.
     """
@@ -68,7 +68,7 @@ class Listening:
     threads: CallThreads
     max_message_bytes: int
     connection_age_s: float
-    connections: set[Connection] = field(default_factory=set)
+    connections: set[HttpServerConnection] = field(default_factory=set)
     under_way: int = 0
     is_ending: bool = False
 
@@ -95,13 +95,13 @@ class _Sent(web.StreamResponse):
 _KEPT, _CLOSED = _Sent(is_kept=True), _Sent(is_kept=False)
 
 
-class Connection(asyncio.Protocol):
+class HttpServerConnection(asyncio.Protocol):
     """A connection, with or without TLS. Its methods are called in the thread of the event loop, but for `break_off`.
 
     `deadline_s` is an instant of `time.monotonic()`, after which `expire` is to be called soon.
     """
 
-    def __init__(self, listening: Listening) -> None:
+    def __init__(self, listening: HttpListening) -> None:
         self._listening = listening
         self._loop = asyncio.get_running_loop()
         self._scanner = RequestScanner(listening.max_message_bytes)
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             await self._linger()
         return _KEPT if is_kept else _CLOSED
 
-    async def _answered(self, head: Head | None, content: StreamReader) -> bool:
+    async def _answered(self, head: RequestHead | None, content: StreamReader) -> bool:
         """Answer the request; whether another one may come."""
         application = self._listening.application
         with application.memory.share(self._address, self.break_off) as share:
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
                     begun = await self._in_thread(begun.answer, body, share)
             return await self._send(begun, share)
 
-    async def _body(self, head: Head, content: StreamReader, share: Share) -> memoryview:
+    async def _body(self, head: RequestHead, content: StreamReader, share: Share) -> memoryview:
         """The whole body, whose memory is taken of `share` as it comes.
 
         Raises `UpwellError` for what is to be answered, and others where the client has left.
@@ -417,7 +417,7 @@ def _ends_early() -> Rejected:
     return Rejected(HTTPStatus.BAD_REQUEST, "the request ends before it is whole")
 
 
-def _head(reply: Reply, head: Head | None, is_kept: bool) -> bytes:
+def _head(reply: Reply, head: RequestHead | None, is_kept: bool) -> bytes:
     lines = [f"HTTP/1.1 {int(reply.status)} {_phrase(reply.status)}", f"Date: {_date(int(time.time()))}"]
     lines += [f"{name}: {value}" for name, value in reply.headers]
     lines += [f"Content-Length: {reply.size_bytes}", "X-Content-Type-Options: nosniff"]

@@ -32,7 +32,7 @@ _MAX_CHUNK_LINE_BYTES = 10
 
 
 @dataclass(frozen=True)
-class Head:
+class RequestHead:
     """The first lines of a request. `headers` are by lower-case name; `body_bytes` is None where the body comes in
     chunks; `is_kept`: the client may send another request on the connection; `is_old`: it speaks HTTP/1.0.
     """
@@ -60,7 +60,7 @@ class RequestScanner:
         self._begin()
 
     def _begin(self) -> None:
-        self.head: Head | None = None
+        self.head: RequestHead | None = None
         self.is_whole = False
         self._left_bytes = 0
         self._chunks = self._chunked_bytes = 0
@@ -162,7 +162,7 @@ def _may_become_line(start: bytes) -> bool:
     return not start or re.fullmatch(rb"[0-9a-fA-F]{1,8}\r?", start) is not None
 
 
-def _head(method: str, target: str, version: bytes, lines: bytes) -> Head:
+def _head(method: str, target: str, version: bytes, lines: bytes) -> RequestHead:
     if method not in _METHODS:
         raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, "no path answers this method")
     if not target.startswith("/") or target.startswith("//") or "#" in target:
@@ -184,7 +184,7 @@ def _head(method: str, target: str, version: bytes, lines: bytes) -> Head:
     is_kept = "close" not in options and (not is_old or "keep-alive" in options)
     expects_continue = headers.get("expect", "").lower() == "100-continue"
     body_bytes = int(length or 0) if coding is None else None
-    return Head(method, target, headers, body_bytes, is_kept, is_old, expects_continue)
+    return RequestHead(method, target, headers, body_bytes, is_kept, is_old, expects_continue)
 
 
 def _headers(lines: list[bytes]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from upwell.shared.oip.http.connections import HEADERS_S, Connection, Listening
+from upwell.shared.oip.http.connections import HEADERS_S, HttpListening, HttpServerConnection
 from upwell.shared.platform.watched_files import WatchedFiles
 
 MAX_IDLE = 1000
@@ -34,7 +34,7 @@ class Listener:
     """Accepts connections on `sockets`, in one thread with an event loop of its own."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], listening: Listening, tls: WatchedFiles[ssl.SSLContext] | None
+        self, sockets: Sequence[socket.socket], listening: HttpListening, tls: WatchedFiles[ssl.SSLContext] | None
     ) -> None:
         self._sockets = sockets
         self._listening = listening
@@ -111,7 +111,7 @@ class Listener:
         limit_s = None if context is None else HEADERS_S
         try:
             await self._loop.connect_accepted_socket(
-                partial(Connection, self._listening), accepted, ssl=context, ssl_handshake_timeout=limit_s
+                partial(HttpServerConnection, self._listening), accepted, ssl=context, ssl_handshake_timeout=limit_s
             )
         except (OSError, asyncio.CancelledError):  # no TLS, or an unknown certificate: TLS has told the client
             accepted.close()

@@ -64,7 +64,7 @@ def start_http_server(
     that does, and where the extra `http` is not installed; nothing listens then.
     """
     try:
-        from upwell.shared.oip.http.connections import Listening
+        from upwell.shared.oip.http.connections import HttpListening
         from upwell.shared.oip.http.listener import Listener
     except ImportError:
         raise ConfigError.at(None, "serving HTTP needs an extra: pip install 'upwell[http]'") from None
@@ -77,7 +77,7 @@ def start_http_server(
     sockets = _bind_all(addresses, connections.shares_ports)
     age_s = math.inf if connections.age_s is None else connections.age_s
     threads = CallThreads(max_workers + READERS, "http", at_work)
-    listener = Listener(sockets, Listening(application, threads, max_message_bytes, age_s), tls)
+    listener = Listener(sockets, HttpListening(application, threads, max_message_bytes, age_s), tls)
     listener.start()
     bound = tuple(_bound(address, one) for address, one in zip(addresses, sockets, strict=True))
     return RunningHttpServer(bound, listener)

@@ -14,7 +14,7 @@ from typing import Any
 
 from upwell.shared.oip.grpc.fastpath import inner_parts
 from upwell.shared.oip.grpc.fastpath.inner_parts import cygrpc, server
-from upwell.shared.platform.call_threads import CallThreads
+from upwell.shared.platform.call_threads import CallFuture, CallThreads
 
 SHORT_BYTES = 1 << 16
 """What is larger takes longer than a change of threads, and its sender is better read from without a pause."""
@@ -36,3 +36,56 @@ def _next_event(state: Any) -> Any:
     if event.completion_type == cygrpc.CompletionType.queue_timeout:
         return True
     return server._process_event_and_continue(state, event)
+
+
+_NO_MESSAGE = b"the call ended without a message; this method takes exactly one"
+_UNREADABLE = b"Exception deserializing request!"
+
+
+def handle_unary_unary(rpc_event: Any, state: Any, method_handler: Any, default_thread_pool: Any) -> Any:
+    """In place of `grpc._server._handle_unary_unary`: in its thread of events, with the lock of the call's state."""
+    if not isinstance(default_thread_pool, CallThreads):
+        return inner_parts.handle_unary_unary(rpc_event, state, method_handler, default_thread_pool)
+    task = default_thread_pool.expect()
+
+    def received(event: Any) -> Any:
+        message = event.batch_operations[0].message()
+        if message is None:
+            return _without_message(default_thread_pool, task, rpc_event, state)
+        with state.condition:
+            finished = server._possibly_finish_call(state, server._RECEIVE_MESSAGE_TOKEN)
+        _begin(default_thread_pool, task, rpc_event, state, method_handler, message)
+        return finished
+
+    rpc_event.call.start_server_batch((cygrpc.ReceiveMessageOperation(server._EMPTY_FLAGS),), received)
+    state.due.add(server._RECEIVE_MESSAGE_TOKEN)
+    return task
+
+
+def _begin(
+    threads: CallThreads, task: CallFuture, rpc_event: Any, state: Any, method_handler: Any, message: bytes
+) -> None:
+    def argument() -> Any:
+        request = server._common.deserialize(message, method_handler.request_deserializer)
+        if request is None:
+            with state.condition:
+                server._abort(state, rpc_event.call, cygrpc.StatusCode.internal, _UNREADABLE)
+        return request
+
+    threads.begin(
+        task, state.context.run, server._unary_response_in_pool, rpc_event, state, method_handler.unary_unary,
+        argument, method_handler.request_deserializer, method_handler.response_serializer,
+        is_short=len(message) <= SHORT_BYTES,
+    )  # fmt: skip
+
+
+def _without_message(threads: CallThreads, task: CallFuture, rpc_event: Any, state: Any) -> Any:
+    """The caller has left, or has ended its side with nothing said, which it is told."""
+    with state.condition:
+        if state.client is server._OPEN:
+            state.client = server._CLOSED
+        if state.client is server._CLOSED:
+            server._abort(state, rpc_event.call, cygrpc.StatusCode.unimplemented, _NO_MESSAGE)
+        finished = server._possibly_finish_call(state, server._RECEIVE_MESSAGE_TOKEN)
+    threads.drop(task)
+    return finished
