@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # ONNX Runtime tells its maker nothing about what is run here.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check check-platforms check-deploy bench bench-accelerator bench-triton traces test-slow test-properties test-cuts test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
+.PHONY: demo test test-all mutation check check-platforms check-deploy bench bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -29,15 +29,28 @@ demo: .venv/.demo  ## the main job on this machine, with a report
 	$(BIN)/upwell demo $(ARGS)
 
 # What judges time has the machine for itself; the rest shares it, three at a time on two cores since they wait a lot.
-FAST := not benchmark and not slow and not cuts
-test: .venv/.dev  ## the test suite (minutes)
+# Nothing is tried twice: a test that fails now and then is a fault of the test or of the product.
+TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
+QUICK := not benchmark and not slow and not exhaustive
+PARALLEL := --numprocesses 3 --dist worksteal
+test: .venv/.dev  ## the test suite (five minutes on two cores)
 ifdef ARGS
-	$(BIN)/python -m pytest -m '$(FAST)' $(ARGS)
+	$(BIN)/python -m pytest -m '$(QUICK)' $(ARGS)
 else
-	$(BIN)/python -m pytest -m '$(FAST) and alone' tests/faults tests/integration
-	$(BIN)/python -m pytest -m '$(FAST) and not alone' --numprocesses 3 --dist worksteal \
-	  tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
+	$(BIN)/python -m pytest -m '$(QUICK) and alone' --durations 25 tests/faults tests/integration
+	$(BIN)/python -m pytest -m '$(QUICK) and not alone' --durations 25 $(PARALLEL) $(TESTED)
 endif
+
+test-all: .venv/.dev  ## all tests: every case of every grid, every property with new examples, what takes long (an hour)
+ifdef ARGS
+	$(BIN)/python -m pytest -m 'not benchmark' --hypothesis-profile thorough $(ARGS)
+else
+	$(BIN)/python -m pytest -m 'not benchmark and alone' --durations 25 tests/faults tests/integration
+	$(BIN)/python -m pytest -m 'not benchmark and not alone' --hypothesis-profile thorough --durations 25 $(PARALLEL) $(TESTED)
+endif
+
+mutation: .venv/.dev  ## which seeded faults the quick tests catch (ARGS="router codec" for some areas)
+	$(BIN)/python -m tests.mutation_check --marks '$(QUICK) and not alone' $(ARGS)
 
 check: .venv/.dev  ## lint, types, layers, generated code
 	$(BIN)/ruff format --check .
@@ -75,15 +88,6 @@ bench-accelerator: .venv/.dev  ## a network of the class of ResNet-50 through gR
 
 traces: .venv/.dev  ## the router on recorded links: writes the table of docs/routing.md (TRACES=folder of mahimahi *.up)
 	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/routing.md
-
-test-properties: .venv/.dev  ## every property with all its examples, new ones each time (minutes)
-	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile thorough tests/property tests/unit $(ARGS)
-
-test-slow: .venv/.dev  ## the promise over thousands of requests, and the wheel on its own (about 15 minutes)
-	$(BIN)/python -m pytest -m slow $(ARGS)
-
-test-cuts: .venv/.dev  ## every legal cut of every model recomposed
-	$(BIN)/python -m pytest -m cuts --numprocesses 2 $(ARGS)
 
 test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of README.md and docs/accelerators.md
 	$(BIN)/python .ci/accelerators.py $(ARGS)

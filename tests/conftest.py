@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.delegates.build import CannotBuild, build_software_delegate
-from tests.examples import STEADY
+from tests.examples import QUICK
 from tests.in_process import InProcess
 from upwell.shared.platform.no_telemetry import forbid_telemetry
 
@@ -22,29 +22,16 @@ if TYPE_CHECKING:
 forbid_telemetry()  # for tests that load a runtime themselves
 
 # The same examples each time, and however long they take: a run of `make test` says something about the change at hand,
-# not about luck or the machine's load. Others are found with `--hypothesis-profile thorough`, and more of them.
-settings.register_profile(STEADY, derandomize=True, deadline=None, max_examples=50)
+# not about luck or the machine's load. `make test-all` finds others, and more of them.
+settings.register_profile(QUICK, derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None)
-settings.load_profile(STEADY)
-
-ON_TIME = ("tests/faults/", "tests/integration/", "tests/interop/")
-"""Where processes, sockets and deadlines are real, and so depend on when the machine lets them run."""
+settings.load_profile(QUICK)
 
 
 def pytest_configure() -> None:
     """Have SIGHUP end programs, as it does unless `nohup` has it ignored, which what the tests start would inherit."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Try what depends on time up to three times: a machine that stalls for 100 ms breaks any deadline.
-
-    A try that failed stays visible as `R` and in the summary; what is really broken fails three times.
-    """
-    for item in items:
-        if item.nodeid.startswith(ON_TIME):
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
 
 
 @pytest.hookimpl(wrapper=True)
