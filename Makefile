@@ -28,29 +28,24 @@ help:  ## list the targets
 demo: .venv/.demo  ## the main job on this machine, with a report
 	$(BIN)/upwell demo $(ARGS)
 
-# What judges time has the machine for itself; the rest shares it, three at a time on two cores since they wait a lot.
-# Nothing is tried twice: a test that fails now and then is a fault of the test or of the product.
+# Three at a time on two cores, since they wait a lot. Nothing is tried twice: a test that fails now and then is a fault
+# of the test or of the product. What judges time strictly has the machine for itself, and is no part of `make test`.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 QUICK := not benchmark and not slow and not exhaustive
-PARALLEL := --numprocesses 3 --dist worksteal
+PARALLEL := --numprocesses 3 --dist worksteal --durations 25
 test: .venv/.dev  ## the test suite (five minutes on two cores)
-ifdef ARGS
-	$(BIN)/python -m pytest -m '$(QUICK)' $(ARGS)
-else
-	$(BIN)/python -m pytest -m '$(QUICK) and alone' --durations 25 tests/faults tests/integration
-	$(BIN)/python -m pytest -m '$(QUICK) and not alone' --durations 25 $(PARALLEL) $(TESTED)
-endif
+	$(BIN)/python -m pytest -m '$(QUICK)' $(or $(ARGS),$(PARALLEL) $(TESTED))
 
 test-all: .venv/.dev  ## all tests: every case of every grid, every property with new examples, what takes long (an hour)
 ifdef ARGS
 	$(BIN)/python -m pytest -m 'not benchmark' --hypothesis-profile thorough $(ARGS)
 else
-	$(BIN)/python -m pytest -m 'not benchmark and alone' --durations 25 tests/faults tests/integration
-	$(BIN)/python -m pytest -m 'not benchmark and not alone' --hypothesis-profile thorough --durations 25 $(PARALLEL) $(TESTED)
+	$(BIN)/python -m pytest -m 'not benchmark and alone' tests/faults
+	$(BIN)/python -m pytest -m 'not benchmark and not alone' --hypothesis-profile thorough $(PARALLEL) $(TESTED)
 endif
 
 mutation: .venv/.dev  ## which seeded faults the quick tests catch (ARGS="router codec" for some areas)
-	$(BIN)/python -m tests.mutation_check --marks '$(QUICK) and not alone' $(ARGS)
+	$(BIN)/python -m tests.mutation_check --marks '$(QUICK)' $(ARGS)
 
 check: .venv/.dev  ## lint, types, layers, generated code
 	$(BIN)/ruff format --check .

@@ -19,8 +19,6 @@ from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.routing.decide.state import CloudMoved
 from upwell.shared.routing.reasons import Reason
 
-pytestmark = pytest.mark.alone
-
 
 @dataclass
 class Pair:

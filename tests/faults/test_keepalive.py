@@ -19,8 +19,6 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.routing.reasons import Reason
 
-pytestmark = pytest.mark.alone
-
 
 @dataclass
 class Way:
