@@ -161,6 +161,7 @@ def test_report_for_people_with_tflite_and_without_matplotlib(tmp_path: Path) ->
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_torch_engine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
@@ -211,7 +212,9 @@ def test_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.exhaustive)]
+)
 def test_signal_mid_run_ends_the_service_too(tmp_path: Path, number: signal.Signals, code: int) -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-c", _RUN, "demo", "--out", str(tmp_path)]
