@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # ONNX Runtime tells its maker nothing about what is run here.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test check check-platforms check-deploy bench bench-accelerator bench-triton traces test-slow test-properties test-cuts test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
+.PHONY: demo test test-all mutation check check-platforms check-deploy bench bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -28,16 +28,24 @@ help:  ## list the targets
 demo: .venv/.demo  ## the main job on this machine, with a report
 	$(BIN)/upwell demo $(ARGS)
 
-# What judges time has the machine for itself; the rest shares it, three at a time on two cores since they wait a lot.
-FAST := not benchmark and not slow and not cuts
-test: .venv/.dev  ## the test suite (minutes)
+# Three at a time on two cores, since they wait a lot. Nothing is tried twice: a test that fails now and then is a fault
+# of the test or of the product. What judges time strictly has the machine for itself, and is no part of `make test`.
+TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
+QUICK := not benchmark and not slow and not exhaustive
+PARALLEL := --numprocesses 3 --dist worksteal --durations 25
+test: .venv/.dev  ## the test suite (five minutes on two cores)
+	$(BIN)/python -m pytest -m '$(QUICK)' $(or $(ARGS),$(PARALLEL) $(TESTED))
+
+test-all: .venv/.dev  ## all tests: every case of every grid, every property with new examples, what takes long (an hour)
 ifdef ARGS
-	$(BIN)/python -m pytest -m '$(FAST)' $(ARGS)
+	$(BIN)/python -m pytest -m 'not benchmark' --hypothesis-profile thorough $(ARGS)
 else
-	$(BIN)/python -m pytest -m '$(FAST) and alone' tests/faults tests/integration
-	$(BIN)/python -m pytest -m '$(FAST) and not alone' --numprocesses 3 --dist worksteal \
-	  tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
+	$(BIN)/python -m pytest -m 'not benchmark and alone' tests/faults
+	$(BIN)/python -m pytest -m 'not benchmark and not alone' --hypothesis-profile thorough $(PARALLEL) $(TESTED)
 endif
+
+mutation: .venv/.dev  ## which seeded faults the quick tests catch (ARGS="router codec" for some areas)
+	$(BIN)/python -m tests.mutation_check --marks '$(QUICK)' $(ARGS)
 
 check: .venv/.dev  ## lint, types, layers, generated code
 	$(BIN)/ruff format --check .
@@ -75,15 +83,6 @@ bench-accelerator: .venv/.dev  ## a network of the class of ResNet-50 through gR
 
 traces: .venv/.dev  ## the router on recorded links: writes the table of docs/performance.md (TRACES=folder of mahimahi *.up)
 	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/performance.md
-
-test-properties: .venv/.dev  ## every property with all its examples, new ones each time (minutes)
-	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile thorough tests/property tests/unit $(ARGS)
-
-test-slow: .venv/.dev  ## the promise over thousands of requests, and the wheel on its own (about 15 minutes)
-	$(BIN)/python -m pytest -m slow $(ARGS)
-
-test-cuts: .venv/.dev  ## every legal cut of every model recomposed
-	$(BIN)/python -m pytest -m cuts --numprocesses 2 $(ARGS)
 
 test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of docs/accelerators.md
 	$(BIN)/python .ci/accelerators.py $(ARGS)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.delegates.build import CannotBuild, build_software_delegate
-from tests.examples import STEADY
+from tests.examples import QUICK
 from tests.in_process import InProcess
 from upwell.shared.platform.no_telemetry import forbid_telemetry
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 forbid_telemetry()  # for tests that load a runtime themselves
 
 # The same examples each time, and however long they take: a run of `make test` says something about the change at hand,
-# not about luck or the machine's load. Others are found with `--hypothesis-profile thorough`, and more of them.
-settings.register_profile(STEADY, derandomize=True, deadline=None, max_examples=50)
+# not about luck or the machine's load. `make test-all` finds others, and more of them.
+settings.register_profile(QUICK, derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None)
-settings.load_profile(STEADY)
+settings.load_profile(QUICK)
 
 
 def pytest_configure() -> None:

@@ -10,13 +10,12 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.examples import sampled
 from tests.faults.attacking import GOOD, LIMIT_S, Target, attacked
 from tests.faults.raw_http2 import DATA, SETTINGS, RawConnection, frame, grpc_message
 from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
-
-pytestmark = pytest.mark.alone
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 MESSAGE = converters.serialize_infer_request(GOOD)
@@ -102,7 +101,7 @@ def no_reading(stack: ExitStack, target: Target) -> None:
 WAYS = {one.__name__.replace("_", " "): one for one in (nothing, half_a_message, half_a_head, drops, no_reading)}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, 2))
 def test_a_stream_that_goes_silent_keeps_nobody_waiting_and_is_forgotten(target: Target, way: str) -> None:
     def attack() -> int:
         target.good()

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.examples import grid
 from tests.faults.clouds import Behaviour, ScriptedCloud, good, silent, status
 from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.oracles import CLOUD_MODEL, edge_scores, picture, pictures
@@ -244,8 +245,7 @@ def test_metadata_is_asked_for_where_some_requests_stay(folder: Path, match: Map
         assert CLOUD_MODEL.encode() in bytes(proxy.up.record or b"")
 
 
-@pytest.mark.parametrize("how", DENY_ALL)
-@pytest.mark.parametrize("kind", ["link probe", "better endpoint", "new connection"])
+@pytest.mark.parametrize(("how", "kind"), grid(list(DENY_ALL), ["link probe", "better endpoint", "new connection"]))
 def test_once_nothing_may_leave_no_connection_is_made(
     folder: Path, cloud: ScriptedCloud, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:

@@ -29,7 +29,7 @@ def ask_all(
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_no_mark_of_a_private_request_reaches_anybody(route: str, folder: Path, authority: Authority) -> None:
-    """Two policies and two clouds by each route; `make test-slow` has them all."""
+    """Two policies and two clouds by each route; `make test-all` has them all."""
     some = {
         "gRPC": ["the last rule", "kept", "every size"],
         "HTTP": ["hard", "sent again", "all day"],

@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.examples import grid
 from tests.faults.certificates import Authority
 from tests.faults.clouds import Behaviour, ScriptedCloud, good, junk, silent, status
 from tests.faults.oracles import edge_scores, pictures
@@ -20,8 +21,6 @@ from tests.faults.scene import CASCADE, DIRECT, HARD_ALWAYS, IN_TIME_S, ONE, Sce
 from upwell.edge import Answer
 from upwell.shared.errors import CloudFailed
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
-
-pytestmark = pytest.mark.alone
 
 FAILURES: Mapping[str, Behaviour] = {
     "unavailable": status(grpc.StatusCode.UNAVAILABLE),
@@ -38,8 +37,7 @@ ASKED = dict.fromkeys(FAILURES, 1) | {"certificate": 0}
 ASKED_AGAIN = dict.fromkeys(FAILURES, 2) | {"certificate": 0, "deadline": 1, "invalid_argument": 1}
 """How often the request reaches a cloud that fails so, where the policy says `retry`."""
 
-each = pytest.mark.parametrize("failure", FAILURES)
-both_plans = pytest.mark.parametrize("plan", [CASCADE, DIRECT], ids=["cascade", "direct"])
+each = pytest.mark.parametrize(("failure", "plan"), grid(list(FAILURES), {"cascade": CASCADE, "direct": DIRECT}))
 
 
 @contextmanager
@@ -77,7 +75,6 @@ def assert_stands_in(answer: Answer, failure: str) -> None:
 
 
 @each
-@both_plans
 def test_edge(folder: Path, cloud: ScriptedCloud, authority: Authority, plan: Mapping[str, Any], failure: str) -> None:
     with failing(folder, cloud, authority, plan, failure, "edge") as it:
         answer = answered(it)
@@ -87,7 +84,6 @@ def test_edge(folder: Path, cloud: ScriptedCloud, authority: Authority, plan: Ma
 
 
 @each
-@both_plans
 def test_error(folder: Path, cloud: ScriptedCloud, authority: Authority, plan: Mapping[str, Any], failure: str) -> None:
     with failing(folder, cloud, authority, plan, failure, "error") as it:
         started_s = time.monotonic()
@@ -100,7 +96,6 @@ def test_error(folder: Path, cloud: ScriptedCloud, authority: Authority, plan: M
 
 
 @each
-@both_plans
 def test_spool(folder: Path, cloud: ScriptedCloud, authority: Authority, plan: Mapping[str, Any], failure: str) -> None:
     with failing(folder, cloud, authority, plan, failure, "spool") as it:
         answer = answered(it)
@@ -115,7 +110,6 @@ def test_spool(folder: Path, cloud: ScriptedCloud, authority: Authority, plan: M
 
 
 @each
-@both_plans
 def test_retry(folder: Path, cloud: ScriptedCloud, authority: Authority, plan: Mapping[str, Any], failure: str) -> None:
     with failing(folder, cloud, authority, plan, failure, "retry") as it:
         assert_stands_in(answered(it), failure)

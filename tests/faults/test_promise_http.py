@@ -12,12 +12,20 @@ from tests.faults.clouds import GARBAGE, Behaviour, ScriptedCloud, good, silent,
 from tests.faults.http_clouds import ScriptedHttpCloud
 from tests.faults.raw_http import BROKEN_HTTP
 from tests.faults.raw_servers import RawServer
-from tests.faults.scene import CASCADE, DIRECT, ONE, Scene, assert_from_cloud, assert_from_edge, assert_recovers, scene
+from tests.faults.scene import (
+    CASCADE,
+    DIRECT,
+    HELD_UP_S,
+    ONE,
+    Scene,
+    assert_from_cloud,
+    assert_from_edge,
+    assert_recovers,
+    scene,
+)
 from tests.faults.test_promise import GONE, LATE, LINK, STATUSES, breaks_and_heals
 from upwell.edge.uplink.calls import REASONS
 from upwell.shared.routing.reasons import Reason
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +63,7 @@ def test_an_answer_that_nobody_can_use(folder: Path, http_cloud: ScriptedHttpClo
 
 
 @pytest.mark.parametrize(
-    ("policy", "behaviour"), [(CASCADE, slow(1.0)), (DIRECT, silent)], ids=["slow cascade", "silent direct"]
+    ("policy", "behaviour"), [(CASCADE, slow(HELD_UP_S)), (DIRECT, silent)], ids=["slow cascade", "silent direct"]
 )
 def test_a_cloud_that_answers_late_or_never(
     folder: Path, http_cloud: ScriptedHttpCloud, policy: Mapping[str, object], behaviour: Behaviour

@@ -1,4 +1,4 @@
-"""The soak: short here, at its full length where `slow` tests are asked for."""
+"""The promise over many requests, with the service and the agent as processes of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.faults.soak import FAULTS, soak
 pytestmark = pytest.mark.alone
 
 
+@pytest.mark.slow
 def test_every_fault_in_turn() -> None:
     """So few requests say little about the share that is late: a busy machine may delay some."""
     report = soak(requests=35 * len(FAULTS), rate=20.0, deadline_ms=1000.0)

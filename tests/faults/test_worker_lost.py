@@ -146,6 +146,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield running
 
 
+@pytest.mark.slow
 def test_workers_killed_under_load_lose_nothing_silently_and_leave_no_memory_behind(service: Service) -> None:
     http = next(line.split()[-1] for line in service.lines if line.startswith("HTTP on"))
     ports = [int(address.rpartition(":")[2]) for address in (service.address, http)]

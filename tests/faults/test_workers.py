@@ -107,7 +107,7 @@ def test_a_worker_killed_under_load_costs_what_it_had_in_hand(tmp_path: Path, mo
         assert service.exit_code() == 0
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_a_drain_under_load_loses_nothing(tmp_path: Path, models: Path, count: int) -> None:
     with workers(tmp_path, models, count) as service:
         load = Load(service.address, SLOW)

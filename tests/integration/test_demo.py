@@ -59,7 +59,7 @@ def accepts(endpoint: str) -> bool:
 
 @dataclass(frozen=True)
 class Finished:
-    """One quick demo that ended well, in `out`, told as JSON. Its requests have deadlines: tests of it are `alone`."""
+    """One quick demo that ended well, in `out`, told as JSON."""
 
     report: dict[str, Any]
     out: Path
@@ -74,7 +74,6 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(json.loads(ended.out), out, ended.err)
 
 
-@pytest.mark.alone
 def test_json_is_one_object_alone_and_the_three_runs_have_the_same_keys(quick: Finished) -> None:
     assert list(quick.report) == ["edge_only", "cloud_only", "hybrid", "outage", "files"]
     assert quick.err == ""
@@ -90,7 +89,6 @@ def test_json_is_one_object_alone_and_the_three_runs_have_the_same_keys(quick: F
         assert sum(kind["bytes_up"] for kind in run["kinds"].values()) == run["bytes_up"]
 
 
-@pytest.mark.alone
 def test_hybrid_reads_more_than_the_device_alone_and_sends_up_less_than_forty_percent(quick: Finished) -> None:
     edge, cloud, hybrid = (quick.report[name] for name in ("edge_only", "cloud_only", "hybrid"))
     assert hybrid["accuracy"] > edge["accuracy"] + 0.02
@@ -102,7 +100,6 @@ def test_hybrid_reads_more_than_the_device_alone_and_sends_up_less_than_forty_pe
     assert hybrid["kinds"]["pages"]["cloud_share"] == 1
 
 
-@pytest.mark.alone
 def test_answers_keep_coming_when_the_cloud_is_killed(quick: Finished) -> None:
     outage = quick.report["outage"]
     assert outage["answered"] == outage["requests"] == 60
@@ -115,7 +112,6 @@ def test_answers_keep_coming_when_the_cloud_is_killed(quick: Finished) -> None:
     assert outage["degraded"] == outage["after"]["degraded"] == sum(degraded.values()) > 0
 
 
-@pytest.mark.alone
 def test_folder_holds_a_working_example(quick: Finished) -> None:
     files = [Path(name) for name in quick.report["files"]]
     assert all(path.is_file() for path in files)
@@ -144,7 +140,6 @@ def test_folder_holds_a_working_example(quick: Finished) -> None:
         assert (hard.size, page.size) == ((8, 8), (80, 48))
 
 
-@pytest.mark.alone
 def test_service_has_ended_with_the_demo(quick: Finished) -> None:
     cloud = load_yaml(quick.out / "agent.yaml", AgentConfig).cloud
     assert cloud is not None
@@ -166,6 +161,7 @@ def test_report_for_people_with_tflite_and_without_matplotlib(tmp_path: Path) ->
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_torch_engine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
@@ -216,7 +212,9 @@ def test_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.exhaustive)]
+)
 def test_signal_mid_run_ends_the_service_too(tmp_path: Path, number: signal.Signals, code: int) -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-c", _RUN, "demo", "--out", str(tmp_path)]

@@ -60,7 +60,10 @@ def narrow(folder: Path) -> Path:
     return write_agent(folder, PATIENT, models={"slow": {"edge": {"file": slow(folder).name}}}, agent=section)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_what_was_accepted_is_answered_before_it_ends(narrow: Path, number: signal.Signals) -> None:
     with agent_process(narrow) as running, client_of(running.addresses[0]) as client:
         call = accepted(client)

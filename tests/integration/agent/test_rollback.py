@@ -51,6 +51,7 @@ def left(ended: Ended, version: int, serves: int | None) -> None:
     assert (said["left"], said["serves"]) == (version, serves)
 
 
+@pytest.mark.slow
 def test_a_version_that_has_proven_itself_is_left_only_below_the_floor(
     config: Path, publisher: Publisher, folder: Path, in_process: InProcess
 ) -> None:
@@ -107,7 +108,7 @@ def test_an_agent_that_does_not_run_obeys_at_its_next_start(
     assert state(folder)["current"] == 0
 
 
-def test_where_the_version_before_is_damaged_nothing_is_left(
+def test_a_proven_version_is_left_neither_unasked_nor_where_the_one_before_is_damaged(
     folder: Path, publisher: Publisher, in_process: InProcess
 ) -> None:
     publisher.offer(2)
@@ -115,6 +116,9 @@ def test_where_the_version_before_is_damaged_nothing_is_left(
     with agent_process(config) as agent, Callers(agent, EASY, TELLING) as callers:
         publisher.offer(3)
         proven(agent, 3)
+        refused = in_process("model", "rollback", MODEL, "-c", config)
+        assert refused.code == 1
+        assert "version 2 is below the floor: version 3 has proven itself here; --below-floor" in refused.err
         shutil.rmtree(folder / f"state/bundles/{MODEL}/2")
         refused = in_process("model", "rollback", MODEL, "-c", config, "--below-floor")
         assert refused.code == 1

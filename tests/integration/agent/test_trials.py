@@ -208,6 +208,7 @@ def test_one_that_is_right_on_51_percent_and_sure_of_it_is_found_out_by_audits(
     assert callers.errors == []
 
 
+@pytest.mark.slow
 def test_one_that_is_right_as_often_stays_with_audits(fleet: Fleet, cloud: FakeDataplane, cloud_address: str) -> None:
     config = fleet.config(cloud_address, {"defaults": {**HARD, "audit": 0.01}})
     with agent_process(config) as agent, Callers(agent) as callers:
@@ -220,6 +221,7 @@ def test_one_that_is_right_as_often_stays_with_audits(fleet: Fleet, cloud: FakeD
     assert len(cloud.requests) >= 100
 
 
+@pytest.mark.slow
 def test_where_the_policy_audits_nothing_no_trial_sends_anything_up(
     fleet: Fleet, cloud: FakeDataplane, cloud_address: str
 ) -> None:

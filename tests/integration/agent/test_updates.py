@@ -48,6 +48,7 @@ def awaits(agent: Running, refusal: str) -> None:
     until(lambda: updates(agent)["refusal"] == refusal, APPEARS_S)
 
 
+@pytest.mark.slow
 def test_under_load_good_versions_are_taken_and_all_others_are_not(
     config: Path, publisher: Publisher, folder: Path
 ) -> None:

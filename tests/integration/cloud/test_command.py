@@ -99,9 +99,19 @@ def test_a_port_in_use_is_said_to_be_so(repository: Path) -> None:
     ("absent", "flags", "says"),
     [
         (["grpc_health"], [], "upwell serve needs grpc_health: pip install 'upwell[cloud]'"),
-        (["grpc_reflection"], [], "upwell serve needs grpc_reflection: pip install 'upwell[cloud]'"),
+        pytest.param(
+            ["grpc_reflection"],
+            [],
+            "upwell serve needs grpc_reflection: pip install 'upwell[cloud]'",
+            marks=pytest.mark.exhaustive,
+        ),
         (["onnxruntime"], [], "engine onnx needs onnxruntime: pip install 'upwell[cloud]'"),
-        (["torch"], ["--engine", "torch"], "engine torch needs torch: pip install 'upwell[torch]'"),
+        pytest.param(
+            ["torch"],
+            ["--engine", "torch"],
+            "engine torch needs torch: pip install 'upwell[torch]'",
+            marks=pytest.mark.exhaustive,
+        ),
         (["safetensors"], ["--engine", "torch"], "engine torch needs safetensors: pip install 'upwell[torch]'"),
     ],
 )

@@ -152,6 +152,7 @@ def test_a_worker_that_comes_later_answers_as_the_others_where_a_newer_version_i
             client.close()
 
 
+@pytest.mark.slow
 def test_what_has_come_to_or_gone_from_the_folders_does_not_keep_a_worker_from_coming_back(
     tmp_path: Path, models: Path
 ) -> None:

@@ -79,21 +79,21 @@ def test_rows_of_a_dynamic_batch_pass_both_halves(tmp_path: Path) -> None:
         assert outcome.equal == outcome.cuts > 1
 
 
-@pytest.mark.cuts
+@pytest.mark.exhaustive
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", LIGHT_ZOO)
 def test_every_cut_of_the_zoo(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     _every_cut(CutModel(light_zoo_model(name), tmp_path), name, LARGEST_ERROR, capsys)
 
 
-@pytest.mark.cuts
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FLOAT)
 def test_every_cut_of_other_float_models(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     _every_cut(CutModel(FLOAT[name](), tmp_path), name, LARGEST_ERROR, capsys)
 
 
-@pytest.mark.cuts
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("level", [DEFAULT, BASIC])
 @pytest.mark.parametrize("name", FLOAT)
@@ -102,7 +102,7 @@ def test_every_cut_of_int8_models(tmp_path: Path, name: str, level: Any, capsys:
     _every_cut(CutModel(quantized(FLOAT[name](), tmp_path), tmp_path), f"{name} int8", 0.0, capsys, level)
 
 
-@pytest.mark.cuts
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 def test_every_cut_of_the_large_int8_mobilenet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut = CutModel(quantized(build_mobilenet_v2(), tmp_path), tmp_path)

@@ -64,7 +64,7 @@ def test_a_sample_of_a_float_network(tmp_path: Path) -> None:
         assert outcome.worst <= LARGEST_ERROR, outcome
 
 
-@pytest.mark.cuts
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("resolver", [XNNPACK, KERNELS, REFERENCE])
@@ -75,7 +75,7 @@ def test_every_cut_of_int8_models(
         _every_cut(name, cut, package, resolver, 0.0, capsys)
 
 
-@pytest.mark.cuts
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("resolver", [XNNPACK, KERNELS])
@@ -90,7 +90,7 @@ def test_every_cut_of_float_models(
         _every_cut(name, CutModel(path), package, resolver, LARGEST_ERROR, capsys)
 
 
-@pytest.mark.cuts
+@pytest.mark.exhaustive
 def test_the_committed_model_is_what_its_script_makes(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what ai-edge-quantizer brings

@@ -95,7 +95,10 @@ def test_a_slow_precision_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert not caplog.records
 
 
-@pytest.mark.parametrize("first", ["upwell.cloud.service.loading", "upwell.cloud.engines.torch.engine"])
+@pytest.mark.parametrize(
+    "first",
+    ["upwell.cloud.service.loading", pytest.param("upwell.cloud.engines.torch.engine", marks=pytest.mark.exhaustive)],
+)
 def test_a_broken_plugin_of_another_accelerator_does_not_break_the_service(tmp_path: Path, first: str) -> None:
     """Whoever imports torch in the service: the variable that keeps plugins away is set before."""
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no driver')")

@@ -1,0 +1,195 @@
+"""Faults that the quick tests must catch: each a small edit that makes the program wrong, in its own way.
+
+`tests.mutation_check` applies them one by one. `old` must be in its file exactly once; where the code has changed so
+that it is not, write the entry anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+UNIT, PROPERTY = "tests/unit", "tests/property"
+
+TESTS: Mapping[str, Sequence[str]] = {
+    "flow": (f"{UNIT}/edge/test_answer.py", f"{UNIT}/edge/test_dataplane.py"),
+    "router": (f"{UNIT}/routing", f"{PROPERTY}/test_routing.py", f"{PROPERTY}/test_fast_path.py"),
+    "codec": (
+        *(f"{UNIT}/oip/test_{name}.py" for name in ("converters", "wire", "contents", "message_cache")),
+        f"{PROPERTY}/test_converters.py",
+        f"{PROPERTY}/test_tensors.py",
+    ),
+    "batching": (
+        *(f"{UNIT}/cloud/test_{name}.py" for name in ("choosing", "shares", "run_times", "buckets", "batcher")),
+        *(f"{UNIT}/cloud/test_{name}.py" for name in ("batches_filled_up", "batching_simulated", "service")),
+        f"{PROPERTY}/test_buckets.py",
+    ),
+    "spool": (f"{UNIT}/edge/spool", f"{UNIT}/edge/test_spool_sender.py", "tests/integration/spool"),
+    "bundle": (
+        f"{UNIT}/edge/bundle",
+        f"{UNIT}/edge/fetch",
+        f"{UNIT}/edge/test_golden.py",
+        f"{UNIT}/edge/test_golden_agreement.py",
+    ),
+}
+"""The tests that are directly concerned, by what a fault is in; what finds most comes first."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One edit of one file, whose path is relative to the root."""
+
+    area: str
+    file: str
+    old: str
+    new: str
+
+
+def _of(area: str, folder: str, *edits: tuple[str, str, str]) -> list[Fault]:
+    return [Fault(area, f"{folder}/{file}", old, new) for file, old, new in edits]
+
+
+FAULTS: Sequence[Fault] = (
+    *_of(
+        "flow",
+        "edge/upwell/edge/request",
+        ("answer.py", "if self.route is Route.MIXED:", "if self.route is Route.CLOUD:"),
+        (
+            "answer.py",
+            "for name, seconds in times.items() if seconds is not None",
+            "for name, seconds in times.items() if seconds",
+        ),
+        ("answer.py", "facts.update({key: name for key, name in names.items() if name})", "facts.update(names)"),
+    ),
+    *_of(
+        "router",
+        "shared/upwell/shared/routing",
+        ("decide/decide.py", "if max(sizes) > above_bytes:", "if max(sizes) >= above_bytes:"),
+        ("decide/decide.py", "return (), verdict.denial or Reason.RULE", "return (), Reason.RULE"),
+        ("decide/decide.py", "for row in rows if sizes[row] > above_bytes", "for row in rows"),
+        ("decide/offload.py", "        return verdict.denial\n", "        pass\n"),
+        ("decide/offload.py", "return None if case.signals.may_ascend else Reason.NO_CLOUD", "return None"),
+        ("decide/offload.py", "available_s <= 0.0 or needed_s > available_s", "needed_s > available_s"),
+        (
+            "decide/offload.py",
+            "settings.energy.inference_j * rows * (1.0 - share)",
+            "settings.energy.inference_j * (1.0 - share)",
+        ),
+        ("decide/offload.py", "state.backoff_until[times_key] - case.now_s", "state.backoff_until[times_key]"),
+        ("decide/fast_path.py", "            or signals.ways\n", ""),
+        (
+            "decide/learning.py",
+            "server_s = min(answer.server_s or 0.0, answer.total_s)",
+            "server_s = answer.server_s or 0.0",
+        ),
+        ("decide/learning.py", "if failure.reason in CALLERS_FAULTS:", "if failure.reason in ():"),
+        ("decide/learning.py", "now_s + min(outcome.retry_after_s, LONGEST_HOLD_S)", "now_s + outcome.retry_after_s"),
+        ("estimators/breaker.py", "failures < self.FAILURES - 1e-6", "failures < self.FAILURES + 1e-6"),
+        ("estimators/breaker.py", "return now_s - self.probe_since_s >= self.PROBE_TIMEOUT_S", "return True"),
+        (
+            "estimators/budget.py",
+            ".spent + draw.amount <= draw.limit.amount",
+            ".spent + draw.amount < draw.limit.amount",
+        ),
+        ("estimators/budget.py", "spent = max(0.0, window.spent + draw.amount)", "spent = window.spent + draw.amount"),
+        ("estimators/budget.py", "day=min(billing_day, last.day)", "day=min(billing_day, 28)"),
+        ("estimators/edge_time.py", "queue_s = signals.edge_ahead * window.lately_s", "queue_s = 0.0"),
+        ("estimators/link.py", "confidence * (count + 1)", "confidence * count"),
+        ("estimators/link.py", "oldest = bounds[0] if len(bounds) >= self.SAMPLES // 2 else 0", "oldest = 0"),
+        ("estimators/share.py", "alpha = min(1.0 + _SLACK, max(-_SLACK, alpha))", "alpha = min(1.0 + _SLACK, alpha)"),
+        (
+            "policy/rules.py",
+            "forbids = rule.forbids and not egress_rule",
+            "forbids = rule.forbids and deciding is None",
+        ),
+        ("egress.py", "new.match.hours is not None and not (same_zone and", "new.match.hours is not None and not ("),
+    ),
+    *_of(
+        "codec",
+        "shared/upwell/shared/oip/codec",
+        ("contents.py", "if min(shape, default=0) < 0:", "if min(shape, default=0) < -1:"),
+        ("contents.py", 'if datatype == "BYTES" and elements > MAX_BYTES_ELEMENTS:', "if elements < 0:"),
+        ("contents.py", "if extent * numpy_dtype(datatype).itemsize > _LARGEST_BYTES:", "if extent > _LARGEST_BYTES:"),
+        ("contents.py", "if len(data) != expected_bytes:", "if len(data) < expected_bytes:"),
+        ("contents.py", "if start + size > len(data):", "if start > len(data):"),
+        ("contents.py", "    if at != len(data):", "    if at > len(data):"),
+        ("contents.py", "if low < limits.min or high > limits.max:", "if high > limits.max:"),
+        ("contents.py", "(array if array.flags.aligned else array.copy())", "array"),
+        ("wire.py", "if length > 0x3FFF:", "if length > 0x7FFF:"),
+        ("wire.py", "kept.append(view[start:end])", "kept.append(view[at:end])"),
+        ("converters.py", "is_split=split is not None", "is_split=True"),
+        ("converters.py", "{FINAL: True, STATUS: status}", "{FINAL: True}"),
+        ("message_cache.py", "if end - start > MAX_ID_CHARACTERS:", "if end - start < 0:"),
+        ("message_cache.py", "if data[start:end] != known:", "if len(data[start:end]) != len(known):"),
+        ("messages.py", "elif -(2**63) <= value < 2**63:", "elif -(2**63) <= value <= 2**63:"),
+    ),
+    *_of(
+        "batching",
+        "cloud/upwell/cloud/batching",
+        (
+            "queue.py",
+            "return 0 if now_s - queued.arrived_s >= PATIENCE_S else queued.priority",
+            "return queued.priority",
+        ),
+        (
+            "queue.py",
+            "self._clients[crowd] < self._clients[client] + 2",
+            "self._clients[crowd] < self._clients[client] + 1",
+        ),
+        ("queue.py", "min(queued.deadline_s, queued.arrived_s + PATIENCE_S)", "queued.deadline_s"),
+        ("queue.py", "runs = -(-rows // largest)", "runs = rows // largest"),
+        ("queue.py", "if left_s < wait_s + needed_s + ", "if left_s < needed_s + "),
+        ("choosing.py", "if one.rows <= lost and", "if one.rows < lost and"),
+        ("choosing.py", "if rate > best_rate and batch[:must] == mates[:must]:", "if rate > best_rate:"),
+        ("choosing.py", "if one.group is group or one.group == group", "if one.group is group or one.rank"),
+        ("shares.py", "+ max(slack_s, _EQUAL_S)", "+ _EQUAL_S"),
+        ("shares.py", "max(self._account_s(claimant), self._clock_s)", "self._account_s(claimant)"),
+        ("batcher.py", "queued.error = self._hopeless(queued, queued.rows)", "queued.error = None"),
+        ("batcher.py", "        check_rows(outputs, size)\n", ""),
+        ("device.py", "self._is_free(queue) else self._free_s(now_s)\n", "True else self._free_s(now_s)\n"),
+        ("priority.py", "return value or DEFAULT_PRIORITY", "return value"),
+    ),
+    *_of(
+        "spool",
+        "edge/upwell/edge/spool",
+        ("store.py", "if item.size_bytes > self._limits.max_bytes:", "if item.size_bytes >= self._limits.max_bytes:"),
+        ("store.py", '"dropped_full", "kind, kept_s, rowid"', '"dropped_full", "kept_s, rowid"'),
+        ("store.py", "WHERE id = ? AND state != 'done'", "WHERE id = ?"),
+        ("store.py", "if found and total_bytes > max_bytes:", "if total_bytes > max_bytes:"),
+        ("store.py", "WHERE sequence > ? ORDER BY", "WHERE sequence >= ? ORDER BY"),
+        ("spool.py", "if verdict.denial is not None:", 'if verdict.denial is not None and case.kind == "audit":'),
+        ("drainer.py", "if not self._still_allowed(item.model, item.tags, request):", "if False:"),
+        (
+            "drainer.py",
+            "item.attempts + (self._passed > before.passed)",
+            "item.attempts + (self._passed >= before.passed)",
+        ),
+        ("drainer.py", "if attempts >= self._limits.attempts:", "if attempts > self._limits.attempts:"),
+        ("drainer.py", 'if response.id not in ("", request.id):', "if response.id and not request.id:"),
+        ("delivering.py", "known if known <= store.last_sequence() else 0", "known"),
+        (
+            "keeper.py",
+            "if len(group) > 1 and self._store is not None",
+            "if len(group) > 99 and self._store is not None",
+        ),
+    ),
+    *_of(
+        "bundle",
+        "edge/upwell/edge/bundle",
+        ("verify.py", "version <= newer_than", "version < newer_than"),
+        ("verify.py", "if digests[path] != entry.sha256:", "if len(digests[path]) != len(entry.sha256):"),
+        ("verify.py", "        _check_signed(folder, signed, digests)\n", "        pass\n"),
+        ("verify.py", "if path not in listed:", "if path not in listed and not sizes[path]:"),
+        ("archive.py", "if total_bytes > limits.max_bytes:", "if header.size > limits.max_bytes:"),
+        ("archive.py", "if following > archive_bytes:", "if archive.tell() > archive_bytes:"),
+        ("archive.py", "    _check_end(path, archive)\n", ""),
+        ("archive.py", "(tarfile.REGTYPE, tarfile.DIRTYPE)", "(tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)"),
+        ("envelope.py", "if len(digests) < len(resources):", "if not digests:"),
+        ("paths.py", 'part.partition(".")[0].lower() in _DEVICES', "part.lower() in _DEVICES"),
+        ("paths.py", "before = seen.get(prefix.lower())", "before = seen.get(prefix)"),
+        ("files.py", "if len(data) > most_bytes:", "if len(data) > most_bytes + 1:"),
+        ("agreement.py", "if overlap >= MIN_IOU:", "if overlap > 0.0:"),
+        ("calibrations.py", "if len({one.key() for one in found}) < len(found):", "if not found:"),
+        ("address.py", "if user is not None:", "if user:"),
+    ),
+)
