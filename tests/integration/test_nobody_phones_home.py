@@ -138,7 +138,8 @@ def test_a_service_asks_nobody(tmp_path: Path) -> None:
         watched.stop()
     code, said = watched.ended()
     assert code == 0, said
-    assert watched.asked() == set()
+    own = re.compile(r"/upwell-[^/]*/s$")  # itself, to see whether the fast path answers
+    assert {one for one in watched.asked() if not own.search(one)} == set()
     assert watched.written() == []
 
 

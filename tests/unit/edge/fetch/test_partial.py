@@ -23,10 +23,10 @@ LIMIT = 100 << 20
 CHILD = """
 import os, resource, signal, sys
 from pathlib import Path
-from upwell.edge.updates.sources.base import FetchFailed, Offer
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed
 from upwell.edge.updates.sources.partial import Partial
 
-partial = Partial(Path(sys.argv[1]), Offer("a"), lambda *_: None, max_bytes=100 << 20)
+partial = Partial(Path(sys.argv[1]), AvailableBundle("a"), lambda *_: None, max_bytes=100 << 20)
 if sys.argv[2] == "kill":
     for _ in range(40):
         partial.append(bytes(100_000))

@@ -24,6 +24,7 @@ MAX_CONNECTIONS = 3000
 
 _BACKLOG = 128
 _LOOK_EVERY_S = 0.25
+_TURNS_TO_CLOSE = 4
 _AFTER_CANCEL_S = 2.0
 _SETTLE_S = 0.005
 
@@ -168,6 +169,8 @@ class Listener:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         while self._listening.connections:
+            await asyncio.sleep(0)
+        for _ in range(_TURNS_TO_CLOSE):  # what was connecting until now closes its socket in the turns after
             await asyncio.sleep(0)
         return self._listening.under_way == 0
 
