@@ -23,8 +23,8 @@ def queue_of(largest: int, **limits: int) -> ModelQueue:
     return queue
 
 
-def request(rows: int = 1, **about: float) -> QueuedRequest:
-    return QueuedRequest({}, Call(**about), rows, None, lambda _: (), 0.0, "client", 1)
+def request(rows: int = 1) -> QueuedRequest:
+    return QueuedRequest({}, Call(), rows, None, lambda _: (), 0.0, "client", 1)
 
 
 def test_a_run_that_can_only_begin_later_is_hopeless_sooner() -> None:
