@@ -158,7 +158,11 @@ FAULTS: Sequence[Fault] = (
         ("store.py", "if found and total_bytes > max_bytes:", "if total_bytes > max_bytes:"),
         ("store.py", "WHERE sequence > ? ORDER BY", "WHERE sequence >= ? ORDER BY"),
         ("spool.py", "if verdict.denial is not None:", 'if verdict.denial is not None and case.kind == "audit":'),
-        ("drainer.py", "if not self._still_allowed(item.model, item.tags, request):", "if False:"),
+        (
+            "drainer.py",
+            "still_allowed(item.model, item.tags, request):",
+            "still_allowed(item.model, item.tags, request) and False:",
+        ),
         (
             "drainer.py",
             "item.attempts + (self._passed > before.passed)",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import examples
 from tests.unit.tflite_for_tests import linear, two_in_two_out
 from tests.unit.tflite_graphs_for_tests import mobile
 from upwell.edge.runtimes.coverage import Coverage
@@ -19,7 +20,7 @@ from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.tools.demo.data import ASSETS
 
 DIGITS = ASSETS / "edge" / "digits" / "model.tflite"
-SUBSETS = 100
+SUBSETS = examples(100)
 
 
 @pytest.fixture(params=["ai_edge_litert", "tflite_runtime"])

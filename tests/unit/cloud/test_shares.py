@@ -63,3 +63,15 @@ def test_clients_that_are_gone_are_forgotten() -> None:
         shares.charge({client: 0.01}, {-1, client + 1})
         shares.join(client + 1)
     assert len(shares._accounts_s) < 1000
+
+
+def test_who_comes_back_has_saved_nothing_up_meanwhile() -> None:
+    shares: Shares[str] = Shares()
+    for one in ("away", "busy", "other"):
+        shares.join(one)
+    shares.charge({"away": 0.1}, {"away", "busy", "other"})
+    for _ in range(100):
+        shares.charge({"busy": 1.0, "other": 1.0}, {"busy", "other"})
+    shares.join("away")
+    shares.charge({"away": 0.5}, {"away", "busy", "other"})
+    assert shares.ahead({"away", "busy", "other"}, 0.0) == {"away"}

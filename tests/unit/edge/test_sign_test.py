@@ -59,6 +59,7 @@ def trial_of(new: float, former: float, audits: int, draw: random.Random) -> boo
     return False
 
 
+@pytest.mark.exhaustive
 def test_of_many_healthy_versions_few_are_rolled_back() -> None:
     draw = random.Random(7)
     trials = 2000

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec import converters
@@ -204,3 +205,15 @@ def test_messages_read_in_one_another_s_place_have_the_same_fields() -> None:
     assert layout(pb.ModelReadyRequest) == layout(pb.ModelMetadataRequest)
     assert layout(pb.ServerLiveResponse) == layout(pb.ServerReadyResponse) == layout(pb.ModelReadyResponse)
     assert [] == layout(pb.ServerLiveRequest) == layout(pb.ServerReadyRequest) == layout(pb.ServerMetadataRequest)
+
+
+def test_an_error_in_a_stream_names_its_status_and_the_request_it_is_of() -> None:
+    asked = parse(request())
+    for of, told in ((asked, ("7", "m", "3")), (None, ("", "", ""))):
+        data = converters.serialize_stream_error("too late", "DEADLINE_EXCEEDED", of)
+        message = model_stream_pb2.ModelStreamInferResponse.FromString(data)
+        answer = message.infer_response
+        assert message.error_message == "too late"
+        assert (answer.id, answer.model_name, answer.model_version) == told
+        assert answer.parameters[converters.STATUS].string_param == "DEADLINE_EXCEEDED"
+        assert answer.parameters[converters.FINAL].bool_param

@@ -29,6 +29,7 @@ def first_alarm(risk: float, audits: int, seed: int, tally: AuditTally | None = 
     return 0
 
 
+@pytest.mark.exhaustive
 def test_false_alarms_at_the_very_risk_are_as_rare_as_promised() -> None:
     """At most 5 % of epochs, looked at after every audit: of 100, 12 or more have a chance below 1 in 200."""
     assert sum(first_alarm(RISK, EPOCH, seed) > 0 for seed in range(100)) <= 11

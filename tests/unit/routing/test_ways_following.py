@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import grid
 from tests.unit.routing.asking import MODEL, router
 from upwell.shared.routing.decide.state import (
     CloudAnswered,
@@ -161,10 +162,10 @@ def wandering(seed: int, median_bps: float, length_s: float) -> Capacity:
     return parse_trace("\n".join(map(str, packets)))
 
 
-@pytest.mark.parametrize("text", [SPLIT, LATENCY], ids=["split", "latency"])
-@pytest.mark.parametrize("mbps", [1.0, 3.0, 6.0, 20.0])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_router_stays_close_to_the_best_way(seed: int, mbps: float, text: str) -> None:
+@pytest.mark.parametrize(
+    ("mbps", "text", "seed"), grid([1.0, 3.0, 6.0, 20.0], {"split": SPLIT, "latency": LATENCY}, [0, 1])
+)
+def test_the_router_stays_close_to_the_best_way(mbps: float, text: str, seed: int) -> None:
     follower = Follower(wandering(seed, mbps * 1e6, 60.0), CUTS, text)
     follower.run(60.0)
     said = f"ratio {follower.ratio:.3f}, {follower.switches_in_5_s(60.0):.2f} switches in 5 s, {set(follower.keys)}"

@@ -135,6 +135,8 @@ def test_limits_are_checked_by_headers(tmp_path: Path) -> None:
     error = refused(tmp_path, header("big", 1 << 30), ArchiveLimits(max_bytes=1 << 20))
     assert error.refusal is Refusal.TOO_LARGE
     assert "1048576 bytes" in str(error)
+    two = entry("a.txt", b"abc") + entry("b.txt", b"abc") + END
+    assert refused(tmp_path, two, ArchiveLimits(max_bytes=5)).refusal is Refusal.TOO_LARGE
     many = b"".join(entry(f"folder{n}", kind=tarfile.DIRTYPE) for n in range(3)) + GOOD + END
     assert refused(tmp_path, many, ArchiveLimits(max_entries=3)).refusal is Refusal.TOO_LARGE
     (tmp_path / "x.bundle.tar").write_bytes(many)

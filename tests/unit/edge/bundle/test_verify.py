@@ -52,6 +52,7 @@ FAULTS: dict[str, tuple[Fault, Refusal, str]] = {
     "a model cut short": (lambda b: os.truncate(b / "model.onnx", 100), Refusal.TRUNCATED, "has 100 bytes"),
     "a model grown": (lambda b: (b / "labels.txt").write_text("a\nb\nc\n"), Refusal.TAMPERED, "has 6 bytes"),
     "a file more": (lambda b: (b / "more" / "x").touch(), Refusal.TAMPERED, "not listed"),
+    "a file more with contents": (lambda b: (b / "more" / "x").write_text("x"), Refusal.TAMPERED, "not listed"),
     "a file less": (lambda b: (b / "labels.txt").unlink(), Refusal.TAMPERED, "missing"),
     "a hidden file": (lambda b: (b / ".DS_Store").touch(), Refusal.UNCONFINED, "hidden"),
     "a link": (lambda b: relink(b / "labels.txt"), Refusal.UNCONFINED, "it is a link"),

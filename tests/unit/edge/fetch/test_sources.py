@@ -62,6 +62,7 @@ def test_what_may_be_a_source(text: str) -> None:
         ("https:///digits.bundle.tar", "expected a folder"),
         ("https://models.example.com:port/x", "no address"),
         ("https://user:secret@models.example.com/digits.bundle.tar", "netrc"),
+        ("https://:secret@models.example.com/digits.bundle.tar", "netrc"),
         ("file://server/share", "expected a folder"),
         ("ftp://models.example.com/digits.bundle.tar", "expected a folder"),
         ("oci://registry.example.com/digits", "expected oci://"),

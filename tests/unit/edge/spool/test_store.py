@@ -111,6 +111,11 @@ def test_a_newer_audit_takes_the_place_of_an_older_one(store: Store) -> None:
     assert waiting(store)[-1] == items[-1].id
 
 
+def test_a_case_that_just_fits_is_kept(connection: sqlite3.Connection) -> None:
+    store = Store(connection, SpoolLimits(max_bytes=SIZE_BYTES, max_result_bytes=10_000, max_age_s=100.0))
+    assert add(store, stored("a")) == [True]
+
+
 def test_a_case_larger_than_all_is_refused_and_pushes_nothing_out(store: Store) -> None:
     assert add(store, stored("a"), stored("huge", size=5000)) == [True, False]
     assert store.counted["refused_large"] == 1
