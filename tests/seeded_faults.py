@@ -12,7 +12,15 @@ from dataclasses import dataclass
 UNIT, PROPERTY = "tests/unit", "tests/property"
 
 TESTS: Mapping[str, Sequence[str]] = {
-    "flow": (f"{UNIT}/edge/test_answer.py", f"{UNIT}/edge/test_dataplane.py"),
+    "flow": (
+        f"{UNIT}/routing/flow",
+        f"{UNIT}/routing/simulation",
+        f"{UNIT}/edge/test_cloud_attempt.py",
+        f"{UNIT}/edge/test_request_flow.py",
+        f"{UNIT}/edge/test_answer.py",
+        f"{UNIT}/edge/test_dataplane.py",
+        "tests/integration/agent/test_agent_and_simulator.py",
+    ),
     "router": (f"{UNIT}/routing", f"{PROPERTY}/test_routing.py", f"{PROPERTY}/test_fast_path.py"),
     "codec": (
         *(f"{UNIT}/oip/test_{name}.py" for name in ("converters", "wire", "contents", "message_cache")),
@@ -50,6 +58,31 @@ def _of(area: str, folder: str, *edits: tuple[str, str, str]) -> list[Fault]:
 
 
 FAULTS: Sequence[Fault] = (
+    *_of(
+        "flow",
+        "shared/upwell/shared/routing/flow",
+        ("flow.py", "if ahead == self.signals.edge_ahead:", "if ahead >= 0:"),
+        ("flow.py", "        self._router.give_back(decision)\n        self.signals", "        self.signals"),
+        ("flow.py", "if decision.refusal or not decision.up_rows:", "if decision.refusal:"),
+        (
+            "flow.py",
+            'if objective != "accuracy" and self.edge_covers(attempt.rows):',
+            "if self.edge_covers(attempt.rows):",
+        ),
+        ("flow.py", 'if any(action != "error" for', 'if all(action != "error" for'),
+        ("flow.py", "rows = without(without(rest, first.kept_rows), first.up_rows)", "rows = rest"),
+        (
+            "flow.py",
+            "Wait(min(until_s, *(one.hedge_at_s for one in waiting)) if waiting else until_s)",
+            "Wait(until_s)",
+        ),
+        ("flow.py", "return Refused(text, retry_after_s=miss.retry_after_s)", "return Refused(text)"),
+        ("attempt.py", "self._may_retry = not decision.probes", "self._may_retry = True"),
+        ("attempt.py", "wanted and self._may_retry and left_s", "wanted and left_s"),
+        ("attempt.py", " and miss.reason not in HOPELESS", ""),
+        ("attempt.py", "if self.elapsed_s < self.decision.predicted_sure_s:", "if self.elapsed_s < 0.0:"),
+        ("attempt.py", "if len(self.calls) == 1 and self._router", "if self._router"),
+    ),
     *_of(
         "flow",
         "edge/upwell/edge/request",
