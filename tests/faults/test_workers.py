@@ -29,8 +29,9 @@ SLOW = InferRequest("slow", {"x": np.ones((30, 512), np.float32)})
 """Long enough that a signal finds requests at work."""
 PAUSE_S = 0.01
 """Between two requests of a caller; without one they would take the machine from the service."""
-REFUSALS = ("draining", "failed to connect", "GOAWAY", "Connection refused")
-"""Words of errors that say that a request was never taken."""
+REFUSALS = ("draining", "failed to connect", "GOAWAY", "Connection refused", "CANCELLED: CANCELLED")
+"""Words of errors that say that a request was never taken. A gRPC server that stops cancels so what it has read and not
+yet handed to anybody; to the agent that is `cloud_unavailable`, as the others are."""
 
 
 @pytest.fixture(scope="module")

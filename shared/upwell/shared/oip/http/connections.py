@@ -109,6 +109,7 @@ class HttpServerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._content: StreamReader | None = None
         self._departure = Departure()
+        self._has_paused = False
         self._written: asyncio.Future[None] | None = None
         """Is done when the client has taken what has been written; None where it has."""
         self._emptied: asyncio.Future[None] | None = None
@@ -185,12 +186,14 @@ class HttpServerConnection(asyncio.Protocol):
         self._written = self._loop.create_future()
         if self._served is not None:
             self._served.pause_writing()
+            self._has_paused = True
 
     def resume_writing(self) -> None:
         """The client has taken it all."""
         _settle(self._written)
         self._written = None
-        if self._served is not None:
+        if self._served is not None and self._has_paused:  # TLS resumes what it has not paused, too
+            self._has_paused = False
             self._served.resume_writing()
 
     def expire(self) -> None:

@@ -144,7 +144,8 @@ class Listener:
             await asyncio.wait(self._connecting)
         with selectors.DefaultSelector() as selector:
             for one in self._listening.connections:
-                selector.register(one.socket, selectors.EVENT_READ, one)
+                if (its_socket := one.socket) is not None:  # else it is closing
+                    selector.register(its_socket, selectors.EVENT_READ, one)
             have_sent = {key.data for key, _ in selector.select(0)}
         for one in [*self._listening.connections]:
             if one.is_idle and one not in have_sent:
