@@ -28,8 +28,8 @@ help:  ## list the targets
 demo: .venv/.demo  ## the main job on this machine, with a report
 	$(BIN)/upwell demo $(ARGS)
 
-# Three at a time on two cores, since they wait a lot. Nothing is tried twice: a test that fails now and then is a fault
-# of the test or of the product. What judges time strictly has the machine for itself, and is no part of `make test`.
+# Three at a time on two cores, since they wait a lot. What judges time strictly has the machine for itself, and is no part
+# of `make test`.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 QUICK := not benchmark and not slow and not exhaustive
 PARALLEL := --numprocesses 3 --dist worksteal --durations 25

@@ -121,7 +121,8 @@ def test_a_hedge_goes_over_a_connection_of_its_own_and_the_other_is_given_up(
     http_cloud.behaviour = lambda request, context: next(calls, good)(request, context)
     with scene(folder, {**DIRECT, "defaults": defaults}, http_cloud) as it:
         assert_from_cloud(it.ask(ONE))
-    assert (len(http_cloud.requests), http_cloud.connections) == (2, 2)
+    assert len(http_cloud.requests) == 2
+    assert http_cloud.connections in (2, 3)  # a third one where it was asked at the start whether it knows the model
 
 
 def test_what_https_cannot_do_a_fallback_over_grpc_does(folder: Path, http_cloud: ScriptedHttpCloud) -> None:
