@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # ONNX Runtime tells its maker nothing about what is run here.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test test-all mutation check check-platforms check-deploy bench bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
+.PHONY: demo test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -19,30 +19,61 @@ help:  ## list the targets
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
+EXTRAS := demo,torch,cel,quantize,bundle,partition,telemetry
 # The groups of pyproject.toml need a newer pip than some systems bring.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[demo,torch,tflite,cel,quantize,bundle,partition,http,telemetry]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --group dev --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo: .venv/.demo  ## the main job on this machine, with a report
 	$(BIN)/upwell demo $(ARGS)
 
-# Three at a time on two cores, since they wait a lot. What judges time strictly has the machine for itself, and is no part
-# of `make test`.
+# tflite-runtime is built for numpy 1, Linux and Python up to 3.11: where that is, it has an environment of its own.
+TFLITE := $(shell $(PYTHON) -c 'import sys; print(".venv-tflite/.done" * (sys.platform == "linux" and sys.version_info < (3, 12)))')
+.venv-tflite/.done: pyproject.toml constraints-tflite.txt
+	$(PYTHON) -m venv --clear .venv-tflite
+	.venv-tflite/bin/pip install --quiet --upgrade 'pip>=25.1'
+	.venv-tflite/bin/pip install --quiet --constraint constraints-tflite.txt --group test --editable '.[edge,quantize,tflite]'
+	@touch $@
+
+# What judges time has the machine for itself; the rest shares it, three at a time on two cores since they wait a lot.
 TESTED := tests/faults tests/integration tests/interop tests/unit tests/property tests/contract tests/accelerators
 QUICK := not benchmark and not slow and not exhaustive
+ON_TFLITE = $(if $(TFLITE),.venv-tflite/bin/python -m pytest --numprocesses 2 -m '$(2)' \
+	$(shell grep -rlE 'mark\.tflite_runtime|TFLITE_PACKAGES' --include='test_*.py' $(1)))
 PARALLEL := --numprocesses 3 --dist worksteal --durations 25
-test: .venv/.dev  ## the test suite (five minutes on two cores)
-	$(BIN)/python -m pytest -m '$(QUICK)' $(or $(ARGS),$(PARALLEL) $(TESTED))
+test: .venv/.dev $(TFLITE)  ## the test suite (minutes)
+ifdef ARGS
+	$(BIN)/python -m pytest -m '$(QUICK)' $(ARGS)
+else
+	$(BIN)/python -m pytest -m '$(QUICK) and alone' tests/faults tests/integration
+	$(BIN)/python -m pytest -m '$(QUICK) and not alone' $(PARALLEL) $(TESTED)
+	$(call ON_TFLITE,tests/unit tests/contract,$(QUICK) and tflite_runtime)
+endif
 
-test-all: .venv/.dev  ## all tests: every case of every grid, every property with new examples, what takes long (an hour)
+test-all: .venv/.dev $(TFLITE)  ## all tests: every case of every grid, every property with new examples, what takes long (an hour)
 ifdef ARGS
 	$(BIN)/python -m pytest -m 'not benchmark' --hypothesis-profile thorough $(ARGS)
 else
-	$(BIN)/python -m pytest -m 'not benchmark and alone' tests/faults
+	$(BIN)/python -m pytest -m 'not benchmark and alone' tests/faults tests/integration
 	$(BIN)/python -m pytest -m 'not benchmark and not alone' --hypothesis-profile thorough $(PARALLEL) $(TESTED)
+	$(call ON_TFLITE,tests/unit tests/contract tests/integration,tflite_runtime)
 endif
+
+test-tflite: $(TFLITE)  ## what concerns tflite-runtime (Linux, Python up to 3.11), in an environment of its own
+	$(call ON_TFLITE,tests/unit tests/contract tests/integration,tflite_runtime) $(ARGS)
+
+# What pyproject.toml admits, at its lowest and its latest, but for torch; what others deprecate there is not ours.
+.venv-lowest/.done .venv-latest/.done: .venv-%/.done: pyproject.toml .ci/versions.py | .venv/.dev
+	$(PYTHON) -m venv --clear .venv-$*
+	$(BIN)/python .ci/versions.py $* $(EXTRAS) .venv-$*
+	.venv-$*/bin/pip install --quiet --upgrade 'pip>=25.1'
+	.venv-$*/bin/pip install --quiet --constraint .venv-$*/constraints.txt --group dev --editable '.[$(EXTRAS)]'
+	@touch $@
+
+test-lowest test-latest: test-%: .venv-%/.done  ## the unit and contract suites on the lowest versions that pyproject.toml admits, or the latest
+	.venv-$*/bin/python -m pytest -W default -m '$(QUICK) and not alone and not tflite_runtime' --numprocesses 2 --dist worksteal tests/unit tests/contract $(ARGS)
 
 mutation: .venv/.dev  ## which seeded faults the quick tests catch (ARGS="router codec" for some areas)
 	$(BIN)/python -m tests.mutation_check --marks '$(QUICK)' $(ARGS)
@@ -87,7 +118,7 @@ traces: .venv/.dev  ## the router on recorded links: writes the table of docs/pe
 test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of docs/accelerators.md
 	$(BIN)/python .ci/accelerators.py $(ARGS)
 
-# JAX wants newer packages than the tested set has on Python 3.11; what its requirements do not pin is as there.
+# JAX is in an environment of its own, so that nothing else comes to need it; what is not pinned there is as here.
 .venv-jax/.done .venv-jax-export/.done: .venv-%/.done: tests/jax/requirements/%.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv --clear .venv-$*
 	grep -vxE "($$(grep -ohE '^[a-z0-9-]+==' tests/jax/requirements/*.txt | paste -sd '|')).*" constraints.txt > .venv-$*/constraints.txt
@@ -125,4 +156,4 @@ lock: .venv/.dev  ## resolve constraints.txt again
 	$(BIN)/python .ci/lock.py
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-deploy .venv-jax .venv-jax-export .venv-models .venv-accelerators .venv-ray .venv-triton demo-out
+	rm -rf .venv .venv-deploy .venv-jax .venv-jax-export .venv-models .venv-accelerators .venv-latest .venv-lowest .venv-ray .venv-tflite .venv-triton demo-out

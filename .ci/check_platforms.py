@@ -31,7 +31,11 @@ class Platform:
 PLATFORMS = (
     Platform("Raspberry Pi OS 12, 64 bit", "3.11", "aarch64-manylinux_2_36", "edge", ""),
     Platform(
-        "Raspberry Pi OS 12, 64 bit", "3.11", "aarch64-manylinux_2_36", "tflite", "for vendor stacks such as Coral"
+        "Raspberry Pi OS 12, 64 bit",
+        "3.11",
+        "aarch64-manylinux_2_36",
+        "tflite",
+        "for vendor stacks such as Coral, with constraints-tflite.txt",
     ),
     Platform("Raspberry Pi OS 13, 64 bit", "3.13", "aarch64-manylinux_2_40", "edge", ""),
     Platform("NVIDIA JetPack 6", "3.10", "aarch64-manylinux_2_35", "", "with NVIDIA's own onnxruntime-gpu"),
@@ -49,9 +53,10 @@ PLATFORMS = (
 def resolve(platform: Platform) -> tuple[bool, list[str]]:
     """Whether the extras resolve from wheels alone, and the packages chosen (or the resolver's last words)."""
     extras = [word for extra in platform.extras.split(",") if extra for word in ("--extra", extra)]
+    tested = "constraints-tflite.txt" if "tflite" in platform.extras else "constraints.txt"
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--only-binary", ":all:", "--no-header",
                "--no-annotate", "--python-version", platform.python, "--python-platform", platform.target,
-               "--constraint", "constraints.txt", *extras, "pyproject.toml"]  # fmt: skip
+               "--constraint", tested, *extras, "pyproject.toml"]  # fmt: skip
     environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
     result = subprocess.run(  # noqa: S603  a fixed command
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

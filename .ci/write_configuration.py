@@ -216,7 +216,7 @@ def _variant(model: type[BaseModel], path: str, selector: str, file: File) -> st
 
 def _default(info: FieldInfo) -> str:
     """The default as it would be written."""
-    value = info.get_default(call_default_factory=True)
+    value = info.get_default(call_default_factory=True, validated_data={})
     quantity = _quantity(info.metadata)
     if value is PydanticUndefined:
         return "**required**"
@@ -226,7 +226,7 @@ def _default(info: FieldInfo) -> str:
         return "as there"
     if quantity is not None:
         return f"`{_with_unit(value, quantity[1])}`"
-    return f"`{json.dumps(value)}`" if isinstance(value, (bool, list)) else f"`{value}`"
+    return f"`{json.dumps(value)}`" if isinstance(value, (bool, list, tuple)) else f"`{value}`"
 
 
 def _with_unit(value: float, units: Mapping[str, Decimal]) -> str:

@@ -13,7 +13,7 @@ from upwell.tools.cli import main
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """Its exit code, and what it wrote."""
 
     code: int
@@ -28,7 +28,7 @@ class InProcess:
         self._monkeypatch = monkeypatch
         self._capsys = capsys
 
-    def __call__(self, *arguments: object, without: Sequence[str] = ()) -> Ended:
+    def __call__(self, *arguments: object, without: Sequence[str] = ()) -> CommandResult:
         before = signal.getsignal(signal.SIGINT)
         with self._monkeypatch.context() as patch:
             for package in without:
@@ -41,4 +41,4 @@ class InProcess:
                 signal.signal(signal.SIGINT, before)
         said = self._capsys.readouterr()
         assert isinstance(caught.value.code, int)
-        return Ended(caught.value.code, said.out, said.err)
+        return CommandResult(caught.value.code, said.out, said.err)

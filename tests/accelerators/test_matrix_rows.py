@@ -22,8 +22,7 @@ import pytest
 from tests.accelerators.environment import VARIABLE
 from tests.accelerators.record import record
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.coverage_of import coverage_of
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.load import coverage_of, load_runtime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.errors import ConfigError

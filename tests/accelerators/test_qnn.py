@@ -24,11 +24,11 @@ import onnxruntime  # noqa: E402  (only where the module is not skipped)
 import onnxruntime_qnn  # noqa: E402  (as above)
 
 from tests.accelerators.onnx_models import chain, fixed_digits, mixed_chain  # noqa: E402  (as above)
-from upwell.edge.models.background_load import load_edge  # noqa: E402  (as above)
+from upwell.edge.models.loading import Loader  # noqa: E402  (as above)
 from upwell.edge.models.sections import EdgeSide  # noqa: E402  (as above)
 from upwell.edge.runtimes.base import Placement  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx import providers  # noqa: E402  (as above)
-from upwell.edge.runtimes.onnx.compiled_cache import KEEPING, CacheEntry  # noqa: E402  (as above)
+from upwell.edge.runtimes.onnx.compiled_cache import COMPILED_CACHES, CacheEntry  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx.coverage import survey  # noqa: E402  (as above)
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime  # noqa: E402  (as above)
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions  # noqa: E402  (as above)
@@ -97,7 +97,7 @@ def test_without_must_it_leaves_quantization_at_the_edges_to_the_cpu(digits: Pat
 def test_must_names_what_stays_behind(tmp_path: Path) -> None:
     path = chain(tmp_path, ["Sigmoid", REFUSED])
     assert OnnxRuntime(path, None, qnn()).placement == Placement("qnn", 2, 1, ("erf_1 (Erf)",))
-    assert refusal(path, qnn("must")).endswith("is a must and leaves 1 of 2 nodes on the CPU: erf_1 (Erf)")
+    assert refusal(path, qnn("must")).endswith("is a `must` but leaves 1 of 2 nodes on the CPU: erf_1 (Erf)")
 
 
 def test_a_model_of_varying_size_is_not_taken_and_told_what_to_do() -> None:
@@ -116,12 +116,12 @@ def test_with_a_fixed_batch_a_model_of_varying_size_is_taken_whole(batch: int, t
         assert [spec.shape for spec in (*runtime.inputs, *runtime.outputs)] == [(batch, 1, 8, 8), (batch, 10)]
     assert len(list((tmp_path / "compiled").iterdir())) == 1
     wanted = {"provider": "qnn", "require": "must", "options": {"backend_type": "htp"}}
-    edge = load_edge(
+    edge = Loader(
         "m",
         EdgeSide.model_validate(
             {"bundle": str(OPEN_DIGITS.parent), "batch": batch, "accelerator": wanted, "runtime": "onnx"}
         ),
-    )
+    ).load()
     assert (edge.accelerator, edge.state, edge.report.checked_by) == ("qnn", "ready", "the CPU's answers")
     expected = OnnxRuntime(OPEN_DIGITS).run({"x": np.concatenate(pictures(7))})["logits"]
     scores = edge.run_now({"image": heldout().images[:7].astype(np.uint8)[..., None]}).outputs["scores"]
@@ -170,7 +170,7 @@ def test_saver_executes_nothing_and_is_named(digits: Path) -> None:
     answers = [here.run({"x": picture})["logits"] for picture in pair]
     saved = [session.run(None, {"x": picture})[0] for picture in pair]
     assert not all(np.allclose(a, b, atol=0.5) for a, b in zip(answers, saved, strict=True))
-    assert "'saver' writes the model down and executes nothing" in refusal(digits, qnn(backend_type="saver"))
+    assert "'saver' writes the model to a file and executes nothing" in refusal(digits, qnn(backend_type="saver"))
     record(ROW, "traps", "`backend_type: saver` answers with what was in memory: refused by name")
 
 
@@ -192,7 +192,7 @@ def test_a_provider_that_fails_in_every_run_costs_no_answer(digits: Path, monkey
     for picture in pictures(3):
         np.testing.assert_array_equal(there.run({"x": picture})["logits"], here.run({"x": picture})["logits"])
     assert there.placement.nodes_on_accelerator == 0
-    assert "qnn failed while running, the model goes on on the CPU: " in there.placement.reason
+    assert "qnn failed while running, the model continues on the CPU: " in there.placement.reason
 
 
 # --- Ahead of time
@@ -248,7 +248,7 @@ def test_a_damaged_entry_is_compiled_anew(digits: Path, kept: Path, name: str, d
     damage(kept / name)
     opened(digits, kept, qnn("must"))
     assert list(kept.parent.iterdir()) == [kept]
-    assert CacheEntry(kept, KEEPING[QNN]).kept() == Placement("qnn", 29, 29)
+    assert CacheEntry(kept, COMPILED_CACHES[QNN]).kept() == Placement("qnn", 29, 29)
 
 
 def test_a_whole_entry_that_the_provider_refuses_is_compiled_anew(
@@ -257,11 +257,11 @@ def test_a_whole_entry_that_the_provider_refuses_is_compiled_anew(
     (kept / "context_qnn.bin").write_bytes(b"of another driver")
     (kept / "seal.json").unlink()
     moved = kept.rename(kept.with_name("moved"))
-    entry = CacheEntry(kept, KEEPING[QNN])
+    entry = CacheEntry(kept, COMPILED_CACHES[QNN])
     assert entry.keep(moved, Placement("qnn", 29, 29))
     with caplog.at_level(logging.WARNING):
         opened(digits, kept, qnn("must"))
-    assert "is compiled anew" in caplog.text
+    assert "is compiled again" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_costs_no_accelerator(
@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_written_costs_no_accelerator(
     blocked.write_text("")
     with caplog.at_level(logging.WARNING):
         assert OnnxRuntime(digits, None, qnn("must"), cache_dir=blocked).placement.nodes_on_accelerator > 20
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def test_a_full_disk_costs_no_accelerator(digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -282,7 +282,7 @@ def test_a_full_disk_costs_no_accelerator(digits: Path, tmp_path: Path, caplog: 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert runtime.placement.nodes_on_accelerator > 20
-    assert "cannot be kept: QNNExecutionProvider refused the model: Failed to write" in caplog.text
+    assert "cannot be cached: QNNExecutionProvider refused the model: Failed to write" in caplog.text
     assert list((tmp_path / "compiled").iterdir()) == []
 
 

@@ -1,16 +1,19 @@
-"""Requests per second of the HTTP server, side by side with that of other checkouts, in turn in one run.
+"""The HTTP server's requests per second and CPU per request, beside other checkouts, in turn in one run.
 
     python tests/benchmarks/http_throughput.py . ../before --rounds 7
 
 Needs `h2load` (package nghttp2-client). Each server answers the sum of one FP32 tensor; a round asks each of them in
 turn, with bodies of 1 kB and 602 kB, over 1 and 8 connections. Shown are the median and the spread of the rounds, and
-the median of the ratios to the last checkout.
+the median of the ratios to the last checkout. CPU is the user and system time of the server's process, which other
+work on the machine changes less than the rate. `--python` names the interpreter that a checkout runs on, in the order
+of the checkouts, where the one that runs this has not what it needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import json
 import os
 import re
@@ -20,14 +23,17 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 ELEMENTS = {"1 kB": 230, "602 kB": 3 * 224 * 224}
+REQUESTS = {"1 kB": 6000, "602 kB": 1200}
 CONNECTIONS = (1, 8)
 PARTS = ("shared", "cloud", "edge", "protos")
+UNITS = ("requests/s", "us CPU")
 
 
 def serve() -> None:
@@ -50,10 +56,23 @@ def serve() -> None:
     server.stop(0)
 
 
-def started(tree: Path, stack: ExitStack) -> str:
+@dataclass(frozen=True)
+class Served:
+    """A server that runs."""
+
+    address: str
+    process: int
+
+    def cpu_s(self) -> float:
+        """What it has used so far, in user and system."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def started(tree: Path, python: str, stack: ExitStack) -> Served:
     paths = os.pathsep.join(str(tree.resolve() / part) for part in PARTS)
     child = subprocess.Popen(
-        [sys.executable, __file__, "--serve"],
+        [python, __file__, "--serve"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -64,7 +83,7 @@ def started(tree: Path, stack: ExitStack) -> str:
     assert child.stdout is not None
     stack.callback(child.stdin.close)
     stack.callback(child.stdout.close)
-    return child.stdout.readline().strip()
+    return Served(child.stdout.readline().strip(), child.pid)
 
 
 def body(elements: int) -> tuple[int, bytes]:
@@ -75,28 +94,38 @@ def body(elements: int) -> tuple[int, bytes]:
     return len(head), head + np.ones(elements, np.float32).tobytes()
 
 
-def rate(h2load: str, address: str, sent: Path, head_bytes: int, connections: int, seconds: float) -> float:
-    """Requests per second. Fails where one is not answered with 200."""
-    done = subprocess.run(
-        [
-            h2load, "--h1", f"--clients={connections}", f"--duration={seconds}", "--warm-up-time=1",
-            f"--data={sent}", "--header=Content-Type: application/octet-stream",
-            f"--header=Inference-Header-Content-Length: {head_bytes}", f"http://{address}/v2/models/sums/infer",
-        ],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    codes = re.search(r"status codes: (\d+) 2xx, (\d+) 3xx, (\d+) 4xx, (\d+) 5xx", done.stdout)
-    assert codes is not None, done.stdout
-    assert codes[1] != "0", done.stdout
-    assert (codes[2], codes[3], codes[4]) == ("0", "0", "0"), done.stdout
-    return int(codes[1]) / seconds
+@dataclass(frozen=True)
+class Load:
+    """What is sent in a round: the same request, over so many connections."""
+
+    body: Path
+    head_bytes: int
+    connections: int
+    requests: int
+
+    def ask(self, h2load: str, served: Served) -> tuple[float, float]:
+        """Requests per second, and the server's CPU per request in us. Fails where one is not answered with 200."""
+        before_s = served.cpu_s()
+        done = subprocess.run(
+            [
+                h2load, "--h1", f"--clients={self.connections}", f"--requests={self.requests}", f"--data={self.body}",
+                "--header=Content-Type: application/octet-stream",
+                f"--header=Inference-Header-Content-Length: {self.head_bytes}",
+                f"http://{served.address}/v2/models/sums/infer",
+            ],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert f"status codes: {self.requests} 2xx, 0 3xx, 0 4xx, 0 5xx" in done.stdout, done.stdout
+        found = re.search(r"finished in [^,]*, ([0-9.]+) req/s", done.stdout)
+        assert found is not None, done.stdout
+        return float(found[1]), 1e6 * (served.cpu_s() - before_s) / self.requests
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs="*", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=3)
+    parser.add_argument("--python", action="append", default=[])
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -107,26 +136,33 @@ def main() -> None:
         parser.error("h2load is missing: apt-get install nghttp2-client")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        addresses = {tree: started(tree, stack) for tree in options.trees}
+        pythons = itertools.chain(options.python, itertools.repeat(sys.executable))
+        servers = {tree: started(tree, python, stack) for tree, python in zip(options.trees, pythons, strict=False)}
         for what, elements in ELEMENTS.items():
             head_bytes, data = body(elements)
             sent = folder / "body"
             sent.write_bytes(data)
             for connections in CONNECTIONS:
-                found: dict[Path, list[float]] = {tree: [] for tree in addresses}
+                load = Load(sent, head_bytes, connections, REQUESTS[what])
+                for served in servers.values():
+                    load.ask(h2load, served)  # warm
+                found: dict[Path, list[tuple[float, float]]] = {tree: [] for tree in servers}
                 for _ in range(options.rounds):
-                    for tree, address in addresses.items():
-                        found[tree].append(rate(h2load, address, sent, head_bytes, connections, options.seconds))
+                    for tree, served in servers.items():
+                        found[tree].append(load.ask(h2load, served))
                 show(f"{what}, {connections} connections", found)
 
 
-def show(title: str, found: dict[Path, list[float]]) -> None:
+def show(title: str, found: dict[Path, list[tuple[float, float]]]) -> None:
     last = list(found.values())[-1]
-    for tree, rates in found.items():
-        ratios = [one / other for one, other in zip(rates, last, strict=True)]
-        spread = f"{min(rates):7.0f} to {max(rates):7.0f}"
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"{title:24} {tree!s:20} {statistics.median(rates):7.0f}/s ({spread}), ratio {ratio}", flush=True)
+    for tree, rounds in found.items():
+        texts: list[str] = []
+        for measured, others, unit in zip(zip(*rounds, strict=True), zip(*last, strict=True), UNITS, strict=True):
+            ratios = [one / other for one, other in zip(measured, others, strict=True)]
+            spread = f"({min(measured):.0f} to {max(measured):.0f})"
+            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            texts.append(f"{statistics.median(measured):6.0f} {unit} {spread:16} ratio {ratio}")
+        print(f"{title:22} {tree!s:16} " + "; ".join(texts), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,20 +23,20 @@ from tests.faults.trace_link import PACKET_BYTES, Trace
 from tests.integration.cloud.serving import Service, serving
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient
+from upwell.shared.partition.arrays import total_s
 from upwell.shared.partition.candidates import cuts_of
 from upwell.shared.partition.combining import CLOUD, EDGE, combine, cut_name, measured_cuts
 from upwell.shared.partition.contraction import contract
-from upwell.shared.partition.costs import CostGraph, Placement, TierLink
+from upwell.shared.partition.costs import CostGraph, Placement, TierLink, sent
 from upwell.shared.partition.envelope import BandwidthSweep, envelope
 from upwell.shared.partition.measuring import TierOptions
 from upwell.shared.partition.objectives import latency
-from upwell.shared.partition.placement import sent, total_s
 from upwell.shared.partition.planner import Cutter
 from upwell.shared.partition.profile import Profile
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import Chosen
 from upwell.shared.partition.split.folder import CutFacts
-from upwell.shared.partition.split.writing import Made, WholeModel, write_split
+from upwell.shared.partition.split.writing import UnsplitModel, write_split
 from upwell.shared.tensors import Array
 from upwell.tools.partition.cloud_tier import CloudTier
 from upwell.tools.partition.edge_tier import EdgeTier
@@ -72,8 +72,9 @@ def steady(bps: float, length_s: float = 3.0) -> Trace:
 
 def profilers(path: Path, points: int, runs: int) -> Iterator[Profiler]:
     """What measures the model on the simulated device, and then at the service: so many cuts and runs of each."""
-    yield Profiler(path, EdgeTier(ONE_THREAD), Wishes("edge", points, runs, BUDGET_S, 1, STRETCH), {})
-    yield Profiler(path, CloudTier(ONE_THREAD), Wishes("cloud", points, runs, BUDGET_S, 1), {})
+    graph = contract(read_graph(path))
+    yield Profiler(path, graph, EdgeTier(ONE_THREAD), Wishes("edge", points, runs, BUDGET_S, 1, STRETCH), {})
+    yield Profiler(path, graph, CloudTier(ONE_THREAD), Wishes("cloud", points, runs, BUDGET_S, 1), {})
 
 
 class Planned:
@@ -155,13 +156,13 @@ class Bed:
         self._cuts: dict[str, CutFacts] = {}
         self._runs: dict[str, Run] = {}
         self.inputs: dict[str, Array] = {}
-        whole = WholeModel.open(planned.path, planned.graph, name)
+        whole = UnsplitModel.open(planned.path, planned.graph, name)
         chosen = [
             Chosen(way, planned.edge_side(way), planned.tier_s(way, EDGE), planned.tier_s(way, CLOUD))
             for way in planned.ways
             if way not in (EDGE, CLOUD)
         ]
-        facts = write_split(self.split, whole, (Made(one, whole.divide(one.edge)) for one in chosen)).facts
+        facts = write_split(self.split, whole, ((one, whole.divide(one.edge)) for one in chosen)).facts
         shutil.copytree(self.split / "tails", self.served)
         (self.served / name / "1").mkdir(parents=True)
         shutil.copy(planned.path, self.served / name / "1" / "model.onnx")

@@ -65,11 +65,13 @@ def test_a_request_on_the_edge_route_beside_the_bare_run(tmp_path: Path, capsys:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     bare = OnnxRuntime(model, RuntimeOptions(threads=1))
-    with Agent.from_config(config) as agent:
+    with Agent.from_config(config) as agent, Agent.from_config(config) as plain:
+        plain.router._router._fast_path = {}  # what `FastPath` buys, which repeats what `before_edge` decides
         calls: dict[str, Callable[[], object]] = {
             "session.run": lambda: session.run(None, inputs),
             "OnnxRuntime.run": lambda: bare.run(inputs),
             "Agent.infer": lambda: agent.infer("m", inputs),
+            "Agent.infer without the router's fast path": lambda: plain.infer("m", inputs),
         }
         for call in calls.values():
             for _ in range(WARM_UP):

@@ -86,7 +86,7 @@ def play(instants_s: Sequence[float], send: Callable[[float], None]) -> float:
 def through_the_service(instants_s: Sequence[float]) -> tuple[list[Answered], float]:
     """The answers, and how late the requests were handed over (median)."""
     engine = FakeEngine(simulated_run)
-    batcher = Batcher(engine, max_batch=LARGEST, max_queue=MAX_QUEUE)
+    batcher = Batcher(engine, ModelSettings(max_batch=LARGEST, max_queue=MAX_QUEUE))
     processor = Processor(None, engine.inputs, engine.outputs, "onnx")
     settings = ModelSettings(max_batch=LARGEST, max_queue=MAX_QUEUE)
     service = CloudService([CloudModel("m", "1", "fake", "sha256:0", settings, engine, processor, batcher)])

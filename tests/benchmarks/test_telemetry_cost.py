@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from upwell.cloud.observe.observer import Observed, Observer
 from upwell.cloud.observe.request_counters import RequestCounters
@@ -22,7 +25,8 @@ from upwell.shared.oip.dataplane import (
     Parameter,
     ServerMetadata,
 )
-from upwell.shared.telemetry.tracer import Recorded, Tracer
+from upwell.shared.telemetry.otlp import SpanDelivery
+from upwell.shared.telemetry.tracer import Tracer
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(120)]
 
@@ -74,14 +78,11 @@ class Instant(Dataplane):
         return True
 
 
-class Nowhere:
+class Nowhere(SpanExporter):
     """An exporter that takes everything."""
 
-    def send(self, batch: Sequence[Recorded]) -> bool:
-        return True
-
-    def stop(self) -> None:
-        pass
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
 
 
 def best_us(work: Callable[[], object]) -> float:
@@ -107,12 +108,12 @@ def test_what_it_costs(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.
     bare_us = best_us(lambda: plain.infer(REQUEST, call))
     found = {}
     for name, tally, share in (("metrics", True, None), ("traces, not sampled", False, 0.0), ("sampled", False, 1.0)):
-        tracer = None if share is None else Tracer(share, Nowhere(), max_waiting=1 << 30)
+        tracer = None if share is None else Tracer(share, SpanDelivery(Nowhere(), Resource.create(), 1 << 30))
         observer = Observer(RequestCounters(list) if tally else None, tracer, has_names=False)
         observed = Observed(plain, observer, dict)
         found[name] = best_us(lambda observed=observed: observed.infer(REQUEST, call)) - bare_us  # type: ignore[misc]  # a loop's own
         if tracer is not None:
-            tracer.close()
+            tracer.delivery.close()
     counting = RequestCounters(list)
     found["metrics of a run"] = best_us(lambda: counting.ran("m", "1", 1, 0.001, [("c", 1)]))
     found["client library, one process"] = library_us(None)

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from tests.faults.programs import Program
+from tests.faults.programs import UPWELL, Program
 from tests.unit.models_for_tests import identity, linear, slow
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
@@ -119,7 +119,7 @@ def attacked(folder: Path, *, serve: str = "", defaults: str = "instances: 2, ma
     )
     with ExitStack() as stack:
         with _few_files():
-            program = stack.enter_context(Program(["serve", "-c", str(folder / "cloud.yaml")]))
+            program = stack.enter_context(Program(["serve", "-c", str(folder / "cloud.yaml")], [UPWELL]))
         address = program.address()
         client = OipClient(address)
         yield Target(program, address, program.find(r"HTTP on (\S+)"), client)

@@ -214,7 +214,6 @@ class Registry:
             files=[f"{archive}:{layer}"],
             manifest_config=f"/dev/null:{kind}",
             disable_path_validation=True,
-            quiet=True,
         )
         client.session.close()
         return str(done.headers["Docker-Content-Digest"])

@@ -30,6 +30,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.integration.telemetry.collector import Collector, collecting
 from upwell.edge import Agent
+from upwell.edge.server.assembly import serve_metrics
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.errors import UpwellError
@@ -191,21 +192,25 @@ class Matrix:
         yield
         assert (self.entry.accepted, self.entry.up.received_bytes) == before, where
 
-    def leaked(self) -> dict[str, dict[int, str]]:
-        """Who heard of which private requests."""
-        requests = b"".join(converters.serialize_infer_request(one) for one in self.cloud.requests)
+    def read_pages(self) -> bytes:
+        """The pages of metrics and health, which are there until the agent is closed."""
         with urllib.request.urlopen(self.page, timeout=LIMIT_S) as page:  # noqa: S310  ours, on loopback
-            metrics = page.read()
+            metrics: bytes = page.read()
         with urllib.request.urlopen(self.page.replace("/metrics", "/health"), timeout=LIMIT_S) as page:  # noqa: S310  likewise
-            metrics += page.read()
+            health: bytes = page.read()
+        return metrics + health
+
+    def leaked(self, pages: bytes) -> dict[str, dict[int, str]]:
+        """Who heard of which private requests, `pages` included."""
+        requests = b"".join(converters.serialize_infer_request(one) for one in self.cloud.requests)
         recorders = {
             "cloud": requests + "".join(self.cloud.headers).encode(),
             "wire": bytes(self.entry.up.record or b""),
             "collector": bytes(self.collector.bodies),
-            "metrics page": metrics,
+            "metrics page": pages,
             "log": "\n".join(self.heard.lines).encode("utf-8", "replace"),
         }
-        assert b"upwell_requests" in metrics
+        assert b"upwell_requests" in pages
         assert PUBLIC.encode() in recorders["cloud"]  # or the silence of the others says nothing
         return {name: found for name, data in recorders.items() if (found := self._of(data))}
 
@@ -343,9 +348,7 @@ def matrix(route: str, folder: Path, authority: Authority) -> Iterator[Matrix]:
         stack.callback(server.stop, 0.0)
         web = start_http_server(plane, ["127.0.0.1:0"], max_workers=8)
         stack.callback(web.stop, 0.0)
-        pages = agent.metrics.serve("127.0.0.1", 0)
-        stack.callback(pages.server_close)
-        stack.callback(pages.shutdown)
+        page = serve_metrics(agent, "127.0.0.1:0")
         client = OipClient(server.addresses[0])
         stack.callback(client.close)
         channel = stack.enter_context(grpc.insecure_channel(server.addresses[0], [("grpc.enable_http_proxy", 0)]))
@@ -353,7 +356,7 @@ def matrix(route: str, folder: Path, authority: Authority) -> Iterator[Matrix]:
         stack.callback(http.close)
         yield Matrix(
             agent, cloud, entry, collector, heard, client, channel.stream_stream(STREAM), http, web.addresses[0],
-            f"http://127.0.0.1:{pages.server_port}/metrics",
+            page,
         )  # fmt: skip
 
 

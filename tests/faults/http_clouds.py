@@ -53,7 +53,9 @@ class Context:
 class ScriptedHttpCloud:
     """As `ScriptedCloud`: its `behaviour` may be changed between calls; it stops and comes back on one port.
 
-    What a behaviour gives that is no answer to read goes out as the body.
+    What a behaviour gives that is no answer to read goes out as the body. `callers` has the far end of the connection
+    by which each of `requests` came; `connections` counts those that only asked for metadata as well, of which there
+    were as many as `answered_gets` says.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
@@ -62,6 +64,8 @@ class ScriptedHttpCloud:
         self.headers: list[str] = []
         self._tls = tls
         self.connections = 0
+        self.answered_gets = 0
+        self.callers: list[tuple[str, int]] = []
         self.port = 0
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -139,6 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._reply(200, b'{"live":true,"ready":true}')
+        self.server.cloud.answered_gets += 1
 
     def do_POST(self) -> None:
         body = memoryview(self.rfile.read(int(self.headers["Content-Length"])))
@@ -146,6 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         request = parse_infer_request(self.path.split("/")[3], "", body[:head], body[head:]).request
         cloud = self.server.cloud
         cloud.requests.append(request)
+        cloud.callers.append(self.client_address)
         cloud.headers.append(f"{self.path}\n{self.headers}")
         context: Any = Context(self.connection)
         try:

@@ -52,7 +52,7 @@ class Tally:
 
     in_time: list[tuple[int, float]] = field(default_factory=list)
     late: list[tuple[int, float]] = field(default_factory=list)
-    told: list[tuple[int, float]] = field(default_factory=list)
+    refused: list[tuple[int, float]] = field(default_factory=list)
     superseded: list[tuple[int, float]] = field(default_factory=list)
     broken: list[tuple[int, float]] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
@@ -61,14 +61,14 @@ class Tally:
         """The figures."""
         admitted = len(self.in_time) + len(self.late) + len(self.broken)
         return {
-            "requests": admitted + len(self.told) + len(self.superseded),
+            "requests": admitted + len(self.refused) + len(self.superseded),
             "answered_in_time": len(self.in_time),
             "answered_late": len(self.late),
             "admitted_without_answer": len(self.broken),
             "admitted_in_time_share": len(self.in_time) / admitted if admitted else math.nan,
-            "refused": len(self.told),
+            "refused": len(self.refused),
             "superseded": len(self.superseded),
-            "refusal_ms": _quantiles_ms([took_s for _, took_s in self.told]),
+            "refusal_ms": _quantiles_ms([took_s for _, took_s in self.refused]),
             "answer_ms": _quantiles_ms([took_s for _, took_s in (*self.in_time, *self.late)]),
             "errors": dict(self.errors),
         }
@@ -121,7 +121,7 @@ def _count(tally: Tally, caller: int, took_s: float, error: UpwellError | None, 
         (tally.in_time if took_s <= deadline_s else tally.late).append((caller, took_s))
         return
     tally.errors[type(error).__name__] += 1
-    group = tally.superseded if isinstance(error, Superseded) else tally.told
+    group = tally.superseded if isinstance(error, Superseded) else tally.refused
     (group if isinstance(error, TOLD) else tally.broken).append((caller, took_s))
 
 

@@ -11,17 +11,27 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.warm import Forked
+
 UPWELL = str(Path(sys.executable).with_name("upwell"))
 START_S = 30.0
 """A program that is not up by then never will be."""
 
 
 class Program:
-    """One `upwell ...` process, to be ended or used as a context manager; `lines` holds its standard error."""
+    """One `upwell ...` process, to be ended or used as a context manager; `lines` holds its standard error.
 
-    def __init__(self, arguments: Sequence[str], program: Sequence[str] = (UPWELL,), cwd: str | None = None) -> None:
-        self.process = subprocess.Popen(
-            [*program, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=cwd
+    It is a fork of one that is loaded, which is quick. Where loading is what matters, or how much memory it takes, name
+    the installed `program`.
+    """
+
+    def __init__(self, arguments: Sequence[str], program: Sequence[str] = (), cwd: str | None = None) -> None:
+        self.process = (
+            subprocess.Popen(
+                [*program, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=cwd
+            )
+            if program
+            else Forked(arguments, cwd)
         )
         self.lines: list[str] = []
         self._news = threading.Condition()

@@ -105,7 +105,9 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._pairs: set[_Pair] = set()
-        self._server: asyncio.Server | None = None
+        self.open_ends: set[_End] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._is_listening = False
         self.up, self.down = Direction(self), Direction(self)
         if record:
             self.up.record, self.down.record = bytearray(), bytearray()
@@ -158,7 +160,7 @@ class Proxy:
         if self._loop.is_closed():
             return
         self.refuse()
-        self._wait_for(_settled())
+        self._wait_for(self._settled())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._socket.close()
@@ -182,20 +184,48 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _listen(self) -> None:
-        if self._server is None:
-            self._server = await self._loop.create_server(self._accept, sock=self._socket)
+        if not self._is_listening:
+            self._is_listening = True
+            self._socket.listen(128)
+            self._socket.setblocking(False)
+            # Not a server of asyncio's, which loses the socket of a connection that it accepts while it is closed.
+            self._loop.add_reader(self._socket, self._accept_all)
+
+    def _accept_all(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # all of them, or one who has left again
+            while True:
+                connecting = self._loop.create_task(self._connected(self._socket.accept()[0]))
+                self._connecting.add(connecting)
+                connecting.add_done_callback(self._connecting.discard)
+
+    async def _connected(self, accepted: socket.socket) -> None:
+        await self._loop.connect_accepted_socket(self._accept, accepted)
 
     async def _refuse(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._is_listening:
+            self._is_listening = False
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
             # Bound but not listening: callers are refused, and nobody else can take the port.
             self._socket = _bound(self.port)
+        if self._connecting:
+            await asyncio.wait(self._connecting)
         self._end_all(resets=True)
 
     def _end_all(self, *, resets: bool) -> None:
         for pair in tuple(self._pairs):
             pair.end(resets=resets)
+
+    async def _settled(self) -> None:
+        """Let attempts to connect and the ends of transports come through."""
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for one in tuple(self.open_ends):  # being accepted while the others were ended, or with bytes that nobody takes
+            one.end(resets=True)
+        for _ in range(3):
+            await asyncio.sleep(0)
 
     def _accept(self) -> _End:
         self.accepted += 1
@@ -209,10 +239,11 @@ class _Pair:
     """One connection: the caller's end and the target's."""
 
     def __init__(self, proxy: Proxy, register: set[_Pair]) -> None:
-        self.caller = _End(self, proxy.up)
-        self.target = _End(self, proxy.down)
+        self.caller = _End(self, proxy.up, proxy.open_ends)
+        self.target = _End(self, proxy.down, proxy.open_ends)
         self.caller.other, self.target.other = self.target, self.caller
         self.connecting: asyncio.Task[None] | None = None
+        self.is_over = False
         self._register = register
         register.add(self)
 
@@ -223,12 +254,11 @@ class _Pair:
         except OSError:
             self.end(resets=True)
         else:
-            if self not in self._register:
-                self.end(resets=True)
             self.caller.resume()
 
     def end(self, *, resets: bool) -> None:
         """Close both ends."""
+        self.is_over = True
         self._register.discard(self)
         for one in (self.caller, self.target):
             one.end(resets=resets)
@@ -239,8 +269,9 @@ class _End(asyncio.Protocol):
 
     other: _End
 
-    def __init__(self, pair: _Pair, direction: Direction) -> None:
+    def __init__(self, pair: _Pair, direction: Direction, register: set[_End]) -> None:
         self._pair = pair
+        self._register = register
         self._direction = direction
         self._transport: asyncio.Transport | None = None
         self._fault: Fault | None = None
@@ -251,7 +282,10 @@ class _End(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self is self._pair.caller:
+        self._register.add(self)
+        if self._pair.is_over:  # since it was accepted
+            self._transport.abort()
+        elif self is self._pair.caller:
             self._transport.pause_reading()
 
     def resume(self) -> None:
@@ -283,6 +317,7 @@ class _End(asyncio.Protocol):
         return True
 
     def connection_lost(self, _: Exception | None) -> None:
+        self._register.discard(self)
         if not self._lost or self is self._pair.caller:
             self._later(lambda: self._pair.end(resets=False))
 
@@ -350,13 +385,3 @@ def _bound(port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", port))
     return bound
-
-
-async def _settled() -> None:
-    """Let attempts to connect and the ends of transports come through."""
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    for _ in range(3):
-        await asyncio.sleep(0)

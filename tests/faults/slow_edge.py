@@ -10,10 +10,10 @@ import numpy as np
 
 from tests.faults.oracles import CLOUD_MODEL
 from upwell.edge import Agent
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served import ServedModel
-from upwell.edge.runtimes.fake import FakeRuntime
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.processor import Processor
@@ -33,11 +33,9 @@ def slow_agent(
     latency_s: float, policy: Mapping[str, Any], cloud: str | None = None
 ) -> Iterator[tuple[Agent, FakeRuntime]]:
     """An agent whose model `digits` takes `latency_s` on the device, and knows it; `cloud` is an endpoint."""
-    runtime = FakeRuntime(unsure, [IMAGE], [SCORES], latency_s=latency_s)
-    edge = EdgeModel(
-        runtime, Processor(None, runtime.inputs, runtime.outputs, "fake"), "sha256:fake", is_described=False
-    )
-    uplink = None if cloud is None else Uplink(cloud, ClientSecurity(), 1 << 20)
+    runtime = FakeRuntime(unsure, [IMAGE], [SCORES], behaviour=Behaviour(latency_s=latency_s))
+    edge = EdgeModel(runtime, Processor(None, runtime.inputs, runtime.outputs, "fake"), ModelSource("sha256:fake"))
+    uplink = None if cloud is None else UplinkSettings(cloud, ClientSecurity(), 1 << 20)
     model = ServedModel("digits", edge, "" if cloud is None else CLOUD_MODEL)
     with Agent([model], uplink, Policy.model_validate({"version": 1, **policy})) as agent:
         yield agent, runtime

@@ -19,7 +19,7 @@ from upwell.edge.request.context import RequestContext
 from upwell.edge.request.driver import PERFORM, RequestDriver
 from upwell.edge.request.request import Request
 from upwell.edge.uplink.calls import CloudCall, CloudReply
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import CallerLeft
@@ -111,6 +111,9 @@ class RecordingCell(RouterService):
         self.hedges -= 1
         return self.hedges >= 0
 
+    def wants_probe(self) -> bool:
+        return self.probes
+
     def observe(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         super().observe(outcome)
@@ -124,6 +127,11 @@ class RecordingCell(RouterService):
         sent = [one.call for one in self.outcomes if isinstance(one, CloudSent)]
         kinds = (CloudSent, CloudAnswered, CloudCallFailed, CloudDropped)
         return [(type(one).__name__, sent.index(one.call)) for one in self.outcomes if isinstance(one, kinds)]
+
+
+def uplink_of(cell: RouterService, settings: UplinkSettings) -> Uplink:
+    """An uplink that this router is told by."""
+    return Uplink(settings, cell.observe, cell.wants_probe)
 
 
 def context_of(cell: RouterService, uplink: Uplink) -> RequestContext:
@@ -174,12 +182,12 @@ class SentAttempt:
             action = next(step)
             while True:
                 try:
-                    told = PERFORM[type(action)](self._driver, action)
+                    result = PERFORM[type(action)](self._driver, action)
                 except BaseException as error:  # noqa: BLE001  the flow raises it again
                     action = step.throw(error)
                     continue
                 clock.now_s = time.monotonic()
-                action = step.send(told)
+                action = step.send(result)
 
 
 @dataclass
@@ -192,7 +200,6 @@ class Sender:
 
     def __post_init__(self) -> None:
         self.context = context_of(self.cell, self.uplink)
-        self.uplink.watch(self.cell.observe, lambda: self.cell.probes)
 
     def send(self, decision: Decision, inputs: Mapping[str, Array] = INPUTS) -> SentAttempt:
         """One request on its way."""
@@ -216,9 +223,10 @@ class Sender:
 def sender(endpoints: Sequence[str], *, hedges: int = 0, security: ClientSecurity | None = None) -> Iterator[Sender]:
     """A sender to these endpoints, the first preferred."""
     first, *others = endpoints
-    uplink = Uplink(first, security or ClientSecurity(), LIMIT_BYTES, others)
+    cell = RecordingCell(hedges)
+    uplink = uplink_of(cell, UplinkSettings(first, security or ClientSecurity(), LIMIT_BYTES, others))
     try:
-        yield Sender(uplink, RecordingCell(hedges))
+        yield Sender(uplink, cell)
     finally:
         uplink.close()
 
@@ -270,9 +278,10 @@ POLICY = "defaults: {{deadline: 5s, hedge: {hedge}}}\nrules: [{{name: up, match:
 class Asking:
     """Requests one after the other, decided by the policy and sent up."""
 
-    def __init__(self, uplink: Uplink, policy: Policy) -> None:
+    def __init__(self, address: str, policy: Policy) -> None:
         self.cell = RouterService(policy)
-        self._context = context_of(self.cell, uplink)
+        self.uplink = uplink_of(self.cell, UplinkSettings(address, ClientSecurity(), LIMIT_BYTES))
+        self._context = context_of(self.cell, self.uplink)
 
     def ask(self) -> float:
         """How long the answer took."""
@@ -289,8 +298,8 @@ class Asking:
 def asking(cloud: StallingCloud, hedge: str) -> Iterator[Asking]:
     """Requests to this cloud, under a policy with this `hedge`."""
     with serving(cloud) as (address,):
-        uplink = Uplink(address, ClientSecurity(), LIMIT_BYTES)
+        made = Asking(address, parse_yaml(POLICY.format(hedge=hedge), Policy))
         try:
-            yield Asking(uplink, parse_yaml(POLICY.format(hedge=hedge), Policy))
+            yield made
         finally:
-            uplink.close()
+            made.uplink.close()

@@ -64,6 +64,7 @@ def eventually_good(
         in_a_row += 1
 
 
+@pytest.mark.slow
 def test_calls_without_a_message_do_not_take_every_thread(target: Target) -> None:
     with RawConnection(target.grpc) as hostile, RawConnection(target.grpc) as other:
         for number in range(400):
@@ -131,6 +132,7 @@ def test_headers_that_come_in_drops_over_http_keep_nobody_waiting_for_long(targe
         assert steady(target, 0.5) > 5  # over gRPC nobody notices
 
 
+@pytest.mark.slow
 def test_a_thousand_idle_connections_and_afterwards_their_memory_is_back(target: Target) -> None:
     def idle() -> None:
         with ExitStack() as stack:
@@ -145,6 +147,7 @@ def test_a_thousand_idle_connections_and_afterwards_their_memory_is_back(target:
     assert target.resident_bytes() < 1.1 * before
 
 
+@pytest.mark.slow
 def test_calls_given_up_midway_leave_nothing_behind(target: Target) -> None:
     request = converters.serialize_infer_request(InferRequest("slow", {"x": np.ones((1, 512), np.float32)}))
 
@@ -173,6 +176,7 @@ def test_calls_given_up_midway_leave_nothing_behind(target: Target) -> None:
     assert target.threads() <= threads + 20
 
 
+@pytest.mark.slow
 def test_resets_by_the_thousand_leave_nothing_behind(target: Target) -> None:
     """Streams begun and reset at once, the next before the last has been looked at."""
 
@@ -186,15 +190,14 @@ def test_resets_by_the_thousand_leave_nothing_behind(target: Target) -> None:
         # gRPC's core cancels what comes while it has thousands of calls that nobody has looked at.
         eventually_good(target, (RemoteErrorKind.RESOURCE_EXHAUSTED, RemoteErrorKind.CANCELLED))
 
-    for _ in range(2):
-        storm(4000)  # so that the heap has the size that as many at once need
+    storm(4000)  # so that the heap has the size that as many at once need
     before = target.resident_bytes()
     storm(4000)
     assert steady(target, 0.5) > 5
-    assert target.resident_bytes() < 1.2 * before
+    assert target.resident_bytes() < 1.1 * before
 
 
-@pytest.mark.parametrize("megabytes", [64, 512])
+@pytest.mark.parametrize("megabytes", [64, pytest.param(512, marks=pytest.mark.exhaustive)])
 def test_a_compressed_bomb_is_refused_while_it_is_unpacked(target: Target, megabytes: int) -> None:
     packed = gzip.compress(bytes(megabytes << 20), 6)
     message = grpc_message(packed, is_compressed=True)

@@ -36,6 +36,7 @@ def unpack_at_once(target: Target, count: int, size_bytes: int) -> None:
             assert one.ends_within(LIMIT_S)
 
 
+@pytest.mark.slow
 def test_the_memory_of_large_messages_is_given_back(target: Target) -> None:
     before = target.resident_bytes()
     target.forget_peak()

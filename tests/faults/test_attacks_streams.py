@@ -17,6 +17,8 @@ from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
 
+pytestmark = pytest.mark.alone
+
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 MESSAGE = converters.serialize_infer_request(GOOD)
 LARGE = converters.serialize_infer_request(InferRequest("linear", {"x": np.ones((100_000, 8), np.float32)}))
@@ -101,7 +103,7 @@ def no_reading(stack: ExitStack, target: Target) -> None:
 WAYS = {one.__name__.replace("_", " "): one for one in (nothing, half_a_message, half_a_head, drops, no_reading)}
 
 
-@pytest.mark.parametrize("way", sampled(WAYS, 2))
+@pytest.mark.parametrize("way", sampled(WAYS, 3))
 def test_a_stream_that_goes_silent_keeps_nobody_waiting_and_is_forgotten(target: Target, way: str) -> None:
     def attack() -> int:
         target.good()

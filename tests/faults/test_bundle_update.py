@@ -15,7 +15,8 @@ from tests.faults.certificates import Authority
 from tests.faults.proxy import Fault, Proxy
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
-from upwell.edge.updates.follower import UpdateFollower, Updates
+from upwell.edge.models.sections import UpdatesSection
+from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.updater import Updater
 from upwell.edge.updates.version_store import VersionStore
 
@@ -56,7 +57,7 @@ class Device:
         self.is_good = True
 
     def follow(self, source: str, ca: Path | None = None, digest: str = "") -> UpdateFollower:
-        self.follower = UpdateFollower(self.store, Updates(source, 3600.0, digest, ca), self.activate)
+        self.follower = UpdateFollower(self.store, UpdatesSection(source=source, digest=digest, ca=ca), self.activate)
         return self.follower
 
     def activate(self, bundle: Bundle) -> Callable[[], None]:
@@ -76,7 +77,7 @@ def device(tmp_path: Path, signer: Signer) -> Device:
     return Device(tmp_path, signer)
 
 
-@pytest.mark.parametrize("resets", [False, True], ids=["FIN", "RST"])
+@pytest.mark.parametrize("resets", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["FIN", "RST"])
 def test_an_update_over_a_link_that_breaks_three_times_is_taken_up(
     device: Device, server: FileServer, authority: Authority, resets: bool
 ) -> None:

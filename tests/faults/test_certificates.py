@@ -14,8 +14,8 @@ import pytest
 from tests.faults.certificates import Authority, Pair
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.scene import CASCADE, ONE, assert_from_cloud, assert_from_edge, scene
-from tests.faults.stalling import LIMIT_BYTES, allowed, decision
-from upwell.edge.uplink.uplink import CloudReply, Uplink
+from tests.faults.stalling import LIMIT_BYTES, RecordingCell, allowed, decision, uplink_of
+from upwell.edge.uplink.uplink import CloudReply, UplinkSettings
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
@@ -63,7 +63,7 @@ def test_what_a_server_says_in_its_own_words_is_no_such_failure(cloud: ScriptedC
 def test_another_endpoint_with_a_good_certificate_is_used(authority: Authority) -> None:
     with showing(authority.sign("old", **UNBELIEVABLE["expired"])) as old, showing(authority.sign("new")) as new:
         security = ClientSecurity(tls=TlsFiles(ca=authority.ca))
-        uplink = Uplink(old.address, security, LIMIT_BYTES, [new.address])
+        uplink = uplink_of(RecordingCell(), UplinkSettings(old.address, security, LIMIT_BYTES, [new.address]))
         outcomes = []
         for _ in range(3):
             at = decision()

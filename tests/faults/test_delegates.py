@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.edge.loads import bundle, requests, side, software
 from upwell.edge import Agent
-from upwell.edge.models.background_load import load_edge, start_loading
+from upwell.edge.models.loading import Loader
 from upwell.edge.models.sections import EdgeSide
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.load import load_runtime
@@ -62,7 +62,7 @@ def ask(agent: Agent, expected: Array, rows: Iterator[int]) -> None:
 def test_one_that_is_no_good_from_the_start_costs_no_answer(
     folder: Path, state_dir: Path, software_delegate: Path, expected: Array, options: dict[str, str | int], said: str
 ) -> None:
-    edge = load_edge(NAME, _side(folder, software_delegate, **options), state_dir=state_dir)
+    edge = Loader(NAME, _side(folder, software_delegate, **options), state_dir=state_dir).load()
     with Agent([ServedModel(NAME, edge)], None, Policy()) as agent:
         ask(agent, expected, iter(range(REQUESTS)))
         (health,) = agent.health()
@@ -75,7 +75,7 @@ def test_one_that_is_no_good_from_the_start_costs_no_answer(
 def test_one_that_fails_at_the_hundredth_run_costs_no_answer(
     folder: Path, state_dir: Path, software_delegate: Path, expected: Array, caplog: pytest.LogCaptureFixture
 ) -> None:
-    edge = load_edge(NAME, _side(folder, software_delegate, fail_after=100), state_dir=state_dir)
+    edge = Loader(NAME, _side(folder, software_delegate, fail_after=100), state_dir=state_dir).load()
     with Agent([ServedModel(NAME, edge)], None, Policy()) as agent:
         (before,) = agent.health()
         assert agent.infer(NAME, requests(1)).accelerator == "software"
@@ -103,7 +103,7 @@ def test_requests_are_answered_before_while_and_after_one_gets_ready(
     folder: Path, state_dir: Path, software_delegate: Path, expected: Array
 ) -> None:
     slow = _side(folder, software_delegate, delay_us=20_000)
-    loading = start_loading(NAME, slow, state_dir=state_dir, patience_s=0.0)
+    loading = Loader(NAME, slow, state_dir=state_dir).start(0.0)
     with Agent([ServedModel(NAME, loading.model)], None, Policy()) as agent:
         assert agent.infer(NAME, requests(1)).edge_state == "compiling"
         assert loading.final is not None

@@ -179,7 +179,7 @@ def slow_behind_proxy(cloud: ScriptedCloud, latency_s: float) -> Iterator[tuple[
 
 def test_nothing_leaves_where_the_device_fails(cloud: ScriptedCloud) -> None:
     with slow_behind_proxy(cloud, 0.0) as (agent, runtime, proxy):
-        runtime.failure = "the fake model is broken"
+        runtime.behaviour.failure = "the fake model is broken"
         with pytest.raises(ModelFailed):
             in_process(agent)(SECRET, tags=PRIVATE)
         assert_untouched(proxy)

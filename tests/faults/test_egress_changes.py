@@ -22,12 +22,12 @@ from tests.faults.oracles import CLOUD_MODEL, edge_scores, picture, pictures
 from tests.faults.proxy import Proxy
 from tests.faults.scene import HARD_ALWAYS, ONE, assert_from_cloud, scene, until, write_agent
 from upwell.edge import Agent
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.edge.uplink.prober import Prober
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, NoAllowedRoute
 from upwell.shared.oip.dataplane import InferRequest
@@ -55,7 +55,7 @@ DENY_ALL: Mapping[str, Mapping[str, Any]] = {
 def deny(agent: Agent, how: str = "everything") -> None:
     """Install a policy under which nothing may leave."""
     if "if" in DENY_ALL[how]:
-        pytest.importorskip("cel")
+        pytest.importorskip("cel_expr_python")
     rules = [UP, {"name": "private", "egress": "deny", **DENY_ALL[how]}]
     agent.router.replace_policy(Policy.model_validate({"version": 1, "defaults": PATIENT, "rules": rules}))
 
@@ -137,10 +137,8 @@ def exiting(cloud: ScriptedCloud, policy: Mapping[str, Any], during: Callable[[A
 
     image, scores = TensorSpec("image", "BYTES", (-1,)), TensorSpec("scores", "FP32", (-1, 10))
     runtime = FakeRuntime(run, [image], [scores, TensorSpec("cut", "BYTES", (-1,))])
-    edge = EdgeModel(
-        runtime, Processor(None, runtime.inputs, runtime.outputs, "fake"), "", is_described=False, exits=["cut"]
-    )
-    uplink = Uplink(cloud.address, ClientSecurity(), 1 << 20)
+    edge = EdgeModel(runtime, Processor(None, runtime.inputs, runtime.outputs, "fake"), ModelSource(""), exits=["cut"])
+    uplink = UplinkSettings(cloud.address, ClientSecurity(), 1 << 20)
     model = ServedModel("digits", edge, CLOUD_MODEL)
     with Agent([model], uplink, Policy.model_validate({"version": 1, **policy})) as made:
         agent = made
@@ -161,11 +159,11 @@ def test_what_an_early_exit_gives_is_not_sent(cloud: ScriptedCloud, denies: bool
 
 def test_a_rule_that_looks_at_the_link_does_not_count_the_message_that_it_judges(cloud: ScriptedCloud) -> None:
     """Nothing changes between the decision and the sending but that the message is on its way."""
-    pytest.importorskip("cel")
+    pytest.importorskip("cel_expr_python")
     rules = [UP, {"name": "slow", "if": "cloud.predicted_s > 0.5", "egress": "deny"}]
     policy = Policy.model_validate({"version": 1, "defaults": PATIENT, "rules": rules})
     with Agent(
-        [ServedModel("digits", None, CLOUD_MODEL)], Uplink(cloud.address, ClientSecurity(), 1 << 20), policy
+        [ServedModel("digits", None, CLOUD_MODEL)], UplinkSettings(cloud.address, ClientSecurity(), 1 << 20), policy
     ) as agent:
         for _ in range(20):
             assert agent.infer("digits", {"image": ONE}).route is Route.CLOUD
@@ -209,7 +207,7 @@ def test_a_case_that_was_asked_about_a_moment_ago_is_dropped(
             until(lambda: spool.counts().denied == 1)
         assert len(cloud.requests) == 1
         assert not caplog.records
-        assert it.agent.router.state.backlog.flights == ()
+        assert it.agent.router.state.backlog.in_flight == ()
 
 
 # --- What is asked without a request
@@ -219,7 +217,7 @@ def test_a_case_that_was_asked_about_a_moment_ago_is_dropped(
 def in_the_cloud(folder: Path, rule: Mapping[str, Any]) -> Iterator[tuple[AgentDataplane, Proxy]]:
     """An agent whose model is in the cloud alone, behind a proxy that counts who connects."""
     if "if" in rule:
-        pytest.importorskip("cel")
+        pytest.importorskip("cel_expr_python")
     with ScriptedCloud() as cloud, Proxy(cloud.address, record=True) as proxy:
         rules = [{"name": "private", "egress": "deny", **rule}]
         models = {"digits": {"cloud": {"model": CLOUD_MODEL}}}
@@ -259,9 +257,8 @@ def test_once_nothing_may_leave_no_connection_is_made(
         with Agent.from_config(path) as agent:
             for _ in range(3):
                 assert agent.infer("digits", {"image": ONE}).route is Route.CLOUD
-            uplink = agent.uplink
-            assert uplink is not None
-            uplink.watch(agent.router.observe, lambda: True)  # a probe is wanted all the time
+            assert agent.uplink is not None
+            agent.uplink._wants_probe = lambda: True
             if kind == "new connection":
                 cloud.behaviour = denying(agent, silent, how)
                 late = agent.infer("digits", {"image": ONE}, deadline_s=0.4)
@@ -286,9 +283,8 @@ def test_a_partial_deny_leaves_the_probes_to_the_requests_that_may_go(
     private = {"name": "private", "match": {"tags": {"privacy": "device"}}, "egress": "deny"}
     with scene(folder, {"defaults": {**HARD_ALWAYS, **PATIENT}, "rules": [private]}, cloud) as it:
         assert_from_cloud(it.ask(ONE))
-        uplink = it.agent.uplink
-        assert uplink is not None
-        uplink.watch(it.agent.router.observe, lambda: True)
+        assert it.agent.uplink is not None
+        it.agent.uplink._wants_probe = lambda: True
         assert it.ask(SECRET, tags={"privacy": "device"}).reason == "egress_denied"
         before = it.proxy.up.received_bytes
         until(lambda: it.proxy.up.received_bytes > before)

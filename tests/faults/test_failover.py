@@ -10,15 +10,17 @@ import pytest
 
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
-from tests.faults.stalling import LIMIT_BYTES, Sender, decision, sender, serving
+from tests.faults.stalling import LIMIT_BYTES, RecordingCell, Sender, decision, sender, serving, uplink_of
 from upwell.edge.uplink.calls import CloudReply
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError, Refused, Unauthenticated
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.routing.decide.state import CloudMoved
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
+
+pytestmark = pytest.mark.alone
 
 
 @dataclass
@@ -125,9 +127,9 @@ def test_where_none_works_every_call_fails_and_the_first_that_comes_back_is_used
 
 def test_an_endpoint_named_twice_and_one_in_clear_off_this_machine_are_refused() -> None:
     with pytest.raises(ConfigError, match="named twice"):
-        Uplink("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES, ["127.0.0.1:1"])
+        uplink_of(RecordingCell(), UplinkSettings("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES, ["127.0.0.1:1"]))
     with pytest.raises(ConfigError, match="in clear"):
-        Uplink("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES, ["192.0.2.1:1"])
+        uplink_of(RecordingCell(), UplinkSettings("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES, ["192.0.2.1:1"]))
 
 
 def test_a_closed_uplink_fails_its_calls_and_makes_no_new_connection(pair: Pair) -> None:

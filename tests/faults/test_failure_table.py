@@ -22,6 +22,8 @@ from upwell.edge import Answer
 from upwell.shared.errors import CloudFailed
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 
+pytestmark = pytest.mark.alone
+
 FAILURES: Mapping[str, Behaviour] = {
     "unavailable": status(grpc.StatusCode.UNAVAILABLE),
     "deadline": silent,

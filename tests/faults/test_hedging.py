@@ -6,6 +6,8 @@ import pytest
 
 from tests.faults.stalling import StallingCloud, asking
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("after", ["100ms", "p95"])
 def test_a_stalled_request_is_hedged_and_the_server_sees_the_loser_leave(after: str) -> None:

@@ -22,8 +22,7 @@ from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.grpc.server import Connections
 from upwell.shared.oip.http.client import HttpClient
-from upwell.shared.oip.http.connections_out import ProxyRoute
-from upwell.shared.oip.http.pool import Pool
+from upwell.shared.oip.http.connections_out import Pool, ProxyRoute
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 
 TIMEOUT_S = 10.0

@@ -20,9 +20,11 @@ from upwell.shared.oip.grpc.client import OipClient
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
+pytestmark = pytest.mark.alone
+
 
 @dataclass
-class Way:
+class ProxiedCloud:
     """A sender behind a proxy to a cloud."""
 
     sender: Sender
@@ -44,51 +46,52 @@ class Way:
 
 
 @pytest.fixture
-def way() -> Iterator[Way]:
+def proxied() -> Iterator[ProxiedCloud]:
     cloud = StallingCloud()
     with serving(cloud) as (address,), Proxy(address) as proxy, sender([proxy.address]) as made:
-        yield Way(made, proxy, cloud)
+        yield ProxiedCloud(made, proxy, cloud)
 
 
-def test_after_a_silent_death_the_next_call_uses_a_fresh_connection(way: Way) -> None:
+def test_after_a_silent_death_the_next_call_uses_a_fresh_connection(proxied: ProxiedCloud) -> None:
     """The proxy keeps a connection that lost bytes dead for good, as a router does that forgot it."""
-    assert way.ask() is None
-    way.proxy.blackhole()
-    before = way.proxy.accepted
+    assert proxied.ask() is None
+    proxied.proxy.blackhole()
+    before = proxied.proxy.accepted
     for _ in range(2):  # after one it may be no more than slow
-        assert way.ask(within_s=0.2) is Reason.CLOUD_DEADLINE
-    way.proxy.restore()
-    until(lambda: way.ask() is None)
-    assert way.proxy.accepted > before
+        assert proxied.ask(within_s=0.2) is Reason.CLOUD_DEADLINE
+    proxied.proxy.restore()
+    until(lambda: proxied.ask() is None)
+    assert proxied.proxy.accepted > before
 
 
-def test_a_call_with_time_learns_of_a_dead_link_by_pings_long_before_its_deadline(way: Way) -> None:
-    way.learn()
-    way.proxy.blackhole()
+def test_a_call_with_time_learns_of_a_dead_link_by_pings_long_before_its_deadline(proxied: ProxiedCloud) -> None:
+    proxied.learn()
+    proxied.proxy.blackhole()
     started_s = time.monotonic()
-    assert way.ask(within_s=60.0) is Reason.CLOUD_UNAVAILABLE
+    assert proxied.ask(within_s=60.0) is Reason.CLOUD_UNAVAILABLE
     assert time.monotonic() - started_s < 20.0  # two seconds, on a machine that is not busy
-    way.proxy.restore()
-    assert way.ask() is None
+    proxied.proxy.restore()
+    assert proxied.ask() is None
 
 
-def test_a_link_that_became_slow_is_soon_not_taken_for_a_dead_one(way: Way) -> None:
-    way.learn()
-    way.cloud.stalls, way.cloud.stall_s = (lambda _: True), 2.0
-    way.proxy.up.delay(0.7)
-    way.proxy.down.delay(0.7)
+@pytest.mark.slow
+def test_a_link_that_became_slow_is_soon_not_taken_for_a_dead_one(proxied: ProxiedCloud) -> None:
+    proxied.learn()
+    proxied.cloud.stalls, proxied.cloud.stall_s = (lambda _: True), 2.0
+    proxied.proxy.up.delay(0.7)
+    proxied.proxy.down.delay(0.7)
     # The first ping comes back after 1.4 s where 1 s is waited; each try that ends so doubles that.
-    assert any(way.ask() is None for _ in range(4))
-    assert way.ask() is None
+    assert any(proxied.ask() is None for _ in range(4))
+    assert proxied.ask() is None
 
 
-def test_an_idle_connection_is_not_pinged(way: Way) -> None:
-    way.sender.uplink._prober.stop()
-    way.learn()
+def test_an_idle_connection_is_not_pinged(proxied: ProxiedCloud) -> None:
+    proxied.sender.uplink._prober.stop()
+    proxied.learn()
     time.sleep(0.5)  # what belongs to the last call
-    seen_bytes = way.proxy.up.received_bytes
+    seen_bytes = proxied.proxy.up.received_bytes
     time.sleep(2.5)  # two pings would be due; nothing happens that could be waited for
-    assert way.proxy.up.received_bytes == seen_bytes
+    assert proxied.proxy.up.received_bytes == seen_bytes
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ import pytest
 from tests.faults.live_traces import run
 from tests.faults.trace_link import Trace
 
+pytestmark = pytest.mark.alone
+
 FOLDER = os.environ.get("UPWELL_TRACES", "")
 """A folder of mahimahi uplink traces (*.up); without it the recorded links are not tried."""
 
@@ -40,9 +42,8 @@ def test_a_trace_is_what_is_written(tmp_path: Path) -> None:
     assert not trace.leaves_by(2.05, 1, 3.0)
 
 
+@pytest.mark.parametrize("outages", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.parametrize("outages", [1, 3])
 def test_every_request_is_answered_in_time_while_the_link_comes_and_goes(tmp_path: Path, outages: int) -> None:
     """So few requests say little about the share that is late: a busy machine may delay some."""
     trace = on_and_off(tmp_path / "t.up", 20e6, 6.0, 2.5, outages)
@@ -53,7 +54,6 @@ def test_every_request_is_answered_in_time_while_the_link_comes_and_goes(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not FOLDER, reason="UPWELL_TRACES names no folder of recorded links")
 def test_the_promise_holds_on_recorded_links() -> None:

@@ -45,9 +45,11 @@ from upwell.shared.oip.grpc.client import RemoteError, RemoteErrorKind
 from upwell.shared.routing.decide.state import EdgeRan
 from upwell.shared.routing.estimators.breaker import Breaker
 
+pytestmark = pytest.mark.alone
+
 FAILURES_UNTIL_OPEN = 3
-STALL_S = 0.5
-"""What a busy machine may add; how late answers really are is judged in virtual time and by the slow tests."""
+STALL_S = 0.15
+"""What a busy machine may add; how late answers really are is measured by the slow tests."""
 
 
 def fail_until_open(it: Scene) -> None:
@@ -70,11 +72,9 @@ def test_after_three_failures_the_cloud_is_left_alone_until_a_probe_finds_it_bac
             assert len(cloud.requests) == asked
         cloud.behaviour = good
         assert_recovers(it.ask)
-        assert len(cloud.requests) in (asked + 1, asked + 2)  # a busy machine may be late with the first probe
+        assert len(cloud.requests) == asked + 1
 
 
-@pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("objective", ["accuracy", "latency", "energy"])
 def test_a_silent_cloud_is_left_alone_whatever_the_objective(cloud: ScriptedCloud, objective: str) -> None:
     """Where the first answer counts it is the device's then, and yet each request has waited long for the cloud."""
@@ -188,34 +188,34 @@ def test_a_model_that_only_the_cloud_has_is_served_again_when_the_cloud_is_back(
 
 
 def test_a_deadline_that_the_device_cannot_meet_is_refused_at_once(cloud: ScriptedCloud) -> None:
-    with slow_agent(0.4, {"defaults": {"deadline": "5s"}}) as (agent, runtime), over_oip(agent) as remote:
-        assert in_process(agent)(ONE).took_s >= 0.4
+    with slow_agent(0.08, {"defaults": {"deadline": "1s"}}) as (agent, runtime), over_oip(agent) as remote:
+        assert in_process(agent)(ONE).took_s >= 0.08
         runs = runtime.runs
-        assert raised(lambda: in_process(agent)(ONE, deadline_s=0.3), Refused) < 0.3
-        assert refused_over_oip(lambda: remote(ONE, deadline_s=0.3)) < 0.4
+        assert raised(lambda: in_process(agent)(ONE, deadline_s=0.04), Refused) < 0.04
+        assert refused_over_oip(lambda: remote(ONE, deadline_s=0.04)) < 0.08
         assert runtime.runs == runs
-        assert remote(ONE, deadline_s=2.0).route == "edge"
+        assert remote(ONE, deadline_s=0.5).route == "edge"
 
 
 def test_a_deadline_that_only_the_cloud_can_meet_goes_up(cloud: ScriptedCloud) -> None:
-    policy = {"defaults": {"deadline": "5s", "hard": "off", "on_cloud_failure": "error"}, "rules": [
+    policy = {"defaults": {"deadline": "1s", "hard": "off"}, "rules": [
         {"name": "warm", "match": {"tags": {"warm": "yes"}}, "route": "cloud"}]}  # fmt: skip
-    with Proxy(cloud.address) as proxy, slow_agent(1.0, policy, proxy.address) as (agent, _):
+    with Proxy(cloud.address) as proxy, slow_agent(0.2, policy, proxy.address) as (agent, _):
         ask = in_process(agent)
         for _ in range(12):
             assert ask(ONE, tags={"warm": "yes"}).route == "cloud"
         assert ask(ONE).route == "edge"
-        seen = ask(ONE, deadline_s=0.7)
+        seen = ask(ONE, deadline_s=0.1)
         assert (seen.route, seen.reason, seen.degraded) == ("cloud", "edge_busy", False)
         proxy.refuse()
         for _ in range(FAILURES_UNTIL_OPEN):
-            raised(lambda: ask(ONE, tags={"warm": "yes"}), CloudFailed)
-        assert raised(lambda: ask(ONE, deadline_s=0.7), Refused) < 0.7
+            ask(ONE, tags={"warm": "yes"})
+        assert raised(lambda: ask(ONE, deadline_s=0.1), Refused) < 0.05
 
 
 def test_a_deadline_that_has_passed(folder: Path, cloud: ScriptedCloud) -> None:
     with scene(folder, CASCADE, cloud) as it:
-        assert raised(lambda: it.ask(ONE, deadline_s=-0.001), DeadlineExceeded) < STALL_S
+        assert raised(lambda: it.ask(ONE, deadline_s=-0.001), DeadlineExceeded) < 0.05
 
 
 def test_a_queue_at_the_device_is_refused_at_once_when_it_is_too_long() -> None:
@@ -240,7 +240,7 @@ def test_a_queue_at_the_device_is_refused_at_once_when_it_is_too_long() -> None:
         assert len(took_s) + len(refused_s) == 20
         assert 3 <= len(took_s) <= 8
         assert max(took_s) <= 0.4 + STALL_S
-        assert max(refused_s) <= 0.4 + STALL_S
+        assert max(refused_s) < 0.4
 
 
 def test_many_that_wait_for_a_silent_cloud_fall_back_in_time_one_after_the_other(cloud: ScriptedCloud) -> None:
@@ -259,7 +259,7 @@ def test_many_that_wait_for_a_silent_cloud_fall_back_in_time_one_after_the_other
 @pytest.mark.parametrize("policy", [CASCADE, DIRECT], ids=["cascade", "direct"])
 def test_a_device_that_fails_is_stood_in_for_by_the_cloud(cloud: ScriptedCloud, policy: dict[str, Any]) -> None:
     with slow_agent(0.0, {**policy}, cloud.address) as (agent, runtime):
-        runtime.failure = "the fake model is broken"
+        runtime.behaviour.failure = "the fake model is broken"
         assert_from_cloud(in_process(agent)(ONE))
         cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
         raised(lambda: in_process(agent)(ONE), (Unavailable, ModelFailed))
@@ -268,7 +268,7 @@ def test_a_device_that_fails_is_stood_in_for_by_the_cloud(cloud: ScriptedCloud, 
 def test_a_device_that_fails_gives_an_error_where_nothing_may_leave(cloud: ScriptedCloud) -> None:
     rules = [{"name": "private", "match": {}, "egress": "deny"}]
     with slow_agent(0.0, {"defaults": HARD_ALWAYS, "rules": rules}, cloud.address) as (agent, runtime):
-        runtime.failure = "the fake model is broken"
+        runtime.behaviour.failure = "the fake model is broken"
         raised(lambda: in_process(agent)(ONE), (ModelFailed, NoAllowedRoute))
     assert cloud.requests == []
 

@@ -10,9 +10,11 @@ import pytest
 
 from tests.faults.overload import Load, Tally, overload
 
+pytestmark = pytest.mark.alone
+
 CAMERAS: Sequence[Mapping[str, str]] = [{"camera": str(number)} for number in range(5)]
 AT_ONCE_MS = 50.0
-"""What a machine that does other things too may take to refuse a request."""
+"""Long enough for a machine that is busy with other things; the figure itself is for the slow test."""
 
 
 def in_time_share(tally: Tally) -> float:
@@ -20,8 +22,6 @@ def in_time_share(tally: Tally) -> float:
     return share
 
 
-@pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "all at once"])
 @pytest.mark.parametrize("deadlines_s", [(0.103,), (0.31, 0.15)], ids=["tight", "mixed"])
 def test_under_overload_who_is_admitted_is_in_time(deadlines_s: tuple[float, ...], together: bool) -> None:
@@ -36,14 +36,14 @@ def test_of_a_stream_the_latest_frame_is_answered_and_the_others_are_told() -> N
     policy = {"defaults": {"deadline": "1s", "hard": "off", "source": {"tag": "camera", "keep": "latest"}}}
     tally = overload(Load(5, seconds=2.0, run_s=0.05, deadlines_s=(1.0,), policy=policy, tags=CAMERAS))
     assert tally.superseded
-    assert not tally.told
+    assert not tally.refused
     assert not tally.broken
     served = Counter(caller for caller, _ in tally.in_time)
     assert sorted(served) == list(range(5))
+    # Each camera waits for at most one frame of each of the others.
+    assert max(took_s for _, took_s in tally.in_time) <= 0.05 * 6 + 0.2
 
 
-@pytest.mark.slow
-@pytest.mark.alone
 def test_the_higher_priority_is_served_and_the_lower_ones_are_told() -> None:
     rules = [{"name": "alarm", "match": {"tags": {"camera": "0"}}, "set": {"priority": "high"}}]
     load = Load(5, 10.0, 2.0, run_s=0.05, deadlines_s=(0.3,), policy={"rules": rules}, tags=CAMERAS)
@@ -51,7 +51,7 @@ def test_the_higher_priority_is_served_and_the_lower_ones_are_told() -> None:
     assert in_time_share(tally) >= 0.8
     served = Counter(caller for caller, _ in tally.in_time)
     assert served[0] >= 16  # of 20 frames; the device does half of what all five send
-    assert sum(1 for caller, _ in tally.told if caller == 0) <= 4
+    assert sum(1 for caller, _ in tally.refused if caller == 0) <= 4
 
 
 def test_a_source_over_its_rate_is_told_and_leaves_room_for_the_others() -> None:
@@ -59,11 +59,10 @@ def test_a_source_over_its_rate_is_told_and_leaves_room_for_the_others() -> None
     tally = overload(Load(2, 30.0, 1.0, run_s=0.02, policy=policy, tags=CAMERAS))
     served = Counter(caller for caller, _ in tally.in_time)
     assert set(served.values()) <= {3, 4}  # a second's worth, and what comes in a second
-    assert len(tally.told) == 60 - served.total()
+    assert len(tally.refused) == 60 - served.total()
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("callers", [10, 40])
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "all at once"])
 def test_ten_callers_at_thirty_frames_on_a_model_that_does_ten_a_second(callers: int, together: bool) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +15,6 @@ from tests.faults.raw_servers import BROKEN_FRAMING, RawServer
 from tests.faults.scene import (
     CASCADE,
     DIRECT,
-    HELD_UP_S,
     LARGE,
     ONE,
     PLANS,
@@ -24,6 +24,8 @@ from tests.faults.scene import (
     assert_recovers,
     scene,
 )
+
+pytestmark = pytest.mark.alone
 
 STATUSES = {
     grpc.StatusCode.CANCELLED: "cloud_unavailable",
@@ -50,7 +52,7 @@ LINK: dict[str, tuple[Callable[[Scene], object], tuple[str, ...]]] = {
     "gone behind an open door": (lambda s: s.proxy.retarget("127.0.0.1:1"), GONE),
     "silent link": (lambda s: s.proxy.blackhole(), LATE),
     "silent on the way back": (lambda s: s.proxy.down.blackhole(), LATE),
-    "slow link": (lambda s: s.proxy.down.delay(HELD_UP_S), LATE),
+    "slow link": (lambda s: s.proxy.down.delay(1.0), LATE),
     "narrow link": (lambda s: s.proxy.up.throttle(100), LATE),
     "reset at the first byte of the reply": (lambda s: s.proxy.down.reset_after(1), GONE),
     "reset mid-reply": (lambda s: s.proxy.down.reset_after(100), GONE),
@@ -60,6 +62,13 @@ LINK: dict[str, tuple[Callable[[Scene], object], tuple[str, ...]]] = {
 }
 UNREADABLE = ("cloud_garbage", "cloud_error", "cloud_unavailable", "cloud_exhausted", "cloud_deadline")
 """Below its messages gRPC does not always tell a server that garbles from one that fails, says so or is silent."""
+
+
+def under_every_plan(faults: Iterable[Any], *plans: str) -> list[Any]:
+    """Each fault with each of the plans; with one of them in `make test`."""
+    return grid(
+        {getattr(fault, "name", str(fault)): fault for fault in faults}, {plan: PLANS[plan] for plan in plans or PLANS}
+    )
 
 
 def breaks_and_heals(
@@ -76,7 +85,7 @@ def breaks_and_heals(
         assert_recovers(ask)
 
 
-@pytest.mark.parametrize(("code", "policy"), grid({code.name: code for code in STATUSES}, PLANS))
+@pytest.mark.parametrize(("code", "policy"), under_every_plan(STATUSES))
 def test_an_error_from_the_cloud(
     folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], code: grpc.StatusCode
 ) -> None:
@@ -89,7 +98,7 @@ def test_an_error_from_the_cloud(
         )
 
 
-@pytest.mark.parametrize(("kind", "policy"), grid(list(GARBAGE), PLANS))
+@pytest.mark.parametrize(("kind", "policy"), under_every_plan(GARBAGE))
 def test_an_answer_that_nobody_can_use(
     folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], kind: str
 ) -> None:
@@ -104,7 +113,7 @@ def test_an_answer_that_nobody_can_use(
 
 @pytest.mark.parametrize(
     ("policy", "behaviour"),
-    [(CASCADE, slow(HELD_UP_S)), (DIRECT, silent), (LARGE, status(grpc.StatusCode.DEADLINE_EXCEEDED))],
+    [(CASCADE, slow(1.0)), (DIRECT, silent), (LARGE, status(grpc.StatusCode.DEADLINE_EXCEEDED))],
     ids=["slow", "silent", "says so"],
 )
 def test_a_cloud_that_answers_late_or_never(
@@ -116,7 +125,7 @@ def test_a_cloud_that_answers_late_or_never(
         )
 
 
-@pytest.mark.parametrize(("fault", "policy"), grid(list(LINK), {"direct": DIRECT, "cascade": CASCADE}))
+@pytest.mark.parametrize(("fault", "policy"), under_every_plan(LINK, "direct", "cascade"))
 def test_a_broken_link(folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], fault: str) -> None:
     break_it, reasons = LINK[fault]
 
@@ -128,7 +137,7 @@ def test_a_broken_link(folder: Path, cloud: ScriptedCloud, policy: Mapping[str, 
         breaks_and_heals(it, lambda: break_it(it), reasons, heal)
 
 
-@pytest.mark.parametrize(("kind", "policy"), grid(list(BROKEN_FRAMING), PLANS))
+@pytest.mark.parametrize(("kind", "policy"), under_every_plan(BROKEN_FRAMING))
 def test_a_server_that_breaks_the_framing(
     folder: Path, cloud: ScriptedCloud, policy: Mapping[str, object], kind: str
 ) -> None:

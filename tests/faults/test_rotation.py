@@ -253,6 +253,7 @@ def test_certificates_of_both_sides_are_replaced_and_no_valid_one_is_refused(
         current = new
 
 
+@pytest.mark.slow
 def test_broken_files_are_not_taken_over_while_many_call(
     callers: tuple[str, Operator, Authority, list[Caller]],
 ) -> None:
@@ -271,6 +272,7 @@ def test_broken_files_are_not_taken_over_while_many_call(
     all_go_on(clients)
 
 
+@pytest.mark.slow
 def test_connections_are_made_without_a_pause_while_the_certificate_changes(
     callers: tuple[str, Operator, Authority, list[Caller]],
 ) -> None:

@@ -1,4 +1,4 @@
-"""The promise over many requests, with the service and the agent as processes of their own."""
+"""The soak: short here, at its full length where `slow` tests are asked for."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError
 
+pytestmark = pytest.mark.alone
+
 DEADLINE_S = 0.25
 SLACK_S = 0.15
 """What the caller, the proxy and the cloud of this test, all in one process, may add on a busy machine."""
@@ -228,12 +230,8 @@ def growth(values: Sequence[float]) -> float:
     return statistics.median(values[2 * third :]) - statistics.median(values[third : 2 * third])
 
 
-def late_of(load: Load) -> list[float]:
-    return [took_s for took_s in load.took_s if took_s > DEADLINE_S + SLACK_S]
-
-
 def check(load: Load, taken: Sequence[Taken], changes: Changes) -> None:
-    late = late_of(load)
+    late = [took_s for took_s in load.took_s if took_s > DEADLINE_S + SLACK_S]
     print(
         f"\n{load.sent} requests, {dict(load.routes)}, late {len(late)}, worst {max(load.took_s) * 1e3:.0f} ms, "
         f"p99 {np.quantile(load.took_s, 0.99) * 1e3:.0f} ms; {changes.policies} policies, {changes.faults} faults, "
@@ -244,22 +242,21 @@ def check(load: Load, taken: Sequence[Taken], changes: Changes) -> None:
     assert load.errors == {}
     assert sum(load.routes.values()) == load.sent
     assert load.routes["cloud"] > 0
+    assert len(late) <= 0.005 * load.sent  # this process stands still now and then; the agent's own is in the answers
     assert abs(growth([one.threads for one in taken])) <= 8
     assert abs(growth([one.descriptors for one in taken])) <= 8
 
 
+@pytest.mark.slow
 def test_nothing_fails_while_everything_changes(tmp_path: Path) -> None:
-    """How late answers are is for the long test to say."""
-    load, taken, changes = soak(tmp_path, 12.0, 60.0)
+    load, taken, changes = soak(tmp_path, 20.0, 60.0)
     check(load, taken, changes)
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_ten_minutes(tmp_path: Path) -> None:
     """From the middle third to the last 40,000 requests pass: 200 bytes for each would be 8 MB."""
     load, taken, changes = soak(tmp_path, 600.0, 200.0)
     check(load, taken, changes)
-    assert len(late_of(load)) <= 0.005 * load.sent  # this process stands still now and then
     assert growth([one.resident_bytes for one in taken]) < 8e6

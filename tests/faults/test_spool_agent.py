@@ -147,6 +147,7 @@ def check(folder: Path, config: Path, cloud: ScriptedCloud, promises: Promises, 
     assert set(states.values()) == {"done"}
 
 
+@pytest.mark.slow
 def test_kills_amid_cases_lose_none(tmp_path: Path) -> None:
     run(tmp_path, cases=90, kills=3)
 

@@ -13,15 +13,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from tests.faults.certificates import Authority
 from tests.faults.names import Names, naming
 from tests.faults.scene import until
-from tests.faults.stalling import LIMIT_BYTES, RecordingCell, Sender, decision
+from tests.faults.stalling import LIMIT_BYTES, RecordingCell, Sender, decision, uplink_of
 from tests.integration.oip.test_security import write_tokens
 from upwell.edge.uplink.calls import CloudReply
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import RunningServer, start_server
+from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
 from upwell.shared.routing.flow.actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
 
@@ -45,8 +45,8 @@ class Cloud:
             dataplane,
             [address],
             max_workers=16,
-            security=security,
             extra=[lambda server: health_pb2_grpc.add_HealthServicer_to_server(checks, server)],
+            connections=Connections(security),
         )
         return cls(dataplane, checks, server)
 
@@ -87,9 +87,10 @@ def spread() -> Iterator[Spread]:
         second = Cloud.start(f"{HOSTS[1]}:{first.port}")
         stack.callback(second.server.stop, 0.0)
         names = stack.enter_context(naming(HOSTS))
-        uplink = Uplink(names.endpoint(first.port), ClientSecurity(insecure=True), LIMIT_BYTES)
+        security, cell = ClientSecurity(insecure=True), RecordingCell()
+        uplink = uplink_of(cell, UplinkSettings(names.endpoint(first.port), security, LIMIT_BYTES))
         stack.callback(uplink.close)
-        yield Spread([first, second], names, Sender(uplink, RecordingCell()))
+        yield Spread([first, second], names, Sender(uplink, cell))
 
 
 def test_requests_take_turns_and_no_name_is_looked_up_before_the_first(spread: Spread) -> None:
@@ -156,7 +157,7 @@ def test_a_certificate_that_is_not_to_be_believed_is_said_to_be_so(tmp_path: Pat
     pair = authority.sign("localhost")
     cloud = Cloud.start("127.0.0.1:0", ServerSecurity(TlsFiles(pair.cert, pair.key)))
     other = Authority(tmp_path, "another")
-    client = OipClient(f"dns:///localhost:{cloud.port}", ClientSecurity(TlsFiles(ca=other.ca)))
+    client = OipClient(f"dns:///127.0.0.1:{cloud.port}", ClientSecurity(TlsFiles(ca=other.ca)))
     try:
         assert _kind(client) is RemoteErrorKind.CERTIFICATE
     finally:

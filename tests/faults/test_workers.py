@@ -29,9 +29,8 @@ SLOW = InferRequest("slow", {"x": np.ones((30, 512), np.float32)})
 """Long enough that a signal finds requests at work."""
 PAUSE_S = 0.01
 """Between two requests of a caller; without one they would take the machine from the service."""
-REFUSALS = ("draining", "failed to connect", "GOAWAY", "Connection refused", "CANCELLED: CANCELLED")
-"""Words of errors that say that a request was never taken. A gRPC server that stops cancels so what it has read and not
-yet handed to anybody; to the agent that is `cloud_unavailable`, as the others are."""
+REFUSALS = ("draining", "failed to connect", "GOAWAY", "Connection refused")
+"""Words of errors that say that a request was never taken."""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +89,7 @@ class Load:
         client.close()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_under_load_costs_what_it_had_in_hand(tmp_path: Path, models: Path) -> None:
     with workers(tmp_path, models, 2) as service:
         port = int(service.address.rpartition(":")[2])
@@ -108,7 +108,7 @@ def test_a_worker_killed_under_load_costs_what_it_had_in_hand(tmp_path: Path, mo
         assert service.exit_code() == 0
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_drain_under_load_loses_nothing(tmp_path: Path, models: Path, count: int) -> None:
     with workers(tmp_path, models, count) as service:
         load = Load(service.address, SLOW)

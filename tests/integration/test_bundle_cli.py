@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.bundle.golden import read_golden
 from upwell.edge.bundle.verify import open_archive, open_bundle
 from upwell.shared.digest import model_digest
-from upwell.shared.tensors import Array
 from upwell.tools.bundle.cli import PASSPHRASE_VARIABLE
 from upwell.tools.cli import main
 from upwell.tools.demo.data import ASSETS
@@ -82,7 +82,7 @@ def test_from_a_folder_to_a_signed_file(upwell: Run, here: Path, digits: Path, h
     assert (code, err) == (0, "")
     assert "wrote digits-3.bundle.tar, version 3, signed by" in out
     assert "answers to your requests" in out
-    for variant in ("model.onnx on onnxruntime", "model.tflite on ai-edge-litert", "model.tflite on tflite-runtime"):
+    for variant in ("model.onnx on onnxruntime", "model.tflite on ai-edge-litert"):
         assert variant in out
     assert names(digits) == before
     code, out, err = upwell("verify", "digits-3.bundle.tar", "--key", public, "--require-signature", "--newer-than", 2)
@@ -141,14 +141,14 @@ def test_models_that_disagree_are_refused_by_name(upwell: Run, here: Path, digit
     assert upwell("pack", digits, "--version", 1, "--in-place")[0] == 0
     golden = digits / "golden.npz"
     with np.load(golden) as data:
-        arrays: dict[str, Array] = dict(data)
+        arrays: dict[str, Any] = dict(data)
     arrays["out.scores"] = np.roll(arrays["out.scores"], 1, axis=1)
     np.savez(golden, **arrays)
     code, out, err = upwell("pack", digits, "--version", 2)
     assert (code, out) == (1, "")
     assert err.startswith("refused (disagreement): these answer the golden vectors wrongly:")
     assert "model.onnx on onnxruntime" in err
-    assert "model.tflite on tflite-runtime" in err
+    assert "model.tflite on ai-edge-litert" in err
     assert "argmax agrees in 0 of 8 rows" in err
     code, out, _ = upwell("pack", digits, "--version", 2, "--json")
     assert code == 1
@@ -159,7 +159,7 @@ def test_models_that_disagree_are_refused_by_name(upwell: Run, here: Path, digit
 def test_the_one_that_is_wrong_is_named_alone(upwell: Run, here: Path) -> None:
     linear(here / "m", 0, "model.onnx")
     requests = {"x": np.random.default_rng(1).standard_normal((20, 8)).astype(np.float32)}
-    np.savez("requests.npz", **requests)
+    np.savez("requests.npz", x=requests["x"])
     assert upwell("pack", "m", "--version", 1, "--in-place", "--golden", "requests.npz")[0] == 0
     linear(here / "m", 1, "model.onnx")
     code, _, err = upwell("pack", "m", "--version", 2, "--in-place")
@@ -170,6 +170,7 @@ def test_the_one_that_is_wrong_is_named_alone(upwell: Run, here: Path) -> None:
     assert upwell("verify", "m", "--newer-than", 1)[0] == 0
 
 
+@pytest.mark.tflite_runtime
 def test_a_package_that_returns_garbage_is_named(upwell: Run, here: Path, dynamic_range_model: Path) -> None:
     (here / "m").mkdir()
     shutil.copy(dynamic_range_model, here / "m" / "model.tflite")
@@ -201,7 +202,7 @@ def test_calibrations_of_a_policy_go_along(upwell: Run, here: Path, digits: Path
         (["--version", "1", "--name", "../x"], "--name: expected up to 64 letters"),
         (["--version", "1", "--out", "digits/x.tar"], "lies in the folder"),
         (["--version", "1", "--out", "x.tar", "--in-place"], "either --in-place or --out"),
-        (["--version", "1", "--package", "torch"], "--package: expected one of ai_edge_litert"),
+        (["--version", "1", "--package", "torch"], "is not one of"),
         (["--version", "1", "--golden", "labels.txt"], "--golden: expected a .npz"),
         (["--version", "1", "--sign", "none.pem"], "none.pem: cannot read the key"),
         (["--version", "1", "--out", "no/x.tar"], "cannot be written"),
@@ -247,7 +248,7 @@ def test_a_version_is_made_once(upwell: Run, digits: Path) -> None:
     before = Path("digits-3.bundle.tar").read_bytes()
     code, _, err = upwell("pack", digits, "--version", 3)
     assert code == 2
-    assert "is there already" in err
+    assert "exists already" in err
     assert Path("digits-3.bundle.tar").read_bytes() == before
 
 
@@ -260,7 +261,7 @@ def test_keys_are_rotated(upwell: Run, here: Path, digits: Path, monkeypatch: py
     monkeypatch.setenv(PASSPHRASE_VARIABLE, passphrase())
     code, out, err = upwell("sign", file, "--key", new)
     assert (code, err) == (0, "")
-    assert "again; the signature before is gone" in out
+    assert "; the former signature is gone" in out
     assert upwell("verify", file, *both)[0] == 0
     code, _, err = upwell("verify", file, "--key", old_public)
     assert code == 1
@@ -275,7 +276,7 @@ def test_a_passphrase_that_does_not_fit_signs_nothing(
     monkeypatch.setenv(PASSPHRASE_VARIABLE, "wrong horse")
     assert upwell("pack", digits, "--version", 1, "--in-place")[0] == 0
     code, _, err = upwell("sign", digits, "--key", private)
-    assert (code, err) == (2, f"error: {private}: the passphrase does not fit")
+    assert (code, err) == (2, f"error: {private}: the passphrase is wrong")
     assert not (digits / "model.sig").exists()
 
 
@@ -315,6 +316,7 @@ def test_strange_names_reach_no_terminal(upwell: Run, here: Path) -> None:
     assert "\x1b" not in err
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(here: Path, digits: Path, heldout: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "bundles.md").read_text(encoding="utf-8")
     page = "\n".join(line.removeprefix("   ") if line.startswith("   ") else line for line in page.splitlines())
@@ -382,7 +384,7 @@ def test_another_model_can_say_what_is_right(upwell: Run, here: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--labels", "digit"], "--labels: they are those of requests, and there is no --golden"),
+        (["--labels", "digit"], "--labels: expected --golden too: labels belong to its requests"),
         (["--golden", "labelled.npz", "--labels", "other"], "expected an array 'other' of whole numbers"),
         (["--golden", "labelled.npz", "--labels", "image"], "expected an array 'image' of whole numbers"),
         (["--golden", "labelled.npz", "--labels", "digit", "--right", "120%"], "expected a share"),

@@ -11,9 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from tests.unit.edge.request_traces import answer, flight, signals
+from tests.unit.edge.request_traces import answer, request_trace, signals
 from upwell.edge.commands.explain import explain
-from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, FlightRecorder, UnknownFlight
+from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, FlightRecorder, UnknownRequest
 from upwell.shared.errors import ConfigError, Refused
 from upwell.shared.routing.reasons import Reason
 
@@ -41,7 +41,7 @@ def run(*arguments: object) -> Result:
 
 
 def test_an_answer_is_told_from_signals_to_reason(config: Path, recorder: FlightRecorder) -> None:
-    recorder.note(flight("0123abcd", {"camera": "dock"}, signals=signals({"camera": "dock"}, has_cloud=True)))
+    recorder.note(request_trace("0123abcd", {"camera": "dock"}, signals=signals({"camera": "dock"}, has_cloud=True)))
     recorder.last(1)  # written; the recorder still runs
     result = run("0123", "-c", config)
     assert result.exit_code == 0, result.output
@@ -53,7 +53,7 @@ def test_an_answer_is_told_from_signals_to_reason(config: Path, recorder: Flight
 
 
 def test_json_is_the_record_alone(config: Path, recorder: FlightRecorder) -> None:
-    recorder.note(flight("a"))
+    recorder.note(request_trace("a"))
     recorder.close()
     found = json.loads(run("a", "-c", config, "--json").stdout)
     assert found["answer"]["reason"] == "easy"
@@ -62,9 +62,9 @@ def test_json_is_the_record_alone(config: Path, recorder: FlightRecorder) -> Non
 
 
 def test_the_last_are_listed_the_newest_first(config: Path, recorder: FlightRecorder) -> None:
-    recorder.note(flight("first"))
-    recorder.note(flight("second", answer=answer("second", Reason.CLOUD_DEADLINE)))
-    recorder.note(flight("third", answer=None, error=("Refused", "busy")))
+    recorder.note(request_trace("first"))
+    recorder.note(request_trace("second", answer=answer("second", Reason.CLOUD_DEADLINE)))
+    recorder.note(request_trace("third", answer=None, error=("Refused", "busy")))
     recorder.close()
     lines = run("--last", 2, "-c", config).output.splitlines()
     assert len(lines) == 3
@@ -73,10 +73,10 @@ def test_the_last_are_listed_the_newest_first(config: Path, recorder: FlightReco
 
 
 def test_an_unknown_id_is_one_sentence(config: Path, recorder: FlightRecorder) -> None:
-    recorder.note(flight("a"))
+    recorder.note(request_trace("a"))
     recorder.close()
     result = run("nope", "-c", config)
-    assert isinstance(result.exception, UnknownFlight)  # exit code 1 of `upwell`
+    assert isinstance(result.exception, UnknownRequest)  # exit code 1 of `upwell`
     assert not isinstance(result.exception, ConfigError)
     assert re.fullmatch(
         r"no request 'nope' is recorded: the recorder holds .* back to [-\d :.+]+", str(result.exception)
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_read_is_said(config: Path, tmp_path: Path) -> N
 
 def test_what_a_caller_wrote_cannot_reach_the_terminal(config: Path, recorder: FlightRecorder) -> None:
     evil = "\x1b[31mred\x07"
-    recorder.note(flight(evil, {evil: "a\nrequest"}, answer=None, error=(Refused.__name__, evil)))
+    recorder.note(request_trace(evil, {evil: "a\nrequest"}, answer=None, error=(Refused.__name__, evil)))
     recorder.close()
     for arguments in ((evil,), ("--last", 1)):
         output = run(*arguments, "-c", config).output

@@ -22,7 +22,7 @@ from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.server import Connections, start_server
 from upwell.shared.oip.http.server import start_http_server
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.cli import main
@@ -227,14 +227,14 @@ def _zip(member: bytes) -> bytes:
     ("name", "content", "said"),
     [
         ("x.npy", _npy("(1000000000000,)"), "promises 4000000000000 bytes, the file has 0"),
-        ("x.npy", _npy("(-2, -3)", data=bytes(24)), "cannot be read as arrays"),
+        ("x.npy", _npy("(-2, -3)", data=bytes(24)), "not a NumPy file"),
         ("x.npy", _npy("(1,)", "'|O'", b"cos\nsystem\n"), "holds Python objects"),
-        ("x.npy", _npy("().__class__"), "cannot be read as arrays"),
-        ("x.npy", b"not numpy", "cannot be read as arrays"),
-        ("x.npz", b"not a zip", "cannot be read as arrays"),
+        ("x.npy", _npy("().__class__"), "not a NumPy file"),
+        ("x.npy", b"not numpy", "not a NumPy file"),
+        ("x.npz", b"not a zip", "not a NumPy file"),
         ("x.npz", _zip(_npy("(9,)", data=bytes(8))), "promises 36 bytes, the file has 8"),
         ("x.npz", _zip(bytes(65 << 20)), "at most 67108864 bytes are read"),
-        pytest.param("x.npz", _zip(b"x" * 100)[:-90], "cannot be read as arrays", id="cut short"),  # holds the time
+        pytest.param("x.npz", _zip(b"x" * 100)[:-90], "not a NumPy file", id="cut short"),  # holds the time
         ("x.png", b"", "the file is empty"),
     ],
 )
@@ -251,19 +251,19 @@ def test_file_over_the_message_limit_is_refused_before_it_is_sent(cli: Cli, tmp_
         file.truncate((64 << 20) + 1)
     code, _, err = cli("m", f"image={tmp_path / 'large.png'}", "--at", "127.0.0.1:1")
     assert code == 2
-    assert "larger than the 64 MiB" in err
+    assert "the file is larger than 67108864 bytes" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["x=nothing.png", "--at", "127.0.0.1:1"], 2, "nothing.png: cannot be read: No such file"),
+        (["x=nothing.png", "--at", "127.0.0.1:1"], 2, "nothing.png: cannot read the file: No such file"),
         (["x=PICTURE", "--at", "nowhere"], 2, "expected HOST:PORT"),
         (["x=PICTURE", "--at", "127.0.0.1:1", "--deadline", "100"], 2, "write 100ms or 100s"),
         (["x=PICTURE", "--at", "127.0.0.1:1", "--deadline", "0"], 2, "expected more than 0"),
         (["x=PICTURE", "--at", "127.0.0.1:1", "--tag", "dock"], 2, "expected KEY=VALUE, got 'dock'"),
         (["x=PICTURE", "--at", "127.0.0.1:1", "--insecure", "--ca", "ca.pem"], 2, "give one of them"),
-        (["x=PICTURE", "--at", "127.0.0.1:1"], 1, "127.0.0.1:1 gives no answer: UNAVAILABLE"),
+        (["x=PICTURE", "--at", "127.0.0.1:1"], 1, "127.0.0.1:1 does not answer: UNAVAILABLE"),
     ],
 )
 def test_wrong_use_gets_one_sentence(
@@ -304,7 +304,7 @@ def test_tls_and_token_open_a_protected_server(cli: Cli, serve: Serve, tmp_path:
     (tmp_path / "token").write_text("secret\n")
     np.save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
     security = ServerSecurity(TlsFiles(pair.cert, pair.key), tmp_path / "tokens.yaml")
-    call = ("echo", f"fp32={tmp_path / 'x.npy'}", "--at", serve(FakeDataplane(), security=security))
+    call = ("echo", f"fp32={tmp_path / 'x.npy'}", "--at", serve(FakeDataplane(), connections=Connections(security)))
     assert cli(*call, "--ca", authority.ca, "--token-file", tmp_path / "token")[0] == 0
     code, _, err = cli(*call, "--ca", authority.ca)
     assert code == 1

@@ -123,7 +123,7 @@ def test_a_file_is_replaced_only_by_force(init: Init, classifier: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["missing.onnx"], "no such model file"),
+        (["missing.onnx"], "no such file; expected a model"),
         (["broken.onnx"], "not an ONNX file"),
         (["notes.txt"], "write `runtime: onnx` or `tflite`"),
         (["classifier.onnx", "--out", "."], "--out names a file"),

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples import sampled
 from tests.faults.oracles import CLOUD_MODEL, CLOUD_MODELS, EDGE_BUNDLE
 from tests.integration.agent.harness import LIMIT_S, client_of, digits_request
 
@@ -155,7 +154,11 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("arguments", sampled(REAL, 3), ids=lambda words: " ".join(words[:2]))
+@pytest.mark.parametrize(
+    "arguments",
+    [*(pytest.param(one, marks=pytest.mark.exhaustive) for one in REAL[:-1]), REAL[-1]],
+    ids=lambda words: " ".join(words[:2]),
+)
 def test_a_command_asks_nobody_and_leaves_nothing_at_home(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "policy.yaml").write_text(json.dumps({"version": 1, **POLICY}))
     (tmp_path / "request.json").write_text(json.dumps({"model": "digits", "size_bytes": 400}))
@@ -169,6 +172,7 @@ def test_a_command_asks_nobody_and_leaves_nothing_at_home(tmp_path: Path, argume
     assert watched.written() == []
 
 
+@pytest.mark.slow
 def test_no_command_asks_anybody_or_writes_as_it_is_loaded(tmp_path: Path) -> None:
     code = (
         "from importlib.metadata import entry_points\n"

@@ -121,7 +121,7 @@ def test_a_conflict_is_told_with_nodes_tensors_and_tiers(tmp_path: Path) -> None
         CliRunner().invoke(APP, ["--graph", str(write(tmp_path, nodes=nodes))], catch_exceptions=False)
     assert str(caught.value) == (
         "no placement is possible: node 'head' has no tier left; "
-        "not on 'edge': it reads 'large' of 'backbone', which cannot stand there or below "
+        "not on 'edge': it reads 'large' of 'backbone', which cannot run there or below "
         "(not on 'edge': `only` pins it to 'cloud'); not on 'cloud': it has no cost there"
     )
 

@@ -108,6 +108,7 @@ def hard_of(path: Path, model: str = "digits", model_pair: ModelPair | None = No
     return hard
 
 
+@pytest.mark.slow
 def test_a_share_is_chosen_written_and_held_in_simulation(run: Run, policy: Path, tmp_path: Path) -> None:
     logged, out = log(tmp_path, requests(3000)), tmp_path / "out.yaml"
     result = run("calibrate", policy, "--log", logged, "--out", out, "--cloud-share", "30%", "--json")
@@ -150,6 +151,7 @@ def test_the_next_version_can_be_calibrated_for_before_it_comes(run: Run, policy
     assert len(set(thresholds)) == 4
 
 
+@pytest.mark.slow
 def test_a_risk_is_chosen_written_and_held_in_simulation(run: Run, policy: Path, tmp_path: Path) -> None:
     logged, out = log(tmp_path, requests(5000)), tmp_path / "out.yaml"
     result = run(
@@ -186,7 +188,7 @@ def test_everything_else_in_the_file_stays(run: Run, policy: Path, tmp_path: Pat
     assert policy.read_text(encoding="utf-8") == POLICY
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("newline", [pytest.param("\n", marks=pytest.mark.exhaustive), "\r\n"])
 def test_a_file_may_be_calibrated_in_place_again_and_again(
     run: Run, policy: Path, tmp_path: Path, newline: str
 ) -> None:
@@ -381,7 +383,7 @@ def test_a_name_in_the_log_does_not_command_the_terminal(run: Run, policy: Path,
     assert hard_of(policy, named[0]["model"]).calibrated
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("kind", ["png", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("svg", "pdf"))])
 def test_the_picture_is_drawn(run: Run, policy: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("matplotlib")
     made = [*requests(1500), *requests(1500, model="pages $x_1$")]
@@ -447,8 +449,8 @@ def test_many_wrong_lines_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "holds no request"),
-        (b"\n \n", "holds no request"),
+        (b"", "there is no request in it"),
+        (b"\n \n", "there is no request in it"),
         (b"\xff\xfe{\n", "expected a JSON object"),
         (b'{"t_s": ' + b" " * MAX_LINE_BYTES + b"1}", "longer than"),
     ],

@@ -345,6 +345,7 @@ def test_a_run_goes_on_where_the_last_one_ended(folder: Folder, service: str) ->
     assert (again["collected"], again["already_there"], again["edge_accuracy"]) == (0, COUNT, None)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_valid_log_and_the_command_goes_on(folder: Folder) -> None:
     """Ctrl-C comes while the cloud holds the seventh item: a process of its own, so that it is the real signal."""
     names = folder.pictures()
@@ -398,7 +399,7 @@ def test_a_log_of_something_else_is_refused_and_left_as_it_is(folder: Folder, se
     assert "'labels' as the truth, and this is 'the cloud'" in folder.error()
     for text in (b"hello", b"hello\n", b'{"t_s": 1}\n', before + b"\n", b"\x89PNG\r\n\x1a\n\0\0"):
         folder.out.write_bytes(text)
-        assert "this line is none of a request log" in folder.error()
+        assert "this is not a line of a request log" in folder.error()
         assert folder.out.read_bytes() == text
     one = json.loads(before.splitlines()[0])
     folder.out.write_text(json.dumps({**one, "edge_digest": "sha256:0", "tags": {"truth": "cloud"}}) + "\n")
@@ -430,7 +431,7 @@ def test_wrong_use_is_told_before_anything_is_asked(folder: Folder) -> None:
     assert "it has no edge side" in folder.error(model="up")
     assert "this model gives 'scores' (tensor)" in folder.error(model="linear")
     folder.out.mkdir()
-    assert "this is no file" in folder.error()
+    assert "not a file; expected a log" in folder.error()
     folder.data = folder.path / "gone"
     assert "expected a folder" in folder.error()
 
@@ -448,4 +449,4 @@ def test_an_agent_without_a_cloud_is_refused(folder: Folder) -> None:
     del config["cloud"]
     (folder.path / "agent.yaml").write_text(json.dumps(config))
     folder.pictures(1)
-    assert "it says nowhere where the cloud is" in folder.error()
+    assert "cloud: this key is missing" in folder.error()

@@ -114,7 +114,13 @@ def test_the_table_shows_the_ways_side_by_side(files: Path) -> None:
     assert "reasons (policy): easy " in result.stdout
 
 
-@pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.PDF", b"%PDF")])
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("a.png", b"\x89PNG"),
+        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in (("a.svg", b"<?xml"), ("a.PDF", b"%PDF"))),
+    ],
+)
 def test_a_run_can_be_drawn(files: Path, name: str, begins: bytes) -> None:
     result = run(files, "--json", "--plot", str(files / name), link=("--trace", str(files / "link.up")))
     assert list(report(result)) == WAYS
@@ -146,8 +152,8 @@ def test_the_hours_of_rules_count_from_the_start(files: Path) -> None:
         (["--uplink", "4Mbps", "--rtt", "2h"], "--rtt: expected at most 1h"),
         (["--uplink", "4Mbps", "--start", "today"], "--start: expected a date and time"),
         (["--uplink", "4Mbps", "--plot", "a.txt"], "expected a file that ends in .png, .svg, .pdf"),
-        (["--trace", "{files}/nothing.up"], "nothing.up: no such file"),
-        (["--trace", "{files}"], "cannot be read"),
+        (["--trace", "{files}/nothing.up"], "nothing.up: cannot read the trace: No such file"),
+        (["--trace", "{files}"], "cannot read the trace: Is a directory"),
         (["--trace", "{files}/policy.yaml"], "policy.yaml: line 1: expected"),
         (["--uplink", "4Mbps", "--compare", "{files}/nothing.yaml"], "nothing.yaml: no such file"),
     ],

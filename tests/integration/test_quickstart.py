@@ -177,6 +177,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
             stack.callback(terminal.interrupt)
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(reader: Reader) -> None:
     page = blocks(with_free_ports(PAGE.read_text(encoding="utf-8")))
     assert {block.value for block in page if block.key == "title"} >= {"agent.yaml", "policy.yaml"}

@@ -40,7 +40,7 @@ def test_a_signature_of_the_package_holds_here(tmp_path: Path) -> None:
     assert bundle.signed_by == hashlib.sha256(public.read_bytes()).hexdigest()
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     make(copy, {}, name="letters", version=8)
-    with pytest.raises(BundleRefused, match=r"of other files: 'manifest\.json'") as caught:
+    with pytest.raises(BundleRefused, match=r"covers other files: 'manifest\.json'") as caught:
         open_bundle(copy, Trust((public,)))
     assert caught.value.refusal is Refusal.WRONG_SIGNATURE
 

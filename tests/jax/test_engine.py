@@ -60,7 +60,7 @@ def test_once_warm_nothing_is_compiled_for_any_batch_size(tmp_path: Path, compil
     backend = [event for event in compiled if "backend_compile" in event]
     assert len(backend) >= len(BUCKETS), "JAX no longer reports what it compiles under this name"
     compiled.clear()
-    batcher = Batcher(engine, buckets=engine.buckets)
+    batcher = Batcher(engine, ModelSettings(buckets=engine.buckets))
     for count in range(2 * BUCKETS[-1] + 2):
         batch = rows_of(count)
         np.testing.assert_array_equal(batcher.run(batch, Call()).outputs["y"], batch["x"] * 2)
@@ -85,7 +85,7 @@ def test_without_a_list_the_buckets_reach_up_to_the_largest_batch(tmp_path: Path
     for rows in engine.buckets:
         engine.warm_up(rows)
     compiled.clear()
-    batcher = Batcher(engine, buckets=engine.buckets)
+    batcher = Batcher(engine, ModelSettings(buckets=engine.buckets))
     for count in range(1, 7):
         assert len(batcher.run(rows_of(count), Call()).outputs["y"]) == count
     assert compiled == []

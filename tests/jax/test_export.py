@@ -24,6 +24,7 @@ from tests.jax.make_models import FOLDER, NETWORKS, WEIGHTS
 from tests.jax.programs import warmed
 from tests.jax.torch_networks import Noisy, Several
 from upwell.cloud.batching.batcher import Batcher
+from upwell.cloud.engines.base import ModelSettings
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.oip.dataplane import Call
 from upwell.tools.export.cli import export_jax
@@ -73,7 +74,7 @@ def test_the_engine_answers_as_torch_does_for_any_batch(weights: Path, tmp_path:
     assert {name: list(array.shape) for name, array in written.items()} == report["weights"]
 
     engine, module = warmed(out), load_module("tests.jax.torch_networks.Several", weights, {})
-    batcher = Batcher(engine, buckets=engine.buckets)
+    batcher = Batcher(engine, ModelSettings(buckets=engine.buckets))
     assert {(spec.name, spec.datatype, spec.shape) for spec in (*engine.inputs, *engine.outputs)} == {
         *Several.inputs,
         *Several.outputs,
@@ -131,9 +132,9 @@ def test_a_network_that_cannot_be_traced_is_named(weights: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--platform", "abacus"), "--platform: no such platform: 'abacus'; there are cpu, cuda, rocm, tpu"),
+        (("--platform", "abacus"), "--platform: expected one of cpu, cuda, rocm, tpu, got 'abacus'"),
         (("--platform", "tpu"), "--platform: cpu must be among them"),
-        (("--arguments", "{"), "--arguments: no JSON"),
+        (("--arguments", "{"), "--arguments: not JSON"),
         (("--arguments", "[]"), "--arguments: expected a JSON object"),
     ],
 )
@@ -148,5 +149,5 @@ def test_wrong_options_say_what_would_be_right(
 def test_a_folder_that_is_there_is_left_alone(weights: Path, tmp_path: Path) -> None:
     result = run("Several", weights, tmp_path)
     assert isinstance(result.exception, ConfigError)
-    assert "is there already" in str(result.exception)
+    assert "exists already" in str(result.exception)
     assert list(tmp_path.iterdir()) == []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from random import Random
 
-from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.order import in_order
+from upwell.shared.partition.graph import Graph, in_order
 
 _MAX_MISSES = 200
 """Draws in a row that give nothing new, after which there is taken to be no more."""
@@ -44,7 +44,7 @@ def random_downsets(graph: Graph, random: Random, count: int) -> list[frozenset[
         order = _shuffled(sources, random)
         drawn = frozenset(order[: random.randrange(1, len(order))])
         is_prefix = max(drawn) < len(drawn)
-        if is_prefix or drawn in found or not (graph.crossing(drawn) and graph.can_cross(drawn)):
+        if is_prefix or drawn in found or not (graph.crossing(drawn) and can_cross(graph, drawn)):
             misses += 1
         else:
             found[drawn] = None
@@ -61,3 +61,8 @@ def _shuffled(sources: list[set[int]], random: Random) -> list[int]:
         renamed[label[vertex]] = {label[source] for source in before}
     vertex_of = {new: vertex for vertex, new in enumerate(label)}
     return [vertex_of[new] for new in in_order(renamed)]
+
+
+def can_cross(graph: Graph, edge: Collection[int]) -> bool:
+    """Whether this is a legal cut: a downset, and every tensor that crosses is sized."""
+    return graph.is_downset(edge) and all(graph.tensors[name].is_sized for name in graph.crossing(edge))

@@ -74,7 +74,8 @@ def _draw(random: np.random.Generator, role: str, shape: tuple[int, ...]) -> Arr
         return random.uniform(0.8, 1.2, shape).astype(np.float32)
     if role == "shift":
         return random.normal(0, 0.1, shape).astype(np.float32)
-    return random.standard_normal(shape, np.float32) * np.float32(np.sqrt(2 / np.prod(shape[1:])))
+    drawn: Array = random.standard_normal(shape, np.float32) * np.float32(np.sqrt(2 / np.prod(shape[1:])))
+    return drawn
 
 
 def _replace(model: onnx.ModelProto, drawn: dict[str, Array]) -> None:

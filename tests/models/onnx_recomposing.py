@@ -18,8 +18,8 @@ from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Halves
-from upwell.shared.partition.split.onnx import split_whole
-from upwell.shared.partition.split.onnx_whole import OnnxWhole
+from upwell.shared.partition.split.model_file import split_model
+from upwell.shared.partition.split.onnx import OnnxModelFile
 from upwell.shared.tensors import Array
 
 DEFAULT = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -101,8 +101,8 @@ class CutModel:
         return contract(read_graph(self.path))
 
     @cached_property
-    def _whole(self) -> OnnxWhole:
-        return OnnxWhole.read(self.path)
+    def _whole(self) -> OnnxModelFile:
+        return OnnxModelFile.read(self.path)
 
     def edges(self, others: int) -> list[frozenset[int]]:
         """Every legal cut along the graph's own order, and up to so many others."""
@@ -111,7 +111,7 @@ class CutModel:
 
     def split(self, edge: frozenset[int]) -> Halves:
         """One cut."""
-        return split_whole(self._whole, self.graph, edge)
+        return split_model(self._whole, self.graph, edge)
 
     def recompose(self, edges: Iterable[frozenset[int]], level: Any = DEFAULT, rows: int = 1) -> Outcome:
         """Cut at all of these, and compare."""

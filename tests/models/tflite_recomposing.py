@@ -16,19 +16,19 @@ from tests.models.legal_cuts import prefix_cuts, random_downsets
 from tests.models.make_mobilenet_tflite import Net, quantized
 from tests.unit.tflite_for_tests import save
 from upwell.shared.partition.contraction import contract
+from upwell.shared.partition.graph import Tensor, size_of
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.partition.split.tflite import split_whole
-from upwell.shared.partition.split.tflite_whole import TfliteWhole
+from upwell.shared.partition.split.model_file import split_model
+from upwell.shared.partition.split.tflite import TfliteModelFile
 from upwell.shared.tensors import Array
 
-PACKAGES = ("ai_edge_litert", "tflite_runtime")
 XNNPACK, KERNELS, REFERENCE = "AUTO", "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "BUILTIN_REF"
 """XNNPACK and what it leaves to the kernels; the optimized kernels alone; the plain ones."""
 
 
 def run(
-    model: bytes, feed: Mapping[str, Array], package: str = PACKAGES[0], resolver: str = XNNPACK
+    model: bytes, feed: Mapping[str, Array], package: str = "ai_edge_litert", resolver: str = XNNPACK
 ) -> dict[str, Array]:
     """Every output by its name in the one signature; of `feed` what the model takes."""
     runtime: Any = importlib.import_module(f"{package}.interpreter")
@@ -37,16 +37,18 @@ def run(
         experimental_op_resolver_type=getattr(runtime.OpResolverType, resolver),
         num_threads=1,
     )
-    (signature,) = interpreter._get_full_signature_list().values()
+    runner = interpreter.get_signature_runner()
+    given = {name: detail["index"] for name, detail in runner.get_input_details().items()}
+    names = {detail["index"]: name for name, detail in runner.get_output_details().items()}
+    del runner  # tflite_runtime refuses to allocate while anything else holds the interpreter
     shapes = {detail["index"]: tuple(detail["shape"]) for detail in interpreter.get_input_details()}
-    for name, index in signature["inputs"].items():
+    for name, index in given.items():
         if feed[name].shape != shapes[index]:
             interpreter.resize_tensor_input(index, feed[name].shape, strict=True)
     interpreter.allocate_tensors()
-    for name, index in signature["inputs"].items():
+    for name, index in given.items():
         interpreter.set_tensor(index, feed[name])
     interpreter.invoke()
-    names = {index: name for name, index in signature["outputs"].items()}
     order = [detail["index"] for detail in interpreter.get_output_details()]
     return {names[index]: interpreter.get_tensor(index) for index in order}
 
@@ -59,7 +61,7 @@ def file_of(half: ModelHalf) -> bytes:
 
 
 def recomposed(
-    halves: Halves, feed: Mapping[str, Array], package: str = PACKAGES[0], resolver: str = XNNPACK
+    halves: Halves, feed: Mapping[str, Array], package: str = "ai_edge_litert", resolver: str = XNNPACK
 ) -> dict[str, Array]:
     """What the halves give together: the head on `feed`, the tail on the cut tensors and what it reads of `feed`."""
     middle = run(file_of(halves.head), feed, package, resolver)
@@ -88,7 +90,7 @@ class CutModel:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.graph = contract(read_graph(path))
-        self.whole = TfliteWhole.read(path)
+        self.whole = TfliteModelFile.read(path)
         self._halves: dict[frozenset[int], Halves] = {}
 
     def edges(self, others: int) -> list[frozenset[int]]:
@@ -98,13 +100,13 @@ class CutModel:
 
     def halves(self, edge: frozenset[int]) -> Halves:
         if edge not in self._halves:
-            self._halves[edge] = split_whole(self.whole, self.graph, edge)
+            self._halves[edge] = split_model(self.whole, self.graph, edge)
         return self._halves[edge]
 
     def recompose(self, edges: Iterable[frozenset[int]], package: str, resolver: str) -> Outcome:
         """Cut at each of `edges` and compare on one seeded input."""
         random, found = np.random.default_rng(0), Outcome()
-        feed = {name: random.random(self._shape(tensor), np.float32) for name, tensor in self.whole.inputs}
+        feed = {one.name: random.random(_shape(one), np.float32) for one in self.whole.ends(self.graph)[0]}
         expected = run(self.path.read_bytes(), feed, package, resolver)
         for edge in edges:
             halves = self.halves(edge)
@@ -116,8 +118,9 @@ class CutModel:
             found.worst = max(found.worst, *(_error(made[name], array) for name, array in expected.items()))
         return found
 
-    def _shape(self, tensor: int) -> tuple[int, ...]:
-        return tuple(int(size) for size in self.whole.main.tensors[tensor].shape)
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(size_of(dim, {}) for dim in tensor.shape or ())
 
 
 def _error(made: Array, whole: Array) -> float:

@@ -33,8 +33,8 @@ def test_both_ways_come_to_the_same_decision(
     policy = Policy.model_validate({**written, "rules": []})
     model, rows = signals.request_facts.model, len(signals.row_sizes_bytes)
     state, now_s = learn(Router(policy), [*past, (EdgeRan(model, rows, ran_s), 0.1)])
-    ways = (SplitRoute("digits@c1", 100),) if is_split else ()
-    signals = replace(signals, has_edge=True, ways=ways, exits=not is_split and rows % 2 == 0)
+    split_routes = (SplitRoute("digits@c1", 100),) if is_split else ()
+    signals = replace(signals, has_edge=True, split_routes=split_routes, exits=not is_split and rows % 2 == 0)
     for asked in (signals, replace(signals, arrived_s=now_s, caller_deadline_s=math.inf)):
         for at_s in (now_s, now_s + wait_s):
             found = Router(policy).decide(state, asked, at_s)

@@ -180,7 +180,7 @@ def learn(router: Router, past: Past) -> tuple[RouterState, float]:
 
 
 @dataclass
-class Told:
+class Decisions:
     """Both decisions on a request: before the edge run and, where it says so, after it."""
 
     first: Decision
@@ -188,22 +188,22 @@ class Told:
     rows: tuple[int, ...] = field(default=())
 
 
-def decide(router: Router, state: RouterState, signals: Signals, now_s: float, values: list[float]) -> Told:
+def decide(router: Router, state: RouterState, signals: Signals, now_s: float, values: list[float]) -> Decisions:
     """Ask as the agent asks; `values` are the hardness of the rows."""
     first = router.decide(state, signals, now_s)
     rows = tuple(range(len(signals.row_sizes_bytes)))
     if not first.escalate or first.refusal or not signals.has_edge:
-        return Told(first, None, rows)
+        return Decisions(first, None, rows)
     scored = tuple(row for row in rows if row not in (*first.up_rows, *first.kept_rows))
     asked = replace(signals, scored_rows=scored, hardness=tuple(values[row] for row in scored))
-    return Told(first, router.decide(state, asked, now_s), rows)
+    return Decisions(first, router.decide(state, asked, now_s), rows)
 
 
 hardness_values = st.lists(st.one_of(st.floats(0, 1), st.just(math.nan)), min_size=6, max_size=6)
 many = settings(deadline=None, max_examples=examples(60))
 
 
-def told(decisions: Told) -> list[Decision]:
+def told(decisions: Decisions) -> list[Decision]:
     """The one or two decisions."""
     return [decisions.first] if decisions.second is None else [decisions.first, decisions.second]
 

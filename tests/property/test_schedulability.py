@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.unit.edge.virtual_scheduler import Arrival, Promised, VirtualScheduler
-from upwell.edge.admission.schedulability import (
+from tests.unit.edge.virtual_scheduler import Arrival, Reserved, VirtualScheduler
+from upwell.shared.errors import Refused, Superseded
+from upwell.shared.routing.policy.settings import RANKS
+from upwell.shared.routing.scheduling.run_request import RunRequest
+from upwell.shared.routing.scheduling.schedulability import (
     Job,
-    RunRequest,
     ScheduledRun,
     by_deadline,
     choose,
@@ -22,8 +24,6 @@ from upwell.edge.admission.schedulability import (
     latest_gap,
     make_room,
 )
-from upwell.shared.errors import Refused, Superseded
-from upwell.shared.routing.policy.settings import RANKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +56,8 @@ HASTY = st.builds(
     st.sampled_from([0.0, 0.25, 0.5, 1.0]),
     st.sampled_from([math.inf, 1.0, 4.0]),
 )
-PROMISES = st.builds(
-    Promised, INSTANTS, st.integers(1, 15).map(float), RUNS, st.booleans(), st.sampled_from([0.0, 0.0, 2.0, 5.0])
+RESERVATIONS = st.builds(
+    Reserved, INSTANTS, st.integers(1, 15).map(float), RUNS, st.booleans(), st.sampled_from([0.0, 0.0, 2.0, 5.0])
 )
 
 
@@ -193,23 +193,23 @@ def test_a_slot_is_the_latest_that_leaves_a_server_for_it(
 
 def assert_kept(device: VirtualScheduler) -> None:
     """Nobody who was surely in time is late, nobody is forgotten, and never more runs than there may be."""
-    scheduler = device.scheduler
-    assert not [*scheduler._waiting, *scheduler._running, *scheduler._slots]
-    assert device.most_at_once <= scheduler.instances
+    queue = device.queue
+    assert not [*queue.waiting, *queue.running, *queue.slots]
+    assert device.most_at_once <= queue.instances
     assert not device.idled
     for request in device.requests:
         if request.error is None and not request.has_left:
             assert not math.isnan(request.ended_s)
-            assert request.ended_s <= request.ticket.deadline_s + 1e-6 or not request.is_sure
+            assert request.ended_s <= request.run.deadline_s + 1e-6 or not request.is_sure
         elif request.is_sure and not request.has_left:
             assert isinstance(request.error, (Refused, Superseded))
-            assert isinstance(request.error, Superseded) or not request.ticket.run_request.is_owed
+            assert isinstance(request.error, Superseded) or not request.run.run_request.is_owed
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(SERVERS, st.lists(HASTY, max_size=25))
 def test_whoever_is_taken_on_is_in_time_though_runs_end_early_and_others_leave(
-    instances: int, day: list[Arrival | Promised]
+    instances: int, day: list[Arrival | Reserved]
 ) -> None:
     device = VirtualScheduler(instances)
     device.play(day)
@@ -217,8 +217,8 @@ def test_whoever_is_taken_on_is_in_time_though_runs_end_early_and_others_leave(
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(SERVERS, st.lists(HASTY | PROMISES, max_size=25))
-def test_whoever_is_taken_on_is_in_time_and_promises_are_kept(instances: int, day: list[Arrival | Promised]) -> None:
+@given(SERVERS, st.lists(HASTY | RESERVATIONS, max_size=25))
+def test_who_is_taken_on_is_in_time_and_reservations_are_kept(instances: int, day: list[Arrival | Reserved]) -> None:
     device = VirtualScheduler(instances)
     device.play(day)
     assert_kept(device)

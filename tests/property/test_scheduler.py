@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.edge.admission.schedulability import RunRequest, ScheduledRun, by_deadline, choose, late, make_room
 from upwell.shared.routing.policy.settings import RANKS, Priority
+from upwell.shared.routing.scheduling.run_request import RunRequest
+from upwell.shared.routing.scheduling.schedulability import ScheduledRun, by_deadline, choose, late, make_room
 
 NOW = ScheduledRun(0.0)
 

@@ -51,8 +51,8 @@ def dotted(module: Path) -> str:
 
 def test_the_top_level_holds_what_the_design_says_and_no_more() -> None:
     named = {
-        "LICENSE", "Makefile", "CHANGELOG.md", "README.md", "constraints.txt", "pyproject.toml",
-        "docs", "examples", "tests", *PORTIONS,
+        "LICENSE", "Makefile", "CHANGELOG.md", "README.md", "constraints.txt", "constraints-tflite.txt",
+        "pyproject.toml", "docs", "examples", "tests", *PORTIONS,
     }  # fmt: skip
     found = {file.parts[0] for file in FILES if not file.parts[0].startswith(".")}
     assert found == named
@@ -115,8 +115,8 @@ def test_the_public_names_are_these() -> None:
     assert all(getattr(upwell.edge, name) is getattr(upwell.shared.errors, name) for name in errors)
     public = {name for name in dir(upwell.edge.Agent) if not name.startswith("_")}
     assert public == {
-        "close", "close_with", "from_config", "handle", "health", "infer", "is_closed", "look_after",
-        "model", "policy_problem", "replace_edge",
+        "close", "close_with", "from_config", "handle", "health", "health_document",
+        "infer", "is_closed", "model", "replace_edge",
     }  # fmt: skip
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
@@ -128,7 +128,7 @@ def test_the_public_names_are_these() -> None:
 
 
 BASE = {
-    "google", "grpc", "ml_dtypes", "numpy", "PIL", "prometheus_client", "pydantic", "pydantic_core", "rich", "ruamel",
+    "google", "grpc", "numpy", "PIL", "prometheus_client", "pydantic", "pydantic_core", "rich", "ruamel",
     "typer", "upwell",
 }  # fmt: skip
 """What the base installation brings, as it is imported."""
@@ -136,43 +136,42 @@ BASE = {
 NEEDS_AN_EXTRA = {
     "upwell.cloud.engines.ort": {"onnxruntime"},
     "upwell.edge.runtimes.ort": {"onnxruntime"},
-    "upwell.cloud.engines.jax.engine": {"flatbuffers", "jax", "safetensors"},
-    "upwell.tools.export.jax": {"jax", "torch", "torchax"},
+    "upwell.cloud.engines.weights": {"safetensors"},
+    "upwell.cloud.engines.jax.engine": {"flatbuffers", "jax"},
+    "upwell.tools.export.jax": {"jax", "ml_dtypes", "torch", "torchax"},
     "upwell.cloud.engines.torch.engine": {"torch"},
     "upwell.cloud.engines.torch.demo": {"torch"},
     "upwell.cloud.engines.torch.devices": {"torch"},
-    "upwell.cloud.engines.torch.modules": {"safetensors", "torch"},
+    "upwell.cloud.engines.torch.modules": {"torch"},
     "upwell.cloud.engines.torch.steps": {"torch"},
     "upwell.cloud.workers.probes": {"grpc_health", "grpc_reflection"},
     "upwell.tools.export.cli": {"safetensors"},
     "upwell.cloud.ray.serve": {"ray"},
     "upwell.edge.bundle.keys": {"cryptography"},
     "upwell.tools.demo.plot": {"matplotlib"},
-    "upwell.edge.updates.sources.download": {"requests"},
     "upwell.edge.updates.sources.oci_source": {"oras", "requests"},
     "upwell.edge.updates.sources.web": {"requests", "urllib3"},
     "upwell.edge.updates.sources.web_source": {"requests"},
     "upwell.tools.quantize.onnx_graph": {"onnx"},
     "upwell.tools.quantize.onnx_layers": {"onnx"},
     "upwell.tools.quantize.onnx_qdq": {"onnx", "onnxruntime"},
-    "upwell.tools.quantize.tflite_graph": {"ai_edge_litert", "flatbuffers"},
+    "upwell.tools.quantize.tflite_graph": {"ai_edge_litert"},
     "upwell.tools.quantize.tflite_int8": {"ai_edge_quantizer"},
-    "upwell.tools.quantize.tflite_layers": {"ai_edge_litert"},
     "upwell.edge.runtimes.onnx.coverage": {"onnx"},
-    "upwell.shared.oip.http.connections": {"aiohttp"},
     "upwell.shared.partition.mincut": {"scipy"},
-    "upwell.shared.partition.onnx_shapes": {"onnx"},
+    "upwell.shared.partition.read_onnx": {"onnx"},
     "upwell.tools.partition.plotting": {"matplotlib"},
     "upwell.shared.partition.onnx_proto": {"onnx"},
     "upwell.shared.partition.read_tflite": {"ai_edge_litert"},
     "upwell.shared.partition.split.cut_codec": {"onnx"},
     "upwell.shared.partition.split.onnx": {"onnx"},
     "upwell.shared.partition.split.onnx_half": {"onnx"},
-    "upwell.shared.partition.split.onnx_whole": {"onnx"},
+    "upwell.shared.partition.split.tflite": {"ai_edge_litert"},
     "upwell.shared.partition.split.tflite_half": {"ai_edge_litert", "flatbuffers"},
-    "upwell.shared.partition.split.tflite_whole": {"ai_edge_litert"},
+    "upwell.tools.plot_style": {"matplotlib"},
     "upwell.tools.policy.plots": {"matplotlib"},
-    "upwell.shared.routing.policy.cel_rules": {"cel"},
+    "upwell.shared.tensors": {"ml_dtypes"},
+    "upwell.shared.routing.policy.cel_rules": {"cel_expr_python"},
     "upwell.shared.telemetry.otlp": {"opentelemetry"},
 }
 """The modules that name a package of an extra, and which."""
@@ -182,18 +181,17 @@ IMPORTED_LATER = {
     "upwell.cloud.ray.serve",
     "upwell.edge.models.candidates",
     "upwell.shared.partition.mincut",
+    "upwell.tools.plot_style",
+    "upwell.shared.tensors",
 }
-"""Of these, the modules that import it only in a function, and can themselves be imported without it."""
+"""Of these, the modules that import it in a function or only where it is installed, and can be imported without it."""
 
 ALSO_NEED_ONE = {
-    "upwell.shared.oip.http.listener",
     "upwell.cloud.workers.process",
     "upwell.cloud.workers.worker",
-    "upwell.shared.partition.read_onnx",
-    "upwell.shared.partition.split.tflite",
     "upwell.cloud.engines.onnx.engine",
     "upwell.cloud.engines.onnx.sessions",
-    "upwell.tools.devices.onnx_look",
+    "upwell.tools.devices.onnx_attempts",
     "upwell.edge.runtimes.onnx.runtime",
     "upwell.edge.runtimes.onnx.compiled_cache",
     "upwell.edge.runtimes.onnx.evidence",
@@ -353,9 +351,11 @@ def test_a_row_of_the_platform_table_names_what_decides() -> None:
 
 
 def test_the_tested_set_pins_everything_that_is_asked_for() -> None:
-    text = (ROOT / "constraints.txt").read_text()
-    assert text.startswith(script("lock").HEADER)
-    pinned = {line.partition("==")[0].lower() for line in text.splitlines() if "==" in line}
+    pinned = set()
+    for name in ("constraints.txt", "constraints-tflite.txt"):
+        text = (ROOT / name).read_text()
+        assert text.startswith("# The tested set")
+        pinned |= {line.partition("==")[0].lower() for line in text.splitlines() if "==" in line}
     wanted = {
         re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower()
         for requirement in importlib.metadata.requires("upwell") or ()
@@ -405,7 +405,7 @@ def test_files_stay_short_enough_to_read(limit: int) -> None:
 
 def test_what_has_the_machine_for_itself_is_where_the_makefile_runs_it() -> None:
     found = [file for file in FILES if file.suffix == ".py" and re.search(r"mark\.alone", (ROOT / file).read_text())]
-    (places,) = re.findall(r"and alone' (.*)", (ROOT / "Makefile").read_text())
+    (places,) = set(re.findall(r"and alone' (.*)", (ROOT / "Makefile").read_text()))
     folders = {file.parent for file in found} - {Path(__file__).parent.relative_to(ROOT)}
     under = {folder: [place for place in places.split() if folder.is_relative_to(place)] for folder in folders}
     assert all(under.values()), under  # pytest goes into the folders of a place

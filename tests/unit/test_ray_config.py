@@ -1,4 +1,4 @@
-"""What of a cloud.yaml cannot be had with Ray is said at once, and all of it. Without Ray."""
+"""What of a cloud.yaml is not supported with Ray is said at once, and all of it. Without Ray."""
 
 from __future__ import annotations
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from upwell.shared.platform.stopping import StopSignals, stop_signals
 from upwell.shared.platform.systemd import Systemd
 
 LIMIT_S = 10.0
@@ -23,6 +25,16 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield receiver
 
 
+@pytest.fixture
+def stop() -> Iterator[StopSignals]:
+    former = {one: signal.getsignal(one) for one in stop_signals()}
+    signals = StopSignals()
+    yield signals
+    signals.restore_default()
+    for one, handler in former.items():
+        signal.signal(one, handler)
+
+
 def of(manager: socket.socket, **more: str) -> Systemd:
     return Systemd.of_environment({"NOTIFY_SOCKET": manager.getsockname(), **more})
 
@@ -34,16 +46,15 @@ def test_it_is_told_when_all_is_ready_and_when_it_ends(manager: socket.socket) -
     assert [manager.recv(100), manager.recv(100)] == [b"READY=1", b"STOPPING=1"]
 
 
-def test_while_all_is_well_it_hears_so_twice_in_its_time(manager: socket.socket) -> None:
+def test_while_all_is_well_it_hears_so_twice_in_its_time(manager: socket.socket, stop: StopSignals) -> None:
     systemd = of(manager, WATCHDOG_USEC="40000")
     assert systemd.interval_s == 0.02
-    stop: queue.SimpleQueue[None] = queue.SimpleQueue()
     states = iter([True, False, True])
 
     def is_well() -> bool:
         state = next(states, None)
         if state is None:
-            stop.put(None)
+            os.kill(os.getpid(), signal.SIGTERM)
         return bool(state)
 
     systemd.ping_until(stop, is_well)
@@ -77,3 +88,14 @@ def test_no_watchdog_of_ours(manager: socket.socket, given: dict[str, str]) -> N
 def test_a_manager_that_is_gone_is_no_reason_to_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Systemd(str(tmp_path / "none")).ready()
     assert "cannot tell systemd READY=1" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows has no signals for a thread")
+def test_a_signal_that_another_thread_has_taken_ends_the_wait(manager: socket.socket, stop: StopSignals) -> None:
+    waiting = threading.Event()
+    other = threading.Thread(target=waiting.wait)
+    other.start()
+    threading.Timer(0.2, signal.pthread_kill, (other.ident, signal.SIGTERM)).start()
+    of(manager).ping_until(stop, lambda: True)
+    waiting.set()
+    other.join()

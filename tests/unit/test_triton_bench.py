@@ -127,6 +127,7 @@ def test_what_a_broken_connection_spoilt_is_measured_again_and_told() -> None:
         rounds.measure([one], 1, Quiet(0.0), lambda _: None, broken.append)
 
 
+@pytest.mark.slow
 def test_a_server_that_has_ended_by_itself_is_started_again(tmp_path: Path) -> None:
     works = [work for work in prepare(tmp_path / "models") if work.name == "digits"]
     launch = servers.plain(tmp_path / "plain", works)

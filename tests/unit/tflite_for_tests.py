@@ -9,10 +9,14 @@ from typing import Any
 
 import flatbuffers
 import numpy as np
+import pytest
 from ai_edge_litert import schema_py_generated as schema
 
 from tests.unit.weights_for_tests import linear_weights
 from upwell.shared.tensors import Array
+
+TFLITE_PACKAGES = ("ai_edge_litert", pytest.param("tflite_runtime", marks=pytest.mark.tflite_runtime))
+"""Both packages that run TFLite models, to parametrize with; the second is in an environment of its own."""
 
 _TYPES = {
     "FP32": schema.TensorType.FLOAT32,

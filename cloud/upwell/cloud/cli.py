@@ -58,9 +58,11 @@ def serve(
     client_ca: Annotated[Path | None, typer.Option(help="Issuers of the certificates clients must show.")] = None,
     tokens: Annotated[Path | None, typer.Option(help="tokens.yaml: the bearer tokens that are let in.")] = None,
     max_message: Annotated[str | None, typer.Option(help="Largest message, such as 64MiB.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Be open to the network without protection.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and authentication.")
+    ] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the configuration, every default put in, and do nothing else.")
+        bool, typer.Option("--print-config", help="Print the configuration, with every default filled in, and exit.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --print-config: print JSON instead of YAML.")] = False,
 ) -> None:

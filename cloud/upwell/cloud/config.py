@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
 from upwell.cloud.engines.base import ModelSettings, Precision
 from upwell.cloud.repository.repository import Versions
-from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ
-from upwell.shared.config.security import ServerSecurity, TlsFiles
-from upwell.shared.config.yaml import RelativePath
-from upwell.shared.oip.auth.limits import UNLIMITED, Limits
-from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
-from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
-from upwell.shared.units import Bytes, Seconds
+from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.oip.server_keys import ServerKeys
+from upwell.shared.units import Seconds
 
 
 def _spelled(pattern: str, expected: str) -> AfterValidator:
@@ -95,11 +90,7 @@ def _lasting(least_s: float, instead: str = "", *, or_never: bool = False) -> Af
     return AfterValidator(check)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Batches(_Section):
+class _Batches(FilePart):
     """`buckets` and `max_batch`, of which one is enough."""
 
     buckets: Buckets | None = Field(None, description=_BUCKETS)
@@ -117,7 +108,7 @@ class _Batches(_Section):
 
     @field_validator("buckets")
     @classmethod
-    def _ascending(cls, buckets: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def _check_buckets(cls, buckets: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if buckets is not None and any(before >= after for before, after in pairwise(buckets)):
             raise ValueError(f"expected ascending numbers of rows, such as [1, 4, 16], got {list(buckets)}")
         return buckets
@@ -131,15 +122,7 @@ class _Batches(_Section):
         return self
 
 
-class Tls(_Section):
-    """Certificate and key of the service (PEM); watched, new files take over without a restart."""
-
-    cert: RelativePath = Field(description="Certificate chain.")
-    key: RelativePath = Field(description="Its private key.")
-    client_ca: RelativePath | None = Field(None, description="Issuers of client certificates; clients must show one.")
-
-
-class RepositorySection(_Section):
+class RepositorySection(FilePart):
     """Whether what is served may change while the service runs. Without these keys it may not."""
 
     control: bool = Field(
@@ -155,23 +138,12 @@ class RepositorySection(_Section):
         return self.control or self.watch is not None
 
 
-class Serve(_Section):
+class Serve(ServerKeys):
     """The service itself."""
 
-    listen: tuple[ListenAddress, ...] = Field(
-        min_length=1, description="Addresses: HOST:PORT (port 0: any free) or unix:PATH."
-    )
-    listen_http: tuple[ListenAddress, ...] = Field((), description="The same over HTTP/1.1; needs the extra `http`.")
     models: RelativePath = Field(description="The model repository: <name>/<version>/model.onnx and so on.")
     repository: RepositorySection = Field(
         RepositorySection(), description="Whether what is served may change meanwhile."
-    )
-    tls: Tls | None = Field(None, description="TLS.")
-    tokens: RelativePath | None = Field(None, description="File of known bearer tokens; callers must send one.")
-    insecure: bool = Field(False, description="Allow addresses off loopback without TLS and authentication.")
-    limits: Limits = Field(UNLIMITED, description="What each client may ask for, where tokens.yaml says nothing else.")
-    max_message: Bytes = Field(
-        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message in and out."
     )
     trusted: tuple[Sha256, ...] = Field(
         (), description="SHA-256 (hex) of files that may run code as they are loaded: `model.jax`. No other is opened."
@@ -179,9 +151,6 @@ class Serve(_Section):
     drain: Annotated[Seconds, _lasting(0.0)] = Field(
         30.0, description="After SIGTERM, how long accepted requests may take to finish."
     )
-    metrics: TcpAddress | None = Field(None, description=METRICS)
-    traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
-    log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
     access_log: bool = Field(False, description="A log line for each inference request (logger `upwell.access`).")
     fast_path: Literal["auto", "off"] = Field(
         "auto",
@@ -197,23 +166,11 @@ class Serve(_Section):
         "worker. 0: never. Default: 5m with several workers, else never.",
     )
 
-    @model_validator(mode="after")
-    def _ports_of_their_own(self) -> Serve:
-        metrics = [self.metrics] if self.metrics else []
-        check_all_differ({"listen": self.listen, "listen_http": self.listen_http, "metrics": metrics})
-        return self
-
     @property
     def connection_age_s(self) -> float | None:
         """After how many seconds clients are to connect anew; None for never."""
         age_s = (_AGE_S if self.workers > 1 else 0.0) if self.max_connection_age is None else self.max_connection_age
         return age_s or None
-
-    @property
-    def security(self) -> ServerSecurity:
-        """The same as the server takes it."""
-        tls = TlsFiles(self.tls.cert, self.tls.key, self.tls.client_ca) if self.tls else None
-        return ServerSecurity(tls, self.tokens, self.insecure)
 
 
 class Defaults(_Batches):
@@ -271,7 +228,7 @@ class JaxModel(_Model):
     engine: Literal["jax"] = Field(description="JAX.")
 
 
-class CloudConfig(_Section):
+class CloudConfig(FilePart):
     """The whole file."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import queue
-import signal
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +14,13 @@ from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.health import summary
 from upwell.edge.server.agent_service import MAX_STREAMS, add_agent_service
-from upwell.edge.server.assembly import build_agent
+from upwell.edge.server.assembly import build_agent, serve_metrics
 from upwell.edge.server.dataplane import AgentDataplane
-from upwell.shared.config.security import Address, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.oip.auth.quotas import limited
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.server import Connections, start_server
 from upwell.shared.oip.http.server import start_http_server
-from upwell.shared.platform.stopping import stop_signals
+from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 
@@ -38,23 +36,21 @@ def agent(
     """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first."""
     settings = load_yaml(config, AgentConfig).agent
     console = set_up_logs(settings.log, logging.DEBUG if verbose else logging.INFO)
-    # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
-    stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-    # It may fetch a model for minutes: until then a signal ends it at once.
-    with build_agent(Agent, config) as running:
-        for number in stop_signals():
-            signal.signal(number, lambda *_: stop.put(None))
+    # It may fetch a model for minutes: until then a signal ends it at once, and again once it is closed.
+    with ExitStack() as once_closed, build_agent(Agent, config) as running:
+        stop = StopSignals()
+        once_closed.callback(stop.restore_default)
         spool = running.spool
         dataplane = limited(
             AgentDataplane(running, settings.max_requests), settings.limits, by_token=settings.tokens is not None
         )
+        connections = Connections(settings.security, settings.max_message)
         server = start_server(
             dataplane,
             settings.listen,
             max_workers=settings.max_requests + SPARE_WORKERS + (MAX_STREAMS if spool else 0),
-            max_message_bytes=settings.max_message,
-            security=settings.security,
             extra=[partial(add_agent_service, spool=spool)] if spool else [],
+            connections=connections,
         )
         web = None
         if settings.listen_http:
@@ -62,15 +58,11 @@ def agent(
                 dataplane,
                 settings.listen_http,
                 max_workers=settings.max_requests + SPARE_WORKERS,
-                max_message_bytes=settings.max_message,
-                security=settings.security,
+                connections=connections,
             )
             console.print(f"HTTP on {', '.join(web.addresses)}", markup=False)
-        metrics = None
         if settings.metrics is not None:
-            address = parse_address(settings.metrics)
-            metrics = running.metrics.serve(address.host, address.port)
-            console.print(f"metrics on http://{Address(address.host, metrics.server_port)}/metrics", markup=False)
+            console.print(f"metrics on {serve_metrics(running, settings.metrics)}", markup=False)
         for health in running.health():
             console.print(summary(health), markup=False)
         count = len(running.models)
@@ -84,12 +76,10 @@ def agent(
         server.stop(DRAIN_S)
         if web is not None:
             web.stop(DRAIN_S)
-        if metrics is not None:
-            metrics.shutdown()
 
 
-def _serve_until(stop: queue.SimpleQueue[None], running: Agent) -> None:
-    """Wait for an entry of `stop`, and tell systemd, where that started us, how we are."""
+def _serve_until(stop: StopSignals, running: Agent) -> None:
+    """Wait for a stop signal, and tell systemd, where that started us, how we are."""
     systemd = Systemd.of_environment()
     systemd.ready()
     systemd.ping_until(stop, lambda: not running.is_closed)

@@ -5,45 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from upwell.edge.bundle.base import Trust
 from upwell.edge.models.sections import ModelSection
-from upwell.shared.config.addresses import Endpoint, ListenAddress, TcpAddress, check_all_differ
+from upwell.shared.config.addresses import Endpoint, ListenAddress
 from upwell.shared.config.located import Location, located
-from upwell.shared.config.security import (
-    ClientSecurity,
-    ServerSecurity,
-    TlsFiles,
-    check_endpoint,
-    check_exposure,
-)
-from upwell.shared.config.yaml import RelativePath
+from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint, check_exposure
+from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import ConfigError
-from upwell.shared.oip.auth.limits import UNLIMITED, Limits
-from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
-from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.telemetry.sections import METRICS, LogFormat, Traces
+from upwell.shared.oip.server_keys import ServerKeys
 from upwell.shared.units import Bytes, Seconds
 
 DEFAULT_MAX_REQUESTS = 32
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ServerTls(_Section):
-    """PEM files of a server that local callers reach over a network."""
-
-    cert: RelativePath = Field(description="Certificate chain.")
-    key: RelativePath = Field(description="Private key.")
-    client_ca: RelativePath | None = Field(
-        None, description="Issuers of client certificates; every client must show one."
-    )
-
-
-class ClientTls(_Section):
+class ClientTls(FilePart):
     """PEM files for the way to the cloud."""
 
     ca: RelativePath | None = Field(
@@ -59,7 +36,7 @@ class ClientTls(_Section):
         return self
 
 
-class SpoolSection(_Section):
+class SpoolSection(FilePart):
     """Cases kept in `state_dir` for later, and what the cloud said of them; the policy says which."""
 
     limit: Bytes = Field(256 << 20, gt=0, description="Most bytes kept; the oldest go first.")
@@ -69,7 +46,7 @@ class SpoolSection(_Section):
     )
 
 
-class TrustSection(_Section):
+class TrustSection(FilePart):
     """Whose signatures on bundles count."""
 
     keys: list[RelativePath] = Field(
@@ -92,28 +69,15 @@ class TrustSection(_Section):
         return Trust(tuple(self.keys), bool(self.keys) if self.require is None else self.require)
 
 
-class AgentSection(_Section):
+class AgentSection(ServerKeys):
     """The agent itself."""
 
     name: str = Field("agent", min_length=1, description="Shown to callers in the server metadata, and in logs.")
-    listen: list[ListenAddress] = Field(
-        ["127.0.0.1:8001"], min_length=1, description="Where local callers reach it: HOST:PORT or unix:/PATH."
+    listen: tuple[ListenAddress, ...] = Field(
+        ("127.0.0.1:8001",), min_length=1, description="Where local callers reach it: HOST:PORT or unix:/PATH."
     )
     state_dir: RelativePath | None = Field(
         None, description="A folder of this agent's own, made if missing; a second agent that names it is refused."
-    )
-    metrics: TcpAddress | None = Field(None, description=METRICS)
-    traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
-    log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
-    listen_http: list[ListenAddress] = Field(
-        [], description="The same over HTTP/1.1, at other addresses; needs the extra `http`."
-    )
-    tls: ServerTls | None = Field(None, description="TLS for `listen` and `listen_http`.")
-    tokens: RelativePath | None = Field(None, description="A tokens.yaml with the tokens that callers may use.")
-    insecure: bool = Field(False, description="Allow a `listen` off loopback without authentication.")
-    limits: Limits = Field(UNLIMITED, description="What each caller may ask for, where tokens.yaml says nothing else.")
-    max_message: Bytes = Field(
-        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message taken or sent."
     )
     max_requests: int = Field(
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
@@ -124,20 +88,8 @@ class AgentSection(_Section):
     spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
     trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")
 
-    @model_validator(mode="after")
-    def _ports_of_their_own(self) -> AgentSection:
-        metrics = [self.metrics] if self.metrics else []
-        check_all_differ({"listen": self.listen, "listen_http": self.listen_http, "metrics": metrics})
-        return self
 
-    @property
-    def security(self) -> ServerSecurity:
-        """How `listen` is protected."""
-        tls = TlsFiles(self.tls.cert, self.tls.key, self.tls.client_ca) if self.tls else None
-        return ServerSecurity(tls=tls, tokens=self.tokens, insecure=self.insecure)
-
-
-class CloudSection(_Section):
+class CloudSection(FilePart):
     """The cloud: any server of the Open Inference Protocol."""
 
     endpoint: Endpoint = Field(
@@ -162,7 +114,7 @@ class CloudSection(_Section):
         return ClientSecurity(tls=tls, token_file=self.token_file, insecure=self.insecure)
 
 
-class AgentConfig(_Section):
+class AgentConfig(FilePart):
     """A whole `agent.yaml`."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")

@@ -21,8 +21,8 @@ def model_digest(path: Path) -> str:
     """
     weights = _weights(path)
     if not weights:
-        return f"sha256:{_sha256(path).hex()}"
-    parts = [_sha256(path), *map(_sha256, weights)]
+        return f"sha256:{sha256_of(path).hex()}"
+    parts = [sha256_of(path), *map(sha256_of, weights)]
     return f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
 
 
@@ -39,7 +39,8 @@ def _weights(path: Path) -> tuple[Path, ...]:
     return () if beside is None else (beside,)
 
 
-def _sha256(path: Path) -> bytes:
+def sha256_of(path: Path) -> bytes:
+    """Of a plain file, read in chunks. Raises `OSError`."""
     digest = hashlib.sha256()
     with open_plain(path) as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -13,25 +13,28 @@ UpwellError
 ├── NotLoaded           a model could not be loaded as asked; what was in force stays
 ├── CallerLeft          the caller cancelled; nobody reads the answer
 ├── ModelFailed         the model's runtime or engine failed on a valid request
-│   └── NotFinite         edge.models.served
+│   ├── NotFinite         edge.models.edge_model
+│   ├── Flawed            edge.models.trial
+│   └── AcceleratorFailed edge.runtimes.placement
 ├── CloudFailed         the cloud did not give a usable answer and the policy asks for an error
 ├── ConfigError         a file that a person wrote is wrong; carries every problem found
 │   ├── BundleRefused     edge.bundle.base: a bundle is not used, for a reason that has a name
 │   └── ExtraMissing      cloud.engines.loading
 └── of one part alone, and there
-    ├── FetchFailed       edge.fetch.base: a source of bundles cannot be reached, or lacks what was asked for
-    ├── Disagreement      edge.bundle.variants
+    ├── FetchFailed       edge.updates.sources.base: a source of bundles cannot be reached, or lacks what was asked for
+    ├── CannotGoBack      edge.updates.rollback
     ├── EgressForbidden   edge.uplink.egress
-    ├── UnknownFlight     edge.flight.recorder
+    ├── UnknownRequest    edge.observe.flight_recorder.recorder
     ├── SpoolUnavailable  edge.spool.item
     ├── Later             edge.spool.item
-    ├── CloudSilent       edge.collect.collecting
-    ├── LogNotWritten     edge.collect.log_file
-    ├── ServiceNotStarted edge.demo.service
-    ├── WorkersFailed     cloud.scale.supervisor
+    ├── WorkersFailed     cloud.workers.supervisor
     ├── NoPlan            shared.partition.planner
     ├── Rejected          shared.oip.http.replies
-    └── RemoteError       shared.oip.client
+    ├── RemoteError       shared.oip.grpc.client
+    ├── Disagreement      tools.bundle.variants
+    ├── CloudSilent       tools.policy.collect.collecting
+    ├── LogNotWritten     tools.policy.collect.log_file
+    └── ServiceNotStarted tools.demo.service
 
 Core errors know no transport: `upwell.shared.oip.statuses` maps each to a gRPC status.
 """

@@ -34,11 +34,8 @@ def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = 1 << 20) -> Any:
-    """What a plain file of JSON holds. Raises `OSError`, and `ValueError` for anything else than such a file."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would be waited for without end
-            raise ValueError("it is no plain file")
+    """What a plain file of JSON holds. Raises `OSError`, and `ValueError` for what is too large or no JSON."""
+    with open_plain(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes} bytes")
@@ -166,7 +163,7 @@ def plain_file(folder: Path, name: str | Path) -> Path:
     except (OSError, ValueError):
         is_plain = False
     if not is_plain:
-        raise NoPlainFile(f"{str(name)!r} is no plain file of {folder}")
+        raise NoPlainFile(f"{str(name)!r} is not a regular file of {folder}")
     return path
 
 

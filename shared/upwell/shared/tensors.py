@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from upwell.shared.errors import InvalidRequest
+
+try:
+    import ml_dtypes
+except ImportError:
+    _BF16: dict[str, np.dtype[Any]] = {}
+else:
+    _BF16 = {"BF16": np.dtype(ml_dtypes.bfloat16)}
 
 Array: TypeAlias = npt.NDArray[Any]
 """A tensor. BF16 is `ml_dtypes.bfloat16`; BYTES is dtype `object`, each element `bytes`."""
@@ -38,13 +44,13 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "INT32": np.dtype(np.int32),
         "INT64": np.dtype(np.int64),
         "FP16": np.dtype(np.float16),
-        "BF16": np.dtype(ml_dtypes.bfloat16),
+        **_BF16,
         "FP32": np.dtype(np.float32),
         "FP64": np.dtype(np.float64),
         "BYTES": np.dtype(np.object_),
     }
 )
-"""OIP datatype -> numpy dtype (native byte order)."""
+"""OIP datatype -> numpy dtype (native byte order). BF16 is there where the package ml-dtypes is."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -54,6 +60,8 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
     try:
         return DTYPES[datatype]
     except KeyError:
+        if datatype == "BF16":
+            raise InvalidRequest("BF16 tensors need an extra: pip install 'upwell[bf16]'") from None
         raise InvalidRequest(f"unknown datatype {datatype!r}; known are {', '.join(DTYPES)}") from None
 
 
@@ -68,3 +76,8 @@ def oip_datatype(dtype: np.dtype[Any]) -> str:
         return _NAMES[dtype.newbyteorder("=")]
     except KeyError:
         raise InvalidRequest(f"numpy dtype {dtype} has no Open Inference Protocol datatype") from None
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds floating-point numbers; BF16 is not of numpy's kind `f`."""
+    return dtype.kind == "f" or _NAMES.get(dtype) == "BF16"

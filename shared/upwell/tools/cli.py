@@ -15,9 +15,9 @@ from types import FrameType, MappingProxyType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
+from upwell.tools.terminal import print_error
 
 EXIT_USAGE = 2
 
@@ -83,7 +83,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _interrupt)  # from here on an interrupt is the command's
         app(prog_name="upwell")
     except UpwellError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {_printable(str(error))}", markup=False)
+        print_error(f"error: {error}")
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -109,8 +109,3 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
             raise KeyboardInterrupt
 
     sys.setprofile(leave)
-
-
-def _printable(text: str) -> str:
-    """The text without control characters: a server may have written it, and a terminal would obey them."""
-    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)

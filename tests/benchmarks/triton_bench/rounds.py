@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -142,7 +143,8 @@ def stream(work: Work, at_once: int, launch: Launch, folder: Path, seconds: floa
 def bare(work: Work, load: Load, folder: Path, seconds: float) -> Measurement:
     """The session without a server, in as many processes as the load can keep busy."""
     inputs = folder / f"{work.name}.npz"
-    np.savez(inputs, **dict(work.inputs))
+    arrays: dict[str, Any] = dict(work.inputs)
+    np.savez(inputs, **arrays)
     command = [sys.executable, str(HERE / "bare_session.py"), str(work.model), str(inputs), str(seconds)]
     count = min(load.at_once, INSTANCES)
     return Measurement(Cell(work.name, load.title, BARE), lambda: _bare(command, count, seconds))

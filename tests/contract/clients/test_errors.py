@@ -20,6 +20,7 @@ from upwell.shared.errors import ModelFailed, Refused, UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import KINDS, RemoteErrorKind
+from upwell.shared.oip.grpc.server import Connections
 from upwell.shared.oip.open_client import Client
 from upwell.shared.oip.statuses import STATUSES
 
@@ -248,13 +249,13 @@ def test_messages_that_are_too_large_either_way(serve: Serve, connect: Connect, 
         def infer(self, request: InferRequest, call: Call) -> InferResponse:
             return InferResponse("echo", LARGE.inputs)
 
-    limits = {"max_message_bytes": 1 << 20}
-    small, wide, amplifier = serve(**limits), serve(), serve(dataplane=Amplifier())
+    limits, small_messages = {"max_message_bytes": 1 << 20}, Connections(max_message_bytes=1 << 20)
+    small, wide, amplifier = serve(connections=small_messages), serve(), serve(dataplane=Amplifier())
     for server, options, request in (
         (wide, limits, LARGE),  # not sent
         (small, {}, LARGE),  # not taken
         (amplifier, limits, REQUEST),  # the answer is not taken
-        (serve(dataplane=Amplifier(), **limits), {}, REQUEST),  # the answer is not sent
+        (serve(dataplane=Amplifier(), connections=small_messages), {}, REQUEST),  # the answer is not sent
     ):
         client = connect(server, **options)
         error = error_of(partial(client.infer, request, TIMEOUT_S))

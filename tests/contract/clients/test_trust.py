@@ -17,6 +17,7 @@ from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFil
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.client import RemoteErrorKind
+from upwell.shared.oip.grpc.server import Connections
 from upwell.shared.oip.open_client import open_client
 
 UNBELIEVABLE: Mapping[str, dict[str, Any]] = {
@@ -42,14 +43,16 @@ def secure(authority: Authority) -> Secure:
 def test_a_certificate_that_is_not_to_be_believed(
     serve: Serve, connect: Connect, secure: Secure, authority: Authority, fake: FakeDataplane, how: str
 ) -> None:
-    client = connect(serve(security=secure(**UNBELIEVABLE[how])), ClientSecurity(TlsFiles(ca=authority.ca)))
+    client = connect(
+        serve(connections=Connections(secure(**UNBELIEVABLE[how]))), ClientSecurity(TlsFiles(ca=authority.ca))
+    )
     error = error_of(lambda: client.infer(REQUEST, TIMEOUT_S))
     assert (error.kind, error.retry_after_s) == (RemoteErrorKind.CERTIFICATE, None)
     assert fake.requests == []
 
 
 def test_an_authority_that_nobody_here_knows(serve: Serve, connect: Connect, secure: Secure, tmp_path: Path) -> None:
-    server = serve(security=secure())
+    server = serve(connections=Connections(secure()))
     for files in (TlsFiles(), TlsFiles(ca=Authority(tmp_path, "stranger").ca)):
         client = connect(server, ClientSecurity(files))
         assert error_of(partial(client.server_live, TIMEOUT_S)).kind is RemoteErrorKind.CERTIFICATE
@@ -59,15 +62,15 @@ def test_tls_on_one_side_alone_is_no_connection(
     serve: Serve, connect: Connect, secure: Secure, authority: Authority
 ) -> None:
     trusting = ClientSecurity(TlsFiles(ca=authority.ca))
-    assert connect(serve(security=secure()), trusting).server_live(TIMEOUT_S)
-    for client in (connect(serve(security=secure())), connect(serve(), trusting)):
+    assert connect(serve(connections=Connections(secure())), trusting).server_live(TIMEOUT_S)
+    for client in (connect(serve(connections=Connections(secure()))), connect(serve(), trusting)):
         assert error_of(partial(client.infer, REQUEST, TIMEOUT_S)).kind is RemoteErrorKind.UNAVAILABLE
 
 
 def test_a_client_shows_its_certificate_and_the_next_one_after_it(
     serve: Serve, connect: Connect, secure: Secure, authority: Authority, fake: FakeDataplane
 ) -> None:
-    server = serve(security=secure(asks=True))
+    server = serve(connections=Connections(secure(asks=True)))
     device = authority.sign("before")
     client = connect(server, ClientSecurity(TlsFiles(device.cert, device.key, authority.ca)))
     client.infer(REQUEST, TIMEOUT_S)
@@ -101,7 +104,7 @@ def test_a_token_is_sent_and_the_next_one_after_it(
         f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode() * 8).hexdigest()}}}" for name in ("first", "second")
     ]
     known.write_text("version: 1\ntokens:\n" + "\n".join(entries) + "\n")
-    server = serve(security=ServerSecurity(secure().tls, known))
+    server = serve(connections=Connections(ServerSecurity(secure().tls, known)))
     files = TlsFiles(ca=authority.ca)
     mine = tmp_path / "token"
     write(mine, "first" * 8)

@@ -74,7 +74,9 @@ BUILDS: dict[str, Build] = {
 }
 
 
-@pytest.fixture(params=list(BUILDS))
+@pytest.fixture(
+    params=[pytest.param(one, marks=pytest.mark.exhaustive if one == "torch-compiled" else ()) for one in BUILDS]
+)
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     (tmp_path / "classes_of_engine_suite.py").write_text(CLASSES)
     monkeypatch.syspath_prepend(tmp_path)

@@ -69,6 +69,7 @@ def compilations() -> dict[str, int]:
     return {"graphs": counters["stats"]["unique_graphs"], "frames": sum(counters["frames"].values())}
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_after_ready_whatever_the_rows_and_the_thread(tmp_path: Path) -> None:
     version = tmp_path / "models" / "net" / "1"
     version.mkdir(parents=True)
@@ -94,6 +95,7 @@ def test_nothing_is_compiled_after_ready_whatever_the_rows_and_the_thread(tmp_pa
     assert compilations() == ready
 
 
+@pytest.mark.slow
 def test_models_and_reloads_of_one_class_do_not_use_up_what_torch_keeps_of_it(tmp_path: Path) -> None:
     """torch goes on uncompiled, with a line in its log, after eight versions of one piece of code."""
     x = np.ones((2, 2), np.float32)

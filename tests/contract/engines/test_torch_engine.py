@@ -2,11 +2,10 @@
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +17,7 @@ from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.torch import modules
 from upwell.cloud.engines.torch.demo import LargeNet
 from upwell.cloud.engines.torch.engine import TorchEngine
+from upwell.cloud.engines.weights import refuse_misfits
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import Array
 
@@ -343,13 +343,12 @@ def test_weights_that_others_are_copied_over_while_they_are_read_are_those_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mapping of the file, which safetensors reads by, would end the process where it has become shorter."""
-    compare = modules._compare
 
-    def and_cut(path: Path, network: str, expected: Any, found: Any) -> None:
-        compare(path, network, expected, found)
+    def and_cut(path: Path, what: str, wrong: Sequence[str]) -> None:
+        refuse_misfits(path, what, wrong)
         os.truncate(path, 0)
 
-    monkeypatch.setattr(modules, "_compare", and_cut)
+    monkeypatch.setattr(modules, "refuse_misfits", and_cut)
     network = LargeNet()
     weights = {name: one.detach().numpy() for name, one in network.state_dict().items()}
     engine = load(tmp_path, "upwell.cloud.engines.torch.demo.LargeNet", weights)

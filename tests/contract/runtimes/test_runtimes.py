@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import pytest
 
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.runtimes.load import load_runtime
@@ -90,10 +90,8 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["onnx", *TFLITE_PACKAGES, "fake"])
 def kind(request: pytest.FixtureRequest) -> Kind:
-    if request.param == "tflite_runtime" and importlib.util.find_spec("tflite_runtime") is None:
-        pytest.skip("tflite_runtime has no wheel for this Python")
     return KINDS[request.param]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.examples import examples
-from tests.unit.tflite_for_tests import linear, two_in_two_out
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES, linear, two_in_two_out
 from tests.unit.tflite_graphs_for_tests import mobile
 from upwell.edge.runtimes.coverage import Coverage
-from upwell.edge.runtimes.coverage_of import coverage_of
+from upwell.edge.runtimes.load import coverage_of
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
@@ -23,10 +22,8 @@ DIGITS = ASSETS / "edge" / "digits" / "model.tflite"
 SUBSETS = examples(100)
 
 
-@pytest.fixture(params=["ai_edge_litert", "tflite_runtime"])
+@pytest.fixture(params=TFLITE_PACKAGES)
 def options(request: pytest.FixtureRequest) -> RuntimeOptions:
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} has no wheel for this Python")
     return RuntimeOptions(package=request.param)
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from ai_edge_litert.schema_py_generated import BuiltinOperator
 
-from tests.unit.tflite_for_tests import T, add, mul, save, two_in_two_out
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES, T, add, mul, save, two_in_two_out
+from upwell.edge.runtimes.base import Runtime
+from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.tensors import Array
 
@@ -30,17 +31,15 @@ class Loader:
 
     def __call__(
         self, model: Path, require: Require = "prefer", library: Path | None = None, **options: str | int
-    ) -> TfliteRuntime:
+    ) -> Runtime:
         accelerator = AcceleratorOptions(
             provider="software", require=require, library=library or self.library, options=options
         )
-        return TfliteRuntime(model, RuntimeOptions(package=self._package), accelerator)
+        return load_runtime(model, RuntimeOptions(package=self._package), accelerator)
 
 
-@pytest.fixture(params=["ai_edge_litert", "tflite_runtime"])
+@pytest.fixture(params=TFLITE_PACKAGES)
 def load(request: pytest.FixtureRequest, software_delegate: Path) -> Loader:
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} has no wheel for this Python")
     return Loader(request.param, software_delegate)
 
 
@@ -60,7 +59,7 @@ def threes(count: int = 2) -> Array:
     return np.arange(count * 3, dtype=np.float32).reshape(count, 3) + 1
 
 
-def assert_works(runtime: TfliteRuntime, count: int = 2) -> None:
+def assert_works(runtime: Runtime, count: int = 2) -> None:
     a = threes(count)
     answer = runtime.run({"a": a, "b": a})
     np.testing.assert_array_equal(answer["sum"], a + a)
@@ -90,7 +89,7 @@ def test_must_refuses_a_partial_placement_and_names_the_nodes(load: Loader, tmp_
     with pytest.raises(AcceleratorNotUsable) as error:
         load(path, "must", claim=str(BuiltinOperator.ADD))
     text = str(error.value)
-    assert "'software' is a must and leaves 15 of 30 nodes on the CPU: 0 MUL t1, 2 MUL t3" in text
+    assert "'software' is a `must` but leaves 15 of 30 nodes on the CPU: 0 MUL t1, 2 MUL t3" in text
     assert text.endswith("18 MUL t19 and 5 more")
 
 
@@ -134,7 +133,7 @@ def test_a_library_that_is_no_delegate_is_a_reason(
 
 def test_a_delegate_without_a_library_is_a_reason(model: Path) -> None:
     with pytest.raises(AcceleratorNotUsable, match="'software' needs `library`"):
-        TfliteRuntime(model, RuntimeOptions(), AcceleratorOptions(provider="software"))
+        load_runtime(model, RuntimeOptions(), AcceleratorOptions(provider="software"))
 
 
 @pytest.mark.parametrize("require", ["prefer", "must"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -11,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.tflite_for_tests import two_in_two_out
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES, two_in_two_out
+from upwell.edge.runtimes.base import Runtime
+from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
 
 
-@pytest.fixture(params=["ai_edge_litert", "tflite_runtime"])
+@pytest.fixture(params=TFLITE_PACKAGES)
 def package(request: pytest.FixtureRequest) -> str:
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} has no wheel for this Python")
     return str(request.param)
 
 
@@ -31,12 +30,12 @@ class Opener:
     def __init__(self, package: str, library: Path, model: Path) -> None:
         self._package, self._library, self._model = package, library, model
 
-    def __call__(self, instances: int, **options: str | int) -> TfliteRuntime:
+    def __call__(self, instances: int, **options: str | int) -> Runtime:
         accelerator = AcceleratorOptions(
             provider="software", library=self._library, options={"claim": "all", **options}
         )
         settings = RuntimeOptions.model_validate({"package": self._package, "instances": instances})
-        return TfliteRuntime(self._model, settings, accelerator)
+        return load_runtime(self._model, settings, accelerator)
 
 
 @pytest.fixture
@@ -44,14 +43,14 @@ def open_with(package: str, software_delegate: Path, tmp_path: Path) -> Opener:
     return Opener(package, software_delegate, two_in_two_out(tmp_path))
 
 
-def ask(runtime: TfliteRuntime, number: int) -> None:
+def ask(runtime: Runtime, number: int) -> None:
     a = np.full((1 + number % 3, 3), number, np.float32)
     answer = runtime.run({"a": a, "b": a})
     np.testing.assert_array_equal(answer["sum"], a + a)
     np.testing.assert_array_equal(answer["product"], a * a)
 
 
-def ask_all(runtime: TfliteRuntime, callers: int, requests: int) -> None:
+def ask_all(runtime: Runtime, callers: int, requests: int) -> None:
     with ThreadPoolExecutor(callers) as pool:
         list(pool.map(lambda number: ask(runtime, number), range(requests)))
 

@@ -20,7 +20,7 @@ from upwell.edge import Agent
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import Chosen
-from upwell.shared.partition.split.writing import Made, WholeModel, write_split
+from upwell.shared.partition.split.writing import UnsplitModel, write_split
 from upwell.shared.tensors import Array
 
 MODEL = "residual"
@@ -41,9 +41,9 @@ class Split:
         self.folder = folder
         self.model = folder / "model.onnx"
         onnx.save(build_residual_digits(dynamic_batch=True), self.model)
-        whole = WholeModel.open(self.model, contract(read_graph(self.model)), MODEL)
+        whole = UnsplitModel.open(self.model, contract(read_graph(self.model)), MODEL)
         cuts = (Chosen(f"c{nodes}", frozenset(range(nodes)), 0.001 * nodes, 0.001) for nodes in CUTS)
-        self.facts = write_split(folder / "split", whole, (Made(cut, whole.divide(cut.edge)) for cut in cuts)).facts
+        self.facts = write_split(folder / "split", whole, ((cut, whole.divide(cut.edge)) for cut in cuts)).facts
         self.served = folder / "served"
         shutil.copytree(folder / "split" / "tails", self.served)
         place = self.served / MODEL / "1"

@@ -1,7 +1,8 @@
 """Agent and simulator drive the same flow: on the same log, clock and cloud they give the same route and reason.
 
 The agent's own driver, router and scheduler run here on the simulator's clock: to wait is to let that go on, and a run
-of the device takes as long as the log says. The log has stalls, failures, an outage and requests that are split.
+of the device takes as long as the log says. The log has stalls, failures, an outage and requests that are split, by a
+cut or by a head that answers early.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pytest
 
 from tests.unit.edge.agents import CLOUD_MODEL, MODEL, edge_model, policy, rows_of
 from upwell.edge.admission.rate_limits import Admission
-from upwell.edge.models.edge_model import EdgeModel, Head
+from upwell.edge.models.edge_model import EdgeModel, Head, ModelSource
 from upwell.edge.models.served import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request import driver as driver_module
@@ -108,7 +109,7 @@ class ScriptedCall:
 
     def __init__(self, uplink: ScriptedUplink, call: SimulatedCall, request: InferRequest) -> None:
         self._uplink, self._call, self._request = uplink, call, request
-        self._told: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self.lease = None
 
     @property
@@ -125,10 +126,10 @@ class ScriptedCall:
         return self._call.sent_s + self.elapsed_s
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        self._told.append(callback)
+        self._callbacks.append(callback)
 
     def tell(self) -> None:
-        for callback in self._told:
+        for callback in self._callbacks:
             callback()
 
     def wait(self, _: float) -> CloudReply | CloudFailure | None:
@@ -199,16 +200,33 @@ def lasting(edge: EdgeModel, clock: VirtualTime, duration_s: float) -> EdgeModel
     return edge
 
 
-@contextmanager
-def agent(script: CloudScript, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LoggedRequest], Any]]:
-    """What answers a request of the log with the agent's own driver, in virtual time."""
-    clock = VirtualTime()
-    edge, head = edge_model(), edge_model()
+def cut_of() -> CutFacts:
+    """Where all that the model takes goes up to its tail."""
     crossing = CutTensor(name="fp32", datatype="FP32", shape=(-1, 3), bytes=12)
     number = CutTensor(name="fp64", datatype="FP64", shape=(-1, 1), bytes=8)
-    cut = CutFacts(name="c1", head="heads/c1/model.onnx", tail="tail", tensors=(crossing, number))
-    heads = (Head(cut, lasting(head, clock, HEAD_S), WAY),)
-    model = ServedModel(MODEL, lasting(edge, clock, EDGE_S), CLOUD_MODEL, heads)
+    return CutFacts(name="c1", head="heads/c1/model.onnx", tail="tail", tensors=(crossing, number))
+
+
+def by_a_cut(clock: VirtualTime) -> ServedModel:
+    """The model, and a head of it."""
+    heads = (Head(cut_of(), lasting(edge_model(), clock, HEAD_S), WAY),)
+    return ServedModel(MODEL, lasting(edge_model(), clock, EDGE_S), CLOUD_MODEL, heads)
+
+
+def by_exits(clock: VirtualTime) -> ServedModel:
+    """A head that answers early, and whose numbers go up."""
+    whole = edge_model()
+    head = EdgeModel(whole.runtime, whole.processor, ModelSource(whole.digest), exits=("fp64",))
+    return ServedModel(MODEL, lasting(head, clock, EDGE_S), CLOUD_MODEL)
+
+
+@contextmanager
+def agent(
+    make: Callable[[VirtualTime], ServedModel], script: CloudScript, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[LoggedRequest], Any]]:
+    """What answers a request of the log with the agent's own driver, in virtual time."""
+    clock = VirtualTime()
+    model = make(clock)
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", clock.monotonic)
         patch.setattr(time, "time", clock.monotonic)
@@ -279,13 +297,17 @@ def script_of(seed: int) -> CloudScript:
     return script
 
 
+@pytest.mark.parametrize("make", [by_a_cut, by_exits])
 @pytest.mark.parametrize("seed", range(10))
-def test_route_and_reason_of_every_request_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_route_and_reason_of_every_request_are_the_same(
+    seed: int, make: Callable[[VirtualTime], ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests, script = prepare(log_of(seed)), script_of(seed)
-    scene = Scene(requests, LINK, RTT_S, script, {MODEL: (WAY,)})
+    scene = Scene(requests, LINK, RTT_S, script)
+    scene = replace(scene, splits={MODEL: (WAY,)}) if make is by_a_cut else replace(scene, exits={MODEL})
     simulated: Verdicts = [(one.route, one.reason) for one in routed(policy(POLICY), scene)]
     found: Verdicts = []
-    with agent(script, monkeypatch) as ask:
+    with agent(make, script, monkeypatch) as ask:
         for logged in requests:
             try:
                 answer = ask(logged)
@@ -295,6 +317,7 @@ def test_route_and_reason_of_every_request_are_the_same(seed: int, monkeypatch: 
                 found.append((answer.route, answer.reason))
     expected = [(route, None if route is None else reason) for route, reason in simulated]
     assert [(n, *pair) for n, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]] == []
-    assert {route for route, _ in found} >= {Route.EDGE, Route.CLOUD, Route.SPLIT}
+    routes = {Route.EDGE, Route.CLOUD, Route.SPLIT} if make is by_a_cut else {Route.EXIT, Route.SPLIT}
+    assert {route for route, _ in found} >= routes
     reasons = {reason for _, reason in found}
     assert reasons >= {Reason.EASY, Reason.HARD, Reason.EGRESS_DENIED, Reason.CLOUD_UNAVAILABLE, Reason.BREAKER_OPEN}

@@ -20,6 +20,7 @@ from tests.faults.scene import until
 from tests.unit.edge.agents import CLOUD_MODEL, MODEL, SURE, rows_of, scene
 from tests.unit.models_for_tests import identity
 from upwell.edge import Agent
+from upwell.edge.server.assembly import serve_metrics
 from upwell.shared.errors import ModelNotFound
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import start_server
@@ -85,7 +86,7 @@ def test_a_wrong_name_is_said_at_start(
     with agent(tmp_path, proxy.address, "ecko", edge=edge):
         until(lambda: bool(told(caplog)))
         (line,) = told(caplog)
-        assert line.startswith("model m: cloud_model_missing: the cloud knows no 'ecko' (")
+        assert line.startswith("model m: cloud_model_missing: the cloud has no model 'ecko' (")
         assert "there is 'echo'" in line, "what the cloud has"
         assert health(caplog) == {"m": "ecko"}
     assert (fake.requests, asking()) == ([], [])
@@ -120,8 +121,7 @@ def test_a_cloud_that_was_away_at_start_is_not_said_to_lack_anything(
 def test_what_it_says_to_a_request_counts_too_and_an_answer_takes_it_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with scene("defaults: {deadline: 20s}\nrules: [{name: up, match: {}, route: cloud}]") as at:
-        server = at.agent.metrics.serve("127.0.0.1", 0)
-        page = f"http://127.0.0.1:{server.server_port}"
+        page = serve_metrics(at.agent, "127.0.0.1:0").removesuffix("/metrics")
         at.cloud.failure = ModelNotFound("it was taken away")
         for _ in range(2):
             assert at.infer(rows_of(SURE)).reason is Reason.CLOUD_MODEL_MISSING
@@ -130,9 +130,7 @@ def test_what_it_says_to_a_request_counts_too_and_an_answer_takes_it_back(caplog
         at.cloud.failure = None
         assert at.infer(rows_of(SURE)).route is Route.CLOUD
         assert missing(page) == {}
-        assert "the cloud knows it now" in caplog.text
-        server.shutdown()
-        server.server_close()
+        assert "the cloud has it now" in caplog.text
 
 
 @pytest.mark.parametrize("rule", [DENY_ALL, STAY], ids=["deny", "stay"])

@@ -66,7 +66,7 @@ ONE_LINE = {
         GOOD + "\nagent: {max_message: 64}",
         "agent.yaml:2:22: agent.max_message: expected a size",
     ),
-    "no address": (GOOD + "\nagent: {listen: [here]}", "agent.yaml:2:18: agent.listen[0]: 'here' is no address"),
+    "no address": (GOOD + "\nagent: {listen: [here]}", "agent.yaml:2:18: agent.listen[0]: 'here' is not an address"),
     "one address twice": (
         GOOD + "\nagent: {listen: ['127.0.0.1:0', '127.0.0.1:0']}",
         "expected one or more different addresses to listen on",
@@ -94,10 +94,10 @@ ONE_LINE = {
         "agent.yaml:1:47: models.m.edge.runtime: ",
     ),
     "the wrong runtime": (
-        "models: {m: {edge: {file: good.onnx, runtime: tflite, package: tflite_runtime}}}",
+        "models: {m: {edge: {file: good.onnx, runtime: tflite, package: ai_edge_litert}}}",
         "good.onnx",
     ),
-    "another suffix": ("models: {m: {edge: {file: agent.yaml}}}", "agent.yaml: no runtime is known for suffix '.yaml'"),
+    "another suffix": ("models: {m: {edge: {file: agent.yaml}}}", "agent.yaml: expected a .onnx or .tflite file"),
     "a tflite package with onnx": (
         "models: {m: {edge: {file: good.onnx, runtime: onnx, package: tflite_runtime}}}",
         "`package` chooses between TFLite packages",
@@ -120,7 +120,7 @@ ONE_LINE = {
     ),
     "a socket where a file is": (
         GOOD + "\nagent: {listen: ['unix:good.onnx']}",
-        "cannot listen on unix:good.onnx: a file that is no socket is there",
+        "cannot listen on unix:good.onnx: a file that is not a socket is in the way",
     ),
     "a socket with too long a name": (
         GOOD + f"\nagent: {{listen: ['unix:/tmp/{'x' * 120}']}}",

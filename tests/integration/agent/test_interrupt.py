@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.oracles import EDGE_BUNDLE
-from tests.faults.programs import START_S, Program
+from tests.faults.programs import START_S, UPWELL, Program
 from tests.faults.scene import write_agent
 
 INTERRUPTED = 130
@@ -36,7 +36,7 @@ def config(folder: Path) -> Path:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_ctrl_c_while_onnxruntime_is_imported_ends_it_quietly(config: Path) -> None:
-    with Program(["agent", "-c", str(config)]) as program:
+    with Program(["agent", "-c", str(config)], [UPWELL]) as program:
         maps = Path(f"/proc/{program.pid}/maps")
         while COMPILED not in maps.read_text():  # empty, and then an error, where the process has ended
             assert not program.lines, program.lines
@@ -44,6 +44,7 @@ def test_ctrl_c_while_onnxruntime_is_imported_ends_it_quietly(config: Path) -> N
         assert (program.wait(), program.lines) == (INTERRUPTED, [])
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_an_import_would_turn_into_its_own_error_is_still_one(config: Path, tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text(UNLUCKY)
     done = subprocess.run(

@@ -108,6 +108,7 @@ def test_audits_go_after_the_cases_of_an_outage(tmp_path: Path, cloud: ScriptedC
         assert [result.kind for result in it.called] == ["spool"] * 3 + ["audit"] * 3
 
 
+@pytest.mark.slow
 def test_recorded_lines_are_a_log_and_explored_ones_know_both_sides(tmp_path: Path, cloud: ScriptedCloud) -> None:
     settings = {**UNDECIDED, "record": {"keep": "1MiB"}, "explore": 0.5}
     with keeping(tmp_path, settings, cloud) as it:
@@ -152,6 +153,7 @@ def test_what_nobody_can_send_is_recorded_all_the_same(tmp_path: Path, cloud: Sc
         until(lambda: log_counts(it)["written"] == 10)
 
 
+@pytest.mark.slow
 def test_a_log_of_the_agent_s_own_can_be_simulated_and_calibrated(tmp_path: Path, cloud: ScriptedCloud) -> None:
     settings = {**UNDECIDED, "record": {"keep": "4MiB"}, "explore": 0.2}
     with keeping(tmp_path, settings, cloud) as it:
@@ -219,7 +221,7 @@ def test_a_line_with_the_whole_answer_of_a_dead_process_is_readable(tmp_path: Pa
         assert len(read_log(path)) == 2
 
 
-@pytest.mark.parametrize("large_share", [0.0, 0.1])
+@pytest.mark.parametrize("large_share", [pytest.param(0.0, marks=pytest.mark.exhaustive), 0.1])
 def test_a_share_is_held_large_requests_and_batches_included(
     tmp_path: Path, cloud: ScriptedCloud, large_share: float
 ) -> None:

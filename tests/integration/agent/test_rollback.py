@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scene import until
-from tests.in_process import Ended, InProcess
+from tests.in_process import CommandResult, InProcess
 from tests.integration.agent.harness import Running, agent_process
 from tests.integration.agent.versions import (
     APPEARS_S,
@@ -45,7 +45,7 @@ def proven(agent: Running, version: int) -> None:
     until(lambda: serves(agent) == version and not updates(agent)["on_trial"], PROVEN_S)
 
 
-def left(ended: Ended, version: int, serves: int | None) -> None:
+def left(ended: CommandResult, version: int, serves: int | None) -> None:
     assert ended.code == 0, ended.err
     said = json.loads(ended.out)
     assert (said["left"], said["serves"]) == (version, serves)
@@ -93,6 +93,7 @@ def test_a_version_on_trial_is_left_without_more_ado(
         assert "no version is installed here that could be left" in again.err
 
 
+@pytest.mark.slow
 def test_an_agent_that_does_not_run_obeys_at_its_next_start(
     config: Path, publisher: Publisher, folder: Path, in_process: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_an_agent_that_does_not_run_obeys_at_its_next_start(
     assert state(folder)["current"] == 0
 
 
+@pytest.mark.slow
 def test_a_proven_version_is_left_neither_unasked_nor_where_the_one_before_is_damaged(
     folder: Path, publisher: Publisher, in_process: InProcess
 ) -> None:
@@ -122,7 +124,7 @@ def test_a_proven_version_is_left_neither_unasked_nor_where_the_one_before_is_da
         shutil.rmtree(folder / f"state/bundles/{MODEL}/2")
         refused = in_process("model", "rollback", MODEL, "-c", config, "--below-floor")
         assert refused.code == 1
-        assert "there is no version before it on this device" in refused.err
+        assert "no earlier version is installed on this device" in refused.err
         assert (serves(agent), ask(agent)) == (3, 3)
     assert callers.errors == []
 
@@ -147,6 +149,7 @@ def test_what_cannot_be_rolled_back_is_said(
     assert said in ended.err
 
 
+@pytest.mark.slow
 def test_an_order_that_is_none_is_left_alone(config: Path, publisher: Publisher, folder: Path) -> None:
     with agent_process(config) as agent:
         publisher.offer(3)

@@ -162,15 +162,17 @@ def test_one_bundle_runs_in_either_runtime(client: OipClient) -> None:
         ({"bundle": str(EDGE_BUNDLE)}, "onnx"),
         ({"bundle": str(EDGE_BUNDLE), "runtime": "onnx"}, "onnx"),
         ({"bundle": str(EDGE_BUNDLE), "runtime": "tflite", "package": "ai_edge_litert"}, "tflite"),
-        ({"bundle": str(EDGE_BUNDLE), "runtime": "tflite", "package": "tflite_runtime"}, "tflite"),
+        pytest.param(
+            {"bundle": str(EDGE_BUNDLE), "runtime": "tflite", "package": "tflite_runtime"},
+            "tflite",
+            marks=pytest.mark.tflite_runtime,
+        ),
         ({"file": str(EDGE_BUNDLE / "model.tflite")}, "tflite"),
         ({"file": str(EDGE_BUNDLE / "model.onnx"), "threads": 1}, "onnx"),
     ],
     ids=["bundle", "bundle onnx", "bundle litert", "bundle tflite_runtime", "file tflite", "file onnx"],
 )
 def test_what_agent_yaml_says_chooses_the_runtime(folder: Path, side: dict[str, Any], runtime: str) -> None:
-    if "package" in side:
-        pytest.importorskip(f"{side['package']}.interpreter")
     path = write_agent(folder, {"defaults": {"deadline": "5s"}}, models={"digits": {"edge": side}})
     with Agent.from_config(path) as agent:
         edge = agent.model("digits").edge

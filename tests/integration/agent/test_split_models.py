@@ -23,7 +23,7 @@ from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import cut_at
 from upwell.shared.partition.split.folder import SplitFacts
-from upwell.shared.partition.split.writing import Made, WholeModel, write_split
+from upwell.shared.partition.split.writing import UnsplitModel, write_split
 from upwell.shared.routing.reasons import Reason, Route
 from upwell.shared.tensors import Array
 
@@ -145,12 +145,12 @@ class Halves:
         for name, make in MODELS.items():
             path = make(folder)
             graph = contract(read_graph(path))
-            whole = WholeModel.open(path, graph, name)
+            whole = UnsplitModel.open(path, graph, name)
             for count in range(1, len(graph.nodes)):
                 cut = cut_at(str(count), graph)
                 key = f"{name}-{count}"
                 self.models[key] = path
-                self.facts[key] = write_split(folder / key, whole, [Made(cut, whole.divide(cut.edge))]).facts
+                self.facts[key] = write_split(folder / key, whole, [(cut, whole.divide(cut.edge))]).facts
                 for tail in (folder / key / "tails").iterdir():
                     tail.rename(self.served / tail.name)
 

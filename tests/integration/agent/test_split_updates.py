@@ -25,7 +25,7 @@ from upwell.edge.bundle.signature import sign_bundle
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import cut_at
-from upwell.shared.partition.split.writing import Made, WholeModel, write_split
+from upwell.shared.partition.split.writing import UnsplitModel, write_split
 from upwell.shared.routing.reasons import Route
 
 MODEL = "shift"
@@ -66,9 +66,9 @@ class Makes:
         save(folder / "model.onnx", version)
         if version != UNSPLIT:
             graph = contract(read_graph(folder / "model.onnx"))
-            whole = WholeModel.open(folder / "model.onnx", graph, MODEL)
+            whole = UnsplitModel.open(folder / "model.onnx", graph, MODEL)
             cut = cut_at("1", graph)
-            write_split(folder / "split", whole, [Made(cut, whole.divide(cut.edge))])
+            write_split(folder / "split", whole, [(cut, whole.divide(cut.edge))])
             for tail in (folder / "split" / "tails").iterdir():
                 tail.rename(self.served / tail.name)  # a device has no use for it
         shift = np.float32(3 * version)
@@ -110,8 +110,8 @@ def service(makes: Makes) -> Iterator[Service]:
 def serves(agent: Agent) -> int:
     edge = agent.model(MODEL).edge
     assert edge is not None
-    assert edge.bundle is not None
-    return edge.bundle.version
+    assert edge.source.bundle is not None
+    return edge.source.bundle.version
 
 
 def answered(agent: Agent) -> tuple[Route, int]:

@@ -22,7 +22,7 @@ from tests.integration.agent.versions import MODEL, health, serves, state, updat
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME, MANIFEST_NAME, Bundle
 from upwell.edge.bundle.files import entry_of, sizes_in
-from upwell.edge.bundle.golden import answering, record_golden
+from upwell.edge.bundle.golden import answer_function, record_golden
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
 from upwell.edge.bundle.signature import sign_bundle
 from upwell.edge.runtimes.load import load_runtime
@@ -111,7 +111,7 @@ class Fleet:
         described = parse_yaml(DESCRIPTION, ModelDescription)
         processor = Processor(described, runtime.inputs, runtime.outputs, runtime.name)
         rows = [one["fp32"] for one in itertools.islice(requests(0), 80) if one["fp32"][0, 0] < 0.5]
-        golden = record_golden(answering(processor, runtime), {"fp32": np.concatenate(rows)})
+        golden = record_golden(answer_function(processor, runtime), {"fp32": np.concatenate(rows)})
         (folder / GOLDEN_NAME).write_bytes(golden)
         manifest = new_manifest(MODEL, version, {path: entry_of(folder / path) for path in sizes_in(folder)})
         (folder / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
@@ -198,13 +198,14 @@ def goes_back(agent: Running, fleet: Fleet, said: str) -> None:
     assert not updates(agent)["on_trial"]
 
 
+@pytest.mark.slow
 def test_one_that_is_right_on_51_percent_and_sure_of_it_is_found_out_by_audits(
     fleet: Fleet, cloud_address: str
 ) -> None:
     config = fleet.config(cloud_address, {"defaults": {**HARD, "audit": 0.01}})
     with agent_process(config) as agent, Callers(agent) as callers:
         fleet.offer(2, right=0.51)
-        goes_back(agent, fleet, "in audits the cloud agrees")
+        goes_back(agent, fleet, "in audits the cloud agreed")
     assert callers.errors == []
 
 
@@ -237,7 +238,7 @@ def test_where_the_policy_audits_nothing_no_trial_sends_anything_up(
     ("about", "said"),
     [
         ({"right": 0.51, "scale": 0.05}, "requests are hard for it"),
-        ({"right": 0.92, "one_class": True}, "it gave one answer to all of"),
+        ({"right": 0.92, "one_class": True}, "it gave one and the same answer to all of"),
         ({"right": 0.51, "nan": True}, "not finite"),
     ],
     ids=["unsure", "one class", "not finite"],

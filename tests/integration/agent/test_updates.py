@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import sampled
 from tests.faults.bundles_for_tests import Signer
 from tests.faults.scene import until
 from tests.in_process import InProcess
@@ -102,7 +103,11 @@ def test_a_restart_finds_the_right_version(
         assert updates(agent)["refusal"] == "condemned"
 
 
-@pytest.mark.parametrize("came_with", [True, False], ids=["back to the factory's", "back to the one before"])
+@pytest.mark.parametrize(
+    "came_with",
+    [pytest.param(True, marks=pytest.mark.exhaustive), False],
+    ids=["back to the factory's", "back to the one before"],
+)
 def test_a_trial_that_a_restart_broke_goes_on(folder: Path, publisher: Publisher, came_with: bool) -> None:
     config = write_config(folder, publisher.signer, publisher.bundle(2) if came_with else None)
     if not came_with:
@@ -119,7 +124,7 @@ def test_a_trial_that_a_restart_broke_goes_on(folder: Path, publisher: Publisher
     assert callers.versions == [2]
 
 
-@pytest.mark.parametrize("loss", ["deleted", "damaged", "an older copy"])
+@pytest.mark.parametrize("loss", sampled(["damaged", "deleted", "an older copy"], 3))
 def test_a_state_that_is_lost_brings_no_older_version_back(
     config: Path, publisher: Publisher, folder: Path, loss: str
 ) -> None:
@@ -144,6 +149,7 @@ def test_a_state_that_is_lost_brings_no_older_version_back(
         assert (serves(agent), ask(agent)) == (5, 5)
 
 
+@pytest.mark.slow
 def test_what_a_full_disk_does_not_take_comes_later(config: Path, publisher: Publisher) -> None:
     with agent_process(config) as agent, Callers(agent, EASY) as callers:
         file_limit(agent, 100)  # so small that the state that names a new version does not fit either
@@ -230,9 +236,10 @@ def test_the_key_of_what_the_device_came_with_may_be_taken_out(
     config.write_text(both.replace(f'"{publisher.signer.public}", ', ""))
     with agent_process(config) as agent:
         assert (serves(agent), ask(agent)) == (3, 3)
-        assert "the configured bundle cannot be fallen back on" in agent.said
+        assert "the configured bundle cannot serve as a fallback" in agent.said
 
 
+@pytest.mark.slow
 def test_where_the_newest_does_not_load_any_more_the_one_before_does(
     config: Path, publisher: Publisher, folder: Path
 ) -> None:

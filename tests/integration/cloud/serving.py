@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.programs import UPWELL, Program
+from tests.warm import Forked
 
 LIMIT_S = 30.0
 
@@ -22,7 +23,7 @@ class Service:
     address: str
 
     @property
-    def process(self) -> subprocess.Popen[str]:
+    def process(self) -> subprocess.Popen[str] | Forked:
         """Its process."""
         return self.program.process
 

@@ -50,7 +50,7 @@ def engine() -> Iterator[FakeEngine]:
 def busy(engine: FakeEngine) -> Iterator[CloudService]:
     """A service whose one model takes 2.5 s for a run, as it has learnt, and is running; nobody may wait for it."""
     now_s = [0.0]
-    batcher = Batcher(engine, max_queue=0, clock=lambda: now_s[0])
+    batcher = Batcher(engine, ModelSettings(max_queue=0), clock=lambda: now_s[0])
     for _ in range(3):
         batcher._device.observe(batcher._queue, 1, 2.5, 0.0)
     engine.hold()

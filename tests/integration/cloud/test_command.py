@@ -42,7 +42,7 @@ def without(absent: list[str], *arguments: str | Path) -> subprocess.CompletedPr
         (["--models", "{models}", "--client-ca", "{here}"], "--client-ca only beside them"),
         (["--models", "{models}", "--max-message", "64"], "--max-message: .*64MiB"),
         (["--models", "{models}", "--max-message", "0"], "--max-message: expected more than 0"),
-        (["--models", "{models}", "--listen", "nowhere"], "'nowhere' is no address"),
+        (["--models", "{models}", "--listen", "nowhere"], "'nowhere' is not an address"),
         (["--models", "{models}", "--tokens", "{missing}", "--listen", "127.0.0.1:0"], "missing"),
     ],
 )
@@ -76,7 +76,7 @@ def test_settings_of_what_is_not_there_are_said_with_the_file_that_holds_them(tm
     assert second.startswith(f"{path}: models.linear.versions: version 9 is not there; there is 1, 2")
 
 
-@pytest.mark.parametrize("engine", ["onnx", "torch"])
+@pytest.mark.parametrize("engine", ["onnx", pytest.param("torch", marks=pytest.mark.exhaustive)])
 def test_without_any_good_model_it_ends_with_all_reasons(tmp_path: Path, engine: str) -> None:
     for name in ("one", "two"):
         (tmp_path / name / "1").mkdir(parents=True)
@@ -112,7 +112,12 @@ def test_a_port_in_use_is_said_to_be_so(repository: Path) -> None:
             "engine torch needs torch: pip install 'upwell[torch]'",
             marks=pytest.mark.exhaustive,
         ),
-        (["safetensors"], ["--engine", "torch"], "engine torch needs safetensors: pip install 'upwell[torch]'"),
+        pytest.param(
+            ["safetensors"],
+            ["--engine", "torch"],
+            "engine torch needs safetensors: pip install 'upwell[torch]'",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_a_missing_extra_is_named(repository: Path, absent: list[str], flags: list[str], says: str) -> None:

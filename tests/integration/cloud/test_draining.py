@@ -24,6 +24,7 @@ from upwell.shared.oip.grpc.client import OipClient, PendingInfer, RemoteError, 
 LIMIT_S = 30.0
 ROWS = 400
 ROOM = 8
+MANY = 64
 
 
 def fill(client: OipClient) -> list[PendingInfer]:
@@ -96,6 +97,36 @@ def test_what_was_accepted_is_answered_and_the_rest_is_told_to_go_elsewhere(tmp_
         client.close()
 
 
+def test_all_who_go_on_asking_are_told_to_go_elsewhere(tmp_path: Path, repository: Path) -> None:
+    inputs = {"x": np.ones((1, 8), np.float32)}
+    told: queue.Queue[RemoteErrorKind] = queue.Queue()
+    busy = threading.Semaphore(0)
+
+    with serving("-c", config(tmp_path, repository, "30s", max_queue=MANY)) as running:
+        client = OipClient(running.address)
+
+        def ask() -> None:
+            client.infer_async(InferRequest("linear", inputs), LIMIT_S).add_done_callback(ask_again)
+
+        def ask_again(call: PendingInfer) -> None:
+            try:
+                call.result()
+            except RemoteError as error:
+                told.put(error.kind)
+            else:
+                busy.release()
+                ask()
+
+        for _ in range(MANY):
+            ask()
+        for _ in range(2 * MANY):
+            assert busy.acquire(timeout=LIMIT_S)
+        running.terminate()
+        assert {told.get(timeout=LIMIT_S) for _ in range(MANY)} == {RemoteErrorKind.UNAVAILABLE}
+        assert ended(running) == 0
+        client.close()
+
+
 def ask_to_the_end(address: str, until: threading.Event) -> list[str]:
     """Ask over kept connections for as long as there is somebody; how those requests ended that were sent and lost."""
     body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [1] * 8}]})
@@ -142,6 +173,7 @@ def occupy(client: OipClient) -> PendingInfer:
                 return call
 
 
+@pytest.mark.slow
 def test_draining_ends_when_its_time_is_up(tmp_path: Path, repository: Path) -> None:
     with serving("-c", config(tmp_path, repository, "1ms", max_queue=0)) as running:
         client = OipClient(running.address)
@@ -159,7 +191,7 @@ def test_draining_ends_when_its_time_is_up(tmp_path: Path, repository: Path) -> 
     [
         (signal.SIGTERM, 2),
         (signal.SIGINT, 1),
-        (signal.SIGHUP, 1),
+        pytest.param(signal.SIGHUP, 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, 2, marks=pytest.mark.slow),

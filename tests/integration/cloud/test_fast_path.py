@@ -43,7 +43,7 @@ def test_the_service_answers_with_it_and_without(tmp_path: Path, fast_path: str)
         assert client.infer(digits_request(0, model=CLOUD_MODEL), LIMIT_S).outputs
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_grpc_with_another_inside_answers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], workers: int
 ) -> None:
@@ -78,6 +78,7 @@ def test_one_warning_says_it(tmp_path: Path, code: str, said: str) -> None:
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_with_an_agent_keeps_its_own_grpc(tmp_path: Path, edge_agent: Callable[[Path], str]) -> None:
     code = f"""
 from upwell.edge import Agent

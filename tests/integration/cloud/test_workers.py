@@ -137,6 +137,7 @@ def test_a_worker_that_is_killed_is_restarted_while_the_others_answer(service: S
     assert service.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_later_answers_as_the_others_where_a_newer_version_is_broken(
     tmp_path: Path, models: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path, repository: Path) -> N
         client.close()
 
 
+@pytest.mark.slow
 def test_a_load_or_unload_reaches_every_worker_and_one_that_comes_later_and_all_drain(
     service: Service, models: Path
 ) -> None:
@@ -234,6 +236,7 @@ def test_a_load_or_unload_reaches_every_worker_and_one_that_comes_later_and_all_
     assert not any("Traceback" in line for line in service.lines)
 
 
+@pytest.mark.slow
 def test_what_keeps_one_worker_from_serving_is_said_once(tmp_path: Path, models: Path) -> None:
     for name in ("linear", "other"):
         (models / name / "1/model.onnx").write_bytes(b"no model")
@@ -254,6 +257,7 @@ def test_what_workers_cannot_listen_on_is_refused_before_anything_is_loaded(tmp_
     assert (code, "cannot share unix:" in text) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_long_connection_comes_by_every_worker(tmp_path: Path, models: Path) -> None:
     """One client, one connection at a time; no request is lost when the service has it connect anew."""
     with serving("-c", config(tmp_path, models, ", max_connection_age: 300ms")) as running:

@@ -21,6 +21,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.server import Connections
 
 
 @pytest.fixture
@@ -77,7 +78,9 @@ def test_client_certificates_are_asked_for_and_name_the_client(
     client_tls: TlsFiles,
     tmp_path: Path,
 ) -> None:
-    server = serve(security=ServerSecurity(tls=TlsFiles(server_tls.cert, server_tls.key, client_tls.ca)))
+    server = serve(
+        connections=Connections(ServerSecurity(tls=TlsFiles(server_tls.cert, server_tls.key, client_tls.ca)))
+    )
     device = TlsFiles(cert=tmp_path / "device.pem", key=tmp_path / "device.key", ca=client_tls.ca)
     issue(authority, device, "dock-camera-7")
     connect(server, ClientSecurity(tls=device)).infer(InferRequest("echo", EXAMPLE), TIMEOUT_S)
@@ -91,7 +94,7 @@ def test_a_new_certificate_takes_over_and_a_broken_one_does_not(
     server_tls: TlsFiles,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    address = serve(security=ServerSecurity(tls=server_tls)).addresses[0]
+    address = serve(connections=Connections(ServerSecurity(tls=server_tls))).addresses[0]
     assert served_name(address) == "CN=first"
     issue(authority, server_tls, "second")
     assert served_name(address) == "CN=second"
@@ -99,7 +102,7 @@ def test_a_new_certificate_takes_over_and_a_broken_one_does_not(
     with caplog.at_level(logging.ERROR):
         replace(server_tls.key, "no key")
         assert served_name(address) == "CN=second"
-    assert "kept the former" in caplog.text
+    assert "kept the previous" in caplog.text
     issue(authority, server_tls, "third")
     assert served_name(address) == "CN=third"
 
@@ -110,14 +113,14 @@ def test_broken_files_are_refused_at_the_start(
     other = TlsFiles(cert=tmp_path / "other.pem", key=tmp_path / "other.key")
     issue(authority, other, "other")
     for tls, message in (
-        (TlsFiles(server_tls.cert, other.key), "are no certificate .* with its key"),
+        (TlsFiles(server_tls.cert, other.key), "are not a certificate .* its key"),
         (TlsFiles(server_tls.cert, None), "a certificate and its key go together"),
         (TlsFiles(server_tls.cert, tmp_path / "none.key"), "none.key: cannot read the key: No such file"),
         (TlsFiles(server_tls.cert, server_tls.key, server_tls.key), "expected one or more CA certificates"),
         (TlsFiles(), "TLS on a server needs a certificate and its key"),
     ):
         with pytest.raises(ConfigError, match=message):
-            serve(security=ServerSecurity(tls=tls))
+            serve(connections=Connections(ServerSecurity(tls=tls)))
     with pytest.raises(ConfigError, match="cannot read the CA certificates"):
         connect("localhost:1", ClientSecurity(tls=TlsFiles(ca=tmp_path / "none.pem")))
     with pytest.raises(ConfigError, match="cannot read the token"):
@@ -127,7 +130,7 @@ def test_broken_files_are_refused_at_the_start(
 def test_every_method_but_the_probes_asks_for_a_token(serve: Serve, connect: Connect, tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path / "tokens.yaml", alice="open sesame")
     checks = [lambda server: health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)]
-    server = serve(security=ServerSecurity(tokens=tokens), extra=checks)
+    server = serve(connections=Connections(ServerSecurity(tokens=tokens)), extra=checks)
     client = connect(server)
     assert client.server_live(TIMEOUT_S)
     with grpc.insecure_channel(server.addresses[0]) as channel:
@@ -153,7 +156,7 @@ def test_tokens_name_the_client_and_change_without_a_restart(
     serve: Serve, connect: Connect, fake: FakeDataplane, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens = write_tokens(tmp_path / "tokens.yaml", alice="token-a", bob="token-b")
-    server = serve(security=ServerSecurity(tokens=tokens))
+    server = serve(connections=Connections(ServerSecurity(tokens=tokens)))
     own = tmp_path / "token"
     own.write_text("token-b\n")
     client = connect(server, ClientSecurity(token_file=own))
@@ -168,7 +171,7 @@ def test_tokens_name_the_client_and_change_without_a_restart(
         assert client.ready(TIMEOUT_S)
         replace(tokens, "version: 1\ntokens: [{name: bob, sha256: token-d}]\n")
         assert client.ready(TIMEOUT_S)
-    assert "kept the former" in caplog.text
+    assert "kept the previous" in caplog.text
     assert not [token for token in ("token-a", "token-b", "token-c", "token-d") if token in caplog.text]
 
 
@@ -177,7 +180,7 @@ def test_tokens_name_the_client_and_change_without_a_restart(
 )
 def test_what_is_no_known_token(serve: Serve, tmp_path: Path, value: str) -> None:
     tokens = write_tokens(tmp_path / "tokens.yaml", alice="token-a")
-    server = serve(security=ServerSecurity(tokens=tokens))
+    server = serve(connections=Connections(ServerSecurity(tokens=tokens)))
     with grpc.insecure_channel(server.addresses[0]) as channel:
         ready: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/inference.GRPCInferenceService/ServerReady"

@@ -26,7 +26,7 @@ from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.server import Connections, start_server
 from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
 from upwell.shared.oip.statuses import STATUSES
 
@@ -88,7 +88,7 @@ def test_a_socket_in_use_is_left_alone(serve: Serve, connect: Connect, socket_pa
 
 def test_what_is_no_socket_is_left_alone(serve: Serve, socket_path: Path) -> None:
     socket_path.write_text("precious")
-    with pytest.raises(ConfigError, match="a file that is no socket is there"):
+    with pytest.raises(ConfigError, match="a file that is not a socket is in the way"):
         serve(f"unix:{socket_path}")
     assert socket_path.read_text() == "precious"
 
@@ -120,7 +120,7 @@ def test_a_port_in_use_is_refused_and_nothing_is_left_listening(serve: Serve, so
     ("listen", "message"),
     [
         (["127.0.0.1:0", "127.0.0.1:0"], "one or more different addresses"),
-        (["nonsense"], "'nonsense' is no address"),
+        (["nonsense"], "'nonsense' is not an address"),
         (["0.0.0.0:0"], "nobody would be asked who they are"),
         ([], "one or more different addresses"),
     ],
@@ -132,7 +132,12 @@ def test_addresses_that_cannot_be(listen: list[str], message: str) -> None:
 
 def test_a_host_that_is_not_this_machine() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on no\.such\.host\.invalid:0: \w+"):
-        start_server(FakeDataplane(), ["no.such.host.invalid:0"], max_workers=1, security=ServerSecurity(insecure=True))
+        start_server(
+            FakeDataplane(),
+            ["no.such.host.invalid:0"],
+            max_workers=1,
+            connections=Connections(security=ServerSecurity(insecure=True)),
+        )
 
 
 @pytest.mark.parametrize("kind", list(STATUSES))
@@ -273,6 +278,7 @@ def test_stopping_cancels_what_takes_longer_than_the_grace(serve: Serve, connect
     assert fake.calls[0].cancelled.wait(TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_stopping_does_not_wait_for_calls_that_grpc_never_ends(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     """As those of a stream are whose message gRPC itself was to read and could not."""
 

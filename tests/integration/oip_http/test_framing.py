@@ -19,6 +19,7 @@ import pytest
 
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.grpc.server import Connections
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 
 INFER = b"/v2/models/echo/infer"
@@ -48,7 +49,9 @@ class Seen(FakeDataplane):
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Seen, RunningHttpServer]]:
     dataplane = Seen()
-    server = start_http_server(dataplane, ["127.0.0.1:0"], max_workers=4, max_message_bytes=1 << 20)
+    server = start_http_server(
+        dataplane, ["127.0.0.1:0"], max_workers=4, connections=Connections(max_message_bytes=1 << 20)
+    )
     yield dataplane, server
     server.stop(0)
 

@@ -26,6 +26,7 @@ from tests.integration.oip_http.harness import (
     status_of,
 )
 from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.grpc.server import Connections
 from upwell.shared.oip.http import application, connections, listener, memory
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
 
@@ -34,7 +35,9 @@ POST = f"POST {INFER} HTTP/1.1\r\nHost: a\r\n".encode()
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[RunningHttpServer]:
-    server = start_http_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=4, max_message_bytes=1 << 20)
+    server = start_http_server(
+        FakeDataplane(), ["127.0.0.1:0"], max_workers=4, connections=Connections(max_message_bytes=1 << 20)
+    )
     yield server
     server.stop(0)
 
@@ -123,7 +126,7 @@ def test_a_large_body_is_refused_before_it_is_sent(shared_server: RunningHttpSer
 
 def test_large_bodies_at_once_are_bounded_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
-    server = serve(max_message_bytes=1000)
+    server = serve(connections=Connections(max_message_bytes=1000))
     with ExitStack() as stack:
         for _ in range(8):
             connection = stack.enter_context(dial(server))
@@ -150,7 +153,7 @@ def test_a_body_that_is_promised_and_not_sent_takes_no_memory(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, promise: bytes
 ) -> None:
     monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
-    server = serve(max_message_bytes=1000)
+    server = serve(connections=Connections(max_message_bytes=1000))
     with ExitStack() as stack:
         hostile = [stack.enter_context(dial(server)) for _ in range(16)]
         for connection in hostile:
@@ -164,7 +167,7 @@ def test_bodies_that_stop_just_before_their_end_make_room_one_by_one(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
-    server = serve(max_message_bytes=1000)
+    server = serve(connections=Connections(max_message_bytes=1000))
     with ExitStack() as stack:
         hostile = [stack.enter_context(dial(server)) for _ in range(8)]
         for connection in hostile:
@@ -345,7 +348,7 @@ def test_a_reset_in_the_middle_of_an_answer_harms_nobody(server: RunningHttpServ
 
 def test_json_counts_as_what_it_becomes_in_memory(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "LEAST_MEMORY_BYTES", 0)
-    server = serve(max_message_bytes=1000)  # so 8,000 in all
+    server = serve(connections=Connections(max_message_bytes=1000))  # so 8,000 in all
     assert ask(server, "POST", INFER, BODY + b" " * (300 - len(BODY))).status == 200
     assert ask(server, "POST", INFER, BODY + b" " * (400 - len(BODY))).status == 429
     assert ask(server, "POST", INFER, BODY).status == 200  # what was taken has been given back

@@ -261,3 +261,30 @@ def test_a_unix_socket_is_served_and_removed(serve: Serve, tmp_path: Path) -> No
 def test_refused_is_the_catalogue_s(server: RunningHttpServer, fake: PictureModel) -> None:
     fake.failure = Refused("the queue is full")
     assert ask(server, "POST", INFER, BODY).value == {"error": "the queue is full"}
+
+
+def test_an_inference_that_lasts_where_it_was_read_keeps_no_other_client_waiting(
+    serve: Serve, fake: PictureModel
+) -> None:
+    """Of those at work there is one, which says nothing of its waiting."""
+    server = serve(at_work=1)
+    fake.hold()
+    with dial(server) as connection:
+        connection.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
+        assert fake.arrived(1, TIMEOUT_S)
+        assert [ask(server, "GET", "/v2/health/live").status for _ in range(5)] == [200] * 5
+        fake.release()
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert read_answer(response).status == 200
+
+
+def test_a_client_that_leaves_while_it_is_answered_where_it_was_read_is_noticed(
+    serve: Serve, fake: PictureModel
+) -> None:
+    server = serve(at_work=1)
+    fake.hold()
+    with dial(server) as connection:
+        connection.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
+        assert fake.arrived(1, TIMEOUT_S)
+    assert fake.calls[0].cancelled.wait(TIMEOUT_S)

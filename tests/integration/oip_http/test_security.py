@@ -16,6 +16,7 @@ from tests.integration.oip_http.harness import BODY, INFER, PictureModel, Serve,
 from upwell.shared.config.security import ServerSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.grpc.server import Connections
 from upwell.shared.oip.http.server import start_http_server
 
 
@@ -48,7 +49,7 @@ def write_tokens(path: Path, **tokens: str) -> Path:
 
 
 def test_a_token_is_needed_for_all_but_the_probes(serve: Serve, fake: PictureModel, tmp_path: Path) -> None:
-    server = serve(security=ServerSecurity(tokens=write_tokens(tmp_path / "t.yaml", camera="secret")))
+    server = serve(connections=Connections(ServerSecurity(tokens=write_tokens(tmp_path / "t.yaml", camera="secret"))))
     assert [ask(server, "GET", f"/v2/health/{probe}").status for probe in ("live", "ready")] == [200, 200]
     for path in ("/v2", "/v2/models/echo", "/v2/models/echo/ready", "/nowhere"):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
@@ -62,7 +63,7 @@ def test_a_token_is_needed_for_all_but_the_probes(serve: Serve, fake: PictureMod
 
 def test_new_tokens_take_over_and_a_broken_file_does_not(serve: Serve, tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "t.yaml", camera="old")
-    server = serve(security=ServerSecurity(tokens=path))
+    server = serve(connections=Connections(ServerSecurity(tokens=path)))
 
     def status(token: str) -> int:
         return ask(server, "GET", "/v2", headers={"Authorization": f"Bearer {token}"}).status
@@ -75,7 +76,7 @@ def test_new_tokens_take_over_and_a_broken_file_does_not(serve: Serve, tmp_path:
 
 
 def test_tls_is_spoken_and_nothing_else(serve: Serve, files: Side) -> None:
-    server = serve(security=ServerSecurity(tls=TlsFiles(files.cert, files.key)))
+    server = serve(connections=Connections(ServerSecurity(tls=TlsFiles(files.cert, files.key))))
     assert ask(server, "POST", INFER, BODY, context=context(files)).status == 200
     big = b" " * 500_000 + BODY
     assert ask(server, "POST", INFER, big, context=context(files)).status == 200
@@ -83,7 +84,7 @@ def test_tls_is_spoken_and_nothing_else(serve: Serve, files: Side) -> None:
 
 
 def test_a_client_that_does_not_shake_hands_keeps_nobody_waiting(serve: Serve, files: Side) -> None:
-    server = serve(security=ServerSecurity(tls=TlsFiles(files.cert, files.key)))
+    server = serve(connections=Connections(ServerSecurity(tls=TlsFiles(files.cert, files.key))))
     with ExitStack() as stack:
         for index in range(20):
             connection = stack.enter_context(dial(server))
@@ -93,7 +94,7 @@ def test_a_client_that_does_not_shake_hands_keeps_nobody_waiting(serve: Serve, f
 
 
 def test_two_requests_in_one_record_of_tls_are_both_answered(serve: Serve, files: Side) -> None:
-    server = serve(security=ServerSecurity(tls=TlsFiles(files.cert, files.key)))
+    server = serve(connections=Connections(ServerSecurity(tls=TlsFiles(files.cert, files.key))))
     with dial(server) as plain, context(files).wrap_socket(plain, server_hostname="localhost") as connection:
         get = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
         connection.sendall(get + get + get.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
@@ -104,7 +105,7 @@ def test_two_requests_in_one_record_of_tls_are_both_answered(serve: Serve, files
 def test_a_client_certificate_is_asked_for_and_its_name_is_known(
     serve: Serve, files: Side, fake: PictureModel, authority: Authority, tmp_path: Path
 ) -> None:
-    server = serve(security=ServerSecurity(tls=TlsFiles(files.cert, files.key, files.ca)))
+    server = serve(connections=Connections(ServerSecurity(tls=TlsFiles(files.cert, files.key, files.ca))))
     with pytest.raises((ssl.SSLError, ConnectionError)):
         ask(server, "GET", "/v2", context=context(files))
     stranger = Authority(tmp_path, "stranger")
@@ -122,7 +123,7 @@ def test_a_client_certificate_is_asked_for_and_its_name_is_known(
 def test_a_new_certificate_takes_over_and_a_broken_one_does_not(
     serve: Serve, files: Side, authority: Authority
 ) -> None:
-    server = serve(security=ServerSecurity(tls=TlsFiles(files.cert, files.key)))
+    server = serve(connections=Connections(ServerSecurity(tls=TlsFiles(files.cert, files.key))))
 
     def name() -> object:
         with dial(server) as plain, context(files).wrap_socket(plain, server_hostname="localhost") as connection:
@@ -140,7 +141,7 @@ def test_what_could_be_reached_from_outside_unprotected_is_refused(tmp_path: Pat
     tokens = write_tokens(tmp_path / "t.yaml", camera="secret")
     for security in (ServerSecurity(), ServerSecurity(tokens=tokens)):
         with pytest.raises(ConfigError, match="insecure: true"):
-            start_http_server(FakeDataplane(), ["0.0.0.0:0"], max_workers=1, security=security)
+            start_http_server(FakeDataplane(), ["0.0.0.0:0"], max_workers=1, connections=Connections(security))
 
 
 def test_addresses_and_files_that_are_wrong_are_said_before_anything_listens(serve: Serve, files: Side) -> None:
@@ -150,10 +151,10 @@ def test_addresses_and_files_that_are_wrong_are_said_before_anything_listens(ser
     with pytest.raises(ConfigError, match="different addresses"):
         start_http_server(FakeDataplane(), [], max_workers=1)
     files.key.write_text("broken")
-    with pytest.raises(ConfigError, match="no certificate"):
-        serve(security=ServerSecurity(tls=TlsFiles(files.cert, files.key)))
+    with pytest.raises(ConfigError, match="not a certificate"):
+        serve(connections=Connections(ServerSecurity(tls=TlsFiles(files.cert, files.key))))
     with pytest.raises(ConfigError, match="certificate and its key"):
-        serve(security=ServerSecurity(tls=TlsFiles(ca=files.ca)))
+        serve(connections=Connections(ServerSecurity(tls=TlsFiles(ca=files.ca))))
 
 
 def test_the_port_is_free_again_after_the_stop(serve: Serve) -> None:

@@ -19,10 +19,7 @@ from tests.integration.oip_http.harness import (
     read_all,
     status_of,
 )
-from upwell.shared.errors import ConfigError
-from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import Connections
-from upwell.shared.oip.http.server import start_http_server
 
 
 def test_requests_under_way_are_answered_before_it_ends(serve: Serve, fake: PictureModel) -> None:
@@ -75,12 +72,6 @@ def test_no_thread_is_left(serve: Serve) -> None:
     assert ask(server, "POST", INFER, BODY).status == 200
     server.stop(1)
     assert [one for one in threading.enumerate() if one not in before and one.name.startswith("http-")] == []
-
-
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "upwell.shared.oip.http.listener", None)
-    with pytest.raises(ConfigError, match=r"upwell\[http\]"):
-        start_http_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=1)
 
 
 def test_what_was_sent_before_the_stop_is_answered(serve: Serve) -> None:

@@ -54,6 +54,7 @@ def test_small_int8_model(tmp_path: Path, level: Any) -> None:
     assert outcome.datatypes == {"UINT8"}
 
 
+@pytest.mark.slow
 def test_a_sample_of_an_int8_mobilenet(tmp_path: Path) -> None:
     cut = CutModel(quantized(build_mobilenet_v2(0.35, 64, classes=100), tmp_path, rows=2), tmp_path)
     edges = cut.edges(0)
@@ -63,7 +64,7 @@ def test_a_sample_of_an_int8_mobilenet(tmp_path: Path) -> None:
     assert outcome.datatypes == {"UINT8"}
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+@pytest.mark.parametrize("name", ["squeezenet", pytest.param("shufflenet", marks=pytest.mark.exhaustive)])
 def test_a_sample_of_the_zoo(tmp_path: Path, name: str) -> None:
     cut = CutModel(light_zoo_model(name), tmp_path)
     outcome = cut.recompose(cut.edges(12)[::6])

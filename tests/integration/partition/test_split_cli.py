@@ -277,7 +277,7 @@ def test_plans_that_are_none_of_this_model_are_refused(digits: Path, graph: Grap
         "digests differ": {"model": "0" * 64},
         "nothing to split": plan_of(graph, ()),
         "uses 3 tiers (edge, gate, cloud)": {"placement": {**good["placement"], graph.nodes[1].name: "gate"}},
-        "further 1 nodes: 'other'": {"placement": {**good["placement"], "other": "edge"}},
+        "in addition 1 nodes: 'other'": {"placement": {**good["placement"], "other": "edge"}},
         f"lacks 1 nodes: {last!r}": {"placement": {k: v for k, v in good["placement"].items() if k != last}},
         "not a cut": {"placement": {**good["placement"], first: "cloud"}},
         "baselines: it is not a plan": {"baselines": 3},

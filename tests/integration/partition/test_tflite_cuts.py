@@ -14,7 +14,8 @@ import pytest
 
 from tests.models.make_mobilenet_tflite import PATH as MOBILENET
 from tests.models.make_mobilenet_tflite import quantized, write_float
-from tests.models.tflite_recomposing import KERNELS, PACKAGES, REFERENCE, XNNPACK, CutModel, int8_of, towers
+from tests.models.tflite_recomposing import KERNELS, REFERENCE, XNNPACK, CutModel, int8_of, towers
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES
 from tests.unit.tflite_graphs_for_tests import mobile
 
 LARGEST_ERROR = 1e-5
@@ -37,7 +38,7 @@ def _int8(path: Path) -> Path:
         return int8_of(path)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 @pytest.mark.parametrize("resolver", [XNNPACK, KERNELS])
 def test_a_sample_of_an_int8_mobilenet(mobilenet: CutModel, package: str, resolver: str) -> None:
     outcome = mobilenet.recompose(mobilenet.edges(0)[::6], package, resolver)
@@ -46,7 +47,7 @@ def test_a_sample_of_an_int8_mobilenet(mobilenet: CutModel, package: str, resolv
     assert outcome.datatypes == {"INT8"}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 @pytest.mark.parametrize("resolver", [XNNPACK, KERNELS])
 def test_a_sample_of_other_cuts_of_an_int8_network(towers_int8: CutModel, package: str, resolver: str) -> None:
     edges = towers_int8.edges(30)
@@ -56,17 +57,17 @@ def test_a_sample_of_other_cuts_of_an_int8_network(towers_int8: CutModel, packag
     assert outcome.several
 
 
-def test_a_sample_of_a_float_network(tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
+def test_a_sample_of_a_float_network(tmp_path: Path, package: str) -> None:
     cut = CutModel(mobile(tmp_path, blocks=2))
-    for package in PACKAGES:
-        outcome = cut.recompose(cut.edges(10), package, XNNPACK)
-        assert outcome.several
-        assert outcome.worst <= LARGEST_ERROR, outcome
+    outcome = cut.recompose(cut.edges(10), package, XNNPACK)
+    assert outcome.several
+    assert outcome.worst <= LARGEST_ERROR, outcome
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 @pytest.mark.parametrize("resolver", [XNNPACK, KERNELS, REFERENCE])
 def test_every_cut_of_int8_models(
     mobilenet: CutModel, towers_int8: CutModel, package: str, resolver: str, capsys: pytest.CaptureFixture[str]
@@ -77,7 +78,7 @@ def test_every_cut_of_int8_models(
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 @pytest.mark.parametrize("resolver", [XNNPACK, KERNELS])
 def test_every_cut_of_float_models(
     tmp_path: Path, package: str, resolver: str, capsys: pytest.CaptureFixture[str]

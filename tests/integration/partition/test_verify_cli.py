@@ -21,7 +21,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import cut_at
-from upwell.shared.partition.split.writing import Made, WholeModel, write_split
+from upwell.shared.partition.split.writing import UnsplitModel, write_split
 from upwell.tools.partition.verify_cli import verify
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -55,9 +55,9 @@ def refused(*arguments: object) -> str:
 def written(model: Path, out: Path, *cuts: str) -> Path:
     """The folder with the halves of these cuts."""
     graph = contract(read_graph(model))
-    whole = WholeModel.open(model, graph, "model")
+    whole = UnsplitModel.open(model, graph, "model")
     chosen = [cut_at(cut, graph) for cut in cuts]
-    write_split(out, whole, (Made(one, whole.divide(one.edge)) for one in chosen))
+    write_split(out, whole, ((one, whole.divide(one.edge)) for one in chosen))
     return out
 
 
@@ -220,7 +220,7 @@ def test_tensors_that_could_be_each_other_need_names(tmp_path: Path) -> None:
     assert "more than one way" in one_of(said(1, head, tail))["problem"]
     same = dense(tmp_path / "same.onnx", {"x": 8}, {"h": 8})
     late = dense(tmp_path / "late.onnx", {"x": 8}, {"y": 3}, seed=1)
-    assert "name it as what it is" in one_of(said(1, same, late))["problem"]
+    assert "name it as one of them" in one_of(said(1, same, late))["problem"]
 
 
 def test_outputs_on_both_sides_and_an_input_of_the_tail(tmp_path: Path) -> None:

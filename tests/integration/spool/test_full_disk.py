@@ -45,6 +45,7 @@ def test_a_full_disk_that_is_read_in_between_is_said_once(
         assert caplog.text.count("can be written again") == 1
 
 
+@pytest.mark.slow
 def test_cases_go_up_as_soon_as_the_disk_takes_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses_s: list[float] = []
     pause = Drainer._pause

@@ -27,7 +27,7 @@ from upwell.shared.oip.auth.quotas import limited
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
-from upwell.shared.oip.grpc.server import start_server
+from upwell.shared.oip.grpc.server import Connections, start_server
 
 ALICE, BOB, BOSS = "alice", "bob", "boss"
 
@@ -58,10 +58,12 @@ def guarded(folder: Path, **more: Any) -> Iterator[tuple[Scene, Doors, Callable[
     doors = Doors(folder)
     with scene(folder) as it:
         server = start_server(
-            FakeDataplane(), ["127.0.0.1:0"], max_workers=2 + MAX_STREAMS,
-            security=ServerSecurity(tokens=doors.path),
+            FakeDataplane(),
+            ["127.0.0.1:0"],
+            max_workers=2 + MAX_STREAMS,
+            connections=Connections(ServerSecurity(tokens=doors.path)),
             extra=[partial(add_agent_service, spool=it.spool, **more)],
-        )  # fmt: skip
+        )
         channel = grpc.insecure_channel(server.addresses[0])
         stub: Any = agent_pb2_grpc.AgentServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.integration.telemetry.collector import collecting
-from upwell.shared.telemetry.otlp import OtlpExporter
+from upwell.shared.telemetry.otlp import otlp_delivery
 from upwell.shared.telemetry.trace import Place
 from upwell.shared.telemetry.tracer import Tracer
 
@@ -18,15 +18,15 @@ CALLER = Place("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True)
 def test_that_a_collector_refuses_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with collecting() as collector:
-        tracer = Tracer(1.0, OtlpExporter(f"{collector.endpoint}/v1/traces", "one", "here"))
+        tracer = Tracer(1.0, otlp_delivery(f"{collector.endpoint}/v1/traces", "one", "here"))
         for count, status in enumerate((400, 400, 200), 1):
             collector.status = status
             trace = tracer.begin(str(CALLER), time.monotonic())
             assert trace is not None
             tracer.end(trace, "request", {"upwell.model": "m"})
             assert collector.posted(count)
-        tracer.close()
-        assert tracer.became == {"failed": 2, "sent": 1}
+        tracer.delivery.close()
+        assert tracer.delivery.became == {"failed": 2, "sent": 1}
         (span,) = collector.spans
     assert (span.name, span.trace_id, span.parent_id) == ("request", CALLER.trace_id, CALLER.span_id)
     assert (span.service, span.attributes) == ("one", {"upwell.model": "m"})

@@ -97,6 +97,7 @@ def _check_counts(found: Mapping[str, float]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="several workers share a port on Linux alone")
+@pytest.mark.slow
 def test_workers_are_counted_together_and_what_a_dead_one_counted_stays(tmp_path: Path) -> None:
     with Program(["serve", "-c", str(write(tmp_path, workers=2))]) as service:
         page = service.find(r"metrics on (\S+)")

@@ -115,6 +115,7 @@ def test_who_calls_decides_what_is_recorded_and_the_cloud_is_told(tmp_path: Path
     assert {span.trace_id for span in collector.spans} == {CALLER.trace_id}
 
 
+@pytest.mark.slow
 def test_an_agent_without_traces_passes_the_callers_place_on(tmp_path: Path, collector: Collector) -> None:
     with Program(
         ["serve", "-c", str(write_service(tmp_path, {"traces": traces(collector.endpoint, "0%")}))]
@@ -129,6 +130,7 @@ def test_an_agent_without_traces_passes_the_callers_place_on(tmp_path: Path, col
     assert only(spans, "upwell.cloud.infer").parent_id == CALLER.span_id
 
 
+@pytest.mark.slow
 def test_a_place_is_read_from_http_too_and_an_error_is_in_the_trace(tmp_path: Path, collector: Collector) -> None:
     serve = {"traces": traces(collector.endpoint, "0%"), "listen_http": ["127.0.0.1:0"]}
     with Program(["serve", "-c", str(write_service(tmp_path, serve))]) as service:
@@ -147,7 +149,7 @@ def test_a_place_is_read_from_http_too_and_an_error_is_in_the_trace(tmp_path: Pa
     assert span.error == "INVALID_ARGUMENT"  # its text may hold what was sent
 
 
-@pytest.mark.parametrize("kind", ["nobody", "stuck"])
+@pytest.mark.parametrize("kind", ["nobody", pytest.param("stuck", marks=pytest.mark.exhaustive)])
 def test_a_collector_that_fails_costs_no_request(tmp_path: Path, collector: Collector, kind: str) -> None:
     endpoint = collector.endpoint
     if kind == "nobody":
@@ -182,6 +184,7 @@ def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_requests_of_one_batch_are_linked(tmp_path: Path, collector: Collector) -> None:
     serve = {"traces": traces(collector.endpoint)}
     path = write_service(tmp_path, serve)

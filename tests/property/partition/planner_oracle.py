@@ -1,6 +1,6 @@
 """Random small cost graphs, and the best placement of one by trying all: the formula of the file format, word by word.
 
-Nothing of the planner is used here, and nothing of `placement`: both are held against this.
+Nothing of the planner is used here, and nothing of `arrays`: both are held against this.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.partition.all_placements_for_tests import all_placements, best_placement
 from tests.unit.partition.profiles_for_tests import LINK, random_profiles
+from upwell.shared.partition.arrays import total_s
 from upwell.shared.partition.combining import combine
 from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, TierLink
 from upwell.shared.partition.envelope import SLOWEST_BPS, BandwidthSweep, LabelledCost, Line, Piece, envelope, lower
 from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
-from upwell.shared.partition.placement import total_s
 from upwell.shared.partition.planner import Cutter, plan
 
 TWO = ("edge", "cloud")

@@ -11,13 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
 
+from tests.models.legal_cuts import can_cross
 from tests.models.onnx_recomposing import BASIC, recomposed, run, session_of
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Halves
-from upwell.shared.partition.split.onnx import split_whole
-from upwell.shared.partition.split.onnx_whole import OnnxWhole
+from upwell.shared.partition.split.model_file import split_model
+from upwell.shared.partition.split.onnx import OnnxModelFile
 
 PAIR = parser.parse_function(
     '<domain: "own", opset_import: ["" : 17]> pair (a, b) => (s, d) { s = Add (a, b)  d = Sub (a, b) }'
@@ -72,7 +73,7 @@ def edges(graph: Graph) -> list[frozenset[int]]:
     """Every edge side that may be one; neither half is empty."""
     size = len(graph.nodes)
     subsets = (frozenset(one) for count in range(1, size) for one in itertools.combinations(range(size), count))
-    return [edge for edge in subsets if graph.can_cross(edge)]
+    return [edge for edge in subsets if can_cross(graph, edge)]
 
 
 def gives_something(graph: Graph, edge: frozenset[int]) -> bool:
@@ -86,7 +87,7 @@ def gives_something(graph: Graph, edge: frozenset[int]) -> bool:
 def test_every_downset_recomposes(tmp_path_factory: pytest.TempPathFactory, model: onnx.ModelProto) -> None:
     path = tmp_path_factory.mktemp("random") / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    graph, whole = read_graph(path), OnnxWhole.read(path)
+    graph, whole = read_graph(path), OnnxModelFile.read(path)
     assume(not any(node.is_free for node in graph.nodes))
     session = session_of(path, BASIC)
     feed = {one.name: np.array([index + 2, -1, 7], np.int32) for index, one in enumerate(session.get_inputs())}
@@ -94,9 +95,9 @@ def test_every_downset_recomposes(tmp_path_factory: pytest.TempPathFactory, mode
     for edge in edges(graph):
         if not gives_something(graph, edge):
             with pytest.raises(ConfigError, match="would give nothing"):
-                split_whole(whole, graph, edge)
+                split_model(whole, graph, edge)
             continue
-        halves = split_whole(whole, graph, edge)
+        halves = split_model(whole, graph, edge)
         assert_parts(graph, edge, halves)
         got = recomposed(halves, feed, BASIC)
         for name, array in expected.items():

@@ -14,7 +14,8 @@ import pytest
 
 from upwell.cloud.batching import batcher
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.batching.request import RunResult
+from upwell.cloud.batching.request import Run, RunResult
+from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.oip.dataplane import Call
@@ -62,8 +63,15 @@ def due(in_s: float) -> Call:
 class Busy:
     """A batcher whose engine is held by one request, behind which others are put in order."""
 
-    def __init__(self, pool: ThreadPoolExecutor, engine: FakeEngine, max_batch: int = 1, max_queue: int = 64) -> None:
-        self.batcher = Batcher(engine, max_batch=max_batch, max_queue=max_queue)
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        engine: FakeEngine,
+        max_batch: int = 1,
+        max_queue: int = 64,
+        on_run: Callable[[Run], None] | None = None,
+    ) -> None:
+        self.batcher = Batcher(engine, ModelSettings(max_batch=max_batch, max_queue=max_queue), on_run=on_run)
         self._pool = pool
         engine.hold()
         self.first = pool.submit(self.batcher.run, x(0), Call())
@@ -83,7 +91,7 @@ def test_an_idle_engine_is_asked_at_once_in_the_caller_s_own_thread() -> None:
         threads.append(threading.current_thread())
         return {"y": batch["x"] * 2}
 
-    ran = Batcher(FakeEngine(answer), max_batch=8).run(x(1), Call())
+    ran = Batcher(FakeEngine(answer), ModelSettings(max_batch=8)).run(x(1), Call())
     assert threads == [threading.current_thread()]
     assert ran.outputs["y"].tolist() == [[2, 2]]
     assert ran.queue_s < 1
@@ -133,7 +141,7 @@ def test_no_deadline_is_not_for_ever_behind_those_with_one(pool: ThreadPoolExecu
 
 
 def test_instances_run_at_the_same_time(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
-    batcher = Batcher(engine, instances=2)
+    batcher = Batcher(engine, ModelSettings(instances=2))
     engine.hold()
     futures = [pool.submit(batcher.run, x(value), Call()) for value in (1, 2)]
     assert engine.started.acquire(timeout=LIMIT_S)
@@ -208,9 +216,8 @@ def test_a_batch_of_which_everybody_has_left_is_counted_and_the_next_one_runs(po
         return {"y": batch["x"] * 2}
 
     engine = FakeEngine(answer)
-    busy = Busy(pool, engine, max_batch=2)
     counted: list[int] = []
-    busy.batcher.on_run = lambda *run: counted.append(run[1])
+    busy = Busy(pool, engine, max_batch=2, on_run=lambda run: counted.append(run.rows))
     hasty = [busy.queue(x(1), due(0.5)), busy.queue(x(2), due(0.6))]
     engine.let_go()
     for one in hasty:
@@ -356,7 +363,7 @@ def test_different_trailing_shapes_never_share_a_batch(pool: ThreadPoolExecutor)
 
 def test_more_rows_than_a_batch_holds_run_in_pieces() -> None:
     engine = FakeEngine()
-    ran = Batcher(engine, max_batch=2).run(x(1, 2, 3, 4, 5), Call())
+    ran = Batcher(engine, ModelSettings(max_batch=2)).run(x(1, 2, 3, 4, 5), Call())
     assert ran.outputs["y"][:, 0].tolist() == [2, 4, 6, 8, 10]
     assert [firsts(batch) for batch in engine.batches] == [[1, 2], [3, 4], [5]]
 
@@ -380,13 +387,13 @@ def test_a_model_without_rows_never_batches(pool: ThreadPoolExecutor) -> None:
 
 def test_unequal_numbers_of_rows_cannot_be_batched() -> None:
     specs = (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("z", "FP32", (-1, 2)))
-    batcher = Batcher(FakeEngine(inputs=specs), max_batch=2)
+    batcher = Batcher(FakeEngine(inputs=specs), ModelSettings(max_batch=2))
     with pytest.raises(InvalidRequest, match="different numbers of rows"):
         batcher.run({**x(1), "z": np.ones((2, 2), np.float32)}, Call())
 
 
 def test_many_callers_at_once_all_get_their_own_answer(pool: ThreadPoolExecutor) -> None:
-    batcher = Batcher(FakeEngine(), instances=2, max_batch=4, max_queue=1000)
+    batcher = Batcher(FakeEngine(), ModelSettings(instances=2, max_batch=4, max_queue=1000))
     futures = {value: pool.submit(batcher.run, x(value), Call()) for value in range(500)}
     assert all(future.result(LIMIT_S).outputs["y"][0, 0] == 2 * value for value, future in futures.items())
     assert batcher.waiting == 0
@@ -410,7 +417,7 @@ def test_the_tensors_of_a_request_are_freed_with_its_answer(
     gc.disable()  # a reference cycle would keep them until the next collection
     try:
         with contextlib.suppress(ModelFailed, DeadlineExceeded):
-            Batcher(engine, max_batch=4).run(inputs, due(left_s))
+            Batcher(engine, ModelSettings(max_batch=4)).run(inputs, due(left_s))
         del inputs
         engine.batches.clear()
         assert alive() is None
@@ -427,7 +434,7 @@ def test_a_long_request_that_becomes_hopeless_stops_between_its_pieces() -> None
 
     engine = FakeEngine(leave)
     with pytest.raises(CallerLeft):
-        Batcher(engine, max_batch=2).run(x(1, 2, 3, 4, 5), call)
+        Batcher(engine, ModelSettings(max_batch=2)).run(x(1, 2, 3, 4, 5), call)
     assert [firsts(batch) for batch in engine.batches] == [[1, 2]]
 
 

@@ -20,9 +20,9 @@ from tests.unit.cloud.test_batcher import LIMIT_S, until, x
 from tests.unit.models_for_tests import linear
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.device import device_for
-from upwell.cloud.batching.fixed import by_rows
 from upwell.cloud.batching.request import RunResult
 from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.buckets import by_rows
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.onnx.engine import OnnxEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
@@ -76,7 +76,7 @@ def y(ran: Future[RunResult]) -> list[float]:
 @pytest.mark.parametrize("rows", range(1, 40))
 def test_every_run_has_exactly_a_bucket_s_rows(rows: int) -> None:
     engine = FakeEngine()
-    ran = Batcher(engine, buckets=BUCKETS).run(x(*range(rows)), Call())
+    ran = Batcher(engine, ModelSettings(buckets=BUCKETS)).run(x(*range(rows)), Call())
     assert ran.outputs["y"][:, 0].tolist() == [2 * value for value in range(rows)]
     assert set(sizes(engine)) <= set(BUCKETS)
     assert sum(sizes(engine)) - rows < min(size for size in BUCKETS if size >= min(sizes(engine)))
@@ -90,7 +90,7 @@ def test_several_inputs_are_filled_up_alike_and_the_rows_come_back_in_order(rows
     specs = (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("n", "INT64", (-1,)))
     engine = FakeEngine(answer, specs, buckets=tuple(buckets))  # which refuses every other number of rows
     values, counts = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2), np.arange(rows, dtype=np.int64)
-    ran = Batcher(engine, buckets=engine.buckets).run({"x": values, "n": counts}, Call())
+    ran = Batcher(engine, ModelSettings(buckets=engine.buckets)).run({"x": values, "n": counts}, Call())
     np.testing.assert_array_equal(ran.outputs["y"], values * 2 + counts[:, None])
     assert len(engine.batches) == max(1, -(-rows // buckets[-1]))
     assert sizes(engine)[-1] == min(size for size in buckets if size >= ((rows - 1) % buckets[-1] + 1 if rows else 0))
@@ -99,13 +99,13 @@ def test_several_inputs_are_filled_up_alike_and_the_rows_come_back_in_order(rows
 def test_inputs_of_different_rows_are_refused(engine: FakeEngine) -> None:
     engine.inputs = (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("n", "INT64", (-1,)))
     with pytest.raises(InvalidRequest, match=r"different numbers of rows: \{'x': 2, 'n': 3\}"):
-        Batcher(engine, buckets=(4,)).run({**x(1, 2), "n": np.zeros(3, np.int64)}, Call())
+        Batcher(engine, ModelSettings(buckets=(4,))).run({**x(1, 2), "n": np.zeros(3, np.int64)}, Call())
 
 
 def test_waiting_requests_are_run_together_and_each_gets_its_own_rows(
     pool: ThreadPoolExecutor, engine: FakeEngine
 ) -> None:
-    held = Held(pool, engine, Batcher(engine, buckets=BUCKETS))
+    held = Held(pool, engine, Batcher(engine, ModelSettings(buckets=BUCKETS)))
     futures = [held.queue(x(1)), held.queue(x(2, 3)), held.queue(x(*range(10, 16)))]
     engine.let_go()
     assert [y(future) for future in futures] == [[2], [4, 6], [20, 22, 24, 26, 28, 30]]
@@ -115,7 +115,7 @@ def test_waiting_requests_are_run_together_and_each_gets_its_own_rows(
 
 def test_a_single_bucket_of_one_row_takes_requests_apart() -> None:
     engine = FakeEngine()
-    assert Batcher(engine, buckets=(1,)).run(x(1, 2, 3), Call()).outputs["y"].shape == (3, 2)
+    assert Batcher(engine, ModelSettings(buckets=(1,))).run(x(1, 2, 3), Call()).outputs["y"].shape == (3, 2)
     assert sizes(engine) == [1, 1, 1]
 
 
@@ -123,7 +123,7 @@ def test_texts_are_filled_up_with_empty_ones() -> None:
     spec = (TensorSpec("x", "BYTES", (-1, 2)),)
     engine = FakeEngine(lambda batch: {"y": batch["x"]}, spec, (TensorSpec("y", "BYTES", (-1, 2)),))
     inputs = {"x": np.array([[b"a", b"b"], [b"c", b"d"]], object)}
-    ran = Batcher(engine, buckets=(4,)).run(inputs, Call())
+    ran = Batcher(engine, ModelSettings(buckets=(4,))).run(inputs, Call())
     assert ran.outputs["y"].tolist() == inputs["x"].tolist()
     assert engine.batches[0]["x"][2:].tolist() == [[b"", b""]] * 2
 
@@ -131,7 +131,7 @@ def test_texts_are_filled_up_with_empty_ones() -> None:
 def test_a_model_that_loses_rows_says_so() -> None:
     engine = FakeEngine(lambda batch: {"y": batch["x"][:1]})
     with pytest.raises(ModelFailed, match="output 'y' has 1 rows for 4"):
-        Batcher(engine, buckets=(4,)).run(x(1, 2), Call())
+        Batcher(engine, ModelSettings(buckets=(4,))).run(x(1, 2), Call())
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -145,7 +145,7 @@ def test_an_onnx_model_of_a_fixed_number_of_rows_serves_any(
     engine = by_rows(fixed, (rows,))
     assert [spec.shape for spec in (*engine.inputs, *engine.outputs)] == [(-1, 8), (-1, 3)]
     assert engine.buckets == (rows,)
-    batcher = Batcher(engine, buckets=(rows,))
+    batcher = Batcher(engine, ModelSettings(buckets=(rows,)))
     requests = [np.random.default_rng(count).random((count, 8), np.float32) for count in range(1, 12)]
     answers = [pool.submit(batcher.run, {"x": request}, Call()) for request in requests]
     for request, answer in zip(requests, answers, strict=True):
@@ -173,7 +173,7 @@ def test_the_lower_priority_number_goes_first(pool: ThreadPoolExecutor, engine: 
 
 
 def test_who_has_few_waiting_takes_a_place_of_who_has_most(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
-    held = Held(pool, engine, Batcher(engine, max_queue=3))
+    held = Held(pool, engine, Batcher(engine, ModelSettings(max_queue=3)))
     flood = [held.queue(x(value), "flood") for value in (1, 2, 3)]
     others = []
     for place in (2, 1):
@@ -190,7 +190,7 @@ def test_who_has_few_waiting_takes_a_place_of_who_has_most(pool: ThreadPoolExecu
 def test_a_more_urgent_request_takes_the_place_of_its_own_client_s_least_urgent(
     pool: ThreadPoolExecutor, engine: FakeEngine
 ) -> None:
-    held = Held(pool, engine, Batcher(engine, max_queue=2))
+    held = Held(pool, engine, Batcher(engine, ModelSettings(max_queue=2)))
     low, mid = held.queue(x(1), "a", 9), held.queue(x(2), "a", 5)
     urgent = held.submit(x(3), "a", 1)
     with pytest.raises(Refused, match="took the place"):
@@ -202,7 +202,7 @@ def test_a_more_urgent_request_takes_the_place_of_its_own_client_s_least_urgent(
 
 
 def test_connections_from_one_address_are_one_client(pool: ThreadPoolExecutor, engine: FakeEngine) -> None:
-    held = Held(pool, engine, Batcher(engine, max_queue=2))
+    held = Held(pool, engine, Batcher(engine, ModelSettings(max_queue=2)))
     futures = [held.queue(x(port), f"ipv4:10.0.0.1:{port}") for port in (1, 2)]
     with pytest.raises(Refused, match="queue is full"):
         held.queue(x(3), "ipv4:10.0.0.1:3").result(LIMIT_S)
@@ -257,7 +257,11 @@ def test_whatever_becomes_of_calls_nothing_is_lost_and_every_place_is_free_again
 
     device = device_for("xpu:7")
     batchers = [
-        Batcher(FakeEngine(answer), max_batch=16, buckets=buckets, max_queue=8, instances=count, device=device)
+        Batcher(
+            FakeEngine(answer),
+            ModelSettings(max_batch=16, buckets=buckets, max_queue=8, instances=count),
+            device=device,
+        )
         for count in (1, 2)
     ]
 

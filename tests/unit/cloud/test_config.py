@@ -152,7 +152,7 @@ def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
         ),
         (
             LEAST.replace("}", ", listen_http: ['nowhere:1:2']}"),
-            r"serve\.listen_http\[0\]: 'nowhere:1:2' is no address",
+            r"serve\.listen_http\[0\]: 'nowhere:1:2' is not an address",
         ),
         ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 64}", "64MiB"),
         ("version: 1\nserve: {listen: ['127.0.0.1:0'], models: m, max_message: 0}", r"serve\.max_message"),

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.weights_header import check_header
+from upwell.cloud.engines.weights import check_header
 from upwell.cloud.repository.formats import why_never
 from upwell.cloud.repository.repository import ModelFolder
 from upwell.cloud.service.loading import BrokenModel, load_model

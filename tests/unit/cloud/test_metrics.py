@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from upwell.cloud.observe.families import FAMILIES, SECONDS, CloudCollector, Histogram, Snapshot, merged
-from upwell.cloud.observe.request_counters import MAX_CLIENTS, OTHERS, AnswerCost, ModelCounts, RequestCounters
+from upwell.cloud.observe.request_counters import MAX_CLIENTS, OTHERS, ModelCounts, RequestCounters, RequestEnd
 from upwell.cloud.observe.worker_metrics import Reporter, WorkerMetrics, from_wire, to_wire
 
 UNITS = {"answers", "seconds", "bytes", "rows", "requests", "ready", "workers", "traces", "restarts"}
@@ -49,10 +49,10 @@ def test_each_name_says_its_unit_and_each_text_is_a_sentence() -> None:
 
 def test_what_was_counted_is_shown() -> None:
     one = tally()
-    one.answered("m", "1", "dock", AnswerCost(0.0031, 0.0004, 100, 10))
-    one.answered("m", "1", "dock", AnswerCost(0.2, 0.1, 100, 10))
-    one.failed("m", "1", "RESOURCE_EXHAUSTED", "gate", 7)
-    one.failed("", "", "NOT_FOUND", "gate", 0)
+    one.ended("dock", RequestEnd("m", "1", "OK", 0.0031, 100, 10, 0.0004))
+    one.ended("dock", RequestEnd("m", "1", "OK", 0.2, 100, 10, 0.1))
+    one.ended("gate", RequestEnd("m", "1", "RESOURCE_EXHAUSTED", 0.1, 7))
+    one.ended("gate", RequestEnd("", "", "NOT_FOUND", 0.1, 0))
     one.ran("m", "1", 3, 0.3, [("dock", 1), ("gate", 2)])
     found = samples(one.snapshot())
     total = "upwell_cloud_requests_total"
@@ -79,7 +79,7 @@ def test_what_was_counted_is_shown() -> None:
 def test_strangers_make_no_new_series_without_end() -> None:
     one = tally()
     for number in range(MAX_CLIENTS + 50):
-        one.failed("", "", "NOT_FOUND", f"client {number}", 1)
+        one.ended(f"client {number}", RequestEnd("", "", "NOT_FOUND", 0.1, 1))
     table = one.snapshot()["upwell_cloud_client_bytes"]
     assert len({client for client, _ in table}) == MAX_CLIENTS + 1
     assert table[OTHERS, "in"] == [50]
@@ -88,11 +88,11 @@ def test_strangers_make_no_new_series_without_end() -> None:
 def test_what_workers_count_adds_up_and_outlives_them() -> None:
     together, one, other = WorkerMetrics(), tally(), tally()
     for each in (one, other):
-        each.answered("m", "1", "dock", AnswerCost(0.01, 0.0, 100, 10))
-    together.told(1, json.loads(json.dumps(to_wire(one.snapshot()))))
-    together.told(2, to_wire(other.snapshot()))
-    one.answered("m", "1", "dock", AnswerCost(0.01, 0.0, 100, 10))
-    together.told(1, to_wire(one.snapshot()))  # in place of what it told before
+        each.ended("dock", RequestEnd("m", "1", "OK", 0.01, 100, 10, 0.0))
+    together.update(1, json.loads(json.dumps(to_wire(one.snapshot()))))
+    together.update(2, to_wire(other.snapshot()))
+    one.ended("dock", RequestEnd("m", "1", "OK", 0.01, 100, 10, 0.0))
+    together.update(1, to_wire(one.snapshot()))  # in place of what it told before
     total = label("upwell_cloud_requests_total", model="m", version="1", status="OK")
     found = samples(*together.read())
     assert (found[total], found["upwell_cloud_workers"]) == (3, 2)
@@ -102,7 +102,7 @@ def test_what_workers_count_adds_up_and_outlives_them() -> None:
     together.ended(7)  # which told nothing
     found = samples(*together.read())
     assert (found[total], found["upwell_cloud_workers"]) == (3, 1)
-    together.told(1, to_wire(tally().snapshot()))  # the next one of that number begins at nothing
+    together.update(1, to_wire(tally().snapshot()))  # the next one of that number begins at nothing
     together.ended(2)
     found = samples(*together.read())
     assert (found[total], found["upwell_cloud_workers"]) == (3, 1)

@@ -11,8 +11,8 @@ from upwell.cloud.engines.onnx.providers import (
     choose_providers,
     full_name,
     short_name,
-    told,
     wanted_providers,
+    why_skipped,
 )
 from upwell.shared.errors import ModelFailed
 
@@ -62,7 +62,7 @@ def test_of_a_choice_all_that_are_there_are_tried_in_order_and_the_cpu_takes_wha
     choice = choose_providers(GPU_BUILD, wanted_providers("auto", ()))
     assert choice.chains == ((TENSORRT, CUDA, CPU), (CUDA, CPU), (CPU,))
     assert set(choice.skipped) == {MIGRAPHX, CANN, OPENVINO, COREML}
-    assert "migraphx is not in this onnxruntime: install AMD's onnxruntime-migraphx" in told(choice.skipped)
+    assert "migraphx is not in this onnxruntime: install AMD's onnxruntime-migraphx" in why_skipped(choice.skipped)
 
 
 @pytest.mark.parametrize("device", ["cuda", "xpu:0"])

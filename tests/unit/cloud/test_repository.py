@@ -82,11 +82,11 @@ def test_what_is_no_plain_file_is_refused_unread(tmp_path: Path, name: str) -> N
         return folder.description if name == "model.yaml" else folder.file(name)
 
     path.mkdir()
-    with pytest.raises(ModelFailed, match=f"m/1/{name} is .* no plain file"):
+    with pytest.raises(ModelFailed, match=f"m/1/{name} is .* not a regular file"):
         look()
     path.rmdir()
     os.mkfifo(path)  # who reads it waits for ever
-    with pytest.raises(ModelFailed, match="no plain file"):
+    with pytest.raises(ModelFailed, match="not a regular file"):
         look()
     path.unlink()
     for target in (name, "nowhere"):
@@ -99,7 +99,7 @@ def test_what_is_no_plain_file_is_refused_unread(tmp_path: Path, name: str) -> N
 def test_weights_of_a_program_that_are_no_plain_file_are_refused_unread(tmp_path: Path) -> None:
     program = put(tmp_path, "m", "1", "model.jax")
     os.mkfifo(program.with_suffix(".safetensors"))
-    with pytest.raises(ModelFailed, match="no plain file"):
+    with pytest.raises(ModelFailed, match="not a regular file"):
         scan(tmp_path)[0].digest(program)
 
 

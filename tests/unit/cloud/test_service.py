@@ -58,7 +58,7 @@ def put(root: Path, name: str, version: int, seed: int = 0) -> Path:
 
 
 def fake(engine: FakeEngine, **settings: int) -> CloudModel:
-    batcher = Batcher(engine, max_batch=settings.get("max_batch", 1))
+    batcher = Batcher(engine, ModelSettings(max_batch=settings.get("max_batch", 1)))
     processor = Processor(None, engine.inputs, engine.outputs, "onnx")
     return CloudModel("fake", "1", "fake", "sha256:0", ModelSettings(), engine, processor, batcher)
 

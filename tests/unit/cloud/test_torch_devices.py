@@ -99,6 +99,7 @@ def test_a_slow_precision_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     "first",
     ["upwell.cloud.service.loading", pytest.param("upwell.cloud.engines.torch.engine", marks=pytest.mark.exhaustive)],
 )
+@pytest.mark.slow
 def test_a_broken_plugin_of_another_accelerator_does_not_break_the_service(tmp_path: Path, first: str) -> None:
     """Whoever imports torch in the service: the variable that keeps plugins away is set before."""
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no driver')")

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from upwell.edge import Agent, Answer
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served import ServedModel
-from upwell.edge.runtimes.fake import FakeRuntime
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.oip.fake import FakeDataplane
@@ -54,18 +55,24 @@ def policy(text: str) -> Policy:
 
 
 def edge_model(
-    *, rows: bool = True, leading: int = -1, says: Callable[[Array], Array] = lambda given: given, **runtime: Any
+    *,
+    rows: bool = True,
+    leading: int = -1,
+    says: Callable[[Array], Array] = lambda given: given,
+    placement: Placement | None = None,
+    instances: int = 1,
+    **behaviour: Any,
 ) -> EdgeModel:
-    """The device's side of the model; it `says` these probabilities. `runtime` goes to the fake."""
+    """The device's side of the model; it `says` these probabilities."""
     specs = [TensorSpec("fp32", "FP32", (leading, 3)), TensorSpec("fp64", "FP64", (leading, 1))]
 
     def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         return {"fp32": says(inputs["fp32"]), "fp64": -inputs["fp64"]}
 
-    fake = FakeRuntime(run, specs, specs, **runtime)
+    fake = FakeRuntime(run, specs, specs, behaviour=Behaviour(**behaviour), placement=placement, instances=instances)
     description = parse_yaml(DESCRIPTION.format(rows=str(rows).lower(), leading=leading), ModelDescription)
     processor = Processor(description, fake.inputs, fake.outputs, "onnx")
-    return EdgeModel(fake, processor, "sha256:of-the-small-model", is_described=True)
+    return EdgeModel(fake, processor, ModelSource("sha256:of-the-small-model"))
 
 
 def rows_of(*probabilities: Sequence[float]) -> dict[str, Array]:
@@ -121,7 +128,7 @@ def scene(text: str = "version: 1", *, edge: EdgeModel | None = None, device: bo
     cloud = FakeDataplane()
     server = start_server(cloud, ["127.0.0.1:0"], max_workers=16)
     try:
-        uplink = Uplink(server.addresses[0], ClientSecurity(), MAX_MESSAGE_BYTES)
+        uplink = UplinkSettings(server.addresses[0], ClientSecurity(), MAX_MESSAGE_BYTES)
         with Agent([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy(text)) as agent:
             yield Scene(agent, edge, cloud)
     finally:
@@ -135,7 +142,7 @@ def busy(edge: EdgeModel) -> Iterator[None]:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with edge.scheduler.turn(float("inf")):
+        with edge.scheduler.acquire(float("inf")):
             held.set()
             done.wait()
 

@@ -1,4 +1,4 @@
-"""Flights for tests, decided by the real router."""
+"""Traces for tests, decided by the real router."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
+from upwell.edge.observe.flight_recorder.request_trace import RequestTrace, answer_fields
 from upwell.edge.request.answer import Answer, Timings
 from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.state import RouterState, Signals
@@ -29,8 +29,8 @@ def answer(id: str, reason: Reason = Reason.EASY, **facts: Any) -> Answer:
     return Answer({}, Route.EDGE, reason, reason is not Reason.EASY, Plan.CASCADE, times, id, (Route.EDGE,), **facts)
 
 
-def flight(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> RequestTrace:
-    """A flight that was answered, unless `facts` say otherwise."""
+def request_trace(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> RequestTrace:
+    """The trace of a request that was answered, unless `facts` say otherwise."""
     asked = facts.pop("signals", None) or signals(tags)
     state = facts.pop("state", STATE)
     whole: dict[str, Any] = {
@@ -50,10 +50,7 @@ def flight(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> Requ
         **facts,
     }
     ended = whole.pop("answer", answer(id))
-    if ended is not None:
-        shared = set(RequestTrace._fields) - {"id", "hardness"}
-        whole |= {name: value for name, value in vars(ended).items() if name in shared}
-    return RequestTrace(**whole)
+    return RequestTrace(**whole, answer=ended and answer_fields(ended))
 
 
 NOT_FINITE = {0: math.nan, 1: math.inf, 2: -math.inf, 3: 0.25}

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
-from upwell.edge.admission.schedulability import RunRequest
 from upwell.edge.admission.scheduler import EdfScheduler
 from upwell.shared.errors import UpwellError
+from upwell.shared.routing.scheduling.run_request import RunRequest
 
 PATIENT_S = 20.0
 STRESS_THREADS = 12
@@ -33,10 +33,10 @@ def holding(scheduler: EdfScheduler) -> AbstractContextManager[threading.Event]:
 
 def assert_free(scheduler: EdfScheduler) -> None:
     """Nobody holds it, nobody waits, and the next turn is to be had at once."""
-    assert scheduler.ahead == 0
-    with scheduler.turn(time.monotonic() + PATIENT_S):
-        assert scheduler.ahead == 1
-    assert scheduler.ahead == 0
+    assert scheduler.queue.ahead == 0
+    with scheduler.acquire(time.monotonic() + PATIENT_S):
+        assert scheduler.queue.ahead == 1
+    assert scheduler.queue.ahead == 0
 
 
 @contextmanager
@@ -47,14 +47,14 @@ def waiting(
 
     def wait() -> None:
         try:
-            with scheduler.turn(deadline_s, run_request):
+            with scheduler.acquire(deadline_s, run_request):
                 log.append(name)
         except UpwellError as error:
             log.append(f"{name}: {type(error).__name__}")
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: any(ticket.run_request is run_request for ticket in scheduler._waiting) or not thread.is_alive())
+    until(lambda: any(ticket.run_request is run_request for ticket in scheduler.queue.waiting) or not thread.is_alive())
     try:
         yield thread
     finally:
@@ -67,7 +67,7 @@ def running(scheduler: EdfScheduler, run_s: float) -> Iterator[threading.Event]:
     release, held = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with scheduler.turn(math.inf, RunRequest(run_s=run_s)):
+        with scheduler.acquire(math.inf, RunRequest(run_s=run_s)):
             held.set()
             release.wait()
 

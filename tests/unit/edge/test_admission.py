@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from upwell.edge.admission.rate_limits import LONGEST_KEY, MOST_SPREAD, Admission, timed
-from upwell.edge.admission.schedulability import RunRequest
+from upwell.edge.admission.rate_limits import LONGEST_KEY, Admission
 from upwell.shared.errors import Refused
 from upwell.shared.routing.estimators.latency import RunTimes
 from upwell.shared.routing.policy.settings import Settings, SourceLimits
+from upwell.shared.routing.scheduling.run_request import MOST_SPREAD, RunRequest, timed
 
 TEN = Settings(source=SourceLimits("camera", rate_per_s=10.0))
 DOCK = {"camera": "dock"}
@@ -28,8 +28,8 @@ def passes(admission: Admission, now_s: float, tags: dict[str, str] = DOCK, aske
 
 
 def test_without_a_source_everyone_passes_with_the_policy_s_priority() -> None:
-    claim = Admission().admit("digits", Settings(priority="high"), {}, 5.0)
-    assert claim == RunRequest(priority="high")
+    run_request = Admission().admit("digits", Settings(priority="high"), {}, 5.0)
+    assert run_request == RunRequest(priority="high")
 
 
 def test_a_second_s_worth_passes_at_once_and_then_the_rate() -> None:
@@ -133,28 +133,28 @@ def test_from_many_threads_no_more_pass_than_may() -> None:
     assert (len(passed), sum(passed)) == (160, 10)
 
 
-def test_a_claim_takes_its_times_from_what_the_router_has_learnt() -> None:
+def test_a_run_request_takes_its_times_from_what_the_router_has_learnt() -> None:
     times = RunTimes()
     for index in range(10):
         times = times.add(1, 0.1, index * 0.1)
-    claim = timed(RunRequest(priority="high", stream="s"), times, 1, 0.5, 1.0)
-    assert (claim.priority, claim.stream, claim.arrived_s) == ("high", "s", 0.5)
-    assert claim.run_s == pytest.approx(0.1)
-    assert claim.spread_s == pytest.approx(0.01)
-    assert timed(claim, times, 4, 0.5, 1.0).run_s == pytest.approx(0.4)
+    run_request = timed(RunRequest(priority="high", stream="s"), times, 1, 0.5, 1.0)
+    assert (run_request.priority, run_request.stream, run_request.arrived_s) == ("high", "s", 0.5)
+    assert run_request.run_s == pytest.approx(0.1)
+    assert run_request.spread_s == pytest.approx(0.01)
+    assert timed(run_request, times, 4, 0.5, 1.0).run_s == pytest.approx(0.4)
 
 
 def test_one_hiccup_does_not_halve_the_device_and_silence_is_forgotten() -> None:
     times = RunTimes()
     for index in range(10):
         times = times.add(1, 5.0 if index == 4 else 0.1, index * 0.1)
-    claim = timed(RunRequest(), times, 1, 0.5, 1.0)
-    assert [claim.run_s, claim.spread_s] == pytest.approx([0.1, 0.1 * MOST_SPREAD])
+    run_request = timed(RunRequest(), times, 1, 0.5, 1.0)
+    assert [run_request.run_s, run_request.spread_s] == pytest.approx([0.1, 0.1 * MOST_SPREAD])
     assert timed(RunRequest(), times, 1, 0.5, 5.0).run_s == pytest.approx(0.1)
     assert math.isnan(timed(RunRequest(), times, 1, 0.5, 60.0).run_s)
 
 
 @pytest.mark.parametrize("times", [None, RunTimes()])
 def test_what_never_ran_claims_no_time(times: RunTimes | None) -> None:
-    claim = timed(RunRequest(), times, 1, 0.0, 0.0)
-    assert (math.isnan(claim.run_s), claim.spread_s) == (True, 0.0)
+    run_request = timed(RunRequest(), times, 1, 0.0, 0.0)
+    assert (math.isnan(run_request.run_s), run_request.spread_s) == (True, 0.0)

@@ -119,7 +119,7 @@ def test_everything_that_is_wrong_with_any_model_is_told_at_once(tmp_path: Path)
         "broken.onnx",
         "empty: bundle: no model.onnx or model.tflite in it",
         "nowhere: no such folder",
-        "'.yaml'",
+        "agent.yaml: expected a .onnx or .tflite file",
     ):
         assert part in text
     assert "Traceback" not in text

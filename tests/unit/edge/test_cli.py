@@ -90,7 +90,11 @@ def test_every_problem_of_a_file_is_a_line_with_its_place(upwell: InProcess, tmp
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "section", ["listen: ['127.0.0.1:{port}']", "listen: ['127.0.0.1:0'], metrics: '127.0.0.1:{port}'"]
+    "section",
+    [
+        pytest.param("listen: ['127.0.0.1:{port}']", marks=pytest.mark.exhaustive),
+        "listen: ['127.0.0.1:0'], metrics: '127.0.0.1:{port}'",
+    ],
 )
 def test_an_address_that_is_taken_ends_the_agent_with_a_sentence(tmp_path: Path, section: str) -> None:
     import socket
@@ -110,7 +114,9 @@ def test_an_address_that_is_taken_ends_the_agent_with_a_sentence(tmp_path: Path,
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["--version", "agent --help", "infer --help"])
+@pytest.mark.parametrize(
+    "arguments", ["--version", "agent --help", pytest.param("infer --help", marks=pytest.mark.exhaustive)]
+)
 def test_a_command_imports_no_other_and_no_runtime(arguments: str) -> None:
     script = (
         "import sys; from upwell.tools import cli\n"

@@ -60,7 +60,7 @@ def test_every_problem_is_told_with_its_line(tmp_path: Path) -> None:
     [
         (b"", "expected a first line with the columns file,label"),
         (b"a,b\n1,2\n", "expected a first line with the columns file,label"),
-        (b"file,label\n", "it holds no label"),
+        (b"file,label\n", "no label in it"),
         (b"file,label\n\xff,1\n", "cannot be read as CSV in UTF-8"),
         (b"file,label\n001.png\n", "expected a file and its label"),
         (b"file,label\n" + b"x" * 200_000 + b",1\n", "cannot be read as CSV"),

@@ -22,7 +22,7 @@ def config(text: str, path: Path | None = None) -> AgentConfig:
 def test_the_least_that_works_has_the_documented_defaults() -> None:
     least = config(EDGE)
     assert least.agent.name == "agent"
-    assert least.agent.listen == ["127.0.0.1:8001"]
+    assert least.agent.listen == ("127.0.0.1:8001",)
     assert (least.agent.metrics, least.agent.state_dir, least.agent.insecure) == (None, None, False)
     assert (least.agent.max_message, least.agent.max_requests) == (64 << 20, 32)
     assert (least.cloud, least.policy) == (None, None)
@@ -81,8 +81,8 @@ ERRORS = [
         "2:8: agent: 127.0.0.1:81 is written twice, in `listen` and `metrics`",
     ),
     (EDGE + "\nagent: {max_message: 3GB}", "2:22: agent.max_message: expected 2147483647 or less, got '3GB'"),
-    (EDGE + "\nagent: {listen: [nowhere]}", "2:18: agent.listen[0]: 'nowhere' is no address; expected HOST:PORT"),
-    (EDGE + "\nagent: {listen: ['127.0.0.1:99999']}", "2:18: agent.listen[0]: '127.0.0.1:99999' is no address"),
+    (EDGE + "\nagent: {listen: [nowhere]}", "2:18: agent.listen[0]: 'nowhere' is not an address; expected HOST:PORT"),
+    (EDGE + "\nagent: {listen: ['127.0.0.1:99999']}", "2:18: agent.listen[0]: '127.0.0.1:99999' is not an address"),
     (EDGE + "\nagent: {max_message: 64}", "2:22: agent.max_message: expected a size"),
     (EDGE + "\nagent: {max_message: 0}", "2:22: agent.max_message: expected more than 0, got 0"),
     (EDGE + "\nagent: {max_requests: 0}", "2:23: agent.max_requests: expected 1 or more"),

@@ -16,10 +16,11 @@ from onnx import helper, numpy_helper
 from tests.unit.edge.bundle.bundles import make
 from tests.unit.edge.loads import side
 from tests.unit.models_for_tests import linear, refer, tensor
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES
 from tests.unit.tflite_for_tests import linear as tflite_linear
 from upwell.edge.bundle.base import BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
-from upwell.edge.models.background_load import load_edge
+from upwell.edge.models.loading import Loader
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx.saturation import saturation
@@ -115,7 +116,7 @@ def test_a_description_names_no_file_outside(bundle: Path, secret: Path, how: st
     (bundle / "model.yaml").write_text(described(**more))
     source = bundle if place == "bundle" else bundle / "model.onnx"
     with pytest.raises(ConfigError, match=r"lies outside .*; copy it to beside the model") as caught:
-        load_edge("m", side(source))
+        Loader("m", side(source)).load()
     assert HIDDEN not in str(caught.value)
 
 
@@ -177,7 +178,7 @@ def test_what_is_no_plain_file_is_refused_without_waiting(bundle: Path, name: st
             (bundle / "pipe").rename(bundle / name)
         else:
             (bundle / name).symlink_to("pipe")
-    outcome = within_time(lambda: load_edge("m", side(bundle)))
+    outcome = within_time(lambda: Loader("m", side(bundle)).load())
     assert isinstance(outcome, ConfigError), outcome
 
 
@@ -199,7 +200,7 @@ def test_no_file_of_a_bundle_is_a_link_that_leads_out(bundle: Path, name: str) -
         outside.write_text("x")
     (bundle / name).symlink_to(outside)
     with pytest.raises(ConfigError, match="leads out of"):
-        load_edge("m", side(bundle))
+        Loader("m", side(bundle)).load()
 
 
 # --- External data
@@ -290,9 +291,8 @@ def test_a_compiled_program_in_another_file_lies_in_the_bundle(tmp_path: Path, n
                 external_weights(path)
 
 
-@pytest.mark.parametrize("package", ["ai_edge_litert", "tflite_runtime"])
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_a_tflite_model_names_no_other_file(tmp_path: Path, package: str) -> None:
-    pytest.importorskip(package)
     schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
     flatbuffers = pytest.importorskip("flatbuffers")
     path = tflite_linear(tmp_path)

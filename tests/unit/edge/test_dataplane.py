@@ -13,7 +13,7 @@ from tests.unit.edge.agents import MAX_MESSAGE_BYTES, MODEL, SURE, UNSURE, rows_
 from upwell.edge import Agent
 from upwell.edge.models.served import ServedModel
 from upwell.edge.server.dataplane import AgentDataplane
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest, Parameter
@@ -126,7 +126,7 @@ def test_metadata_of_a_model_in_the_cloud_is_what_the_cloud_says_under_the_name_
 def test_metadata_of_a_cloud_that_is_gone_is_an_error_that_says_so() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
-        uplink = Uplink(f"127.0.0.1:{nobody.getsockname()[1]}", ClientSecurity(), MAX_MESSAGE_BYTES)
+        uplink = UplinkSettings(f"127.0.0.1:{nobody.getsockname()[1]}", ClientSecurity(), MAX_MESSAGE_BYTES)
         agent = Agent([ServedModel(MODEL, None, "echo")], uplink, Policy())
         with agent, pytest.raises(CloudFailed, match=r"^cloud_unavailable: "):
             AgentDataplane(agent).metadata(MODEL)

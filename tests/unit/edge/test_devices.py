@@ -17,10 +17,10 @@ from tests.accelerators.make_samples import make
 from upwell.edge.config import AgentConfig
 from upwell.edge.runtimes import device_lock
 from upwell.shared.config.yaml import load_yaml
-from upwell.tools.devices import asking, system, trying
+from upwell.tools.devices import probe, system
 from upwell.tools.devices.cli import RECIPES, missing, missing_packages
 from upwell.tools.devices.rows import DeviceCheck, Row, judged, with_options
-from upwell.tools.devices.samples import ASSETS, samples
+from upwell.tools.devices.samples import ASSETS, _reason_in, samples
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "accelerators.md"
@@ -127,8 +127,8 @@ def test_the_samples_are_those_of_their_script(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_reason_is_the_last_line_that_names_a_cause(log: bytes, reason: str) -> None:
-    assert trying._reason_in(io.BytesIO(log)).endswith(reason)
-    assert len(trying._reason_in(io.BytesIO(log))) <= 160
+    assert _reason_in(io.BytesIO(log)).endswith(reason)
+    assert len(_reason_in(io.BytesIO(log))) <= 160
 
 
 # --- The machine
@@ -173,8 +173,9 @@ def test_missing_packages_name_their_extra() -> None:
 # --- Child processes
 
 
+@pytest.mark.slow
 def test_a_package_that_crashes_is_a_row_and_the_rest_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "tflite_runtime"
+    package = tmp_path / "ai_edge_litert"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '0'\n")
     (package / "interpreter.py").write_text(
@@ -182,19 +183,20 @@ def test_a_package_that_crashes_is_a_row_and_the_rest_is_tried(tmp_path: Path, m
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     asked: list[str] = []
-    rows = list(asking.rows_of("tflite_runtime", asked.append))
+    rows = list(probe.rows_of("ai_edge_litert", asked.append))
     assert [(row.accelerator, row.status) for row in rows] == [("CPU", "not usable"), ("XNNPACK", "not usable")]
     assert {row.reason for row in rows} == {"trying it crashed its process with SIGABRT"}
-    assert asked == ["tflite_runtime"] * 3
+    assert asked == ["ai_edge_litert"] * 3
 
 
+@pytest.mark.slow
 def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "tflite_runtime"
+    package = tmp_path / "ai_edge_litert"
     package.mkdir()
     (package / "__init__.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     asked: list[str] = []
-    (row,) = asking.rows_of("tflite_runtime", asked.append, timeout_s=2.0)
+    (row,) = probe.rows_of("ai_edge_litert", asked.append, timeout_s=2.0)
     assert (row.status, row.reason) == ("not usable", "trying it took longer than 2 s")
 
 
@@ -202,14 +204,14 @@ def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_library_that_crashes_when_it_is_loaded_is_a_row(tmp_path: Path) -> None:
     library = tmp_path / "libboom.so"
     compile_library("#include <stdlib.h>\n__attribute__((constructor)) static void boom(void) { abort(); }\n", library)
-    row = asking.row_of_library(library, ["ai_edge_litert"])
+    row = probe.row_of_library(library, ["ai_edge_litert"])
     assert (row.accelerator, row.reason) == ("libboom.so", "trying it crashed its process with SIGABRT")
 
 
 def test_a_library_whose_device_is_open_is_left_alone(software_delegate: Path) -> None:
     held = device_lock.hold(str(software_delegate), {}, 1.0)
     try:
-        row = asking.row_of_library(software_delegate, ["ai_edge_litert"])
+        row = probe.row_of_library(software_delegate, ["ai_edge_litert"])
     finally:
         held.release()
     assert row.status == "found, not probed"
@@ -217,7 +219,7 @@ def test_a_library_whose_device_is_open_is_left_alone(software_delegate: Path) -
 
 
 def test_a_delegate_that_takes_nothing_says_so(software_delegate: Path) -> None:
-    row = asking.row_of_library(software_delegate, ["ai_edge_litert"])
+    row = probe.row_of_library(software_delegate, ["ai_edge_litert"])
     assert row.status == "not usable"
     assert "took none of the 10 nodes" in row.reason
 
@@ -226,8 +228,8 @@ def test_a_delegate_that_takes_nothing_says_so(software_delegate: Path) -> None:
 def test_a_library_that_is_neither_says_so(tmp_path: Path) -> None:
     library = tmp_path / "libother.so"
     compile_library("int other(void) { return 0; }", library)
-    row = asking.row_of_library(library, ["ai_edge_litert"])
-    assert (row.status, row.reason.partition(" (")[0]) == ("not usable", "it is no provider plugin")
+    row = probe.row_of_library(library, ["ai_edge_litert"])
+    assert (row.status, row.reason.partition(" (")[0]) == ("not usable", "it is neither a provider plugin")
 
 
 def compile_library(source: str, library: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.edge.request_traces import flight, signals
+from tests.unit.edge.request_traces import request_trace, signals
 from upwell.edge.observe.flight_recorder import recorder as recorder_module
-from upwell.edge.observe.flight_recorder.recorder import MOST_PENDING, FlightRecorder, UnknownFlight, find, last
+from upwell.edge.observe.flight_recorder.recorder import MOST_PENDING, FlightRecorder, UnknownRequest, find, last
 from upwell.edge.observe.flight_recorder.request_trace import LONGEST_TAG, RequestTrace, to_line
 from upwell.edge.observe.flight_recorder.segments import SEGMENTS, Segments, newest_lines
 
@@ -33,7 +33,7 @@ def ids(folder: Path) -> list[str]:
 
 def test_a_flight_is_found_as_soon_as_it_was_noted(recorder: FlightRecorder) -> None:
     for index in range(20):
-        recorder.note(flight(f"request-{index}"))
+        recorder.note(request_trace(f"request-{index}"))
     assert recorder.find("request-7")["id"] == "request-7"
     assert recorder.find("request-12")["policy"]["digest"] == "sha256:of-the-policy"
     assert [one["id"] for one in recorder.last(3)] == ["request-19", "request-18", "request-17"]
@@ -42,35 +42,35 @@ def test_a_flight_is_found_as_soon_as_it_was_noted(recorder: FlightRecorder) -> 
 
 def test_a_prefix_is_enough_where_it_is_unique(recorder: FlightRecorder) -> None:
     for name in ("abcd", "abce", "b", "bb"):
-        recorder.note(flight(name))
+        recorder.note(request_trace(name))
     assert recorder.find("abcd")["id"] == "abcd"
     assert recorder.find("b")["id"] == "b"
     assert recorder.find("bb")["id"] == "bb"
     with pytest.raises(
-        UnknownFlight, match="2 recorded requests have an id that begins with 'abc', such as abce, abcd"
+        UnknownRequest, match="2 recorded requests have an id that begins with 'abc', such as abce, abcd"
     ):
         recorder.find("abc")
-    with pytest.raises(UnknownFlight, match="no request '' is recorded"):
+    with pytest.raises(UnknownRequest, match="no request '' is recorded"):
         recorder.find("")
 
 
 def test_an_unknown_id_says_how_far_back_it_goes(recorder: FlightRecorder) -> None:
-    with pytest.raises(UnknownFlight, match="no request 'x' is recorded: the recorder is empty"):
+    with pytest.raises(UnknownRequest, match="no request 'x' is recorded: the recorder is empty"):
         recorder.find("x")
-    recorder.note(flight("a"))
-    with pytest.raises(UnknownFlight, match=r"holds the last 1 requests, back to 2026-09-2\d "):
+    recorder.note(request_trace("a"))
+    with pytest.raises(UnknownRequest, match=r"holds the last 1 requests, back to 2026-09-2\d "):
         recorder.find("x")
 
 
 def test_of_one_id_the_newest_is_found(recorder: FlightRecorder) -> None:
-    recorder.note(flight("a", edge_s=1.0))
-    recorder.note(flight("a", edge_s=2.0))
+    recorder.note(request_trace("a", edge_s=1.0))
+    recorder.note(request_trace("a", edge_s=2.0))
     assert recorder.find("a")["edge_s"] == 2.0
 
 
 def test_the_last_are_kept_and_no_more_than_the_bound(recorder: FlightRecorder, tmp_path: Path) -> None:
     for index in range(1000):
-        recorder.note(flight(str(index)))
+        recorder.note(request_trace(str(index)))
         if index % 50 == 0:
             recorder.last(1)
     kept = [one["id"] for one in recorder.last(10_000)]
@@ -79,11 +79,11 @@ def test_the_last_are_kept_and_no_more_than_the_bound(recorder: FlightRecorder, 
 
 
 def test_the_bytes_are_bounded_too(tmp_path: Path) -> None:
-    size_bytes = len(to_line(flight("000")))
+    size_bytes = len(to_line(request_trace("000")))
     for folder in (None, tmp_path / "flights"):
         recorder = FlightRecorder(folder, limit=1000, limit_bytes=50 * size_bytes)
         for index in range(300):
-            recorder.note(flight(f"{index:03}"))
+            recorder.note(request_trace(f"{index:03}"))
         recorder.close()
         kept = recorder.last(1000)
         assert 40 <= len(kept) <= 55
@@ -92,7 +92,7 @@ def test_the_bytes_are_bounded_too(tmp_path: Path) -> None:
 
 def test_files_are_the_owner_s_alone(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path / "flights")
-    recorder.note(flight("a"))
+    recorder.note(request_trace("a"))
     recorder.close()
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "flights", *(tmp_path / "flights").iterdir())]
     assert modes == [0o700, 0o600]
@@ -102,7 +102,7 @@ def test_a_restart_goes_on_where_the_last_ended(tmp_path: Path) -> None:
     for start in range(30):
         recorder = FlightRecorder(tmp_path, limit=100)
         for index in range(2):
-            recorder.note(flight(f"{start}-{index}"))
+            recorder.note(request_trace(f"{start}-{index}"))
         recorder.close()
     assert ids(tmp_path)[0] == "29-1"
     assert len(ids(tmp_path)) == 60
@@ -111,24 +111,26 @@ def test_a_restart_goes_on_where_the_last_ended(tmp_path: Path) -> None:
 
 def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path)
-    recorder.note(flight("before"))
+    recorder.note(request_trace("before"))
     recorder.close()
     with next(tmp_path.iterdir()).open("ab") as file:
-        file.write(to_line(flight("torn"))[:50])
+        file.write(to_line(request_trace("torn"))[:50])
     assert find(newest_lines(tmp_path), "before")["id"] == "before"
     recorder = FlightRecorder(tmp_path)
-    recorder.note(flight("after"))
+    recorder.note(request_trace("after"))
     recorder.close()
     assert [one["id"] for one in last(newest_lines(tmp_path), 9)] == ["after", "before"]
 
 
 def test_foreign_files_and_lines_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "00000001.jsonl").write_bytes(b'[]\nnull\n{"id": 1}\n{"id": "a"}\n\xff\xfe\n' + to_line(flight("good")))
+    (tmp_path / "00000001.jsonl").write_bytes(
+        b'[]\nnull\n{"id": 1}\n{"id": "a"}\n\xff\xfe\n' + to_line(request_trace("good"))
+    )
     assert [one["id"] for one in last(newest_lines(tmp_path), 9)] == ["good"]
     segments = Segments(tmp_path, 8, 1 << 20)
     for index in range(100):
-        segments.append([to_line(flight(str(index)))])
+        segments.append([to_line(request_trace(str(index)))])
     segments.close()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -138,18 +140,18 @@ def test_a_disk_that_is_full_costs_no_answer_and_is_counted(tmp_path: Path, monk
     monkeypatch.setattr(recorder_module, "RETRY_S", 0.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     recorder = FlightRecorder(tmp_path)
-    recorder.note(flight("first"))
+    recorder.note(request_trace("first"))
     recorder.last(1)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(to_line(flight("first"))) + 100, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(to_line(request_trace("first"))) + 100, hard))
     try:
-        recorder.note(flight("second"))
+        recorder.note(request_trace("second"))
         recorder.last(1)
-        recorder.note(flight("third"))
+        recorder.note(request_trace("third"))
         recorder.last(1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert recorder.failed == 2
-    recorder.note(flight("fourth"))
+    recorder.note(request_trace("fourth"))
     recorder.close()
     assert [one["id"] for one in last(newest_lines(tmp_path), 9)] == ["fourth", "first"]
 
@@ -158,7 +160,7 @@ def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, caplog: py
     (tmp_path / "file").write_text("")
     recorder = FlightRecorder(tmp_path / "file" / "flights")
     for index in range(10):
-        recorder.note(flight(str(index)))
+        recorder.note(request_trace(str(index)))
     recorder.close()
     assert recorder.failed == 10
     assert len(caplog.records) == 1
@@ -167,7 +169,7 @@ def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, caplog: py
 
 def test_flights_that_come_too_fast_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "PAUSE_S", 3600.0)
-    recorder, one = FlightRecorder(None), flight("a")
+    recorder, one = FlightRecorder(None), request_trace("a")
     for _ in range(MOST_PENDING + 7):
         recorder.note(one)
     recorder.close()
@@ -178,10 +180,10 @@ def test_flights_that_come_too_fast_are_dropped_and_counted(monkeypatch: pytest.
 
 
 def test_a_flight_that_cannot_be_written_costs_the_others_nothing(recorder: FlightRecorder) -> None:
-    recorder.note(flight("broken", hardness={0: object()}))
-    recorder.note(flight("good"))
+    recorder.note(request_trace("broken", hardness={0: object()}))
+    recorder.note(request_trace("good"))
     assert recorder.find("good")["id"] == "good"
-    with pytest.raises(UnknownFlight):
+    with pytest.raises(UnknownRequest):
         recorder.find("broken")
     assert recorder.failed == 1
 
@@ -189,9 +191,9 @@ def test_a_flight_that_cannot_be_written_costs_the_others_nothing(recorder: Flig
 def test_in_memory_what_a_caller_makes_long_is_cut_before_it_is_kept() -> None:
     recorder = FlightRecorder(None, limit_bytes=50_000)
     for index in range(100):
-        recorder.note(flight(f"tags-{index}", {"note": "x" * 100_000}))
-        recorder.note(flight(f"rows-{index}", signals=signals(sizes=(1,) * 10_000)))
-        recorder.note(flight(f"usual-{index}", {"camera": "north"}))
+        recorder.note(request_trace(f"tags-{index}", {"note": "x" * 100_000}))
+        recorder.note(request_trace(f"rows-{index}", signals=signals(sizes=(1,) * 10_000)))
+        recorder.note(request_trace(f"usual-{index}", {"camera": "north"}))
     assert len(recorder.find("tags-99")["tags"]["note"]) == LONGEST_TAG
     assert recorder.find("rows-99")["rows"] == 10_000
     kept = recorder.last(1000)
@@ -212,7 +214,7 @@ def test_many_write_while_others_read(tmp_path: Path) -> None:
 
     def write(name: str) -> None:
         for index in range(300):
-            recorder.note(flight(f"w{name}-{index}"))
+            recorder.note(request_trace(f"w{name}-{index}"))
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     writers = [threading.Thread(target=write, args=(str(index),)) for index in range(4)]
@@ -237,7 +239,7 @@ def test_closing_twice_is_harmless(recorder: FlightRecorder) -> None:
 @pytest.mark.parametrize("where", ["disk", "memory"])
 def test_a_limit_of_nothing_keeps_nothing(tmp_path: Path, where: str) -> None:
     recorder = FlightRecorder(tmp_path / "flights" if where == "disk" else None, limit=0)
-    recorder.note(flight("a"))
+    recorder.note(request_trace("a"))
     assert recorder.last(9) == []
     recorder.close()
     assert [*tmp_path.iterdir()] == []

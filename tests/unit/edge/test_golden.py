@@ -25,7 +25,7 @@ from upwell.shared.tensors import DTYPES, Array
 
 def raw(value: Any) -> bytes:
     stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.asarray(value), allow_pickle=True)  # type: ignore[no-untyped-call]  # numpy's
+    np.lib.format.write_array(stream, np.asarray(value), allow_pickle=True)
     return stream.getvalue()
 
 
@@ -84,7 +84,8 @@ def test_what_is_recorded_is_read_back_and_the_same_bytes_each_time(
 def test_numpy_reads_and_writes_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "golden.npz"
     plain = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.savez_compressed(path, **{"in.x": np.asfortranarray(plain), "out.y": plain.astype(">f4")})
+    arrays: dict[str, Any] = {"in.x": np.asfortranarray(plain), "out.y": plain.astype(">f4")}
+    np.savez_compressed(path, **arrays)
     found = read_golden(path)
     np.testing.assert_array_equal(found.inputs["x"], plain)
     assert found.outputs["y"].dtype == np.dtype(np.float32)
@@ -139,24 +140,27 @@ BYTES = {"in_bytes.x.npy": raw(np.zeros(3, np.uint8)), "out.y.npy": raw([1.0])}
     [
         (lambda path: path, "cannot be read: No such file"),
         (lambda path: path.mkdir() or path, "cannot be read: Is a directory"),
-        (lambda path: path.touch() or path, "no golden vectors"),
+        (lambda path: path.touch() or path, "not golden vectors"),
         (lambda path: archive(path, {}), "no inputs or no outputs"),
         (lambda path: archive(path, {"in.x.npy": raw([1.0])}), "no inputs or no outputs"),
         (lambda path: archive(path, {**GOOD, "z.npy": raw([1.0])}), "other arrays"),
-        (lambda path: archive(path, {**GOOD, "in.z.npy": b"text"}), "no golden vectors"),
-        (lambda path: archive(path, {**GOOD, "in.x": raw([1.0])}), "one name"),
+        (lambda path: archive(path, {**GOOD, "in.z.npy": b"text"}), "not golden vectors"),
+        (lambda path: archive(path, {**GOOD, "in.x": raw([1.0])}), "the same name"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1.0])[:-1]}), "promises 8 bytes, the file has 7"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw(["text"])}), "BYTES are kept as"),
         (lambda path: archive(path, {**GOOD, "in.z.npy": raw([1j])}), "no Open Inference Protocol datatype"),
-        (lambda path: archive(path, BYTES), "without a fitting in_ends.x"),
+        (lambda path: archive(path, BYTES), "without a matching in_ends.x"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([2, 4])}), "do not end where they say"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([2, 1, 3])}), "do not end where they say"),
         (lambda path: archive(path, {**BYTES, "in_ends.x.npy": raw([-1, 3])}), "do not end where they say"),
         (lambda path: archive(path, {f"in.{n}.npy": raw([1.0]) for n in range(257)}), "at most"),
         (lambda path: archive(path, {**GOOD, "label.npy": raw([1])}), "with `right` beside it"),
         (lambda path: archive(path, {**GOOD, "label.npy": raw([1.5]), "right.npy": raw([1.0])}), "not one INT64"),
-        (lambda path: archive(path, {**GOOD, "label.npy": raw([1]), "right.npy": raw([2.0])}), "`right` is no share"),
-        (lambda path: archive(path, {**GOOD, "label.npy": raw([1]), "right.npy": raw([np.nan])}), "is no share"),
+        (
+            lambda path: archive(path, {**GOOD, "label.npy": raw([1]), "right.npy": raw([2.0])}),
+            "`right` is not a share from 0 to 1",
+        ),
+        (lambda path: archive(path, {**GOOD, "label.npy": raw([1]), "right.npy": raw([np.nan])}), "is not a share"),
         (bomb, "promises 4294967296 bytes, the file has 0"),
         (swollen, "at most"),
     ],

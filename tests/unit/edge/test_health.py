@@ -15,6 +15,7 @@ from upwell.edge.models.report import LoadReport, RuntimeAttempt
 from upwell.edge.models.served import ServedModel
 from upwell.edge.observe.health import document, health_of, summary
 from upwell.edge.runtimes.base import Placement
+from upwell.edge.server.assembly import serve_metrics
 
 TAKEN = Placement("npu", nodes=10, nodes_on_accelerator=8, left_on_cpu=("a (Softmax)", "b (Resize)"))
 TESTED = LoadReport(checked_by="golden vectors")
@@ -48,9 +49,9 @@ def lost(edge: EdgeModel) -> EdgeModel:
     ids=["cpu", "accelerator", "left at load", "compiling", "lost while running"],
 )  # fmt: skip
 def test_health_answers_and_metrics_agree(edge: EdgeModel, state: str, accelerator: str, line: str) -> None:
-    (health,) = health_of([ServedModel(MODEL, edge)])
+    (health,) = health_of([ServedModel(MODEL, edge)], lambda _: "")
     assert summary(health) == line
-    described = document([health])
+    described = document([health], {}, [], {})
     assert described["status"] == ("ok" if state == "ready" else "degraded")
     assert described["models"][MODEL]["state"] == state
     assert described["models"][MODEL]["accelerator"] == accelerator
@@ -66,22 +67,17 @@ def test_health_answers_and_metrics_agree(edge: EdgeModel, state: str, accelerat
 
 
 def test_a_model_without_an_edge_side_has_no_such_health() -> None:
-    assert health_of([ServedModel(MODEL, None, "cloud")]) == []
+    assert health_of([ServedModel(MODEL, None, "cloud")], lambda _: "") == []
 
 
 def test_health_and_metrics_come_from_one_port() -> None:
     with scene(edge=on(Placement(), LEFT)) as stage:
-        server = stage.agent.metrics.serve("127.0.0.1", 0)
-        try:
-            base = f"http://127.0.0.1:{server.server_port}"
-            with urllib.request.urlopen(f"{base}/health", timeout=5) as reply:  # noqa: S310  loopback
-                assert reply.headers["Content-Type"].startswith("application/json")
-                found = json.load(reply)
-            with urllib.request.urlopen(f"{base}/metrics", timeout=5) as reply:  # noqa: S310  loopback
-                text = reply.read().decode()
-        finally:
-            server.shutdown()
-            server.server_close()
+        metrics = serve_metrics(stage.agent, "127.0.0.1:0")
+        with urllib.request.urlopen(metrics.replace("/metrics", "/health"), timeout=5) as reply:  # noqa: S310  loopback
+            assert reply.headers["Content-Type"].startswith("application/json")
+            found = json.load(reply)
+        with urllib.request.urlopen(metrics, timeout=5) as reply:  # noqa: S310  loopback
+            text = reply.read().decode()
     assert found["status"] == "degraded"
     model = found["models"][MODEL]
     assert model["reason"] == "onnx on npu: no such device"

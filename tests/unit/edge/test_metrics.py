@@ -6,6 +6,7 @@ import math
 import urllib.request
 from collections.abc import Mapping
 from importlib.metadata import version
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client import generate_latest
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, rows_of, scene
 from upwell.edge.observe.metrics import AgentMetrics
+from upwell.edge.server.assembly import serve_metrics
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelNotFound, Refused
 from upwell.shared.routing.decide.state import CloudAnswered, CloudCallFailed, RouterState
 from upwell.shared.routing.reasons import Reason
@@ -142,27 +144,18 @@ def test_breakers_are_shown_by_model_and_the_links_as_a_star() -> None:
 
 
 def test_it_is_served_over_http() -> None:
-    metrics = AgentMetrics(RouterState)
-    server = metrics.serve("127.0.0.1", 0)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
-            assert answer.headers["Content-Type"].startswith("text/plain")
-            assert ("upwell_link_rtt_seconds", ()) in read(answer.read().decode())
-    finally:
-        server.shutdown()
-        server.server_close()
+    with scene() as at, urllib.request.urlopen(serve_metrics(at.agent, "127.0.0.1:0"), timeout=10) as answer:  # noqa: S310  loopback
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        assert ("upwell_link_rtt_seconds", ()) in read(answer.read().decode())
 
 
 def test_a_port_that_is_taken_is_a_problem_of_the_configuration() -> None:
-    server = AgentMetrics(RouterState).serve("127.0.0.1", 0)
-    try:
+    with scene() as at:
+        taken = urlsplit(serve_metrics(at.agent, "127.0.0.1:0")).netloc
         with pytest.raises(
             ConfigError, match=r"agent\.metrics: cannot listen on 127\.0\.0\.1:\d+: Address already in use"
         ):
-            AgentMetrics(RouterState).serve("127.0.0.1", server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
+            serve_metrics(at.agent, taken)
 
 
 def test_two_agents_live_in_one_process() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.faults.stalling import LIMIT_BYTES, allowed, decision, serving
 from upwell.edge.uplink import uplink as module
 from upwell.edge.uplink.endpoint_selector import source_addresses
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake import EXAMPLE, FakeDataplane
@@ -32,8 +32,8 @@ def test_after_a_move_every_connection_is_made_anew_and_the_router_is_told(monke
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     here, told = ["10.0.0.1"], list[Outcome]()
     with serving(FakeDataplane()) as (address,):
-        uplink = Uplink(address, ClientSecurity(), LIMIT_BYTES, look=lambda _: tuple(here))
-        uplink.watch(told.append, lambda: False)
+        settings = UplinkSettings(address, ClientSecurity(), LIMIT_BYTES)
+        uplink = Uplink(settings, told.append, lambda: False, look=lambda _: tuple(here))
 
         def is_first() -> bool:
             at = decision()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from tests.examples import sampled
 from tests.unit.edge.agents import MODEL, UNSURE, Scene, rows_of, scene
-from upwell.edge.observe.health import health_page
 from upwell.edge.policy import policy_file
 from upwell.edge.policy.policy_file import REST_IN_PLACE_S, PolicyFile
 from upwell.shared.config.yaml import load_yaml
@@ -114,11 +112,11 @@ def test_an_empty_policy_moved_into_place_is_refused_and_says_what_to_do(
     os.replace(other, running.path)
     running.run(3.0)
     assert running.file.problem
-    assert "kept the former policy" in caplog.text
+    assert "kept the previous policy" in caplog.text
     if text:
         assert f"replaces: {running.at.agent.router.digest}" in caplog.text
         assert "'private', 'site'" in caplog.text
-    page = json.loads(health_page((), {}, running.at.agent.metrics.all_problems()))
+    page = running.at.agent.health_document()
     assert page["status"] == "degraded"
     assert page["problems"] == [f"the policy file is not in force: {running.file.problem}"]
     assert running.at.agent.metrics.registry.get_sample_value("upwell_policy_refused") == 1.0

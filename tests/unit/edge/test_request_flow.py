@@ -220,11 +220,11 @@ def test_a_request_that_ends_in_an_error_is_recorded_with_the_time_that_the_clou
         at.cloud.failure = Refused("full")
         with pytest.raises(CloudFailed):
             at.infer(rows_of(UNSURE), id="one")
-        flight = at.agent.flights.find("one")
-        assert 0 < flight["uplink_s"] < flight["took_s"]
-        assert flight["error"]["type"] == "CloudFailed"
+        trace = at.agent.flight_recorder.find("one")
+        assert 0 < trace["uplink_s"] < trace["took_s"]
+        assert trace["error"]["type"] == "CloudFailed"
         at.agent.infer(MODEL, rows_of(SURE), id="two")
-        assert at.agent.flights.find("two")["uplink_s"] is None
+        assert at.agent.flight_recorder.find("two")["uplink_s"] is None
 
 
 FIRST_WINS = [

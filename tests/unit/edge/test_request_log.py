@@ -36,9 +36,9 @@ def read(path: Path) -> list[int]:
 
 
 def test_lines_are_written_in_order_and_flushed_on_close(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path / "log.jsonl", PLENTY)
+    log = RequestLog(tmp_path / "log.jsonl")
     for number in range(300):
-        log.append(line(number))
+        log.append(line(number), PLENTY)
     log.close()
     log.close()
     assert read(tmp_path / "log.jsonl") == list(range(300))
@@ -52,11 +52,11 @@ def test_what_nobody_knows_is_left_out_and_reads_back_the_same() -> None:
 
 
 def test_lines_of_many_threads_are_all_there_once(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path / "log.jsonl", PLENTY)
+    log = RequestLog(tmp_path / "log.jsonl")
 
     def write(first: int) -> None:
         for number in range(first, first + 50):
-            log.append(line(number))
+            log.append(line(number), PLENTY)
 
     threads = [threading.Thread(target=write, args=(50 * index,)) for index in range(8)]
     for thread in threads:
@@ -71,8 +71,8 @@ def test_a_log_is_gone_on_with_and_a_torn_line_is_cut_off(tmp_path: Path) -> Non
     path = tmp_path / "log.jsonl"
     path.write_bytes(encode_line(line(1)) + encode_line(line(2))[:-7])
     path.chmod(0o644)
-    log = RequestLog(path, PLENTY)
-    log.append(line(3))
+    log = RequestLog(path)
+    log.append(line(3), PLENTY)
     log.close()
     assert read(path) == [1, 3]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -95,9 +95,9 @@ def test_two_files_never_hold_more_than_the_limit_and_the_last_lines_are_there(
     path, former = tmp_path / "log.jsonl", tmp_path / "log.jsonl.1"
     limit_bytes = limit_lines * SIZE
     for start in (10, 110):  # the second time it goes on with what is there
-        log = RequestLog(path, limit_bytes)
+        log = RequestLog(path)
         for number in range(start, start + 100):
-            log.append(line(number))
+            log.append(line(number), limit_bytes)
         log.close()
         assert log.written == 100
         sizes = [file.stat().st_size for file in tmp_path.iterdir()]
@@ -112,18 +112,18 @@ def test_two_files_never_hold_more_than_the_limit_and_the_last_lines_are_there(
 def test_a_lower_limit_holds_for_files_that_are_there(tmp_path: Path) -> None:
     for name in ("log.jsonl", "log.jsonl.1"):
         (tmp_path / name).write_bytes(encode_line(line(10)) * 100)
-    log = RequestLog(tmp_path / "log.jsonl", 10 * SIZE)
-    log.append(line(11))
+    log = RequestLog(tmp_path / "log.jsonl")
+    log.append(line(11), 10 * SIZE)
     log.close()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 10 * SIZE
     assert read(tmp_path / "log.jsonl") == [11]
 
 
 def test_a_line_that_is_too_long_is_counted_and_the_others_stay(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path / "log.jsonl", 10 * SIZE)
-    log.append(line(10))
-    log.append(line(11).model_copy(update={"tags": {"n": "x" * 20 * SIZE}}))
-    log.append(line(12))
+    log = RequestLog(tmp_path / "log.jsonl")
+    log.append(line(10), 10 * SIZE)
+    log.append(line(11).model_copy(update={"tags": {"n": "x" * 20 * SIZE}}), 10 * SIZE)
+    log.append(line(12), 10 * SIZE)
     log.close()
     assert read(tmp_path / "log.jsonl") == [10, 12]
     assert (log.written, log.failed) == (2, 1)
@@ -142,11 +142,11 @@ def test_a_full_queue_drops_and_counts_and_makes_nobody_wait(tmp_path: Path, mon
             yield file
 
     monkeypatch.setattr(request_log, "open_log", slow)
-    log = RequestLog(tmp_path / "log.jsonl", PLENTY)
-    log.append(line(0))
+    log = RequestLog(tmp_path / "log.jsonl")
+    log.append(line(0), PLENTY)
     reached.wait()
     for number in range(1, QUEUE_LINES + 11):
-        log.append(line(number))
+        log.append(line(number), PLENTY)
     assert log.dropped == 10
     go.set()
     log.close()
@@ -154,9 +154,9 @@ def test_a_full_queue_drops_and_counts_and_makes_nobody_wait(tmp_path: Path, mon
 
 
 def test_a_closed_log_drops_and_counts(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path / "log.jsonl", PLENTY)
+    log = RequestLog(tmp_path / "log.jsonl")
     log.close()
-    log.append(line(1))
+    log.append(line(1), PLENTY)
     assert (log.written, log.dropped) == (0, 1)
     assert not (tmp_path / "log.jsonl").exists()
 
@@ -165,12 +165,12 @@ def test_a_path_that_cannot_be_written_is_counted_and_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "log.jsonl").mkdir()
-    log = RequestLog(tmp_path / "log.jsonl", PLENTY)
-    log.append(line(1))
+    log = RequestLog(tmp_path / "log.jsonl")
+    log.append(line(1), PLENTY)
     log.close()
-    gone = RequestLog(tmp_path / "no" / "log.jsonl", PLENTY)
-    gone.append(line(1))
-    gone.append(line(2))
+    gone = RequestLog(tmp_path / "no" / "log.jsonl")
+    gone.append(line(1), PLENTY)
+    gone.append(line(2), PLENTY)
     gone.close()
     assert (log.failed, gone.failed, log.written, gone.written) == (1, 2, 0, 0)
     assert len(caplog.records) == 2
@@ -183,9 +183,9 @@ from tests.unit.edge.test_request_log import SIZE, line
 from upwell.edge.observe.request_log import RequestLog
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4 * SIZE + 9, resource.RLIM_INFINITY))
-log = RequestLog(Path(sys.argv[1]), 1 << 20)
+log = RequestLog(Path(sys.argv[1]))
 for number in range(10, 20):
-    log.append(line(number))
+    log.append(line(number), 1 << 20)
 log.close()
 print(log.written, log.failed, log.dropped)
 """
@@ -204,12 +204,12 @@ def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path) -> None:
 
 def test_a_disk_that_comes_back_is_used_again(tmp_path: Path) -> None:
     folder = tmp_path / "later"
-    log = RequestLog(folder / "log.jsonl", PLENTY)
-    log.append(line(1))
+    log = RequestLog(folder / "log.jsonl")
+    log.append(line(1), PLENTY)
     while not log.failed:
         threading.Event().wait(0.001)
     folder.mkdir()
-    log.append(line(2))
+    log.append(line(2), PLENTY)
     log.close()
     assert read(folder / "log.jsonl") == [2]
     assert (log.written, log.failed) == (1, 1)

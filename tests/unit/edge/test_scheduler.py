@@ -14,16 +14,16 @@ from contextlib import ExitStack
 import pytest
 
 from tests.unit.edge.schedulers import PATIENT_S, assert_free, holding, stressed, until
-from upwell.edge.admission.schedulability import RunRequest
 from upwell.edge.admission.scheduler import EdfScheduler
 from upwell.shared.errors import DeadlineExceeded, Refused
+from upwell.shared.routing.scheduling.run_request import RunRequest
 
 
 def test_a_turn_is_counted_while_it_lasts() -> None:
     scheduler = EdfScheduler()
-    assert scheduler.ahead == 0
-    with scheduler.turn(math.inf):
-        assert scheduler.ahead == 1
+    assert scheduler.queue.ahead == 0
+    with scheduler.acquire(math.inf):
+        assert scheduler.queue.ahead == 1
     assert_free(scheduler)
 
 
@@ -34,7 +34,7 @@ def test_one_after_the_other_the_most_urgent_first_and_equals_in_order() -> None
     order: list[int] = []
 
     def wait_for_turn(index: int) -> None:
-        with scheduler.turn(deadlines[index]):
+        with scheduler.acquire(deadlines[index]):
             order.append(index)
 
     with holding(scheduler) as release:
@@ -42,7 +42,7 @@ def test_one_after_the_other_the_most_urgent_first_and_equals_in_order() -> None
         for index in range(len(deadlines)):
             threads.append(threading.Thread(target=wait_for_turn, args=(index,)))
             threads[-1].start()
-            until(lambda count=index + 2: scheduler.ahead == count)  # type: ignore[misc]  # bound now
+            until(lambda count=index + 2: scheduler.queue.ahead == count)  # type: ignore[misc]  # bound now
         release.set()
         for thread in threads:
             thread.join()
@@ -56,10 +56,10 @@ def test_a_deadline_that_has_passed_leaves_a_busy_scheduler_at_once(late_s: floa
     with holding(scheduler):
         with (
             pytest.raises(DeadlineExceeded, match="busy until the deadline"),
-            scheduler.turn(time.monotonic() - late_s),
+            scheduler.acquire(time.monotonic() - late_s),
         ):
             pytest.fail("the device was held twice")
-        assert scheduler.ahead == 1
+        assert scheduler.queue.ahead == 1
     assert_free(scheduler)
 
 
@@ -67,7 +67,7 @@ def test_a_deadline_that_comes_while_waiting_ends_the_wait() -> None:
     scheduler = EdfScheduler()
     with holding(scheduler):
         begin_s = time.monotonic()
-        with pytest.raises(DeadlineExceeded), scheduler.turn(begin_s + 0.05):
+        with pytest.raises(DeadlineExceeded), scheduler.acquire(begin_s + 0.05):
             pytest.fail("the device was held twice")
         assert time.monotonic() - begin_s >= 0.05
     assert_free(scheduler)
@@ -78,14 +78,14 @@ def test_who_leaves_the_queue_does_not_hold_up_those_behind() -> None:
     went: list[str] = []
 
     def patient() -> None:
-        with scheduler.turn(math.inf):
+        with scheduler.acquire(math.inf):
             went.append("patient")
 
     with holding(scheduler) as release:
         thread = threading.Thread(target=patient)
         thread.start()
-        until(lambda: scheduler.ahead == 2)
-        with pytest.raises(DeadlineExceeded), scheduler.turn(time.monotonic() + 0.02):
+        until(lambda: scheduler.queue.ahead == 2)
+        with pytest.raises(DeadlineExceeded), scheduler.acquire(time.monotonic() + 0.02):
             pass
         release.set()
         thread.join()
@@ -96,7 +96,7 @@ def test_who_leaves_the_queue_does_not_hold_up_those_behind() -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_error_inside_a_turn_gives_the_scheduler_back(error: type[BaseException]) -> None:
     scheduler = EdfScheduler()
-    with pytest.raises(error), scheduler.turn(math.inf):
+    with pytest.raises(error), scheduler.acquire(math.inf):
         raise error
     assert_free(scheduler)
 
@@ -126,11 +126,11 @@ def test_who_is_interrupted_while_waiting_does_not_take_the_scheduler_along() ->
     assert main == threading.get_ident()
 
     def interrupt() -> None:
-        until(lambda: scheduler.ahead == 3 and stands_still(main))
+        until(lambda: scheduler.queue.ahead == 3 and stands_still(main))
         signal.pthread_kill(main, signal.SIGUSR1)
 
     def take_a_turn() -> None:
-        with scheduler.turn(time.monotonic() + PATIENT_S):
+        with scheduler.acquire(time.monotonic() + PATIENT_S):
             went.append("after all")
 
     went: list[str] = []
@@ -139,13 +139,13 @@ def test_who_is_interrupted_while_waiting_does_not_take_the_scheduler_along() ->
         with holding(scheduler) as release:
             urgent = threading.Thread(target=take_a_turn)
             urgent.start()
-            until(lambda: scheduler.ahead == 2)
+            until(lambda: scheduler.queue.ahead == 2)
             thread = threading.Thread(target=interrupt)
             thread.start()
-            with pytest.raises(Stopped), scheduler.turn(math.inf):
+            with pytest.raises(Stopped), scheduler.acquire(math.inf):
                 pytest.fail("the device was held twice")
             thread.join()
-            assert (scheduler.ahead, went) == (2, [])
+            assert (scheduler.queue.ahead, went) == (2, [])
             release.set()
             urgent.join()
             assert went == ["after all"]
@@ -158,7 +158,7 @@ def test_under_stress_nobody_shares_the_scheduler_and_nobody_loses_it() -> None:
     scheduler, inside = EdfScheduler(), [0]
 
     def once(rng: random.Random, _: int) -> None:
-        with scheduler.turn(time.monotonic() + rng.choice((-1.0, 0.0, 1e-5, 1e-4, 1e-3, 1.0, math.inf))):
+        with scheduler.acquire(time.monotonic() + rng.choice((-1.0, 0.0, 1e-5, 1e-4, 1e-3, 1.0, math.inf))):
             inside[0] += 1
             assert inside[0] == 1
             if rng.random() < 0.05:
@@ -180,116 +180,116 @@ def test_a_turn_that_is_handed_on_in_the_moment_of_the_timeout_is_not_lost() -> 
         with holding(scheduler) as release:
             release.set()
             try:
-                with scheduler.turn(time.monotonic() + 2e-5):
+                with scheduler.acquire(time.monotonic() + 2e-5):
                     pass
             except DeadlineExceeded:
                 pass
-        assert scheduler.ahead == 0
+        assert scheduler.queue.ahead == 0
     assert_free(scheduler)
 
 
-def test_a_promise_gets_the_slot_it_wants_and_the_next_one_the_gap_before_it() -> None:
+def test_a_reservation_gets_the_slot_it_wants_and_the_next_one_the_gap_before_it() -> None:
     scheduler = EdfScheduler()
     with (
-        scheduler.promise(10.0, 12.0) as first,
-        scheduler.promise(10.0, 12.0) as second,
-        scheduler.promise(11.0, 12.0) as third,
+        scheduler.reserve(10.0, 12.0) as first,
+        scheduler.reserve(10.0, 12.0) as second,
+        scheduler.reserve(11.0, 12.0) as third,
     ):
         assert (first, second, third) == (10.0, 6.0, 4.0)
         with (
-            scheduler.promise(20.0, 21.0) as later,
-            scheduler.promise(1.0, 2.0) as sooner,
-            scheduler.promise(12.0, 12.5) as after,
+            scheduler.reserve(20.0, 21.0) as later,
+            scheduler.reserve(1.0, 2.0) as sooner,
+            scheduler.reserve(12.0, 12.5) as after,
         ):
             assert (later, sooner, after) == (19.0, 0.0, 3.0)
-    with scheduler.promise(10.0, 12.0) as again:
+    with scheduler.reserve(10.0, 12.0) as again:
         assert again == 10.0
 
 
-def test_a_promise_fills_a_gap_that_is_long_enough_and_no_shorter_one() -> None:
+def test_a_reservation_fills_a_gap_that_is_long_enough_and_no_shorter_one() -> None:
     scheduler = EdfScheduler()
     with (
-        scheduler.promise(10.0, 12.0),
-        scheduler.promise(7.0, 8.0),
+        scheduler.reserve(10.0, 12.0),
+        scheduler.reserve(7.0, 8.0),
     ):  # the second gets [6, 8], twice as long as it wants
-        with scheduler.promise(11.0, 12.0) as fits:
+        with scheduler.reserve(11.0, 12.0) as fits:
             assert fits == 8.0
-        with scheduler.promise(10.75, 12.0) as too_long:
+        with scheduler.reserve(10.75, 12.0) as too_long:
             assert too_long == 3.5
 
 
 def test_a_run_of_no_length_needs_no_slot() -> None:
     scheduler = EdfScheduler()
-    with scheduler.promise(5.0, 5.0) as first, scheduler.promise(5.0, 5.0) as second:
+    with scheduler.reserve(5.0, 5.0) as first, scheduler.reserve(5.0, 5.0) as second:
         assert (first, second) == (5.0, 5.0)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_promises_never_overlap_and_never_end_later_than_wanted(seed: int) -> None:
+def test_reservations_never_overlap_and_never_end_later_than_wanted(seed: int) -> None:
     scheduler, rng = EdfScheduler(), random.Random(seed)
     slots: list[tuple[float, float]] = []
     with ExitStack() as stack:
         for _ in range(40):
             length_s, end_s = rng.choice((0.5, 1.0, 3.0)), float(rng.randrange(40))
-            start_s = stack.enter_context(scheduler.promise(end_s - length_s, end_s))
+            start_s = stack.enter_context(scheduler.reserve(end_s - length_s, end_s))
             assert start_s <= end_s - length_s
             slots.append((start_s, start_s + length_s))
     slots.sort()
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(slots))
-    with scheduler.promise(0.0, 100.0) as free:
+    with scheduler.reserve(0.0, 100.0) as free:
         assert free == 0.0
 
 
-def test_a_promise_is_free_again_whatever_ends_it() -> None:
+def test_a_reservation_is_free_again_whatever_ends_it() -> None:
     scheduler = EdfScheduler()
-    with pytest.raises(KeyboardInterrupt), scheduler.promise(1.0, 2.0):
+    with pytest.raises(KeyboardInterrupt), scheduler.reserve(1.0, 2.0):
         raise KeyboardInterrupt
-    with scheduler.promise(1.0, 2.0) as start_s:
+    with scheduler.reserve(1.0, 2.0) as start_s:
         assert start_s == 1.0
 
 
-def test_a_turn_that_would_break_a_promise_waits_until_it_is_kept() -> None:
+def test_a_turn_that_would_break_a_reservation_waits_until_it_is_kept() -> None:
     scheduler, order = EdfScheduler(), list[str]()
     now_s = time.monotonic()
 
     def other() -> None:
-        with scheduler.turn(now_s + 5.0, RunRequest(run_s=0.5)):
+        with scheduler.acquire(now_s + 5.0, RunRequest(run_s=0.5)):
             order.append("other")
 
     thread = threading.Thread(target=other)
-    with scheduler.promise(now_s + 0.2, now_s + 0.3):
+    with scheduler.reserve(now_s + 0.2, now_s + 0.3):
         thread.start()
-        until(lambda: scheduler.ahead == 1)
-        with scheduler.turn(now_s + 5.0, RunRequest(run_s=0.1, is_owed=True)):
+        until(lambda: scheduler.queue.ahead == 1)
+        with scheduler.acquire(now_s + 5.0, RunRequest(run_s=0.1, is_owed=True)):
             order.append("owed")
     thread.join(10.0)
     assert order == ["owed", "other"]
 
 
-def test_it_gets_its_turn_where_the_promise_is_not_needed() -> None:
+def test_it_gets_its_turn_where_the_reservation_is_not_needed() -> None:
     scheduler = EdfScheduler()
     now_s = time.monotonic()
     done = threading.Event()
 
     def other() -> None:
-        with scheduler.turn(now_s + 5.0, RunRequest(run_s=0.5)):
+        with scheduler.acquire(now_s + 5.0, RunRequest(run_s=0.5)):
             done.set()
 
     thread = threading.Thread(target=other)
-    with scheduler.promise(now_s + 0.2, now_s + 0.3):
+    with scheduler.reserve(now_s + 0.2, now_s + 0.3):
         thread.start()
-        until(lambda: scheduler.ahead == 1)
+        until(lambda: scheduler.queue.ahead == 1)
         assert not done.is_set()
     thread.join(10.0)
     assert done.is_set()
 
 
-def test_a_turn_without_the_time_to_wait_for_a_promise_is_refused() -> None:
+def test_a_turn_without_the_time_to_wait_for_a_reservation_is_refused() -> None:
     scheduler = EdfScheduler()
     now_s = time.monotonic()
     with (
-        scheduler.promise(now_s + 0.2, now_s + 0.3),
+        scheduler.reserve(now_s + 0.2, now_s + 0.3),
         pytest.raises(Refused),
-        scheduler.turn(now_s + 0.6, RunRequest(run_s=0.5)),
+        scheduler.acquire(now_s + 0.6, RunRequest(run_s=0.5)),
     ):
         pass

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 
 from tests.unit.edge.schedulers import PATIENT_S, assert_free, running, soon, waiting
-from upwell.edge.admission.schedulability import RunRequest
 from upwell.edge.admission.scheduler import EdfScheduler
 from upwell.shared.errors import Refused, Superseded, UpwellError
+from upwell.shared.routing.scheduling.run_request import RunRequest
 
 
 def test_who_could_not_be_in_time_is_refused_when_asking() -> None:
@@ -18,10 +18,10 @@ def test_who_could_not_be_in_time_is_refused_when_asking() -> None:
     with running(scheduler, 100.0):
         with (
             pytest.raises(Refused, match=r"50000\.\d ms are left and .* with the 1 requests"),
-            scheduler.turn(soon(50.0), RunRequest(run_s=10.0)),
+            scheduler.acquire(soon(50.0), RunRequest(run_s=10.0)),
         ):
             pytest.fail("it got a turn")
-        assert scheduler.ahead == 1
+        assert scheduler.queue.ahead == 1
     assert_free(scheduler)
 
 
@@ -30,7 +30,7 @@ def test_who_would_make_others_late_is_refused() -> None:
     with running(scheduler, 10.0) as release, waiting(scheduler, soon(25.0), RunRequest(run_s=10.0), log, "taken on"):
         with (
             pytest.raises(Refused, match="others, taken on before"),
-            scheduler.turn(soon(22.0), RunRequest(run_s=10.0)),
+            scheduler.acquire(soon(22.0), RunRequest(run_s=10.0)),
         ):
             pytest.fail("it got a turn")
         release.set()
@@ -40,8 +40,8 @@ def test_who_would_make_others_late_is_refused() -> None:
 
 def test_a_free_scheduler_is_given_whatever_the_prediction() -> None:
     scheduler = EdfScheduler()
-    with scheduler.turn(soon(1.0), RunRequest(run_s=100.0)):
-        assert scheduler.ahead == 1
+    with scheduler.acquire(soon(1.0), RunRequest(run_s=100.0)):
+        assert scheduler.queue.ahead == 1
     assert_free(scheduler)
 
 
@@ -54,10 +54,10 @@ def test_who_does_not_know_its_time_waits() -> None:
 
 def test_a_higher_priority_goes_first_where_all_stay_in_time() -> None:
     scheduler, log = EdfScheduler(), list[str]()
-    claims = {one: RunRequest(run_s=0.1, priority=one) for one in ("low", "normal", "high")}
+    run_requests = {one: RunRequest(run_s=0.1, priority=one) for one in ("low", "normal", "high")}
     with ExitStack() as stack, running(scheduler, 1.0) as release:
-        for index, (name, claim) in enumerate(claims.items()):
-            stack.enter_context(waiting(scheduler, soon(PATIENT_S + index), claim, log, name))
+        for index, (name, run_request) in enumerate(run_requests.items()):
+            stack.enter_context(waiting(scheduler, soon(PATIENT_S + index), run_request, log, name))
         release.set()
     assert log == ["high", "normal", "low"]
 
@@ -68,10 +68,10 @@ def test_a_lower_priority_that_was_taken_on_goes_first_where_it_would_be_late_ot
         urgent, patient = RunRequest(run_s=10.0, priority="low"), RunRequest(run_s=10.0, priority="high")
         stack.enter_context(waiting(scheduler, soon(25.0), urgent, log, "low"))
         stack.enter_context(waiting(scheduler, soon(100.0), patient, log, "high"))
-        scheduler._running[
+        scheduler.queue.running[
             0
         ].began_s -= 10.0  # as if the run had taken its time: what waits has 25 s left and needs 10 of them
-        for ticket in scheduler._waiting:
+        for ticket in scheduler.queue.waiting:
             ticket.deadline_s -= 10.0
         release.set()
     assert log == ["low", "high"]
@@ -96,7 +96,7 @@ def test_no_priority_takes_the_place_of_its_equal() -> None:
         running(scheduler, 10.0) as release,
         waiting(scheduler, soon(22.0), RunRequest(run_s=10.0, priority="high"), log, "first"),
     ):
-        with pytest.raises(Refused), scheduler.turn(soon(22.5), RunRequest(run_s=10.0, priority="high")):
+        with pytest.raises(Refused), scheduler.acquire(soon(22.5), RunRequest(run_s=10.0, priority="high")):
             pytest.fail("it got a turn")
         release.set()
     assert log == ["first"]
@@ -111,18 +111,18 @@ def test_a_newer_request_of_a_stream_replaces_the_one_that_waits() -> None:
         thread = stack.enter_context(waiting(scheduler, soon(30.0), old, log, "old"))
         stack.enter_context(waiting(scheduler, soon(31.0), new, log, "new"))
         thread.join(PATIENT_S)
-        assert (log, scheduler.ahead) == (["old: Superseded"], 3)
-        with pytest.raises(Superseded), scheduler.turn(soon(30.0), old):
+        assert (log, scheduler.queue.ahead) == (["old: Superseded"], 3)
+        with pytest.raises(Superseded), scheduler.acquire(soon(30.0), old):
             pytest.fail("an old frame replaced a newer one")
         release.set()
     assert log == ["old: Superseded", "other", "new"]
     assert_free(scheduler)
 
 
-def takes(scheduler: EdfScheduler, deadline_s: float, claim: RunRequest) -> bool:
+def takes(scheduler: EdfScheduler, deadline_s: float, run_request: RunRequest) -> bool:
     """Whether there is a turn."""
     try:
-        with scheduler.turn(deadline_s, claim):
+        with scheduler.acquire(deadline_s, run_request):
             return True
     except UpwellError:
         return False
@@ -130,8 +130,8 @@ def takes(scheduler: EdfScheduler, deadline_s: float, claim: RunRequest) -> bool
 
 def test_a_request_that_runs_is_not_replaced() -> None:
     scheduler, log = EdfScheduler(), list[str]()
-    claim = RunRequest(run_s=0.0, stream="dock")
-    with scheduler.turn(math.inf, claim), waiting(scheduler, soon(0.05), claim, log, "next"):
+    run_request = RunRequest(run_s=0.0, stream="dock")
+    with scheduler.acquire(math.inf, run_request), waiting(scheduler, soon(0.05), run_request, log, "next"):
         pass
     assert log in (["next"], ["next: DeadlineExceeded"])
     assert_free(scheduler)
@@ -141,7 +141,7 @@ def test_a_newer_request_that_cannot_be_in_time_replaces_nobody() -> None:
     scheduler, log = EdfScheduler(), list[str]()
     old, new = (RunRequest(run_s=run_s, stream="dock", arrived_s=run_s) for run_s in (1.0, 50.0))
     with running(scheduler, 10.0) as release, waiting(scheduler, soon(30.0), old, log, "old"):
-        with pytest.raises(Refused), scheduler.turn(soon(30.0), new):
+        with pytest.raises(Refused), scheduler.acquire(soon(30.0), new):
             pytest.fail("it got a turn")
         release.set()
     assert log == ["old"]
@@ -151,15 +151,15 @@ def test_what_the_request_would_wait_for_is_counted_by_its_rank_deadline_and_str
     scheduler, log = EdfScheduler(), list[str]()
     far_s = soon(1000.0)
     with ExitStack() as stack, running(scheduler, 1.0) as release:
-        for name, later_s, claim in (
+        for name, later_s, run_request in (
             ("soon", 1.0, RunRequest(run_s=0.0)),
             ("late", 5.0, RunRequest(run_s=0.0)),
             ("high", 9.0, RunRequest(run_s=0.0, priority="high")),
             ("low", 1.0, RunRequest(run_s=0.0, priority="low")),
             ("dock", 1.0, RunRequest(run_s=0.0, stream="dock")),
         ):
-            stack.enter_context(waiting(scheduler, far_s + later_s, claim, log, name))
-        assert scheduler.ahead == 6
+            stack.enter_context(waiting(scheduler, far_s + later_s, run_request, log, name))
+        assert scheduler.queue.ahead == 6
         assert scheduler.ahead_of(far_s + 3, RunRequest()) == 4  # the run, soon, high, dock
         assert scheduler.ahead_of(far_s + 3, RunRequest(stream="dock")) == 3
         assert scheduler.ahead_of(far_s + 6, RunRequest()) == 5
@@ -174,7 +174,7 @@ def test_who_cannot_be_in_time_any_more_is_told_before_it_costs_the_others_anyth
     with ExitStack() as stack, running(scheduler, 1.0) as release:
         stack.enter_context(waiting(scheduler, soon(3.0), RunRequest(run_s=1.0), log, "slow"))
         stack.enter_context(waiting(scheduler, soon(PATIENT_S), RunRequest(run_s=1.0), log, "patient"))
-        scheduler._waiting[0].deadline_s -= 2.5  # as if the run before had taken 2.5 s longer than predicted
+        scheduler.queue.waiting[0].deadline_s -= 2.5  # as if the run before had taken 2.5 s longer than predicted
         release.set()
     assert sorted(log) == ["patient", "slow: DeadlineExceeded"]
 
@@ -191,20 +191,22 @@ def test_what_is_owed_waits_until_its_very_deadline() -> None:
 
 def test_what_is_owed_neither_replaces_nor_is_replaced() -> None:
     scheduler, log = EdfScheduler(), list[str]()
-    claims = [RunRequest(run_s=0.1, stream="dock", arrived_s=float(index), is_owed=index != 1) for index in range(3)]
+    run_requests = [
+        RunRequest(run_s=0.1, stream="dock", arrived_s=float(index), is_owed=index != 1) for index in range(3)
+    ]
     with ExitStack() as stack, running(scheduler, 0.1) as release:
-        for index, claim in enumerate(claims):
-            stack.enter_context(waiting(scheduler, soon(PATIENT_S + index), claim, log, str(index)))
-        assert scheduler.ahead == 4
+        for index, run_request in enumerate(run_requests):
+            stack.enter_context(waiting(scheduler, soon(PATIENT_S + index), run_request, log, str(index)))
+        assert scheduler.queue.ahead == 4
         release.set()
     assert log == ["0", "1", "2"]
 
 
-def test_a_turn_stays_clear_of_a_promise_that_it_would_run_into() -> None:
+def test_a_turn_stays_clear_of_a_reservation_that_it_would_run_into() -> None:
     scheduler = EdfScheduler()
-    with scheduler.promise(soon(5.0), soon(10.0)):
+    with scheduler.reserve(soon(5.0), soon(10.0)):
         assert takes(scheduler, soon(100.0), RunRequest(run_s=4.0))
-        with pytest.raises(Refused), scheduler.turn(soon(12.0), RunRequest(run_s=8.0)):
+        with pytest.raises(Refused), scheduler.acquire(soon(12.0), RunRequest(run_s=8.0)):
             pytest.fail("it got a turn")
     assert takes(scheduler, soon(100.0), RunRequest(run_s=8.0))
     assert_free(scheduler)

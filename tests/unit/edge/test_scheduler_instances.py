@@ -12,11 +12,11 @@ import pytest
 
 from tests.unit.edge.agents import SURE, edge_model, rows_of
 from tests.unit.edge.schedulers import PATIENT_S, STRESS_THREADS, running, soon, stressed, until, waiting
-from upwell.edge.admission.schedulability import RunRequest
 from upwell.edge.admission.scheduler import EdfScheduler
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.errors import Refused
 from upwell.shared.routing.policy.settings import Priority
+from upwell.shared.routing.scheduling.run_request import RunRequest
 
 FAR_S = 1000.0
 PRIORITIES: list[Priority] = ["low", "normal", "high"]
@@ -37,7 +37,7 @@ def test_two_run_at_one_time_and_the_third_waits_for_the_first_to_end() -> None:
             releases[1].set()
             thread.join()
         assert log == ["third"]
-    assert not scheduler._running
+    assert not scheduler.queue.running
 
 
 def test_a_model_runs_as_often_at_one_time_as_its_runtime_can() -> None:
@@ -47,7 +47,7 @@ def test_a_model_runs_as_often_at_one_time_as_its_runtime_can() -> None:
     threads = [threading.Thread(target=edge.run, args=(rows_of(SURE), math.inf)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: len(edge.scheduler._running) == 2 and len(edge.scheduler._waiting) == 1)
+    until(lambda: len(edge.scheduler.queue.running) == 2 and len(edge.scheduler.queue.waiting) == 1)
     gate.set()
     for thread in threads:
         thread.join()
@@ -69,15 +69,15 @@ def test_admission_counts_a_run_on_each_place() -> None:
     with ExitStack() as stack, all_running(scheduler, [10.0, 30.0]) as releases:
         with (
             pytest.raises(Refused, match=r"it is done in 1\d{4}\.\d ms"),
-            scheduler.turn(soon(15.0), RunRequest(run_s=10.0)),
+            scheduler.acquire(soon(15.0), RunRequest(run_s=10.0)),
         ):
             pytest.fail("it got a turn")
         stack.enter_context(waiting(scheduler, soon(25.0), RunRequest(run_s=10.0), log, "behind the first"))
-        with pytest.raises(Refused), scheduler.turn(soon(29.0), RunRequest(run_s=10.0)):
+        with pytest.raises(Refused), scheduler.acquire(soon(29.0), RunRequest(run_s=10.0)):
             pytest.fail("it got a turn")
         for name in ("from 20 s to 30 s", "from 30 s to 40 s", "beside it"):
             stack.enter_context(waiting(scheduler, soon(45.0), RunRequest(run_s=10.0), log, name))
-        with pytest.raises(Refused), scheduler.turn(soon(45.0), RunRequest(run_s=10.0)):
+        with pytest.raises(Refused), scheduler.acquire(soon(45.0), RunRequest(run_s=10.0)):
             pytest.fail("it got a turn")
         for release in releases:
             release.set()
@@ -86,14 +86,14 @@ def test_admission_counts_a_run_on_each_place() -> None:
 
 def test_what_is_ahead_is_whole_rounds() -> None:
     scheduler, log = EdfScheduler(2), list[str]()
-    counts = [scheduler.ahead]
+    counts = [scheduler.queue.ahead]
     with ExitStack() as stack, all_running(scheduler, [math.nan]):
-        counts.append(scheduler.ahead)
+        counts.append(scheduler.queue.ahead)
         with running(scheduler, math.nan) as release:
-            counts.append(scheduler.ahead)
+            counts.append(scheduler.queue.ahead)
             for index in range(3):
                 stack.enter_context(waiting(scheduler, soon(FAR_S) + index, RunRequest(), log, str(index)))
-                counts.append(scheduler.ahead)
+                counts.append(scheduler.queue.ahead)
             assert scheduler.ahead_of(math.inf, RunRequest()) == 2
             assert scheduler.ahead_of(soon(FAR_S) - 10, RunRequest()) == 1
             assert scheduler.ahead_of(math.inf, RunRequest(priority="high")) == 1
@@ -105,52 +105,52 @@ def test_with_fewer_instances_than_run_a_place_is_free_when_the_last_of_them_end
     scheduler, log = EdfScheduler(2), list[str]()
     with ExitStack() as stack, all_running(scheduler, [30.0, 10.0]) as releases:
         scheduler.resize(1)
-        with pytest.raises(Refused), scheduler.turn(soon(25.0), RunRequest(run_s=10.0)):
+        with pytest.raises(Refused), scheduler.acquire(soon(25.0), RunRequest(run_s=10.0)):
             pytest.fail("it got a turn")
         stack.enter_context(waiting(scheduler, soon(45.0), RunRequest(run_s=10.0), log, "behind both"))
         releases[1].set()
-        until(lambda: len(scheduler._running) == 1)
+        until(lambda: len(scheduler.queue.running) == 1)
         assert log == []
         releases[0].set()
     assert log == ["behind both"]
 
 
-def test_promises_lie_beside_each_other_until_all_places_are_kept() -> None:
+def test_reservations_lie_beside_each_other_until_all_places_are_kept() -> None:
     scheduler = EdfScheduler(2)
     with (
-        scheduler.promise(10.0, 12.0) as first,
-        scheduler.promise(10.0, 12.0) as second,
-        scheduler.promise(10.0, 12.0) as third,
+        scheduler.reserve(10.0, 12.0) as first,
+        scheduler.reserve(10.0, 12.0) as second,
+        scheduler.reserve(10.0, 12.0) as third,
     ):
         assert (first, second) == (10.0, 10.0)
         assert third == 6.0  # twice as long, since runs add up from here on
-        with scheduler.promise(9.0, 10.0) as fourth:
+        with scheduler.reserve(9.0, 10.0) as fourth:
             assert fourth == 8.0
 
 
-def test_a_promise_keeps_one_place_and_leaves_the_other() -> None:
+def test_a_reservation_keeps_one_place_and_leaves_the_other() -> None:
     scheduler, log = EdfScheduler(2), list[str]()
-    with ExitStack() as promise:
-        promise.enter_context(scheduler.promise(soon(5.0), soon(10.0)))
-        with ExitStack() as stack, scheduler.turn(soon(FAR_S), RunRequest(run_s=8.0)):
-            with pytest.raises(Refused), scheduler.turn(soon(12.0), RunRequest(run_s=8.0)):
+    with ExitStack() as reservation:
+        reservation.enter_context(scheduler.reserve(soon(5.0), soon(10.0)))
+        with ExitStack() as stack, scheduler.acquire(soon(FAR_S), RunRequest(run_s=8.0)):
+            with pytest.raises(Refused), scheduler.acquire(soon(12.0), RunRequest(run_s=8.0)):
                 pytest.fail("it took the place that was promised")
             stack.enter_context(waiting(scheduler, soon(FAR_S), RunRequest(run_s=8.0), log, "after it"))
-            with scheduler.turn(soon(FAR_S), RunRequest(run_s=1.0)):
-                assert len(scheduler._running) == 2  # there is time for this one before
+            with scheduler.acquire(soon(FAR_S), RunRequest(run_s=1.0)):
+                assert len(scheduler.queue.running) == 2  # there is time for this one before
             assert log == []
-            promise.close()
+            reservation.close()
             until(lambda: log == ["after it"])
 
 
-def test_the_run_of_a_promise_does_not_keep_its_place_twice() -> None:
+def test_the_run_of_a_reservation_does_not_keep_its_place_twice() -> None:
     scheduler = EdfScheduler(2)
     with (
-        scheduler.promise(soon(1.0), soon(6.0)),
-        scheduler.turn(soon(6.0), RunRequest(run_s=5.0, is_owed=True)),
-        scheduler.turn(soon(6.0), RunRequest(run_s=5.0)),
+        scheduler.reserve(soon(1.0), soon(6.0)),
+        scheduler.acquire(soon(6.0), RunRequest(run_s=5.0, is_owed=True)),
+        scheduler.acquire(soon(6.0), RunRequest(run_s=5.0)),
     ):
-        assert len(scheduler._running) == 2
+        assert len(scheduler.queue.running) == 2
 
 
 def test_more_instances_let_those_in_who_wait_and_fewer_keep_them_out() -> None:
@@ -164,7 +164,7 @@ def test_more_instances_let_those_in_who_wait_and_fewer_keep_them_out() -> None:
             scheduler.resize(1)
             stack.enter_context(waiting(scheduler, soon(FAR_S), RunRequest(), log, "third"))
             second.set()
-            until(lambda: len(scheduler._running) == 1)
+            until(lambda: len(scheduler.queue.running) == 1)
             assert log == ["second"]
         first[0].set()
     assert log == ["second", "third"]
@@ -191,7 +191,7 @@ def test_under_stress_no_more_run_than_may_and_everyone_gets_an_end(instances: i
 
     def once(rng: random.Random, index: int) -> None:
         deadline_s = soon(rng.choice((-1.0, 0.0, 1e-5, 1e-4, 1e-3, PATIENT_S, math.inf)))
-        claim = RunRequest(
+        run_request = RunRequest(
             run_s=rng.choice((math.nan, 0.0, 1e-5, 1e-4)),
             priority=rng.choice(PRIORITIES),
             stream=rng.choice((None, None, "dock")),
@@ -199,19 +199,19 @@ def test_under_stress_no_more_run_than_may_and_everyone_gets_an_end(instances: i
         )
         if rng.random() < 0.2:
             with (
-                scheduler.promise(soon(1e-4), soon(2e-4)),
-                scheduler.turn(deadline_s, RunRequest(run_s=1e-4, is_owed=True)),
+                scheduler.reserve(soon(1e-4), soon(2e-4)),
+                scheduler.acquire(deadline_s, RunRequest(run_s=1e-4, is_owed=True)),
             ):
                 run(rng, index)
         else:
-            with scheduler.turn(deadline_s, claim):
+            with scheduler.acquire(deadline_s, run_request):
                 run(rng, index)
 
     counts = stressed(once)
     assert set(counts) <= {"ran", "ValueError", "DeadlineExceeded", "Superseded", "Refused"}
     assert most[0] == instances
     assert min(ran_by_thread) > 0
-    assert not [*scheduler._waiting, *scheduler._running, *scheduler._slots]
+    assert not [*scheduler.queue.waiting, *scheduler.queue.running, *scheduler.queue.slots]
 
 
 def test_nobody_is_passed_for_ever_by_equals_that_keep_coming() -> None:
@@ -220,7 +220,7 @@ def test_nobody_is_passed_for_ever_by_equals_that_keep_coming() -> None:
 
     def keep_coming() -> None:
         while not stop.is_set():
-            with scheduler.turn(math.inf, RunRequest()):
+            with scheduler.acquire(math.inf, RunRequest()):
                 pass
 
     threads = [threading.Thread(target=keep_coming) for _ in range(4)]

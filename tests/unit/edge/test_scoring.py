@@ -17,7 +17,7 @@ from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
 from upwell.edge.models import scoring
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.scoring import Scorer, hardness_function
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.options import RuntimeOptions
@@ -308,9 +308,7 @@ def onnx_int8(folder: Path) -> Path:
 def edge_model(path: Path, step: str) -> EdgeModel:
     runtime = load_runtime(path, RuntimeOptions(threads=1))
     described = parse_yaml(SIGNATURE.format(step=step), ModelDescription)
-    return EdgeModel(
-        runtime, Processor(described, runtime.inputs, runtime.outputs, runtime.name), "", is_described=True
-    )
+    return EdgeModel(runtime, Processor(described, runtime.inputs, runtime.outputs, runtime.name), ModelSource(""))
 
 
 @pytest.mark.parametrize("make", [tflite_int8, onnx_int8])
@@ -346,8 +344,7 @@ def test_the_demo_models_which_compute_in_int8_give_the_scores_of_their_fp32_ari
     edge = EdgeModel(
         runtime,
         Processor(load_yaml(bundle / "model.yaml", ModelDescription), runtime.inputs, runtime.outputs, runtime.name),
-        "",
-        is_described=True,
+        ModelSource(""),
     )
     pictures = np.empty(20, np.object_)
     pictures[:] = [digit_png(image) for image in heldout().images[:20]]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.unit.edge.agents import SURE, busy, edge_model, rows_of
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed
 from upwell.shared.signature.processor import Processor
@@ -22,7 +22,7 @@ def test_a_run_takes_the_scheduler_and_gives_it_back() -> None:
     run = edge.run(rows_of(SURE), math.inf)
     assert run.duration_s > 0
     np.testing.assert_array_equal(run.outputs["fp64"], [[-1.0]])
-    assert edge.scheduler.ahead == 0
+    assert edge.scheduler.queue.ahead == 0
 
 
 def test_a_run_that_fails_gives_the_scheduler_back() -> None:
@@ -31,7 +31,7 @@ def test_a_run_that_fails_gives_the_scheduler_back() -> None:
         edge.run(rows_of(SURE), math.inf)
     with pytest.raises(InvalidRequest):
         edge.run({"fp32": np.zeros((1, 4), np.float32)}, math.inf)
-    assert edge.scheduler.ahead == 0
+    assert edge.scheduler.queue.ahead == 0
 
 
 def test_a_run_that_gets_no_turn_costs_nothing() -> None:
@@ -46,7 +46,7 @@ def bare(dtype: npt.DTypeLike) -> EdgeModel:
     """A model of its own tensors, without a description."""
     spec = TensorSpec("y", oip_datatype(np.dtype(dtype)), (-1, 2))
     fake = FakeRuntime(lambda inputs: inputs, [spec], [spec])
-    return EdgeModel(fake, Processor(None, [spec], [spec], "onnx"), "", is_described=False)
+    return EdgeModel(fake, Processor(None, [spec], [spec], "onnx"), ModelSource(""))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

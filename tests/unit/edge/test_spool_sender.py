@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.stalling import serving
+from tests.faults.stalling import serving, uplink_of
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_model, policy, rows_of
 from upwell.edge.models.served import ServedModel
 from upwell.edge.policy import router_service
@@ -16,7 +16,7 @@ from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool import sender as sender_module
 from upwell.edge.spool.item import Later
 from upwell.edge.spool.sender import PATIENCE_S, QUIET_S, SpoolSender
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.dataplane import InferRequest
@@ -55,7 +55,7 @@ def cell(clock: Clock) -> RouterService:
 
 @pytest.fixture
 def sender(cell: RouterService) -> Iterator[SpoolSender]:
-    uplink = Uplink(NOWHERE, ClientSecurity(), MAX_MESSAGE_BYTES)
+    uplink = uplink_of(cell, UplinkSettings(NOWHERE, ClientSecurity(), MAX_MESSAGE_BYTES))
     yield SpoolSender(cell, uplink, {MODEL: ServedModel(MODEL, edge_model(), CLOUD_MODEL)})
     uplink.close()
 
@@ -138,7 +138,7 @@ def test_cases_wait_as_long_as_the_cloud_says(sender: SpoolSender, cell: RouterS
 def test_a_case_that_is_refused_says_so_to_live_requests_too(cell: RouterService, clock: Clock) -> None:
     clock.now_s = time.monotonic()  # gRPC's
     with serving(FakeDataplane(failure=Refused("full", retry_after_s=5.0))) as (address,):
-        uplink = Uplink(address, ClientSecurity(), MAX_MESSAGE_BYTES)
+        uplink = uplink_of(cell, UplinkSettings(address, ClientSecurity(), MAX_MESSAGE_BYTES))
         sender = SpoolSender(cell, uplink, {MODEL: ServedModel(MODEL, edge_model(), "echo")})
         case = InferRequest("echo", EXAMPLE, id="a")
         assert sender.still_allowed(MODEL, {}, InferRequest("echo", CASE.inputs))

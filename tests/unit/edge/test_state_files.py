@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.edge.agents import policy
-from upwell.edge.observe.flight_recorder.recorder import UnknownFlight, find
+from upwell.edge.observe.flight_recorder.recorder import UnknownRequest, find
 from upwell.edge.policy.housekeeping import BudgetFile
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.sinks import JsonlSink
@@ -33,7 +33,7 @@ def test_budgets_that_cannot_be_read_begin_anew(tmp_path: Path, data: bytes, cap
     with caplog.at_level(logging.WARNING):
         BudgetFile(tmp_path / "budgets.json", cell)
     assert cell.state.budgets.windows == {}
-    assert "begin anew" in caplog.text
+    assert "start from zero" in caplog.text
 
 
 def test_results_that_cannot_be_read_are_added_to(tmp_path: Path) -> None:
@@ -43,5 +43,5 @@ def test_results_that_cannot_be_read_are_added_to(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_read_is_passed_over() -> None:
-    with pytest.raises(UnknownFlight):
+    with pytest.raises(UnknownRequest):
         find([DEEP, b"{"], "x")

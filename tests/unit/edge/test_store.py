@@ -18,11 +18,9 @@ from tests.faults.bundles_for_tests import Signer, archive_of, bundle_archive, b
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
 from upwell.edge.updates import version_store
-from upwell.edge.updates.downgrade_check import AlreadyInstalled
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.version_state import FLOOR_NAME, STATE_NAME, Look
-from upwell.edge.updates.version_store import VersionStore
-from upwell.edge.updates.versions_folder import FOLDER_NAME, encoded
+from upwell.edge.updates.version_state import FLOOR_NAME, FOLDER_NAME, STATE_NAME, Look, versions_folder
+from upwell.edge.updates.version_store import AlreadyInstalled, VersionStore
 
 NO_TRUST = Trust()
 
@@ -58,7 +56,7 @@ def test_versions_lie_side_by_side_and_older_ones_go(tmp_path: Path) -> None:
         assert open_bundle(bundle.folder).version == version
         again = VersionStore(tmp_path, "digits", NO_TRUST)
         assert again.open() == bundle
-        assert again.look == Look(key=f"offer {version}")
+        assert again.state.look == Look(key=f"offer {version}")
     assert versions(store) == ["2", "3"]
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
 
@@ -101,7 +99,7 @@ def test_each_reason_to_refuse_leaves_the_old_one(tmp_path: Path) -> None:
     store.settle(Look(key="that one", refusal=Refusal.OTHER_MODEL, message="no"))
     assert versions(store) == ["2"]
     again = VersionStore(tmp_path, "digits", signer.trust)
-    assert again.look.refusal is Refusal.OTHER_MODEL
+    assert again.state.look.refusal is Refusal.OTHER_MODEL
     assert again.open() is not None
 
 
@@ -114,9 +112,9 @@ def test_a_version_that_was_rolled_back_does_not_come_again(tmp_path: Path) -> N
     for one in (store, again):
         opened = one.open()
         assert opened is not None
-        assert opened.version == one.current == 1
-        assert one.blocklist == {2: "every tenth request failed"}
-        assert one.look.refusal is Refusal.BLOCKLISTED
+        assert opened.version == one.state.current == 1
+        assert one.state.blocklist == {2: "every tenth request failed"}
+        assert one.state.look.refusal is Refusal.BLOCKLISTED
         assert refusal_of(lambda: again.install(fetched(again, 2))) is Refusal.BLOCKLISTED
     assert installed(again, 3).version == 3
 
@@ -124,17 +122,17 @@ def test_a_version_that_was_rolled_back_does_not_come_again(tmp_path: Path) -> N
 def test_a_version_is_on_trial_until_it_is_proven_also_over_restarts(tmp_path: Path) -> None:
     store = VersionStore(tmp_path, "digits", NO_TRUST)
     installed(store, 1)
-    assert not store.is_on_trial  # there is nothing to go back to
+    assert not store.state.is_on_trial  # there is nothing to go back to
     installed(store, 2)
     again = VersionStore(tmp_path, "digits", NO_TRUST)
     again.prove(1)  # too late to say so
-    assert again.is_on_trial
+    assert again.state.is_on_trial
     former = again.open(2)
     assert former is not None
     assert former.version == 1
     assert again.open(1) is None
     again.prove(2)
-    assert not VersionStore(tmp_path, "digits", NO_TRUST).is_on_trial
+    assert not VersionStore(tmp_path, "digits", NO_TRUST).state.is_on_trial
 
 
 def test_a_version_on_trial_that_keeps_ending_the_agent_is_given_up(tmp_path: Path) -> None:
@@ -145,15 +143,15 @@ def test_a_version_on_trial_that_keeps_ending_the_agent_is_given_up(tmp_path: Pa
     for _ in range(4):
         store = VersionStore(tmp_path, "digits", NO_TRUST)  # the one before was killed
         store.begin()
-        served.append(store.current)
+        served.append(store.state.current)
     assert served == [2, 2, 1, 1]
-    assert store.blocklist == {2: "the agent ended 3 times while it was on trial"}
+    assert store.state.blocklist == {2: "the agent exited 3 times while it was on trial"}
     installed(store, 3)
     for _ in range(10):
         store = VersionStore(tmp_path, "digits", NO_TRUST)
         store.begin()
         store.stop_trying()  # the agent was told to end
-    assert (store.current, store.is_on_trial) == (3, True)
+    assert (store.state.current, store.state.is_on_trial) == (3, True)
 
 
 def test_what_a_full_disk_does_not_take_holds_for_this_run(
@@ -170,10 +168,10 @@ def test_what_a_full_disk_does_not_take_holds_for_this_run(
         patched.setattr(os, "fsync", full)
         store.begin()
         store.condemn(2, "it failed")
-        assert store.current == 1
+        assert store.state.current == 1
     assert caplog.text.count("No space left") == 2
     again = VersionStore(tmp_path, "digits", NO_TRUST)
-    assert (again.current, again.is_on_trial) == (2, True)  # so it is tried out again, and goes back again
+    assert (again.state.current, again.state.is_on_trial) == (2, True)  # so it is tried out again, and goes back again
 
 
 def test_the_same_version_signed_again_brings_its_signature(tmp_path: Path) -> None:
@@ -195,7 +193,7 @@ def test_the_condemned_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.Monkey
     store = VersionStore(tmp_path, "digits", NO_TRUST)
     for version in (7, 1, 9, 8):
         store.condemn(version, "x" * 10_000)
-    assert sorted(store.blocklist) == [7, 8, 9]
+    assert sorted(store.state.blocklist) == [7, 8, 9]
     assert len((store.folder / STATE_NAME).read_text()) < 3000
 
 
@@ -223,7 +221,7 @@ def test_a_damaged_version_is_refused_at_the_next_start(
     assert bundle is not None
     assert bundle.version == 1
     assert "the installed version 2 is not used" in caplog.text
-    assert again.look == Look()  # so that it is fetched again
+    assert again.state.look == Look()  # so that it is fetched again
     assert installed(again, 2).version == 2
 
 
@@ -288,10 +286,10 @@ def test_a_state_that_cannot_be_read_is_rebuilt_from_the_versions_there(
     assert "going on with the installed version 10" in caplog.text
     former = again.open(10)
     assert former is not None
-    assert (again.current, former.version) == (10, 9)
-    assert again.is_on_trial  # it may be one that was rolled back
+    assert (again.state.current, former.version) == (10, 9)
+    assert again.state.is_on_trial  # it may be one that was rolled back
     caplog.clear()
-    assert VersionStore(tmp_path, "digits", NO_TRUST).current == 10
+    assert VersionStore(tmp_path, "digits", NO_TRUST).state.current == 10
     assert caplog.text == ""  # what was rebuilt was written down
     assert refusal_of(lambda: again.install(fetched(again, 11, name="pages"))) is Refusal.OTHER_MODEL
     assert refusal_of(lambda: again.install(fetched(again, 8))) is Refusal.OLDER
@@ -314,7 +312,7 @@ def test_what_is_damaged_or_was_never_whole_is_no_part_of_a_rebuilt_state(
     again = VersionStore(tmp_path, "digits", NO_TRUST)
     bundle = again.open()
     assert bundle is not None
-    assert (bundle.version, again.is_on_trial) == (1, False)  # there is nothing to go back to
+    assert (bundle.version, again.state.is_on_trial) == (1, False)  # there is nothing to go back to
     assert versions(again) == ["1"]
     assert installed(again, 2).version == 2
     shutil.rmtree(store.folder / "1")
@@ -322,7 +320,7 @@ def test_what_is_damaged_or_was_never_whole_is_no_part_of_a_rebuilt_state(
     (store.folder / STATE_NAME).write_bytes(b"")
     factory = open_bundle(bundle_folder(tmp_path / "factory", 1))
     empty = VersionStore(tmp_path, "digits", NO_TRUST, factory)
-    assert (empty.open(), empty.is_on_trial) == (factory, False)
+    assert (empty.open(), empty.state.is_on_trial) == (factory, False)
     assert "going on with nothing installed" in caplog.text
 
 
@@ -391,7 +389,7 @@ def test_a_crash_at_any_step_leaves_one_version_or_the_other(tmp_path: Path, mon
         again = VersionStore(state_dir, "digits", NO_TRUST)
         bundle = again.open()
         assert bundle is not None
-        assert bundle.version == again.current
+        assert bundle.version == again.state.current
         assert bundle.version in (1, 2)
         assert not [path for path in again.folder.iterdir() if path.name.startswith(".")]
         if bundle.version == 1:
@@ -404,7 +402,7 @@ def test_a_crash_at_any_step_leaves_one_version_or_the_other(tmp_path: Path, mon
 
 @given(st.sets(st.text(min_size=1, max_size=60), min_size=2, max_size=20))
 def test_no_two_models_share_a_folder(models: set[str]) -> None:
-    names = [encoded(model) for model in models]
+    names = [versions_folder(Path(), model).name for model in models]
     assert len({name.lower() for name in names}) == len(models)
     for name in names:
         assert name == Path(name).name

@@ -27,15 +27,15 @@ def test_a_state_that_is_gone_costs_neither_the_newest_version_nor_the_floor(
     again = VersionStore(tmp_path, "digits", NO_TRUST, factory)
     opened = again.open()
     assert opened is not None
-    assert (opened.version, again.current) == (4, 4)
-    assert again.floor == 4
+    assert (opened.version, again.state.current) == (4, 4)
+    assert again.state.floor == 4
     assert "going on with the installed version 4" in caplog.text
     assert "is gone" in again.notice
     assert "version 4" in again.notice
     assert refusal_of(lambda: again.install(fetched(again, 2))) is Refusal.OLDER
     caplog.clear()
     later = VersionStore(tmp_path, "digits", NO_TRUST, factory)
-    assert (later.current, later.notice, caplog.text) == (4, "", "")  # it was written down again
+    assert (later.state.current, later.notice, caplog.text) == (4, "", "")  # it was written down again
 
 
 def test_without_state_and_versions_the_floor_still_holds(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_without_state_and_versions_the_floor_still_holds(tmp_path: Path) -> Non
     again = VersionStore(tmp_path, "digits", NO_TRUST, factory)
     assert again.open() == factory
     assert refusal_of(lambda: again.install(fetched(again, 3))) is Refusal.OLDER
-    assert again.floor == 4
-    assert "older than version 4" in again.notice
+    assert again.state.floor == 4
+    assert "although version 4 was in use before" in again.notice
     assert installed(again, 4).version == 4
 
 
@@ -64,8 +64,8 @@ def test_an_older_copy_of_the_state_brings_no_older_version_back(tmp_path: Path)
     installed(store, 5)
     (store.folder / STATE_NAME).write_bytes(copy)
     again = VersionStore(tmp_path, "digits", NO_TRUST)
-    assert (again.current, again.is_on_trial) == (5, True)
-    assert again.floor == 4
+    assert (again.state.current, again.state.is_on_trial) == (5, True)
+    assert again.state.floor == 4
     assert "older" in again.notice
 
 
@@ -77,10 +77,10 @@ def test_an_older_copy_of_the_state_does_not_bring_a_condemned_version_back(tmp_
     store.condemn(5, "it failed")
     (store.folder / STATE_NAME).write_bytes(copy)
     again = VersionStore(tmp_path, "digits", NO_TRUST)
-    assert (again.current, again.blocklist) == (4, {5: "it failed"})
+    assert (again.state.current, again.state.blocklist) == (4, {5: "it failed"})
     assert refusal_of(lambda: again.install(fetched(again, 5))) is Refusal.BLOCKLISTED
     (again.folder / STATE_NAME).unlink()
-    assert VersionStore(tmp_path, "digits", NO_TRUST).blocklist == {5: "it failed"}
+    assert VersionStore(tmp_path, "digits", NO_TRUST).state.blocklist == {5: "it failed"}
 
 
 def test_a_version_that_is_damaged_on_the_disk_does_not_lower_the_floor(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_version_that_is_damaged_on_the_disk_does_not_lower_the_floor(tmp_path
     assert opened is not None
     assert opened.version == 3
     assert refusal_of(lambda: again.install(fetched(again, 4))) is Refusal.OLDER
-    assert again.floor == 5
+    assert again.state.floor == 5
     assert "version 5 is not used" in again.notice
-    assert VersionStore(tmp_path, "digits", NO_TRUST).current == 3  # not taken for an older copy
+    assert VersionStore(tmp_path, "digits", NO_TRUST).state.current == 3  # not taken for an older copy
     assert installed(again, 5).version == 5
 
 
@@ -108,8 +108,8 @@ def test_a_stranger_s_folder_is_not_what_a_rebuilt_state_goes_on_with(tmp_path: 
         bundle_folder(store.folder / str(version), version, signer=stranger)
     (store.folder / STATE_NAME).unlink()
     again = VersionStore(tmp_path, "digits", signer.trust)
-    assert again.current == 4
-    assert again.floor == 4
+    assert again.state.current == 4
+    assert again.state.floor == 4
     assert installed(again, 5, signer=signer).version == 5
 
 
@@ -117,5 +117,5 @@ def test_a_first_version_that_was_not_committed_is_not_taken_for_one_whose_state
     store = VersionStore(tmp_path, "digits", NO_TRUST)
     store.install(fetched(store, 1))
     again = VersionStore(tmp_path, "digits", NO_TRUST)
-    assert (again.current, again.open()) == (0, None)
+    assert (again.state.current, again.open()) == (0, None)
     assert again.notice == ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -12,29 +12,31 @@ from prometheus_client import generate_latest
 from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, UNSURE, edge_model, policy, rows_of
 from upwell.edge import Agent, Answer
 from upwell.edge.models.served import ServedModel
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.server.core import AgentParts
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ModelFailed, UpwellError
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import start_server
-from upwell.shared.telemetry.tracer import Recorded, Tracer
+from upwell.shared.telemetry.trace import Span
+from upwell.shared.telemetry.tracer import Tracer
 
 TENSOR, TAG, ID, ERROR = "424242424242", "TAGSECRET", "IDSECRET", "ERRORSECRET"
 MARKS = (TENSOR, TAG, ID, ERROR)
 DENY = "rules: [{name: private, match: {tags: {privacy: device}}, egress: deny}]"
 
 
-class Exporter:
+class Kept:
     """Keeps what a collector would be sent."""
 
     def __init__(self) -> None:
-        self.batches: list[Recorded] = []
+        self.spans: list[Span] = []
+        self.became: Mapping[str, int] = {}
 
-    def send(self, batch: Sequence[Recorded]) -> bool:
-        self.batches += batch
-        return True
+    def put(self, trace_id: str, spans: Sequence[Span]) -> None:
+        self.spans += spans
 
-    def stop(self) -> None:
+    def close(self) -> None:
         pass
 
 
@@ -49,22 +51,21 @@ def cloud() -> Iterator[tuple[FakeDataplane, str]]:
 
 def told(cloud: tuple[FakeDataplane, str], failure: str, rules: str, tags: dict[str, str]) -> tuple[str, object]:
     """All that one request left in spans and metrics, and its outcome."""
-    exporter = Exporter()
-    tracer = Tracer(1.0, exporter)
-    uplink = Uplink(cloud[1], ClientSecurity(), MAX_MESSAGE_BYTES)
+    kept = Kept()
+    tracer = Tracer(1.0, kept)
+    uplink = UplinkSettings(cloud[1], ClientSecurity(), MAX_MESSAGE_BYTES)
     edge = edge_model(failure=failure)
     inputs = rows_of(UNSURE)
     inputs["fp64"] = np.array([[float(TENSOR)]])
     outcome: object
-    with Agent([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy(rules), tracer=tracer) as agent:
+    with Agent([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy(rules), AgentParts(tracer=tracer)) as agent:
         try:
             outcome = agent.infer(MODEL, inputs, tags=tags, id=ID, deadline_s=5.0)
         except UpwellError as error:
             outcome = error
         page = generate_latest(agent.metrics.registry).decode()
-        tracer.close()
-    assert exporter.batches, "nothing was recorded"
-    return repr(exporter.batches) + page, outcome
+    assert kept.spans, "nothing was recorded"
+    return repr(kept.spans) + page, outcome
 
 
 @pytest.mark.parametrize("failure", ["", f"idx={TENSOR} {ERROR}"])
@@ -92,23 +93,17 @@ def test_ids_of_denied_requests_are_alike_where_the_ids_are(cloud: tuple[FakeDat
     assert ID not in hashed(ID)
 
 
-def test_threads_of_the_tracer_end(cloud: tuple[FakeDataplane, str]) -> None:
-    told(cloud, "", DENY, {"privacy": "device"})
-    assert not [one for one in threading.enumerate() if one.name == "upwell-traces"]
-
-
 def test_the_id_of_a_request_that_is_denied_meanwhile_is_hashed_too(cloud: tuple[FakeDataplane, str]) -> None:
-    exporter, gate = Exporter(), threading.Event()
-    tracer = Tracer(1.0, exporter)
-    uplink = Uplink(cloud[1], ClientSecurity(), MAX_MESSAGE_BYTES)
-    edge = edge_model(gate=gate)
-    with Agent([ServedModel(MODEL, edge, CLOUD_MODEL)], uplink, policy("version: 1"), tracer=tracer) as agent:
+    kept, gate = Kept(), threading.Event()
+    tracer = Tracer(1.0, kept)
+    uplink = UplinkSettings(cloud[1], ClientSecurity(), MAX_MESSAGE_BYTES)
+    model = ServedModel(MODEL, edge_model(gate=gate), CLOUD_MODEL)
+    with Agent([model], uplink, policy("version: 1"), AgentParts(tracer=tracer)) as agent:
         asking = threading.Thread(target=lambda: agent.infer(MODEL, rows_of(UNSURE), id=ID, deadline_s=10.0))
         asking.start()
         agent.router.replace_policy(policy("rules: [{name: all, match: {}, egress: deny}]"))
         gate.set()
         asking.join(20.0)
-        tracer.close()
-    assert exporter.batches
-    assert ID not in repr(exporter.batches)
+    assert kept.spans
+    assert ID not in repr(kept.spans)
     assert cloud[0].requests == []

@@ -143,7 +143,7 @@ def test_an_edge_model_on_trial_says_which_version_answered() -> None:
     served_on_trial(former, new, [])
     run: EdgeRun = new.run(rows_of(SURE), np.inf)
     assert run.digest == former.digest
-    assert new.scheduler.ahead == 0
+    assert new.scheduler.queue.ahead == 0
 
 
 def test_a_version_that_has_proven_itself_lets_the_former_one_go() -> None:

@@ -17,7 +17,8 @@ from tests.faults.bundles_for_tests import Signer, bundle_archive, bundle_folder
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
-from upwell.edge.updates.follower import UpdateFollower, Updates
+from upwell.edge.models.sections import UpdatesSection
+from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.updater import Updater
 from upwell.edge.updates.version_store import VersionStore
@@ -42,7 +43,9 @@ class Device:
     def restart(self, source: str = "", every_s: float = 3600.0, factory: Bundle | None = None) -> None:
         """As a new process would have it."""
         self.store = VersionStore(self.folder / "state", "digits", self.trust, factory)
-        self.follower = UpdateFollower(self.store, Updates(source or str(self.offered), every_s), self.activate)
+        self.follower = UpdateFollower(
+            self.store, UpdatesSection.model_construct(source=source or str(self.offered), every=every_s), self.activate
+        )
 
     def offer(self, version: int, *, signer: Signer | None = None, size: int = 2000) -> None:
         for path in self.offered.glob("*.bundle.tar"):
@@ -53,7 +56,7 @@ class Device:
         self.activated.append(bundle.version)
         if self.trouble is not None:
             raise self.trouble
-        return lambda: self.served.append(self.store.current)
+        return lambda: self.served.append(self.store.state.current)
 
     @property
     def serves(self) -> int:
@@ -120,7 +123,8 @@ DYING = """
 import os, sys
 from pathlib import Path
 from upwell.edge.bundle.base import Trust
-from upwell.edge.updates.follower import UpdateFollower, Updates
+from upwell.edge.updates.follower import UpdateFollower
+from upwell.edge.models.sections import UpdatesSection
 from upwell.edge.updates.version_store import VersionStore
 
 for _ in range(5):
@@ -129,7 +133,7 @@ for _ in range(5):
         print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         continue
     store = VersionStore(Path(sys.argv[1]), "digits", Trust())
-    follower = UpdateFollower(store, Updates(sys.argv[2]), lambda bundle: os._exit(11))
+    follower = UpdateFollower(store, UpdatesSection(source=sys.argv[2]), lambda bundle: os._exit(11))
     print(follower.look(), follower.status.message, flush=True)
     os._exit(0)
 """
@@ -141,7 +145,7 @@ def test_a_bundle_that_kills_the_agent_is_given_up(device: Device) -> None:
     device.offer(2)
     arguments = [sys.executable, "-c", DYING, str(device.folder / "state"), str(device.offered)]
     done = subprocess.run(arguments, timeout=60, capture_output=True, text=True, check=True)
-    reason = f"{device.offered}: the agent ended 3 times while it tried it"
+    reason = f"{device.offered}: the agent exited 3 times while trying it"
     assert done.stdout.splitlines() == [
         *["ended with 11"] * 3, f"refused {reason}", "ended with 0", f"nothing_new {reason}", "ended with 0",
     ]  # fmt: skip
@@ -282,13 +286,13 @@ def test_the_thread_installs_what_comes_and_goes_on_after_trouble(device: Device
     device.offer(2)
     assert [installed.get(timeout=30) for _ in range(2)] == [2, 2]
     device.trouble = None
-    until(lambda: updater.status()["digits"].installed == 2, "version 2 current")
+    until(lambda: device.follower.status.installed == 2, "version 2 current")
     device.offered.rename(device.folder / "away")
-    until(lambda: updater.status()["digits"].looks.get("failed", 0) > 3, "failures")
-    assert "No such file" in updater.status()["digits"].failure
+    until(lambda: device.follower.status.looks.get("failed", 0) > 3, "failures")
+    assert "No such file" in device.follower.status.failure
     (device.folder / "away").rename(device.offered)
     device.offer(3)
-    until(lambda: updater.status()["digits"].installed == 3, "version 3 current")
+    until(lambda: device.follower.status.installed == 3, "version 3 current")
     updater.close()
     updater.close()
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from upwell.edge.agent import Agent
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.dataplane import AgentDataplane
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
@@ -49,8 +49,8 @@ def liar() -> Liar:
 def agent(liar: Liar) -> Iterator[Agent]:
     server = start_server(liar, ["127.0.0.1:0"], max_workers=4)
     runtime = FakeRuntime(dict, SPEC, SPEC)
-    edge = EdgeModel(runtime, Processor(None, SPEC, SPEC, "fake"), "sha256:00", is_described=False)
-    uplink = Uplink(server.addresses[0], ClientSecurity(), DEFAULT_MAX_MESSAGE_BYTES)
+    edge = EdgeModel(runtime, Processor(None, SPEC, SPEC, "fake"), ModelSource("sha256:00"))
+    uplink = UplinkSettings(server.addresses[0], ClientSecurity(), DEFAULT_MAX_MESSAGE_BYTES)
     with Agent([ServedModel("m", edge, "echo")], uplink, UP) as made:
         yield made
     server.stop(0)

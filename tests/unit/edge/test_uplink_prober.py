@@ -12,7 +12,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, Sender, allowed, decision, sender, serving
 from upwell.edge.uplink.prober import Prober
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake import FakeDataplane
@@ -105,8 +105,7 @@ def test_it_ends_at_once_though_a_probe_is_under_way(it: Sender) -> None:
 
 def test_an_uplink_that_is_never_used_has_no_thread() -> None:
     before = threads()
-    uplink = Uplink("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES)
-    uplink.watch(lambda _: None, lambda: True)
+    uplink = Uplink(UplinkSettings("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES), lambda _: None, lambda: True)
     assert threads() == before
     uplink.close()
 

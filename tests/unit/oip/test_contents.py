@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -176,3 +178,13 @@ def test_arrays_the_protocol_cannot_carry(array: np.ndarray[Any, Any], message: 
 def test_a_long_list_of_elements_costs_no_more_than_the_message() -> None:
     data = struct.pack("<I", 1) + b"a"
     assert decode_raw("x", "BYTES", (1000,), data * 1000).shape == (1000,)
+
+
+def test_bf16_without_its_package_says_what_to_install() -> None:
+    script = (
+        "import sys\nsys.modules['ml_dtypes'] = None\n"
+        "from upwell.shared.errors import InvalidRequest\nfrom upwell.shared.tensors import numpy_dtype\n"
+        "try:\n    numpy_dtype('BF16')\nexcept InvalidRequest as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "BF16 tensors need an extra: pip install 'upwell[bf16]'\n"

@@ -32,7 +32,7 @@ def count(name: str) -> int:
 @pytest.mark.parametrize(
     ("start", "client", "name", "at_work"),
     [
-        (start_server, OipClient, "oip-", {}),
+        pytest.param(start_server, OipClient, "oip-", {}, marks=pytest.mark.exhaustive),
         (start_server, OipClient, "oip-", {"at_work": 1}),
         (start_http_server, lambda at: HttpClient(f"http://{at}"), "http-", {}),
     ],

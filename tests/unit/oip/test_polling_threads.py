@@ -130,7 +130,7 @@ def test_an_event_that_is_not_understood_is_logged_and_the_next_one_waited_for(
     with caplog.at_level(logging.ERROR):
         source.break_()
         assert source.come(int).wait(TIMEOUT_S)
-    assert "an event was not understood" in caplog.text
+    assert "an event could not be handled" in caplog.text
     source.end()
 
 
@@ -308,7 +308,7 @@ def test_without_a_thread_to_watch_calls_are_answered(
     Refusal(monkeypatch, "t-watch")
     for _ in range(2):
         assert source.come(int).wait(TIMEOUT_S)
-    assert "no thread to watch" in caplog.text
+    assert "cannot start the thread that watches" in caplog.text
     source.end()
 
 

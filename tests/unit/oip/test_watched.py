@@ -55,7 +55,9 @@ def test_broken_contents_are_refused_once_and_the_former_kept(tmp_path: Path, ca
     replace(path, "nonsense")
     with caplog.at_level(logging.ERROR):
         assert [watched.get(), watched.get()] == [1, 1]
-    assert [record.getMessage() for record in caplog.records] == [f"kept the former {path}: {path}: expected a number"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"kept the previous {path}: {path}: expected a number"
+    ]
     replace(path, "3")
     assert watched.get() == 3
 

@@ -100,11 +100,11 @@ def test_binary_data_is_cut_in_the_order_of_the_inputs_and_mixes_with_json() -> 
         ({"inputs": [TENSOR] * 300}, b"", "at most 256"),
         ([], b"", "not a JSON object"),
         (b"{", b"", r"cannot be read as JSON \(line 1, column 2\)"),
-        (b"\xff", b"", "no UTF-8"),
+        (b"\xff", b"", "not UTF-8"),
         (b"[" * 200_000, b"", "nested too deeply"),
         (b'{"a":' * 200_000, b"", "nested too deeply"),
         (b'{"id": ' + b"1" * 5000 + b"}", b"", "cannot be read as JSON"),
-        (b'{"id": "\\ud800", "inputs": []}', b"", "no Unicode"),
+        (b'{"id": "\\ud800", "inputs": []}', b"", "not Unicode"),
     ],
 )
 def test_a_request_that_does_not_fit_says_why(message: object, binary: bytes, what: str) -> None:

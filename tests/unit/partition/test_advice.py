@@ -10,12 +10,12 @@ import pytest
 
 from tests.unit.partition.all_placements_for_tests import all_placements, best_placement
 from tests.unit.partition.profiles_for_tests import profile
-from upwell.shared.partition.advice import Advice, Encoded, Ways, advise
+from upwell.shared.partition.advice import Advice, Encoded, OptionFactory, advise
+from upwell.shared.partition.arrays import total_s
 from upwell.shared.partition.combining import combine, cut_name, measured_cuts
 from upwell.shared.partition.costs import CostTensor, TierLink
 from upwell.shared.partition.envelope import BandwidthSweep, envelope
 from upwell.shared.partition.objectives import Objective, Power, energy, latency
-from upwell.shared.partition.placement import total_s
 
 TWO = ("edge", "cloud")
 SIZES = [600_000, 700_000, 20_000, 4_000]
@@ -40,8 +40,8 @@ def advice(
     at_hand = sweep.at(1 / bps)
     proper = [one for one in all_placements(graph) if len(set(one.values())) == 2]
     best = min(proper, key=lambda placement: total_s(at_hand, placement), default=None)
-    ways = Ways(sweep, 1 / bps, measured_cuts(edge, cloud))
-    return advise(ways, envelope(sweep, best_placement), best, pictures)
+    factory = OptionFactory(sweep, 1 / bps, measured_cuts(edge, cloud))
+    return advise(factory, envelope(sweep, best_placement), best, pictures)
 
 
 def names(found: Advice) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.partition.profiles_for_tests import LINK, profile, random_profiles
 from upwell.shared.errors import ConfigError
+from upwell.shared.partition.arrays import total_s
 from upwell.shared.partition.combining import combine, load_profile, measured_cuts
-from upwell.shared.partition.placement import total_s
 from upwell.shared.partition.profile import Profile
 
 SIZES = [600_000, 40_000, 20_000, 4_000]
@@ -71,8 +71,8 @@ def test_a_tensor_of_unknown_size_crosses_no_cut() -> None:
 @pytest.mark.parametrize(
     ("edge", "cloud", "said"),
     [
-        (CLOUD, CLOUD, "--edge: this profile is of the tier cloud; expected one taken on the edge side"),
-        (EDGE, EDGE, "--cloud: this profile is of the tier edge"),
+        (CLOUD, CLOUD, "--edge: this profile was taken on the cloud side; expected one from the edge side"),
+        (EDGE, EDGE, "--cloud: this profile was taken on the edge side"),
         (EDGE, profile("cloud", {0: 0.01, 3: 0.0}, SIZES, digest="ff" * 32), "of different model files"),
         (EDGE, profile("cloud", {0: 0.01, 3: 0.0}, SIZES, rows=4), "for different batches (1 and 4 rows)"),
         (EDGE, profile("cloud", {0: 0.01, 2: 0.0}, SIZES[1:]), "of different graphs of the same file"),
@@ -103,12 +103,12 @@ NODES = json.loads(EDGE.model_dump_json())["nodes"]
     [
         ({"tier": "fog"}, "p.json: tier: "),
         ({"extra": 1}, "p.json: extra: "),
-        ({"points": POINTS[:1]}, "points: expected cuts after 0 to 3 nodes, both ends among them"),
-        ({"points": POINTS[1:]}, "both ends among them"),
+        ({"points": POINTS[:1]}, "points: expected cuts after 0 to 3 nodes, including both ends"),
+        ({"points": POINTS[1:]}, "including both ends"),
         ({"points": [POINTS[0], POINTS[1], POINTS[1], POINTS[2]]}, "each once"),
-        ({"points": [POINTS[0], {**POINTS[1], "corrected_s": 1.0}, POINTS[2]]}, "a longer head takes no less"),
-        ({"points": [{**POINTS[0], "corrected_s": 0.01}, *POINTS[1:]]}, "0 s for what runs nothing"),
-        ({"tensors": {}}, "nothing is said of 't1', 't2', 'x', 'y'"),
+        ({"points": [POINTS[0], {**POINTS[1], "corrected_s": 1.0}, POINTS[2]]}, "a longer head cannot take less time"),
+        ({"points": [{**POINTS[0], "corrected_s": 0.01}, *POINTS[1:]]}, "0 s for the point that runs nothing"),
+        ({"tensors": {}}, "missing: 't1', 't2', 'x', 'y'"),
         ({"nodes": [NODES[1], NODES[0], NODES[2]]}, "expected a topological order"),
         ({"nodes": [NODES[0], {**NODES[1], "name": "n0"}, NODES[2]]}, "two nodes have the same name"),
     ],
@@ -132,5 +132,5 @@ def test_tails_must_shrink_too(tmp_path: Path) -> None:
     document = json.loads(CLOUD.model_dump_json())
     document["points"][1]["corrected_s"] = 1.0
     (tmp_path / "p.json").write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="a shorter tail takes no more"):
+    with pytest.raises(ConfigError, match="a shorter tail cannot take more time"):
         load_profile(tmp_path / "p.json")

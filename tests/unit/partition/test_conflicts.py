@@ -44,19 +44,19 @@ def node(name: str, reads: str, makes: str, *tiers: str) -> CostNode:
         (
             graph(node("a", "", "y", "gateway"), node("b", "y", "z", "device", "cloud"), fixed=("y",)),
             "node 'b' has no tier left; "
-            "not on 'device' or 'cloud': it reads 'y', which is not splittable, of 'a', which cannot stand there "
+            "not on 'device' or 'cloud': it reads 'y', which is not splittable, of 'a', which cannot run there "
             "(not on 'device' or 'cloud': it has no cost there); not on 'gateway': it has no cost there",
         ),
         (
             graph(node("a", "", "y", "cloud"), node("b", "y", "z", *TIERS), node("c", "z", "w", "gateway")),
             "node 'c' has no tier left; not on 'device' or 'cloud': it has no cost there; "
-            "not on 'gateway': it reads 'z' of 'b', which cannot stand there or below (not on 'device' or 'gateway': "
-            "it reads 'y' of 'a', which cannot stand there or below "
+            "not on 'gateway': it reads 'z' of 'b', which cannot run there or below (not on 'device' or 'gateway': "
+            "it reads 'y' of 'a', which cannot run there or below "
             "(not on 'device' or 'gateway': it has no cost there))",
         ),
         (
             graph(node("a", "", "y", "gateway", "cloud"), non_empty=("cloud", "device")),
-            "`non_empty` names the tier 'device', on which no node can stand",
+            "`non_empty` names the tier 'device', on which no node can run",
         ),
         (
             graph(node("a", "", "y", *TIERS), non_empty=("cloud", "device")),

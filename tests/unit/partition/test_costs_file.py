@@ -141,7 +141,7 @@ ONE_PROBLEM = {
         "fused[0].pair[1]",
         "there is no node 'b'",
     ),
-    "a tier twice": (lambda one: one.update(tiers=["edge", "cloud", "cloud"]), "tiers[2]", "there twice"),
+    "a tier twice": (lambda one: one.update(tiers=["edge", "cloud", "cloud"]), "tiers[2]", "appears twice"),
     "a wrong tier": (
         lambda one: one.update(input_tier="egde"),
         "input_tier",
@@ -165,39 +165,39 @@ ONE_PROBLEM = {
     "a name twice": (
         lambda one: one["nodes"].append({"name": "a", "cost_s": {}}),
         "nodes[1].name",
-        "the node 'a' is there twice",
+        "the node 'a' appears twice",
     ),
-    "an input twice": (lambda one: one.update(inputs=["x", "x"]), "inputs[1]", "the tensor 'x' is there twice"),
-    "an output twice": (lambda one: one.update(outputs=["y", "y"]), "outputs[1]", "the tensor 'y' is there twice"),
+    "an input twice": (lambda one: one.update(inputs=["x", "x"]), "inputs[1]", "the tensor 'x' appears twice"),
+    "an output twice": (lambda one: one.update(outputs=["y", "y"]), "outputs[1]", "the tensor 'y' appears twice"),
     "a tensor without bytes": (
         lambda one: one["nodes"][0]["inputs"].append("z"),
         "nodes[0].inputs[1]",
-        "says nothing of",
+        "is missing from `tensors`",
     ),
     "an output that nobody makes": (
         lambda one: (one["tensors"].update(z={"bytes": 1}), one.update(outputs=["z"])),
         "outputs[0]",
-        "nothing makes 'z'",
+        "nothing produces 'z'",
     ),
     "an input that nobody makes": (
         lambda one: (one["tensors"].update(z={"bytes": 1}), one["nodes"][0]["inputs"].append("z")),
         "nodes[0].inputs[1]",
-        "nothing makes 'z'",
+        "nothing produces 'z'",
     ),
     "two makers": (
         lambda one: one["nodes"].append({"name": "b", "outputs": ["y"], "cost_s": {}}),
         "nodes[1].outputs[0]",
-        "'a' makes it, and 'b' makes it",
+        "by 'a', and by 'b'",
     ),
     "an input that is made": (
         lambda one: one["nodes"][0]["outputs"].append("x"),
         "nodes[0].outputs[1]",
-        "an input of the model, and 'a' makes it",
+        "an input of the model, and by 'a'",
     ),
     "a circle of one": (
         lambda one: one["nodes"][0]["inputs"].append("y"),
         "nodes[0]",
-        "feed each other in a circle: 'a' -> 'a'",
+        "feed each other in a cycle: 'a' -> 'a'",
     ),
     "a circle of two": (
         lambda one: (
@@ -206,7 +206,7 @@ ONE_PROBLEM = {
             one["nodes"][0]["inputs"].append("z"),
         ),
         "nodes[0]",
-        "in a circle: 'a' -> 'b' -> 'a'",
+        "in a cycle: 'a' -> 'b' -> 'a'",
     ),
 }
 
@@ -222,7 +222,7 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, name: str) -> None
 def test_links_of_three_tiers_join_neighbours(tmp_path: Path) -> None:
     document = graph(tiers=["edge", "fog", "cloud"])
     assert problems(tmp_path, document) == [
-        ("links[0]", "'edge' and 'cloud' are no neighbours; a link leads from a tier to the next of `tiers`"),
+        ("links[0]", "'edge' and 'cloud' are not neighbours; a link leads from a tier to the next one in `tiers`"),
         ("links", "no link from 'edge' to 'fog'"),
         ("links", "no link from 'fog' to 'cloud'"),
     ]
@@ -234,9 +234,9 @@ def test_links_of_three_tiers_join_neighbours(tmp_path: Path) -> None:
         ("", "not JSON"),
         ("[1, 2", "not JSON"),
         ("[]", "expected"),
-        ('{"tiers": ["a"], "tiers": ["b"]}', "the key 'tiers' is there twice"),
-        (json.dumps(LEAST).replace("0.5", "NaN"), "NaN is no JSON"),
-        (json.dumps(LEAST).replace("0.5", "Infinity"), "Infinity is no JSON"),
+        ('{"tiers": ["a"], "tiers": ["b"]}', "the key 'tiers' appears twice"),
+        (json.dumps(LEAST).replace("0.5", "NaN"), "NaN is not JSON"),
+        (json.dumps(LEAST).replace("0.5", "Infinity"), "Infinity is not JSON"),
         (json.dumps(LEAST).replace("0.5", "1e999"), "finite"),
         (json.dumps(LEAST).replace("0.5", "9" * 5000), "integer"),
         ("[" * 100_000, "nested too deeply"),
@@ -259,4 +259,4 @@ def test_of_many_problems_the_first_are_shown(tmp_path: Path) -> None:
     node = {"name": "a", "inputs": ["q"], "outputs": [], "cost_s": {}}
     found = problems(tmp_path, graph(nodes=[node] * 3000))
     assert len(found) == 21
-    assert found[-1] == ("", "more is wrong than is shown")
+    assert found[-1] == ("", "there are more problems than are shown")

@@ -157,8 +157,13 @@ def test_weights_beside_a_half_stay(tmp_path: Path) -> None:
         ("int8", 17, None, "there are samples of none"),
         ("int8", 17, {"a": (1.0, 0.0)}, "expected two numbers, the smaller first"),
         ("int8", 17, {"a": (0.0, float("nan"))}, "expected two numbers"),
-        ("int8", 9, {"a": (0.0, 1.0), "b": (0.0, 1.0)}, "int8 at the cut needs opset 10 or later, and the model has 9"),
-        ("fp16", 17, {"b": (-70_000.0, 1.0)}, "values of 'b' exceed 65504, the largest FP16"),
+        (
+            "int8",
+            9,
+            {"a": (0.0, 1.0), "b": (0.0, 1.0)},
+            "int8 at the cut needs opset 10 or later, but the model has opset 9",
+        ),
+        ("fp16", 17, {"b": (-70_000.0, 1.0)}, "values of 'b' exceed 65504, the largest FP16 number"),
     ],
 )
 def test_what_cannot_be_encoded_is_refused(
@@ -174,5 +179,5 @@ def test_a_cut_without_floats_has_nothing_to_encode(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}').SerializeToString())
     halves = split_onnx(path, read_graph(path), frozenset({0}))
-    with pytest.raises(ConfigError, match="no tensor of this cut is FP32"):
+    with pytest.raises(ConfigError, match="no tensor in this cut is FP32"):
         with_codec(halves, "fp16")

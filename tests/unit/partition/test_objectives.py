@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from upwell.shared.partition.arrays import total_s
 from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
 from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
-from upwell.shared.partition.placement import total_s
 
 TWO = ("edge", "cloud")
 GRAPH = CostGraph(

@@ -289,23 +289,25 @@ def test_invalid_models_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
     x, y, path = value("x", (2,)), value("y"), tmp_path / "m.onnx"
     assert "no operators" in refused(model(path, [], [x], [x]))
     assert "reads 'nothing'" in refused(model(path, [op("Relu", ["nothing"], ["y"])], [x], [y]))
-    assert "'y' is made twice" in refused(model(path, [op("Relu", ["x"], ["y"]), op("Neg", ["x"], ["y"])], [x], [y]))
-    assert "'x' is made twice" in refused(model(path, [op("Relu", ["x"], ["x"])], [x], [x]))
+    assert "'y' is produced twice" in refused(
+        model(path, [op("Relu", ["x"], ["y"]), op("Neg", ["x"], ["y"])], [x], [y])
+    )
+    assert "'x' is produced twice" in refused(model(path, [op("Relu", ["x"], ["x"])], [x], [x]))
     assert "output 'y'" in refused(model(path, [op("Relu", ["x"], ["z"])], [x], [y]))
     circle = [op("Add", ["x", "b"], ["a"]), op("Neg", ["a"], ["b"])]
-    assert "circle" in refused(model(path, circle, [x], [value("b")]))
+    assert "form a cycle" in refused(model(path, circle, [x], [value("b")]))
     captured = body([op("Neg", ["nowhere"], ["n"])], [], [value("n")])
     assert "'nowhere'" in refused(model(path, [choice("y", "c", captured, captured)], [x, value("c")], [y]))
 
 
 def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
-    assert "no such model file" in refused(tmp_path / "none.onnx")
+    assert "no such file; expected a model" in refused(tmp_path / "none.onnx")
     (tmp_path / "model.pt").write_bytes(b"1")
     assert ".onnx or .tflite" in refused(tmp_path / "model.pt")
     (tmp_path / "empty.onnx").touch()
     assert "empty" in refused(tmp_path / "empty.onnx")
     (tmp_path / "folder.onnx").mkdir()
-    assert "no such model file" in refused(tmp_path / "folder.onnx")
+    assert "no such file; expected a model" in refused(tmp_path / "folder.onnx")
 
 
 def test_a_file_cut_short_anywhere_is_refused_or_a_graph(tmp_path: Path) -> None:

@@ -334,13 +334,13 @@ def test_an_operator_that_draws_numbers_is_not_free(tmp_path: Path) -> None:
 def test_invalid_models_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
     tensors, path = [T("x", (4,)), T("h", (4,)), T("y", (4,))], tmp_path / "m.tflite"
     assert "no operators" in refused(save(path, tensors, [], [0], [0]))
-    assert "names tensor 7, and has 3" in refused(save(path, tensors, [relu(0, 7)], [0], [2]))
-    assert "names tensor -2" in refused(save(path, tensors, [relu(-2, 1)], [0], [2]))
+    assert "refers to tensor 7 but has only 3" in refused(save(path, tensors, [relu(0, 7)], [0], [2]))
+    assert "refers to tensor -2" in refused(save(path, tensors, [relu(-2, 1)], [0], [2]))
     assert "tensor -1 as its input" in refused(save(path, tensors, [relu(0, 2)], [-1], [2]))
-    assert "reads 'h' before it is made" in refused(save(path, tensors, [relu(1, 2), relu(0, 1)], [0], [2]))
-    assert "there already" in refused(save(path, tensors, [relu(0, 1), relu(0, 1)], [0], [1]))
-    assert "there already" in refused(save(path, tensors, [relu(0, 0)], [0], [0]))
-    assert "subgraph 9, and has 3" in refused(choosing(tmp_path, then=9))
+    assert "reads 'h' before it is produced" in refused(save(path, tensors, [relu(1, 2), relu(0, 1)], [0], [2]))
+    assert "exists already" in refused(save(path, tensors, [relu(0, 1), relu(0, 1)], [0], [1]))
+    assert "exists already" in refused(save(path, tensors, [relu(0, 0)], [0], [0]))
+    assert "subgraph 9 but has only 3" in refused(choosing(tmp_path, then=9))
     assert "no options" in refused(save(path, tensors, [relu(0, 1), Op(CODES.VAR_HANDLE, (), (2,))], [0], [1]))
 
     def misname(model: Any) -> None:

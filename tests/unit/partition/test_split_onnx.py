@@ -265,5 +265,5 @@ def test_a_tensor_of_unknown_size_is_not_cut(tmp_path: Path) -> None:
 def test_a_graph_of_another_file_is_refused(tmp_path: Path) -> None:
     graph = read_graph(written(tmp_path, CHAIN, **WEIGHTS))
     other = written(tmp_path, QUANTIZED)
-    with pytest.raises(ConfigError, match="the graph is of another model"):
+    with pytest.raises(ConfigError, match="the graph belongs to another model"):
         split_onnx(other, graph, frozenset({0}))

@@ -10,10 +10,10 @@ import pytest
 from ai_edge_litert import schema_py_generated as schema
 
 from tests.models.make_mobilenet_tflite import PATH as MOBILENET
-from tests.models.tflite_recomposing import PACKAGES, CutModel, file_of, recomposed, run
+from tests.models.tflite_recomposing import CutModel, file_of, recomposed, run
 from tests.unit.partition import tflite_parts_for_tests as parts
 from tests.unit.partition.splitting import split_tflite
-from tests.unit.tflite_for_tests import T, mul, save
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES, T, mul, save
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Halves, ModelHalf
@@ -51,7 +51,7 @@ def test_each_operator_is_in_one_half_and_names_are_those_that_callers_know(tmp_
     assert [(one.datatype, one.shape) for one in halves.tail.inputs] == [("FP32", (1, 4))]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_halves_give_what_the_whole_gives(tmp_path: Path, package: str) -> None:
     path = parts.chain(tmp_path)
     whole = run(path.read_bytes(), {"given": X}, package)["answer"]
@@ -73,7 +73,7 @@ def test_without_a_signature_tensors_keep_their_names(tmp_path: Path) -> None:
     assert (names(halves.head), names(halves.tail)) == ((["x"], ["bent"]), (["bent"], ["y"]))
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_the_tail_takes_as_many_rows_as_the_whole(tmp_path: Path, package: str) -> None:
     path = parts.chain(tmp_path, rows=-1)
     halves = halves_of(path, 2)
@@ -84,7 +84,7 @@ def test_the_tail_takes_as_many_rows_as_the_whole(tmp_path: Path, package: str) 
     np.testing.assert_array_equal(recomposed(halves, {"given": rows}, package)["answer"], whole)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_outputs_on_both_sides_an_output_at_the_cut_and_an_input_of_the_tail(tmp_path: Path, package: str) -> None:
     path = parts.early_exit(tmp_path)
     halves = halves_of(path, 2)
@@ -109,7 +109,7 @@ def test_a_cut_tensor_that_is_called_like_an_input_gets_another_name(tmp_path: P
     np.testing.assert_array_equal(recomposed(halves, feed)["y"], run(path.read_bytes(), feed)["y"])
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 @pytest.mark.parametrize("flag", [True, False])
 def test_bodies_of_control_flow_come_along_and_others_stay_behind(tmp_path: Path, package: str, flag: bool) -> None:
     path = parts.with_bodies(tmp_path)
@@ -123,7 +123,7 @@ def test_bodies_of_control_flow_come_along_and_others_stay_behind(tmp_path: Path
     np.testing.assert_allclose(made, 2 * np.tanh(X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_a_variable_stays_in_one_half(tmp_path: Path, package: str) -> None:
     path = parts.with_variable(tmp_path)
     graph = contract(read_graph(path))
@@ -133,7 +133,7 @@ def test_a_variable_stays_in_one_half(tmp_path: Path, package: str) -> None:
         np.testing.assert_allclose(recomposed(halves, {"x": X}, package)["w"], np.tanh(2 * X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_weights_behind_the_flatbuffer_are_found(tmp_path: Path, package: str) -> None:
     path = parts.chain(tmp_path)
     halves = halves_of(parts.moved_behind(path), 2)
@@ -141,7 +141,7 @@ def test_weights_behind_the_flatbuffer_are_found(tmp_path: Path, package: str) -
     np.testing.assert_array_equal(recomposed(halves, {"given": X}, package)["answer"], whole)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_a_large_half_has_its_weights_behind_the_flatbuffer(package: str) -> None:
     cut = CutModel(MOBILENET)
     halves = cut.halves(frozenset(range(10)))

@@ -111,10 +111,10 @@ def test_what_is_no_cut_is_refused(tmp_path: Path) -> None:
 def test_a_graph_of_another_model_is_refused(tmp_path: Path) -> None:
     path = parts.chain(tmp_path)
     graph = contract(read_graph(two_in_two_out(tmp_path)))
-    assert "of another model" in refused(path, graph, (0,))
+    assert "belongs to another model" in refused(path, graph, (0,))
     tensors = {name: Tensor(name, "FP32", (1,)) for name in "abc"}
     nodes = (Node("a", "A", ("a",), ("b",), (0,)), Node("b", "B", ("b",), ("c",), (1,)))
-    assert "of another model" in refused(path, Graph("tflite", nodes, tensors, ("a",), ("c",)), (0,))
+    assert "belongs to another model" in refused(path, Graph("tflite", nodes, tensors, ("a",), ("c",)), (0,))
 
 
 def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
@@ -136,4 +136,4 @@ def test_weights_that_are_not_there_are_an_error(tmp_path: Path) -> None:
     path = parts.moved_behind(parts.chain(tmp_path))
     graph = contract(read_graph(path))
     path.write_bytes(path.read_bytes()[:-8])
-    assert "behind its end" in refused(path, graph, (0,))
+    assert "beyond its end" in refused(path, graph, (0,))

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from upwell.shared.partition.uncertain import Bandwidth, BandwidthSamples, LogNormal
+from upwell.shared.partition.uncertain import BandwidthSamples, LogNormal
 
 
 def test_the_mean_is_that_of_the_inverse() -> None:
@@ -28,7 +28,7 @@ def test_a_quantile_of_samples_is_one_of_them(probability: float, slowest: float
 
 
 @pytest.mark.parametrize("known", [BandwidthSamples([8e6]), LogNormal(8e6, 1.0)])
-def test_a_steady_link_is_what_it_is(known: Bandwidth) -> None:
+def test_a_steady_link_is_what_it_is(known: BandwidthSamples | LogNormal) -> None:
     assert 1 / known.mean_inverse() == pytest.approx(8e6)
     assert 1 / known.inverse_quantile(0.99) == pytest.approx(8e6)
 

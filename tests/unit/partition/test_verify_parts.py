@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.tools.partition.recompose.matching import Unfit, fits, join, pair
-from upwell.tools.partition.recompose.verify import difference
+from upwell.tools.partition.recompose import Unfit, difference, fits, join, pair
 
 
 def spec(name: str, *shape: int, datatype: str = "FP32") -> TensorSpec:

@@ -39,7 +39,7 @@ def test_an_answer_proves_that_all_before_it_have_left() -> None:
     backlog = queued(("a", 10_000, 0.0), ("b", 20_000, 0.0)).answered("b", 0.1)
     assert wait_s(backlog, 0.1) == 0.0
     assert backlog.find("a") is not None
-    assert backlog.answered("a", 0.12).flights == ()
+    assert backlog.answered("a", 0.12).in_flight == ()
 
 
 def test_the_time_on_the_link_is_told_without_the_waiting() -> None:
@@ -74,8 +74,8 @@ def test_a_cancelled_message_that_had_begun_still_leaves_and_one_that_had_not_is
 
 def test_cancelled_messages_are_forgotten_when_they_have_left() -> None:
     backlog = queued(("a", 10_000, 0.0)).cancelled("a", 0.05, S_PER_BYTE)
-    assert [in_flight.call for in_flight in backlog.flights] == ["a"]
-    assert [in_flight.call for in_flight in backlog.sent(InFlight("b", 1, 0.2), S_PER_BYTE).flights] == ["b"]
+    assert [in_flight.call for in_flight in backlog.in_flight] == ["a"]
+    assert [in_flight.call for in_flight in backlog.sent(InFlight("b", 1, 0.2), S_PER_BYTE).in_flight] == ["b"]
 
 
 def test_an_overdue_message_says_that_the_link_is_slower_but_no_more_than_so_much() -> None:
@@ -92,8 +92,8 @@ def test_the_servers_own_time_is_not_overdue() -> None:
 
 def test_it_forgets_what_is_too_old_and_too_much() -> None:
     backlog = queued(*((str(index), 10, index * 1e-3) for index in range(500)))
-    assert len(backlog.flights) == Backlog.LONGEST
-    assert len(backlog.sent(InFlight("late", 1, Backlog.LONGEST_S + 10), S_PER_BYTE).flights) == 1
+    assert len(backlog.in_flight) == Backlog.LONGEST
+    assert len(backlog.sent(InFlight("late", 1, Backlog.LONGEST_S + 10), S_PER_BYTE).in_flight) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))

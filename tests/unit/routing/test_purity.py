@@ -29,8 +29,8 @@ OWN = (
 )  # fmt: skip
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""
 
-BY_NAME = {"cel_rules.py": {"cel"}}
-"""What single modules may import besides; `cel` evaluates expressions that can reach nothing."""
+BY_NAME = {"cel_rules.py": {"cel_expr_python"}}
+"""What single modules may import besides; `cel_expr_python` evaluates expressions that can reach nothing."""
 
 FORBIDDEN_CALLS = {"open", "print", "input", "eval", "exec", "compile", "__import__", "breakpoint"}
 FORBIDDEN_ATTRIBUTES = {"now", "today", "utcnow", "monotonic", "perf_counter", "sleep", "random", "getenv", "environ"}

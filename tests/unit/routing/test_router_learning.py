@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,7 +24,6 @@ from upwell.shared.routing.decide.state import (
 )
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
-from upwell.shared.routing.estimators.latency import RunTimes
 from upwell.shared.routing.reasons import CALLERS_FAULTS, CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
 
 UP = "defaults: {deadline: 1s}\nrules: [{name: up, match: {}, route: cloud}]"
@@ -345,10 +344,3 @@ def test_learning_a_thousand_models_changes_no_other() -> None:
     by = router(UP)
     state = learnt(by, [EdgeRan(f"m{index}", 1, 0.1) for index in range(1000)])
     assert math.isnan(by.decide(state, signals(), NOW_S).predicted_edge_s)
-
-
-def test_a_run_of_the_device_changes_its_times_and_nothing_else() -> None:
-    names = [field.name for field in fields(RouterState)]
-    state = RouterState(**{name: object() for name in names})  # type: ignore[arg-type]  # told apart by identity
-    times = {MODEL: RunTimes()}
-    assert state.with_edge(times) == replace(state, edge=times)

@@ -178,7 +178,7 @@ def test_audits_are_tallied_by_scope() -> None:
 
 
 def test_a_rule_that_cannot_be_evaluated_keeps_everything_here_and_says_so() -> None:
-    pytest.importorskip("cel")
+    pytest.importorskip("cel_expr_python")
     by = router(UP.replace("[{", "[{name: odd, if: 'request.size_bytes / 0 > 1', egress: deny}, {"))
     decision = by.decide(RouterState(), signals(), NOW_S)
     assert (decision.reason, decision.up_rows, decision.degraded) == (Reason.RULE_ERROR, (), False)
@@ -186,7 +186,7 @@ def test_a_rule_that_cannot_be_evaluated_keeps_everything_here_and_says_so() -> 
 
 
 def test_expressions_see_what_the_router_knows() -> None:
-    pytest.importorskip("cel")
+    pytest.importorskip("cel_expr_python")
     by = router("rules: [{name: near, if: 'link.rtt_s < 0.04', route: cloud}]")
     for cloud_s, reason in ((0.06, Reason.RULE), (0.2, Reason.EASY)):
         assert by.decide(known(by, cloud_s=cloud_s), signals(), NOW_S).reason is reason

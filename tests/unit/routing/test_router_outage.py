@@ -96,7 +96,7 @@ def test_another_way_to_the_cloud_is_unknown_and_what_is_under_way_on_the_old_on
     state = by.observe(RouterState(), CloudSent(MODEL, "old", 1, 50_000), 0.0)
     state = by.observe(state, CloudMoved(), 0.1)
     assert not state.link.is_known
-    assert state.backlog.flights == ()
+    assert state.backlog.in_flight == ()
     state = by.observe(state, CloudAnswered(MODEL, 1, 50_000, 5.0, 0.01, call="old"), 5.0)
     assert not state.link.is_known
 

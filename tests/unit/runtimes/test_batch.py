@@ -12,7 +12,8 @@ from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
 from tests.unit.models_for_tests import save, tensor
-from upwell.edge.models.background_load import load_edge
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES
+from upwell.edge.models.loading import Loader
 from upwell.edge.models.sections import EdgeSide
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime
@@ -21,8 +22,6 @@ from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.probe import ProbeSubject
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.formats.onnx.graph import read_graph
-
-PACKAGES = ["ai_edge_litert", "tflite_runtime"]
 
 
 def shapes(runtime: Runtime) -> list[tuple[int, ...]]:
@@ -52,9 +51,8 @@ def test_onnx_on_the_cpu(tmp_path: Path) -> None:
     fixed_answers_like_open(models_for_tests.linear(tmp_path), RuntimeOptions())
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_tflite_on_the_cpu_and_on_delegates(tmp_path: Path, package: str, software_delegate: Path) -> None:
-    pytest.importorskip(package)
     options = RuntimeOptions.model_validate({"package": package})
     fixed_answers_like_open(tflite_for_tests.linear(tmp_path), options)
     fixed_answers_like_open(tflite_for_tests.linear(tmp_path), options, AcceleratorOptions(provider="xnnpack"))
@@ -65,16 +63,15 @@ def test_tflite_on_the_cpu_and_on_delegates(tmp_path: Path, package: str, softwa
         fixed_answers_like_open(tflite_for_tests.linear(tmp_path), options, delegate)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", TFLITE_PACKAGES)
 def test_a_delegate_keeps_its_nodes_whatever_the_rows(tmp_path: Path, package: str, software_delegate: Path) -> None:
-    pytest.importorskip(package)
     report = tmp_path / "report"
     delegate = {"claim": "all", "static_only": 1, "report": str(report)}
     described = {
         "file": str(tflite_for_tests.linear(tmp_path)), "package": package, "batch": 2,
         "accelerator": {"provider": "software", "library": str(software_delegate), "options": delegate},
     }  # fmt: skip
-    edge = load_edge("m", EdgeSide.model_validate(described))
+    edge = Loader("m", EdgeSide.model_validate(described)).load()
     prepared = report.read_text()
     for count in (1, 2, 5):
         assert edge.run_now(rows(count)).outputs["scores"].shape == (count, 3)
@@ -87,8 +84,8 @@ def test_a_delegate_keeps_its_nodes_whatever_the_rows(tmp_path: Path, package: s
 def test_any_number_of_rows_is_answered(tmp_path: Path, maker: object, batch: int) -> None:
     assert callable(maker)
     path = maker(tmp_path)
-    plain = load_edge("m", EdgeSide.model_validate({"file": str(path)}))
-    fixed = load_edge("m", EdgeSide.model_validate({"file": str(path), "batch": batch}))
+    plain = Loader("m", EdgeSide.model_validate({"file": str(path)})).load()
+    fixed = Loader("m", EdgeSide.model_validate({"file": str(path), "batch": batch})).load()
     assert fixed.signature == plain.signature
     for count in (1, 4, 10):
         expected = plain.run_now(rows(count)).outputs["scores"]
@@ -100,7 +97,9 @@ def test_a_batch_that_is_fixed_already(tmp_path: Path, maker: object) -> None:
     assert callable(maker)
     path = maker(tmp_path, rows=2)
     assert shapes(load_runtime(path, RuntimeOptions(batch=2))) == [(2, 8), (2, 3)]
-    with pytest.raises(ConfigError, match=r"`batch: 1` cannot be kept: the model leaves no batch open.*x.* \[2, 8\]"):
+    with pytest.raises(
+        ConfigError, match=r"`batch: 1` cannot be used: the model has no open batch dimension.*x.* \[2, 8\]"
+    ):
         load_runtime(path, RuntimeOptions(batch=1))
 
 
@@ -111,7 +110,9 @@ def copied(path: Path, shape: list[int | str | None]) -> Path:
 
 def test_a_dimension_without_a_name_cannot_be_fixed(tmp_path: Path) -> None:
     path = copied(tmp_path / "m.onnx", [None, 3])
-    with pytest.raises(ConfigError, match=r"'x' leads with an open dimension that has no name; fix it in the file .*"):
+    with pytest.raises(
+        ConfigError, match=r"the first dimension of input 'x' is open and has no name; fix it in the file .*"
+    ):
         load_runtime(path, RuntimeOptions(batch=1))
     model = onnx.load(path)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1  # as some exporters write it
@@ -122,7 +123,7 @@ def test_a_dimension_without_a_name_cannot_be_fixed(tmp_path: Path) -> None:
 
 def test_a_name_of_other_dimensions_is_left_alone(tmp_path: Path) -> None:
     path = copied(tmp_path / "m.onnx", ["n", "n"])
-    with pytest.raises(ConfigError, match="'n', with which input 'x' leads, is the name of other dimensions too"):
+    with pytest.raises(ConfigError, match="'n', the first dimension of input 'x', also names other dimensions"):
         load_runtime(path, RuntimeOptions(batch=1))
 
 

@@ -5,27 +5,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
-from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.edge.runtimes.fake import Behaviour, FakeRuntime
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
 
 X = {"x": np.ones(2, np.float32)}
 
 
-def double(**settings: object) -> FakeRuntime:
+def double(**behaviour: Any) -> FakeRuntime:
     specs = [TensorSpec(name, "FP32", (-1,)) for name in "xy"]
-    return FakeRuntime(lambda inputs: {"y": inputs["x"] * 2}, specs[:1], specs[1:], **settings)  # type: ignore[arg-type]  # passed through
+    return FakeRuntime(lambda inputs: {"y": inputs["x"] * 2}, specs[:1], specs[1:], behaviour=Behaviour(**behaviour))
 
 
 def test_it_fails_for_as_long_as_it_is_told_to() -> None:
     runtime = double(failure="no power")
     with pytest.raises(ModelFailed, match="no power"):
         runtime.run(X)
-    runtime.failure = ""
+    runtime.behaviour.failure = ""
     np.testing.assert_array_equal(runtime.run(X)["y"], [2, 2])
     assert runtime.runs == 2
 

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
-from upwell.edge.runtimes.coverage_of import coverage_of
-from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.load import coverage_of, load_runtime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions, usable_cores
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.shared.config.yaml import parse_yaml

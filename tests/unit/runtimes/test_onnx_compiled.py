@@ -12,7 +12,7 @@ import pytest
 from tests.unit.models_for_tests import linear
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx import compiled_cache
-from upwell.edge.runtimes.onnx.compiled_cache import KEEPING, CacheEntry, entry_for
+from upwell.edge.runtimes.onnx.compiled_cache import COMPILED_CACHES, CacheEntry, entry_for
 from upwell.edge.runtimes.onnx.providers import OPENVINO, QNN, Provider
 from upwell.edge.runtimes.options import AcceleratorOptions
 
@@ -22,7 +22,7 @@ PREFER = AcceleratorOptions(provider="npu")
 
 
 def entry(folder: Path, name: str = "a-1") -> CacheEntry:
-    return CacheEntry(folder / name, KEEPING[QNN])
+    return CacheEntry(folder / name, COMPILED_CACHES[QNN])
 
 
 def compile_into(one: CacheEntry, content: bytes = b"context") -> bool:
@@ -165,7 +165,7 @@ def test_a_provider_that_keeps_nothing_has_no_entry(tmp_path: Path) -> None:
 
 
 def test_a_provider_is_told_where(tmp_path: Path) -> None:
-    tensorrt = CacheEntry(tmp_path / "a-1", KEEPING["TensorrtExecutionProvider"])
+    tensorrt = CacheEntry(tmp_path / "a-1", COMPILED_CACHES["TensorrtExecutionProvider"])
     assert tensorrt.context is None
     assert tensorrt.settings(tmp_path) == {}
     assert tensorrt.options(tmp_path)["trt_engine_cache_path"] == str(tmp_path)

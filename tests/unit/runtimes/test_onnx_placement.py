@@ -16,12 +16,12 @@ import pytest
 from onnx import helper
 
 from tests.unit.models_for_tests import linear, linear_weights, save, slow, tensor, two_in_two_out
-from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.base import Placement, Runtime
 from upwell.edge.runtimes.onnx.evidence import from_profile, kernels_in_profile, records_assignment
 from upwell.edge.runtimes.onnx.partitions import AssignedNode
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions, usable_cores
-from upwell.edge.runtimes.placement import AcceleratorNotUsable
+from upwell.edge.runtimes.placement import AcceleratorNotUsable, FallbackRuntime
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import Array
 
@@ -42,7 +42,7 @@ def refusal(path: Path, provider: str, require: Require = "prefer", library: Pat
     return str(error.value)
 
 
-def assert_works(runtime: OnnxRuntime) -> None:
+def assert_works(runtime: Runtime) -> None:
     x = np.ones((2, 8), np.float32)
     weights, bias = linear_weights()
     np.testing.assert_allclose(runtime.run({"x": x})["scores"], x @ weights + bias, rtol=1e-4)
@@ -83,7 +83,7 @@ def test_a_provider_that_is_not_there_is_a_reason(tmp_path: Path, require: Requi
     assert "CPUExecutionProvider" in said
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "there is no library"), (b"junk", "cannot be loaded")])
+@pytest.mark.parametrize(("content", "said"), [(None, "no such library"), (b"junk", "cannot be loaded")])
 def test_a_plugin_library_that_is_none_is_a_reason(tmp_path: Path, content: bytes | None, said: str) -> None:
     library = tmp_path / "libplugin.so"
     if content is not None:
@@ -146,11 +146,11 @@ class LostDevice:
         raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : device lost")
 
 
-def on_a_lost_device(path: Path) -> OnnxRuntime:
+def on_a_lost_device(path: Path) -> FallbackRuntime:
     runtime = OnnxRuntime(path)
     runtime._call = LostDevice()
     runtime.placement = Placement("npu", nodes=2, nodes_on_accelerator=2)
-    return runtime
+    return FallbackRuntime(path, runtime, lambda: OnnxRuntime(path))
 
 
 def test_an_accelerator_that_fails_while_running_costs_no_answer(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_an_accelerator_that_fails_while_running_costs_no_answer(tmp_path: Path)
     for _ in range(2):
         assert_works(runtime)
     assert runtime.placement.nodes_on_accelerator == 0
-    assert runtime.placement.reason == "npu failed while running, the model goes on on the CPU: device lost"
+    assert runtime.placement.reason == "npu failed while running, the model continues on the CPU: device lost"
 
 
 def test_a_bad_request_does_not_cost_the_accelerator(tmp_path: Path) -> None:

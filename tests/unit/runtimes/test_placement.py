@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.runtimes.options import AcceleratorOptions
-from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge, lost
+from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable, FallbackRuntime, from_nodes, judge
+from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.tensors import Array, TensorSpec
 
 MUST = AcceleratorOptions(provider="npu", require="must")
 PREFER = AcceleratorOptions(provider="npu")
@@ -17,7 +22,7 @@ PREFER = AcceleratorOptions(provider="npu")
 
 def test_must_needs_every_node() -> None:
     judge(MUST, from_nodes(MUST, 3, ()))
-    with pytest.raises(AcceleratorNotUsable, match=r"'npu' is a must and leaves 1 of 3 nodes on the CPU: nms$"):
+    with pytest.raises(AcceleratorNotUsable, match=r"'npu' is a `must` but leaves 1 of 3 nodes on the CPU: nms$"):
         judge(MUST, from_nodes(MUST, 3, ("nms",)))
 
 
@@ -47,6 +52,42 @@ def test_a_reason_that_is_known_is_given() -> None:
 
 
 def test_an_accelerator_that_was_lost_has_no_nodes_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    gone = lost(Path("m.onnx"), Placement("npu", 3, 2, ("nms",)), "unplugged")
-    assert gone == Placement("npu", 3, 0, (), "npu failed while running, the model goes on on the CPU: unplugged")
+    x = TensorSpec("x", "FP32", (-1,))
+    on_cpu = FakeRuntime(lambda inputs: inputs, [x], [x])
+    runtime = FallbackRuntime(
+        Path("m.onnx"), Unplugged([x], [x], placement=Placement("npu", 3, 2, ("nms",))), lambda: on_cpu
+    )
+    for runs in (1, 2):
+        np.testing.assert_array_equal(runtime.run({"x": np.ones(2, np.float32)})["x"], np.ones(2, np.float32))
+        assert on_cpu.runs == runs
+    gone = Placement("npu", 3, 0, (), "npu failed while running, the model continues on the CPU: unplugged")
+    assert runtime.placement == gone
     assert caplog.messages == [f"m.onnx: {gone.reason}"]
+
+
+def test_a_model_that_was_closed_is_not_opened_on_the_cpu() -> None:
+    runtime = FallbackRuntime(Path("m.onnx"), Unplugged(), lambda: pytest.fail("it was opened"))
+    runtime.close()
+    with pytest.raises(ModelFailed, match="unplugged"):
+        runtime.run({})
+
+
+def test_a_model_file_that_has_gone_says_so() -> None:
+    def gone() -> FakeRuntime:
+        raise ConfigError.at(Path("m.onnx"), "no such file; expected a model")
+
+    runtime = FallbackRuntime(Path("m.onnx"), Unplugged(), gone)
+    with pytest.raises(ModelFailed, match=r"again after a failure: .*no such file; expected a model"):
+        runtime.run({})
+
+
+class Unplugged(FakeRuntime):
+    """An accelerator that was taken out."""
+
+    def __init__(
+        self, inputs: Sequence[TensorSpec] = (), outputs: Sequence[TensorSpec] = (), placement: Placement | None = None
+    ) -> None:
+        super().__init__(lambda inputs: inputs, inputs, outputs, placement=placement)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        raise AcceleratorFailed("unplugged")

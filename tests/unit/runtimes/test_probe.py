@@ -131,7 +131,7 @@ def test_another_model_on_a_device_that_this_process_has_open_is_opened_and_mark
     request.getfixturevalue("no_child")
     enter(second, tmp_path).release()
     assert results(tmp_path) == ["", "suspect"]
-    with pytest.raises(AcceleratorNotUsable, match="may have ended the agent before, and cannot be tried out now"):
+    with pytest.raises(AcceleratorNotUsable, match="may have crashed the agent before, and cannot be tried out now"):
         enter(second, tmp_path)
     with pytest.raises(AcceleratorNotUsable, match=r"with these options, .*; models of one agent share a device by"):
         enter(subject(tmp_path, software_delegate, crash="load"), tmp_path)  # the same library by other options

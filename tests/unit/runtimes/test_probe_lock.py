@@ -136,5 +136,5 @@ def test_a_link_or_pipe_in_its_place_is_not_followed(own_folder: Path) -> None:
     for file in own_folder.iterdir():
         file.unlink()
         os.mkfifo(file)
-    with pytest.raises(DeviceBusy, match="it is no plain file"):
+    with pytest.raises(DeviceBusy, match="it is not a plain file"):
         user()

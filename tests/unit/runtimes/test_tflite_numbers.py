@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.in_process import InProcess
+from tests.unit.tflite_for_tests import linear
 from tests.unit.weights_for_tests import linear_weights
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.tensors import Array
 from upwell.tools.demo.data import ASSETS
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tflite_runtime") is None, reason="tflite_runtime has no wheel for this Python"
-)
+pytestmark = pytest.mark.tflite_runtime
 
 
 def relative_error(path: Path, package: str) -> float:
@@ -40,3 +39,12 @@ def test_static_int8_models_are_right_in_both() -> None:
     answers = [(new.run({"x": x})["logits"], old.run({"x": x})["logits"]) for x in given]
     assert np.mean([a.argmax() == b.argmax() for a, b in answers]) >= 0.97
     assert max(np.abs(a - b).max() for a, b in answers) < 1
+
+
+def test_what_model_quantize_makes_is_right_in_both(in_process: InProcess, tmp_path: Path) -> None:
+    plain = linear(tmp_path, rows=1, features=64, classes=10)
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.random.default_rng(3).standard_normal((200, 64), np.float32))
+    assert in_process("model", "quantize", plain, "--data", data).code == 0
+    for package in ("ai_edge_litert", "tflite_runtime"):
+        assert relative_error(plain.with_suffix(".int8.tflite"), package) < 0.05

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.tflite_for_tests import Op, T, add, identity, linear, save, two_in_two_out
+from tests.unit.tflite_for_tests import TFLITE_PACKAGES, Op, T, add, identity, linear, save, two_in_two_out
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.edge.runtimes.tflite.package import find_package
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec
 
-HAS_TFLITE_RUNTIME = importlib.util.find_spec("tflite_runtime") is not None
 
-
-@pytest.fixture(params=["ai_edge_litert", "tflite_runtime"])
+@pytest.fixture(params=TFLITE_PACKAGES)
 def options(request: pytest.FixtureRequest) -> RuntimeOptions:
-    if request.param == "tflite_runtime" and not HAS_TFLITE_RUNTIME:
-        pytest.skip("tflite_runtime has no wheel for this Python")
     return RuntimeOptions(package=request.param)
 
 
@@ -145,13 +140,13 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, forc
     assert str(error.value) == said
 
 
-@pytest.mark.skipif(not HAS_TFLITE_RUNTIME, reason="tflite_runtime has no wheel for this Python")
+@pytest.mark.tflite_runtime
 def test_the_other_package_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     forget(monkeypatch, "ai_edge_litert")
     assert find_package().version.startswith("tflite-runtime ")
 
 
-@pytest.mark.skipif(not HAS_TFLITE_RUNTIME, reason="tflite_runtime has no wheel for this Python")
+@pytest.mark.tflite_runtime
 def test_numpy_2_is_named_where_it_breaks_tflite_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "__version__", "2.1.0")
     with pytest.raises(ConfigError, match=r"needs numpy below 2 and finds 2\.1\.0: pip install 'upwell\[tflite\]'"):

@@ -11,7 +11,7 @@ from PIL import Image
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.images import decode, encode_for_uplink
+from upwell.shared.signature.image_codec import decode, encode_for_uplink
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from upwell.shared.signature.detections import detect, suppress, to_corners
-from upwell.shared.signature.geometry import Geometry
 from upwell.shared.signature.keys import Boxes
+from upwell.shared.signature.values import Geometry
 from upwell.shared.tensors import Array
 
 

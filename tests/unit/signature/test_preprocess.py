@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.geometry import Geometry
 from upwell.shared.signature.keys import Crop, Normalize, Quantize, Resize
 from upwell.shared.signature.pictures import crop, decode_pictures, pictures_of, resize
 from upwell.shared.signature.preprocess import normalize, quantize, transpose
-from upwell.shared.signature.values import Pictures
+from upwell.shared.signature.values import Geometry, Pictures
 from upwell.shared.tensors import Array
 
 FITS = ("stretch", "cover", "contain")

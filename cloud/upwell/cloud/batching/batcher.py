@@ -14,8 +14,8 @@ import numpy as np
 from upwell.cloud.batching.choosing import RunSizes
 from upwell.cloud.batching.device import Device
 from upwell.cloud.batching.queue import ModelQueue
-from upwell.cloud.batching.request import DEFAULT_PRIORITY, Batch, QueuedRequest, RunResult, RunTiming, raise_if, wake
-from upwell.cloud.engines.base import Engine
+from upwell.cloud.batching.request import DEFAULT_PRIORITY, Batch, QueuedRequest, Run, RunResult, raise_if, wake
+from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.checks import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.auth.callers import client_key
@@ -90,11 +90,15 @@ _LONG_RUN_S = 0.0004
 
 _LOOK_S = 0.002
 
+_ALONE = ModelSettings()
+
 log = logging.getLogger("upwell.cloud")
 
 
 class Batcher:
     """Runs the requests of one model, at most `instances` runs at a time and `max_queue` requests waiting.
+
+    Of `settings` it uses these two, `max_batch` and `buckets`. `on_run` is told of each run that succeeded.
 
     A request that finds a place on the device runs in its caller's thread at once, alone, since nothing waits then.
     Otherwise it waits. Whoever ends a run lets the device choose the next batch from the queues; what waits is run by
@@ -112,28 +116,25 @@ class Batcher:
     def __init__(
         self,
         engine: Engine,
+        settings: ModelSettings = _ALONE,
         *,
-        instances: int = 1,
-        max_batch: int = 1,
-        buckets: Sequence[int] = (),
-        max_queue: int = 64,
         device: Device | None = None,
+        on_run: Callable[[Run], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._names = [spec.name for spec in engine.inputs]
         self._row_wise = works_by_rows(engine)
-        self._sizes = RunSizes(max_batch) if not buckets else RunSizes(buckets[-1], tuple(buckets))
+        buckets = settings.buckets
+        self._sizes = RunSizes(buckets[-1], buckets) if buckets else RunSizes(settings.max_batch)
         if not self._row_wise:
             self._sizes = RunSizes(1)
-        self._queue = ModelQueue(self._sizes, instances=instances, max_queue=max_queue)
+        self._queue = ModelQueue(self._sizes, instances=settings.instances, max_queue=settings.max_queue)
         self._device = device or Device()
         self._device.admit(self._queue)
         prepare()
+        self._on_run = on_run
         self._clock = clock
-        self._last_group: object = None
-        self.on_run: Callable[[Sequence[QueuedRequest], int, float, float], None] | None = None
-        """Told of each turn on the device that succeeded: its requests, their rows, when it began and ended."""
 
     @property
     def waiting(self) -> int:
@@ -166,9 +167,9 @@ class Batcher:
         queued = QueuedRequest(inputs, call, self._rows(inputs), group, self._runner, now_s, client, priority)
         batch = self._device.enter(self._queue, queued, now_s)
         if batch is not None:
-            self._run_at_once(queued, batch)
-        elif queued.turn is not None:
-            self._await_turn(queued, queued.turn)
+            begin(self._runner(batch))
+        elif queued.wake_up is not None:
+            self._await_wake_up(queued, queued.wake_up)
             batch, queued.notifies = queued.notifies, None  # else each would refer to the other
             if batch is not None:
                 self._tell(batch)
@@ -194,38 +195,15 @@ class Batcher:
         return next(iter(rows.values()))
 
     def _group(self, inputs: Mapping[str, Array]) -> object:
-        """What those have in common that may share a run; the same object for as long as it does not change."""
-        group = [(inputs[name].dtype, inputs[name].shape[1:]) for name in self._names]
-        last = self._last_group
-        if group == last:
-            return last
-        self._last_group = group
-        return group
+        """What those have in common that may share a run."""
+        return [(inputs[name].dtype, inputs[name].shape[1:]) for name in self._names]
 
-    def _await_turn(self, queued: QueuedRequest, turn: threading.Event) -> None:
+    def _await_wake_up(self, queued: QueuedRequest, wake_up: threading.Event) -> None:
         """Wait until the entry is answered, is to tell its batch, or its deadline has passed."""
         yield_permit()
         left_s = queued.deadline_s - self._clock()
-        if not turn.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, queued):
+        if not wake_up.wait(min(max(left_s, 0.0), threading.TIMEOUT_MAX)) and self._device.leave(self._queue, queued):
             raise DeadlineExceeded("the deadline passed before the model had an answer")
-
-    def _run_at_once(self, queued: QueuedRequest, batch: Batch[ModelQueue]) -> None:
-        """What `_runner` and `_tell` do, for an entry alone in its caller's thread."""
-        outputs: Mapping[str, Array] | None = None
-        started_s = self._clock()
-        try:
-            outputs = self._run_alone(queued)
-        except Exception as error:  # noqa: BLE001 (as in a batch: the caller is told below)
-            queued.error = error
-        finally:
-            ended_s = self._clock()
-            following = self._device.done(batch, ended_s)
-            if following:
-                begin(following)
-        if outputs is not None:
-            if self.on_run is not None:
-                self.on_run((queued,), queued.rows, started_s, ended_s)
-            queued.ran = RunResult(outputs, started_s - queued.arrived_s, ended_s - started_s)
 
     def _runner(self, batch: Batch[ModelQueue]) -> Sequence[Batch[ModelQueue]]:
         """Run the batch, and give its place to the next, which is given. Its callers tell each other."""
@@ -247,7 +225,7 @@ class Batcher:
         finally:
             wake(batch.entries)
 
-    def _run_batch(self, batch: Batch[ModelQueue]) -> list[RunTiming]:
+    def _run_batch(self, batch: Batch[ModelQueue]) -> list[Run]:
         """Run the batch as one or, where that fails, one by one; what fails then has its error."""
         entries = batch.entries
         if len(entries) == 1:
@@ -257,9 +235,9 @@ class Batcher:
         try:
             outputs = self._run_rows([queued.inputs for queued in entries], batch.rows, batch.begins)
         except Exception as error:  # noqa: BLE001 (one member's bad row must not be the others' error)
-            log.warning("a batch of %d requests failed and is run one by one: %s", len(entries), error)
+            log.warning("a batch of %d requests failed, and each is run alone: %s", len(entries), error)
         else:
-            return [RunTiming(entries, outputs, started_s, self._clock())]
+            return [Run(entries, outputs, started_s, self._clock())]
         runs = []
         for queued in entries:
             queued.error = self._hopeless(queued, queued.rows)
@@ -267,19 +245,19 @@ class Batcher:
                 runs += self._run_one(queued)
         return runs
 
-    def _run_one(self, queued: QueuedRequest) -> list[RunTiming]:
+    def _run_one(self, queued: QueuedRequest) -> list[Run]:
         started_s = self._clock()
         try:
             outputs = self._run_alone(queued)
         except Exception as error:  # noqa: BLE001 (it is raised in the thread of the caller it belongs to)
             queued.error = error
             return []
-        return [RunTiming((queued,), outputs, started_s, self._clock())]
+        return [Run((queued,), outputs, started_s, self._clock())]
 
-    def _answer(self, run: RunTiming) -> None:
+    def _answer(self, run: Run) -> None:
         entries, compute_s = run.entries, run.ended_s - run.started_s
-        if self.on_run is not None:
-            self.on_run(entries, sum(queued.rows for queued in entries), run.started_s, run.ended_s)
+        if self._on_run is not None:
+            self._on_run(run)
         parts = [run.outputs] if len(entries) == 1 else split(run.outputs, [queued.rows for queued in entries])
         for queued, outputs in zip(entries, parts, strict=True):
             queued.ran = RunResult(outputs, run.started_s - queued.arrived_s, compute_s)

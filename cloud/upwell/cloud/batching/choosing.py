@@ -90,13 +90,15 @@ def choose(waiting: Sequence[W], sizes: RunSizes, now_s: float, estimate_s: Esti
         return batch
     chosen = set(map(id, batch))
     others = [one for one in mates if id(one) not in chosen]
-    return _best([*batch, *others], len(batch), sizes, now_s, estimate_s) or batch
+    fuller = _best([*batch, *others], len(batch), sizes, now_s, estimate_s)
+    taken = set(map(id, fuller))
+    return [one for one in mates if id(one) in taken] or batch
 
 
 def _mates(waiting: Sequence[W]) -> list[W]:
     """Those that may share a run with the first."""
     group = waiting[0].group
-    return [one for one in waiting if one.group is group or one.group == group]  # to compare them takes longer
+    return [one for one in waiting if one.group == group]
 
 
 def _best(mates: list[W], must: int, sizes: RunSizes, now_s: float, estimate_s: Estimate) -> list[W]:

@@ -42,18 +42,19 @@ class Device:
     def check(self, queue: ModelQueue, call: Call, client: str, priority: int, now_s: float) -> None:
         """Raise what `enter` would raise now anyway for at least one row."""
         with self._lock:
-            start_s = now_s if self._is_free(queue) else self._free_s(now_s)
+            is_free = self._is_free(queue)
+            start_s = now_s if is_free else self._free_s(now_s)
             raise_if(queue.hopeless(call, 1, now_s, start_s))
-            if not self._is_free(queue):
+            if not is_free:
                 queue.make_room(client, priority, now_s, start_s)
 
     def enter(self, queue: ModelQueue, queued: QueuedRequest, now_s: float) -> Batch[ModelQueue] | None:
-        """The entry's own batch, which its caller is to run at once; None where it has to wait for its `turn`.
+        """The entry's own batch, which its caller is to run at once; None where it has to wait for its `wake_up`.
 
         Raises why it can do neither.
         """
         with self._lock:
-            is_free = len(self._running) < self._places and queue.running < queue.instances  # as in `_is_free`
+            is_free = self._is_free(queue)
             start_s = now_s if is_free else self._free_s(now_s)
             raise_if(queue.hopeless(queued.call, queued.rows, now_s, start_s))
             if is_free:
@@ -61,7 +62,7 @@ class Device:
             less_entitled = queue.make_room(queued.client, queued.priority, now_s, start_s)
             if less_entitled is not None:
                 queue.displace(less_entitled, now_s, start_s)
-            queued.turn = threading.Event()
+            queued.wake_up = threading.Event()
             queue.add(queued)
             if queue not in self._queues:
                 self._queues[queue] = None
@@ -71,7 +72,7 @@ class Device:
     def leave(self, queue: ModelQueue, queued: QueuedRequest) -> bool:
         """Stop waiting. False where the entry has been told already, or is the one who is to tell its batch."""
         with self._lock:
-            if queued.turn is None or queued.turn.is_set() or queued.notifies is not None:
+            if queued.wake_up is None or queued.wake_up.is_set() or queued.notifies is not None:
                 return False
             if not queue.remove(queued):  # its batch is running, and the answer will be thrown away
                 queued.has_left = True
@@ -85,7 +86,7 @@ class Device:
         with self._lock:
             del self._running[batch]
             batch.queue.running -= 1
-            batch.notifier = next((one for one in batch.entries if one.turn is not None and not one.has_left), None)
+            batch.notifier = next((one for one in batch.entries if one.wake_up is not None and not one.has_left), None)
             if batch.notifier is not None:
                 batch.notifier.notifies = batch
             run_s = now_s - batch.started_s
@@ -150,8 +151,7 @@ class Device:
         return None
 
     def _begin(self, queue: ModelQueue, entries: Sequence[QueuedRequest], now_s: float) -> Batch[ModelQueue]:
-        rows = entries[0].rows if len(entries) == 1 else sum(queued.rows for queued in entries)
-        batch = Batch(queue, entries, rows, now_s)
+        batch = Batch(queue, entries, sum(queued.rows for queued in entries), now_s)
         queue.running += 1
         self._running[batch] = None
         return batch

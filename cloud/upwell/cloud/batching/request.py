@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from upwell.shared.oip.dataplane import Call
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.dataplane import Call, Parameter
 from upwell.shared.tensors import Array
 
 Queue = TypeVar("Queue")
@@ -17,23 +18,39 @@ DEFAULT_PRIORITY = 10
 """The level of requests that name none; a lower number goes first."""
 
 
-@dataclass(slots=True)
+def priority_of(parameters: Mapping[str, Parameter]) -> int:
+    """How urgent a request is, by its parameter `priority`, as Triton names it: from 1, the most urgent.
+
+    0, or no such parameter, is the default level. Raises `InvalidRequest` for what is not a whole number from 0.
+    """
+    value = parameters.get("priority", 0)
+    if type(value) is not int or value < 0:
+        raise InvalidRequest(f"the parameter 'priority' is a whole number from 0, got {value!r}")
+    return value or DEFAULT_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """A finished request: its outputs, how long it waited, and how long the engine worked on its batch."""
 
-    outputs: Final[Mapping[str, Array]]
-    queue_s: Final[float]
-    compute_s: Final[float]
+    outputs: Mapping[str, Array]
+    queue_s: float
+    compute_s: float
 
 
-@dataclass(eq=False, slots=True)
-class RunTiming:
-    """What came of a run: the outputs for the rows of all its entries in their order, perhaps with more behind."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Run:
+    """A run that succeeded: the outputs for the rows of all its entries in their order, perhaps with more behind."""
 
-    entries: Final[Sequence[QueuedRequest]]
-    outputs: Final[Mapping[str, Array]]
-    started_s: Final[float]
-    ended_s: Final[float]
+    entries: Sequence[QueuedRequest]
+    outputs: Mapping[str, Array]
+    started_s: float
+    ended_s: float
+
+    @property
+    def rows(self) -> int:
+        """How many rows its entries asked for."""
+        return sum(queued.rows for queued in self.entries)
 
 
 @dataclass(eq=False, slots=True)
@@ -52,7 +69,7 @@ class QueuedRequest:
     arrived_s: float
     client: str = ""
     priority: int = DEFAULT_PRIORITY
-    turn: threading.Event | None = None
+    wake_up: threading.Event | None = None
     """Set when its caller is to go on: it is answered, or is the one who is to tell its batch."""
     notifies: Batch[Any] | None = None
     """The batch that its caller is to tell of its end."""
@@ -94,8 +111,8 @@ def raise_if(error: Exception | None) -> None:
 def wake(entries: Iterable[QueuedRequest]) -> None:
     """Let the callers that wait for these entries go on."""
     for queued in entries:
-        if queued.turn is not None:
-            queued.turn.set()
+        if queued.wake_up is not None:
+            queued.wake_up.set()
 
 
 @dataclass(eq=False, slots=True)
@@ -106,7 +123,7 @@ class Batch(Generic[Queue]):
     entries: Final[Sequence[QueuedRequest]]
     rows: Final[int]
     started_s: Final[float]
-    runs: Sequence[RunTiming] = ()
+    runs: Sequence[Run] = ()
     notifier: QueuedRequest | None = None
     """The one whose caller is to tell the others."""
     former: Batch[Any] | None = None
@@ -124,5 +141,5 @@ class Batch(Generic[Queue]):
 
     def ends(self) -> None:
         """Let the one who tells them go on."""
-        if self.notifier is not None and self.notifier.turn is not None:
-            self.notifier.turn.set()
+        if self.notifier is not None and self.notifier.wake_up is not None:
+            self.notifier.wake_up.set()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from upwell.shared.tensors import TensorSpec
+from upwell.cloud.engines.base import Engine
+from upwell.shared.tensors import Array, TensorSpec
 
 
 def buckets_for(buckets: Sequence[int], max_batch: int) -> tuple[int, ...]:
@@ -24,3 +26,39 @@ def buckets_for(buckets: Sequence[int], max_batch: int) -> tuple[int, ...]:
 def only_rows_vary(specs: Sequence[TensorSpec]) -> bool:
     """Whether the first dimension of every tensor varies and no other does, so that buckets describe all shapes."""
     return all(spec.shape and spec.shape[0] == -1 and -1 not in spec.shape[1:] for spec in specs)
+
+
+def by_rows(engine: Engine, buckets: Sequence[int]) -> Engine:
+    """The engine, or where all of its tensors lead with the one bucket's number of rows, one that says it varies.
+
+    Whoever runs that one runs it with so many rows and no others, as `Batcher` does with this bucket.
+    """
+    leading = {spec.shape[0] if spec.shape else 0 for spec in (*engine.inputs, *engine.outputs)}
+    return _FixedRows(engine) if leading == set(buckets) and len(buckets) == 1 else engine
+
+
+class _FixedRows:
+    """An engine whose first dimension is given as one that varies."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.version = engine.version
+        self.buckets: tuple[int, ...] = (engine.inputs[0].shape[0],)
+        self.inputs = tuple(map(_varying, engine.inputs))
+        self.outputs = tuple(map(_varying, engine.outputs))
+
+    def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """As the engine's."""
+        return self._engine.run(batch)
+
+    def warm_up(self, rows: int) -> None:
+        """As the engine's."""
+        self._engine.warm_up(rows)
+
+    def close(self) -> None:
+        """As the engine's."""
+        self._engine.close()
+
+
+def _varying(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, shape=(-1, *spec.shape[1:]))

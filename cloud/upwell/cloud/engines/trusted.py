@@ -27,7 +27,7 @@ def read_trusted(path: Path, trusted: Collection[str], max_bytes: int = MAX_FILE
     with open_plain(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise ModelFailed(f"{path.name} is larger than {max_bytes} bytes, the most such a file may have")
+        raise ModelFailed(f"{path.name} is larger than {max_bytes} bytes, the limit for such a file")
     digest = hashlib.sha256(data).hexdigest()
     if digest not in trusted:
         raise ModelFailed(

@@ -46,11 +46,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "counter", "Requests answered, by gRPC status; no model where it is not known.", (*_MODEL, "status")
         ),
         "upwell_cloud_error_answers": Family(
-            "counter", "Errors given as answers to calls of any method, by gRPC status or HTTP's own.", ("status",)
+            "counter", "Calls of any method answered with an error, by gRPC status or HTTP's own.", ("status",)
         ),
-        "upwell_cloud_thread_restarts": Family(
-            "counter", "Background threads begun again after a failure.", ("thread",)
-        ),
+        "upwell_cloud_thread_restarts": Family("counter", "Background threads restarted after a failure.", ("thread",)),
         "upwell_cloud_request_seconds": Family(
             "histogram", "Time from a read request to its answer, of those answered OK.", _MODEL, SECONDS
         ),
@@ -75,7 +73,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "upwell_cloud_cpu_seconds": Family("counter", "CPU time of the processes that serve."),
         "upwell_cloud_resident_memory_bytes": Family("gauge", "Memory of the processes that serve, shared pages too."),
         "upwell_cloud_workers": Family("gauge", "Processes that serve."),
-        "upwell_cloud_traces": Family("counter", "Requests recorded for traces, by what became of that.", ("became",)),
+        "upwell_cloud_traces": Family("counter", "Requests recorded for traces, by outcome.", ("became",)),
     }
 )
 

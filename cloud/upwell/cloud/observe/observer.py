@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
-from upwell.cloud.batching.request import QueuedRequest
-from upwell.cloud.observe.request_counters import ANONYMOUS, AnswerCost, ModelCounts, RequestCounters
-from upwell.cloud.service.loading import BrokenModel, CloudModel
+from upwell.cloud.batching.request import Run
+from upwell.cloud.observe.request_counters import ANONYMOUS, ModelCounts, RequestCounters, RequestEnd
+from upwell.cloud.service.loading import BrokenModel
 from upwell.cloud.service.model_versions import ModelVersions
 from upwell.shared.oip.auth.callers import client_key
 from upwell.shared.oip.auth.quotas import size_bytes
-from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse
 from upwell.shared.oip.statuses import Status, status_of
 from upwell.shared.telemetry.current import note_trace
 from upwell.shared.telemetry.logs import FIELDS
 from upwell.shared.telemetry.tracer import Tracer
 
-_MAX_NAMES = 10_000
 _access = logging.getLogger("upwell.access")
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """How a request ended."""
-
-    version: str
-    status: str
-    took_s: float
-    in_bytes: int
-    out_bytes: int = 0
-    queue_s: float = 0.0
 
 
 class Observer:
@@ -50,44 +36,33 @@ class Observer:
         self.tracer = tracer
         self.logs_access = logs_access
         self._has_names = has_names
-        self._names: dict[str, str] = {}
 
     def name_of(self, client: str) -> str:
         """The client as metrics name it: never by its address."""
-        if not self._has_names:
-            return ANONYMOUS
-        name = self._names.get(client)
-        if name is None:
-            is_address = client == "unix" or client_key(client) != client
-            name = ANONYMOUS if is_address or not client else client
-            if len(self._names) >= _MAX_NAMES:
-                self._names.clear()
-            self._names[client] = name
-        return name
+        is_address = client == "unix" or client_key(client) != client
+        return client if self._has_names and client and not is_address else ANONYMOUS
 
-    def ran(
-        self, model: CloudModel, entries: Sequence[QueuedRequest], rows: int, started_s: float, ended_s: float
-    ) -> None:
-        """An engine has run for these requests."""
+    def ran(self, model: str, version: str, run: Run) -> None:
+        """An engine has run."""
         if self.tally is not None:
-            shares = [(self.name_of(entry.call.client), entry.rows) for entry in entries]
-            self.tally.ran(model.name, model.version, rows, ended_s - started_s, shares)
+            shares = [(self.name_of(entry.call.client), entry.rows) for entry in run.entries]
+            self.tally.ran(model, version, run.rows, run.ended_s - run.started_s, shares)
         if self.tracer is not None:
-            traced = [(entry, entry.call.trace) for entry in entries if entry.call.trace is not None]
+            traced = [(entry, entry.call.trace) for entry in run.entries if entry.call.trace is not None]
             for entry, trace in traced:
-                trace.add("upwell.cloud.queue", entry.arrived_s, started_s)
+                trace.add("upwell.cloud.queue", entry.arrived_s, run.started_s)
                 mates = [other.root for _, other in traced if other is not trace]
-                facts = {"upwell.batch.rows": rows, "upwell.batch.requests": len(entries)}
-                trace.add("upwell.cloud.engine", started_s, ended_s, facts, links=mates)
+                facts = {"upwell.batch.rows": run.rows, "upwell.batch.requests": len(run.entries)}
+                trace.add("upwell.cloud.engine", run.started_s, run.ended_s, facts, links=mates)
 
 
-class Observed:
+class Observed(DataplaneLayer):
     """A `Dataplane` whose requests are counted, traced and logged; the rest passes through."""
 
     def __init__(
         self, dataplane: Dataplane, observer: Observer, versions_by_model: Callable[[], Mapping[str, ModelVersions]]
     ) -> None:
-        self._dataplane = dataplane
+        super().__init__(dataplane)
         self._observer = observer
         self._versions_by_model = versions_by_model
 
@@ -101,35 +76,15 @@ class Observed:
                 call = replace(call, trace=trace)
         try:
             response = self._dataplane.infer(request, call)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is counted, and raised again
             self._failed(request, call, status_of(error), started_s)
             raise
         took_s = time.monotonic() - started_s
         in_bytes, out_bytes = size_bytes(request.inputs), size_bytes(response.outputs)
         queue_s = 1e-3 * float(response.parameters.get("upwell.cloud_queue_ms", 0.0))
-        if observer.tally is not None:
-            name = observer.name_of(call.client)
-            cost = AnswerCost(took_s, queue_s, in_bytes, out_bytes)
-            observer.tally.answered(response.model, response.version, name, cost)
-        if call.trace is not None or observer.logs_access:
-            self._tell(request, call, _Ended(response.version, "OK", took_s, in_bytes, out_bytes, queue_s))
+        end = RequestEnd(response.model, response.version, "OK", took_s, in_bytes, out_bytes, queue_s)
+        self._tell(request, call, end)
         return response
-
-    def metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """See `Dataplane.metadata`."""
-        return self._dataplane.metadata(model, version)
-
-    def server_metadata(self) -> ServerMetadata:
-        """See `Dataplane.server_metadata`."""
-        return self._dataplane.server_metadata()
-
-    def ready(self, model: str | None = None, version: str = "") -> bool:
-        """See `Dataplane.ready`."""
-        return self._dataplane.ready(model, version)
-
-    def reading(self, call: Call, size_bytes: int) -> AbstractContextManager[None]:
-        """See `Dataplane.reading`."""
-        return self._dataplane.reading(call, size_bytes)
 
     def _failed(self, request: InferRequest, call: Call, status: Status, started_s: float) -> None:
         """What a caller writes makes no new series: a model or version that is not there has no name."""
@@ -137,30 +92,27 @@ class Observed:
         version = "" if model_versions is None else request.version or model_versions.default
         if model_versions is None or version not in model_versions.versions:
             version = ""
-        observer, in_bytes = self._observer, size_bytes(request.inputs)
-        if observer.tally is not None:
-            model = "" if model_versions is None else request.model
-            observer.tally.failed(model, version, status.code.name, observer.name_of(call.client), in_bytes)
-        took_s = time.monotonic() - started_s
-        self._tell(
-            request, call, _Ended(version, status.code.name, took_s, in_bytes), is_known=model_versions is not None
-        )
+        model = "" if model_versions is None else request.model
+        took_s, in_bytes = time.monotonic() - started_s, size_bytes(request.inputs)
+        self._tell(request, call, RequestEnd(model, version, status.code.name, took_s, in_bytes))
 
-    def _tell(self, request: InferRequest, call: Call, ended: _Ended, *, is_known: bool = True) -> None:
+    def _tell(self, request: InferRequest, call: Call, end: RequestEnd) -> None:
         """What leaves for a collector says how the request ended by the status' name alone: an error's text may hold
         what was in the tensors, and a model that is not there is a text of the caller's."""
-        tracer = self._observer.tracer
-        if call.trace is not None and tracer is not None:
+        observer = self._observer
+        if observer.tally is not None:
+            observer.tally.ended(observer.name_of(call.client), end)
+        if call.trace is not None and observer.tracer is not None:
             facts = {
                 "upwell.request_id": request.id,
-                "upwell.model": request.model if is_known else "",
-                "upwell.version": ended.version,
+                "upwell.model": end.model,
+                "upwell.version": end.version,
                 "upwell.client": call.client,
-                "upwell.status": ended.status,
+                "upwell.status": end.status,
             }
-            tracer.end(call.trace, "upwell.cloud.infer", facts, "" if ended.status == "OK" else ended.status)
-        if self._observer.logs_access:
-            _log_access(request, call, ended)
+            observer.tracer.end(call.trace, "upwell.cloud.infer", facts, "" if end.status == "OK" else end.status)
+        if observer.logs_access:
+            _log_access(request, call, end)
 
 
 def states_of(versions_by_model: Mapping[str, ModelVersions]) -> Iterable[ModelCounts]:
@@ -173,7 +125,7 @@ def states_of(versions_by_model: Mapping[str, ModelVersions]) -> Iterable[ModelC
                 yield ModelCounts(model.name, model.version, True, model.batcher.waiting, model.load_s)
 
 
-def _log_access(request: InferRequest, call: Call, ended: _Ended) -> None:
+def _log_access(request: InferRequest, call: Call, ended: RequestEnd) -> None:
     took_ms = round(1e3 * ended.took_s, 3)
     fields = {
         "request_id": request.id,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from upwell.cloud.observe.families import ROWS, SECONDS, Histogram, Snapshot
 from upwell.shared.oip.error_counter import errors_by_status
@@ -48,13 +48,17 @@ class _Client:
     device_s: float = 0.0
 
 
-class AnswerCost(NamedTuple):
-    """What an answer took, and how long it waited for that."""
+@dataclass(frozen=True)
+class RequestEnd:
+    """How a request ended, by gRPC status. Model and version are empty where there are no such."""
 
+    model: str
+    version: str
+    status: str
     took_s: float
-    queue_s: float
     in_bytes: int
-    out_bytes: int
+    out_bytes: int = 0
+    queue_s: float = 0.0
 
 
 class RequestCounters:
@@ -71,35 +75,31 @@ class RequestCounters:
         self._traces = traces
         self._lock = threading.Lock()
         self._served: dict[tuple[str, str], _Served] = {}
-        self._failed: dict[tuple[str, str, str], int] = {}
+        self._failed: Counter[tuple[str, str, str]] = Counter()
         self._clients: dict[str, _Client] = {}
 
-    def answered(self, model: str, version: str, client: str, cost: AnswerCost) -> None:
-        """Count an answer."""
+    def ended(self, client: str, end: RequestEnd) -> None:
+        """Count a request."""
         with self._lock:
-            served = self._served.get((model, version)) or self._of(model, version)
-            served.answered += 1
-            served.request_s.add(cost.took_s)
-            served.queue_s.add(cost.queue_s)
-            used = self._clients.get(client) or self._client(client)
-            used.in_bytes += cost.in_bytes
-            used.out_bytes += cost.out_bytes
-
-    def failed(self, model: str, version: str, status: str, client: str, in_bytes: int) -> None:
-        """Count a request that ended in an error; model and version are empty where there are no such."""
-        with self._lock:
-            key = model, version, status
-            self._failed[key] = self._failed.get(key, 0) + 1
-            (self._clients.get(client) or self._client(client)).in_bytes += in_bytes
+            if end.status == "OK":
+                served = self._of(end.model, end.version)
+                served.answered += 1
+                served.request_s.add(end.took_s)
+                served.queue_s.add(end.queue_s)
+            else:
+                self._failed[end.model, end.version, end.status] += 1
+            used = self._client(client)
+            used.in_bytes += end.in_bytes
+            used.out_bytes += end.out_bytes
 
     def ran(self, model: str, version: str, rows: int, compute_s: float, shares: Iterable[tuple[str, int]]) -> None:
         """Count a run of the engine; `shares` says how many of the rows were whose."""
         with self._lock:
-            served = self._served.get((model, version)) or self._of(model, version)
+            served = self._of(model, version)
             served.compute_s.add(compute_s)
             served.rows.add(rows)
             for client, part in shares:
-                (self._clients.get(client) or self._client(client)).device_s += compute_s * part / max(rows, 1)
+                self._client(client).device_s += compute_s * part / max(rows, 1)
 
     def snapshot(self) -> Snapshot:
         """All of it now."""
@@ -138,9 +138,14 @@ class RequestCounters:
         }
 
     def _of(self, model: str, version: str) -> _Served:
-        return self._served.setdefault((model, version), _Served())
+        key = model, version
+        if key not in self._served:
+            self._served[key] = _Served()
+        return self._served[key]
 
     def _client(self, client: str) -> _Client:
-        """A new one; beyond the bound, the one that stands for all the others."""
-        known = client if client == ANONYMOUS or len(self._clients) < MAX_CLIENTS else OTHERS
-        return self._clients.setdefault(known, _Client())
+        """Beyond the bound, the one that stands for all the others."""
+        if client not in self._clients:
+            client = client if client == ANONYMOUS or len(self._clients) < MAX_CLIENTS else OTHERS
+            return self._clients.setdefault(client, _Client())
+        return self._clients[client]

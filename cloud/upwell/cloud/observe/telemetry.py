@@ -15,8 +15,8 @@ from upwell.cloud.observe.families import CloudCollector, Snapshot
 from upwell.cloud.observe.observer import Observed, Observer, states_of
 from upwell.cloud.observe.request_counters import RequestCounters
 from upwell.cloud.observe.worker_metrics import Reporter
+from upwell.cloud.service.loading import OnRun
 from upwell.cloud.service.model_versions import ModelVersions
-from upwell.cloud.service.service import OnRun
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.telemetry.exposition import serve_pages
@@ -60,14 +60,14 @@ class Telemetry:
             self._reporter = Reporter(self._tally.snapshot, tell)
 
     def _became(self) -> Mapping[str, int]:
-        return {} if self._tracer is None else self._tracer.became
+        return {} if self._tracer is None else self._tracer.delivery.became
 
     def close(self) -> None:
         """Tell the last of it, within seconds."""
         if self._reporter is not None:
             self._reporter.close()
         if self._tracer is not None:
-            self._tracer.close()
+            self._tracer.delivery.close()
 
 
 def serve_metrics(address: str, read: Callable[[], Iterable[Snapshot]]) -> str:

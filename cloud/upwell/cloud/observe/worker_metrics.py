@@ -56,8 +56,8 @@ class WorkerMetrics:
         self._former: Snapshot = {}
         self._latest: dict[int, Snapshot] = {}
 
-    def told(self, worker: int, tables: Mapping[str, Any]) -> None:
-        """A worker has told what it has counted, in place of what it told before."""
+    def update(self, worker: int, tables: Mapping[str, Any]) -> None:
+        """What a worker has counted by now, in place of what it said before."""
         snapshot = from_wire(tables)
         with self._lock:
             self._latest[worker] = snapshot

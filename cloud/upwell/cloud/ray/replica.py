@@ -22,13 +22,13 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import Telemetry
 from upwell.cloud.service.loading import BrokenModel, attempt, calls_at_once, find_models
 from upwell.cloud.service.service import CloudService
-from upwell.shared.errors import ModelFailed, Unavailable, UpwellError
+from upwell.shared.errors import ModelFailed, Refused, Unavailable
 from upwell.shared.oip.auth.quotas import limited
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Call, Flag, InferRequest
-from upwell.shared.oip.grpc.calls import failure, infer, read_request
+from upwell.shared.oip.grpc.calls import failure, infer, read_request, serialized
 from upwell.shared.oip.grpc.retrying import trailers
-from upwell.shared.oip.grpc.servicer import METHODS, SERVICE
+from upwell.shared.oip.grpc.servicer import METHODS, SERVICE, methods_of
 from upwell.shared.oip.grpc.streams import METHOD as STREAM_METHOD
 from upwell.shared.oip.statuses import Status
 
@@ -98,61 +98,41 @@ class Replica:
     def __init__(self, written: Mapping[str, Any]) -> None:
         config = CloudConfig.model_validate(written)
         serve = config.serve
-        results = [attempt(folder, config).result for folder in find_models(config)]
+        self._telemetry = Telemetry(serve, lambda: self._service.versions_by_model)
+        results = [attempt(folder, config, self._telemetry.on_run).result for folder in find_models(config)]
         broken = [one for one in results if isinstance(one, BrokenModel)]
         if len(broken) == len(results):
             reasons = "; ".join(f"{one.name} version {one.version}: {one.reason}" for one in broken)
             raise ModelFailed(f"no model can be served: {reasons or 'there is none'}")
-        self._telemetry = Telemetry(serve, lambda: self._service.versions_by_model)
-        self._service = CloudService(results, on_run=self._telemetry.on_run)
+        self._service = CloudService(results)
         self._dataplane = self._telemetry.before(limited(self._service, serve.limits, by_token=False))
+        self._methods = methods_of(self._dataplane)
         self._most_bytes = serve.max_message
         self._pool = ThreadPoolExecutor(calls_at_once(results, config) + QUICK_CALLS, "oip")
 
     async def ServerLive(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
         """Whether there is a replica."""
-        return await self._answer(lambda _: _flag(data, True), grpc_context)
+        return await self._answer("ServerLive", data, grpc_context)
 
     async def ServerReady(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
         """Whether this replica takes requests."""
-        return await self._answer(lambda _: _flag(data, self._dataplane.ready()), grpc_context)
+        return await self._answer("ServerReady", data, grpc_context)
 
     async def ModelReady(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
         """Whether a model takes requests here."""
-
-        def answer(_: Call) -> bytes:
-            return converters.serialize_flag(self._dataplane.ready(*converters.parse_model_name(data)))
-
-        return await self._answer(answer, grpc_context)
+        return await self._answer("ModelReady", data, grpc_context)
 
     async def ServerMetadata(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (as above)
         """Who serves."""
-
-        def answer(_: Call) -> bytes:
-            converters.parse_empty(data)
-            return converters.serialize_server_metadata(self._dataplane.server_metadata())
-
-        return await self._answer(answer, grpc_context)
+        return await self._answer("ServerMetadata", data, grpc_context)
 
     async def ModelMetadata(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (as above)
         """What a model takes and gives."""
-
-        def answer(_: Call) -> bytes:
-            return converters.serialize_model_metadata(self._dataplane.metadata(*converters.parse_model_name(data)))
-
-        return await self._answer(answer, grpc_context)
+        return await self._answer("ModelMetadata", data, grpc_context)
 
     async def ModelInfer(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
         """Answer one request."""
-
-        def answer(call: Call) -> bytes:
-            response = infer(self._dataplane, read_request(data), call)
-            return _own(lambda: converters.serialize_infer_response(response))
-
-        problem = self._too_large(data, "request")
-        if problem is not None:
-            return _refused(problem, grpc_context)
-        return await self._answer(answer, grpc_context)
+        return await self._answer("ModelInfer", data, grpc_context)
 
     async def ModelStreamInfer(  # noqa: N802 (the protocol's name)
         self, request_stream: AsyncIterator[bytes], grpc_context: Context
@@ -166,7 +146,7 @@ class Replica:
                 async for data in request_stream:
                     await under_way.put(asyncio.ensure_future(self._in_thread(partial(self._streamed, data, call))))
             except Exception as error:  # noqa: BLE001 (whatever Ray raises where the proxy has died)
-                _log.warning("a stream ends, for its requests do not come any more: %s", error)
+                _log.warning("a stream ends because its requests no longer arrive: %s", error)
             await under_way.put(None)
 
         reader = asyncio.ensure_future(read())
@@ -190,18 +170,19 @@ class Replica:
             self._telemetry.close()
             self._pool.shutdown(wait=False)
 
-    async def _answer(self, answer: Callable[[Call], bytes], context: Context) -> Serialized:
-        """What `answer` makes in a thread, or the status of what it raises. Ray cancels this when the caller leaves."""
+    async def _answer(self, method: str, data: bytes, context: Context) -> Serialized:
+        """What a method makes in a thread, or the status of what it raises. Ray cancels this when the caller leaves."""
         call = call_of(context)
         try:
-            data = await self._in_thread(lambda: answer(call))
+            self._check_size(data, "request")
+            answer = await self._in_thread(partial(self._methods[method], data, call))
+            self._check_size(answer, "answer")
         except asyncio.CancelledError:
             call.cancelled.set()
             raise
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
             return _refused(failure(error), context)
-        problem = self._too_large(data, "answer")
-        return Serialized(data) if problem is None else _refused(problem, context)
+        return Serialized(answer)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # Who calls is known by the context, which one thread at a time can be in.
@@ -211,23 +192,19 @@ class Replica:
         """The message that answers one request of a stream, be it an error."""
         request: InferRequest | None = None
         try:
-            status = self._too_large(data, "request")
-            if status is None:
+            self._check_size(data, "request")
+            with self._dataplane.reading(call, len(data)):
                 request = read_request(data)
-                response = infer(self._dataplane, request, call)
-                answer = _own(lambda: converters.serialize_stream_response(response))
-                status = self._too_large(answer, "answer")
-                if status is None:
-                    return answer
+            answer = serialized(converters.serialize_stream_response, infer(self._dataplane, request, call))
+            self._check_size(answer, "answer")
         except Exception as error:  # noqa: BLE001 (as above)
             status = failure(error)
-        return converters.serialize_stream_error(status.text, status.code.name, request)
+            return converters.serialize_stream_error(status.text, status.code.name, request)
+        return answer
 
-    def _too_large(self, data: bytes, what: str) -> Status | None:
-        if len(data) <= self._most_bytes:
-            return None
-        text = f"the {what} has {len(data)} bytes; {self._most_bytes} are allowed"
-        return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+    def _check_size(self, data: bytes, what: str) -> None:
+        if len(data) > self._most_bytes:
+            raise Refused(f"the {what} has {len(data)} bytes; {self._most_bytes} are allowed")
 
 
 def call_of(context: Context) -> Call:
@@ -243,16 +220,3 @@ def _refused(status: Status, context: Context) -> Serialized:
     context.set_details(status.text)
     context.set_trailing_metadata(list(trailers(status)))
     return Serialized()
-
-
-def _own(serialize: Callable[[], bytes]) -> bytes:
-    """What the protocol cannot carry of an answer is a fault of the model, not of the caller."""
-    try:
-        return serialize()
-    except UpwellError as error:
-        raise RuntimeError("the answer cannot be serialized") from error
-
-
-def _flag(data: bytes, flag: bool) -> bytes:
-    converters.parse_empty(data)
-    return converters.serialize_flag(flag)

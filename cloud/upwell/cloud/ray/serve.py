@@ -159,14 +159,14 @@ def _problems(config: CloudConfig) -> Iterator[Problem]:
     serve = config.serve
     for key, why in _LEFT_OUT.items():
         if getattr(serve, key):
-            yield Problem(None, None, None, f"serve.{key}", f"cannot be had with Ray: {why}")
+            yield Problem(None, None, None, f"serve.{key}", f"is not supported with Ray: {why}")
     if serve.workers > 1:
-        yield Problem(None, None, None, "serve.workers", "cannot be had with Ray: its replicas take their place")
+        yield Problem(None, None, None, "serve.workers", "is not supported with Ray: its replicas take their place")
     if serve.repository.may_change:
-        text = "cannot be had with Ray: replicas would come to differ; deploy again instead"
+        text = "is not supported with Ray: replicas would come to differ; deploy again instead"
         yield Problem(None, None, None, "serve.repository", text)
     if serve.log != "text":
-        yield Problem(None, None, None, "serve.log", "cannot be had with Ray, which logs its own way")
+        yield Problem(None, None, None, "serve.log", "is not supported with Ray, which logs its own way")
     address = parse_address(serve.listen[0]) if not serve.listen[0].startswith("unix:") else None
     if len(serve.listen) != 1 or address is None or address.host not in _ANYWHERE or not address.port:
         text = "Ray's gRPC proxies listen on one port of every interface; write ['[::]:8001'] or another port"

@@ -95,7 +95,7 @@ class ModelFolder:
         except LeadsOut:
             raise ModelFailed(f"{what} is a link that leads out of the repository") from None
         except NoPlainFile:
-            raise ModelFailed(f"{what} is a link that leads nowhere, or no plain file") from None
+            raise ModelFailed(f"{what} is a link that leads nowhere, or not a regular file") from None
         return path
 
 

@@ -18,7 +18,7 @@ from upwell.cloud.repository.repository import (
     versions_of,
     warn_of_name,
 )
-from upwell.cloud.service.loading import BrokenModel, LoadAttempt, attempt
+from upwell.cloud.service.loading import BrokenModel, LoadAttempt, OnRun, attempt
 from upwell.cloud.service.model_versions import ModelVersions, offered
 from upwell.cloud.service.service import CloudService
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
@@ -36,7 +36,7 @@ class ModelRepository:
     Models are loaded in a thread of their own, while the service goes on with what it has; then the new takes its
     place at once (`CloudService.put`). One change is made at a time. `attempts` is what was loaded at the start, and
     `unloaded` names the models that were unloaded by request before that; `on_change` is told of each model that
-    changed, by name, and whether it answers now.
+    changed, by name, and whether it answers now, `on_run` of the runs of what is loaded here.
     """
 
     def __init__(
@@ -46,11 +46,13 @@ class ModelRepository:
         attempts: Sequence[LoadAttempt],
         on_change: Callable[[str, bool], None],
         unloaded: Collection[str] = (),
+        on_run: OnRun | None = None,
     ) -> None:
         self._config = config
         self._root = config.serve.models
         self._service = service
         self._on_change = on_change
+        self._on_run = on_run
         self._attempts: dict[str, dict[str, LoadAttempt]] = {}
         for one in attempts:
             self._attempts.setdefault(one.result.name, {})[one.result.version] = one
@@ -96,7 +98,7 @@ class ModelRepository:
                 "would allow it"
             )
         if not self._places.acquire(blocking=False):
-            raise Refused(f"{MAX_CHANGES} loads and unloads are under way or wait; try again later")
+            raise Refused(f"{MAX_CHANGES} loads and unloads are under way or waiting; try again later")
         try:
             yield
         finally:
@@ -171,14 +173,14 @@ class ModelRepository:
             self._unloaded.discard(model)
             self._attempts.pop(model, None)
             self._put(model, None)
-        log.info("model %s is gone from the repository and served no more", model)
+        log.info("model %s is gone from the repository and is no longer served", model)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """The time to change something, one after the other."""
         with self._changing:
             if not self._service.ready():
-                raise Unavailable("the service is draining and changes no model any more")
+                raise Unavailable("the service is draining and no longer loads or unloads models")
             yield
 
     def _renew(self, model: str, folders: Sequence[ModelFolder], *, again: bool) -> None:
@@ -192,7 +194,7 @@ class ModelRepository:
                 as_before = before is not None and before.files == folder.files()
                 if before is None or not as_before or (again and isinstance(before.result, BrokenModel)):
                     self._loading = (model, version)
-                    before = self._loader.submit(_tried, folder, self._config).result()
+                    before = self._loader.submit(_tried, folder, self._config, self._on_run).result()
                 attempts[version] = before
         finally:
             self._loading = ("", "")
@@ -241,12 +243,12 @@ def _entries(name: str, model_versions: ModelVersions) -> Iterator[IndexEntry]:
             yield IndexEntry(name, version, ModelState.READY, reason)
 
 
-def _tried(folder: ModelFolder, config: CloudConfig) -> LoadAttempt:
+def _tried(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None) -> LoadAttempt:
     """`attempt`, where whatever goes wrong is said of this one version, while the others are served."""
     try:
-        return attempt(folder, config)
+        return attempt(folder, config, on_run)
     except Exception as error:  # one model must not keep the others from being looked after
-        what = error if isinstance(error, ConfigError) else "a failure inside the service"
+        what = error if isinstance(error, ConfigError) else "an internal error"
         log.error(
             "model %s version %s is not served: %s", folder.name, folder.version, what, exc_info=what is not error
         )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.device import device_for
-from upwell.cloud.batching.fixed import by_rows
+from upwell.cloud.batching.request import Run
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings
+from upwell.cloud.engines.buckets import by_rows
 from upwell.cloud.engines.checks import printable, tellable, works_by_rows
 from upwell.cloud.engines.loading import engine_type
 from upwell.cloud.repository.repository import Files, ModelFolder, scan, select
@@ -20,6 +23,9 @@ from upwell.shared.signature.description import load_description
 from upwell.shared.signature.processor import Processor
 
 log = logging.getLogger("upwell.cloud")
+
+OnRun: TypeAlias = Callable[[str, str, Run], None]
+"""Told of a run: the name of the model, its version, and the run."""
 
 _LONG_S = 1.0
 """What takes longer is worth a line of its own: engines that compile may take a minute for each size."""
@@ -93,10 +99,10 @@ def _missing_versions(config: CloudConfig, found: Mapping[str, Sequence[ModelFol
                 yield Problem(None, None, None, f"models.{name}.versions", text)
 
 
-def attempt(folder: ModelFolder, config: CloudConfig) -> LoadAttempt:
+def attempt(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = None) -> LoadAttempt:
     """Load one version as `load_model` does, and see to it that its files did not change meanwhile."""
     files = folder.files()
-    result = load_model(folder, config)
+    result = load_model(folder, config, on_run)
     if folder.files() != files:
         if isinstance(result, CloudModel):
             result.engine.close()
@@ -117,8 +123,8 @@ def calls_at_once(models: Sequence[CloudModel | BrokenModel], config: CloudConfi
     return (2 if may_change else 1) * calls
 
 
-def load_model(folder: ModelFolder, config: CloudConfig) -> CloudModel | BrokenModel:
-    """Load one version and warm it up. What is wrong with it is logged whole.
+def load_model(folder: ModelFolder, config: CloudConfig, on_run: OnRun | None = None) -> CloudModel | BrokenModel:
+    """Load one version and warm it up. What is wrong with it is logged whole. `on_run` is told of its runs.
 
     Raises `ConfigError` only where the engine itself is not installed.
     """
@@ -126,7 +132,7 @@ def load_model(folder: ModelFolder, config: CloudConfig) -> CloudModel | BrokenM
     kind = engine_type(settings.engine)
     name, version = folder.name, str(folder.version)
     try:
-        return _load(folder, settings, kind)
+        return _load(folder, settings, kind, on_run)
     except ConfigError as error:
         problems = "\n".join(printable(str(problem)) for problem in error.problems)
         log.error("model %s version %s is not served: its description is wrong\n%s", name, version, problems)
@@ -142,8 +148,9 @@ def load_model(folder: ModelFolder, config: CloudConfig) -> CloudModel | BrokenM
         return BrokenModel(name, version, "it cannot be loaded; the service's log says why")
 
 
-def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> CloudModel:
+def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run: OnRun | None) -> CloudModel:
     started_s = time.monotonic()
+    name, version = folder.name, str(folder.version)
     path = folder.file(kind.file_name)
     digest = folder.digest(path)  # before anything else reads it: this refuses weights outside the folder
     description = folder.description
@@ -158,14 +165,12 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType) -> Clo
     _warm_up(folder, engine, buckets, settings.max_batch)
     batcher = Batcher(
         engine,
-        instances=settings.instances,
-        max_batch=settings.max_batch,
-        buckets=buckets,
-        max_queue=settings.max_queue,
+        replace(settings, buckets=buckets),
         device=device_for(settings.device),
+        on_run=partial(on_run, name, version) if on_run is not None else None,
     )
-    name, load_s = folder.name, time.monotonic() - started_s
-    return CloudModel(name, str(folder.version), kind.platform, digest, settings, engine, processor, batcher, load_s)
+    load_s = time.monotonic() - started_s
+    return CloudModel(name, version, kind.platform, digest, settings, engine, processor, batcher, load_s)
 
 
 def _warm_up(folder: ModelFolder, engine: Engine, buckets: Sequence[int], max_batch: int) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
-from typing import TypeAlias
 
-from upwell.cloud.batching.priority import priority_of
-from upwell.cloud.batching.request import DEFAULT_PRIORITY, QueuedRequest
+from upwell.cloud.batching.request import priority_of
 from upwell.cloud.service.loading import BrokenModel, CloudModel
 from upwell.cloud.service.model_versions import ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
@@ -32,9 +29,6 @@ from upwell.shared.tensors import Array
 _HELD_S = 1.0
 """How long a refusal is held at the most, see `CloudService.hold_refusals`."""
 
-OnRun: TypeAlias = Callable[[CloudModel, Sequence[QueuedRequest], int, float, float], None]
-"""Told of a run: model, requests, rows (those asked for), and when it began and ended (monotonic)."""
-
 
 class CloudService(Dataplane):
     """A `Dataplane` over loaded models: pre-processing, queue and engine, post-processing.
@@ -53,7 +47,6 @@ class CloudService(Dataplane):
         models: Sequence[CloudModel | BrokenModel],
         *,
         extra_extensions: Sequence[str] = (),
-        on_run: OnRun | None = None,
     ) -> None:
         by_name: dict[str, list[CloudModel | BrokenModel]] = {}
         for model in models:
@@ -62,9 +55,6 @@ class CloudService(Dataplane):
             name: offered(by_name[name]) for name in sorted(by_name)
         }
         self._extra_extensions = tuple(extra_extensions)
-        self._on_run = on_run
-        for model_versions in self._versions_by_model.values():
-            self._watch(model_versions)
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._in_use: dict[CloudModel, int] = {}
@@ -150,8 +140,6 @@ class CloudService(Dataplane):
         What was offered before and is not any more is closed here, or as soon as its requests have ended. While
         draining nothing new is taken, and an offer's models are given up.
         """
-        if model_versions is not None:
-            self._watch(model_versions)
         with self._idle:
             former = self._versions_by_model.get(name)
             if self._draining and model_versions is not None:
@@ -170,11 +158,6 @@ class CloudService(Dataplane):
             else:
                 _close_at_rest(model)
 
-    def _watch(self, model_versions: ModelVersions) -> None:
-        if self._on_run is not None:
-            for model in model_versions.served:
-                model.batcher.on_run = partial(self._on_run, model)
-
     def _begin(self, request: InferRequest) -> CloudModel:
         """The model that is to answer, which has one more request under way now."""
         with self._lock:
@@ -182,7 +165,9 @@ class CloudService(Dataplane):
                 model = self._find(request.model, request.version)
                 self._in_use[model] = self._in_use.get(model, 0) + 1
                 return model
-        self._refusing.wait(_HELD_S)
+        if not self._refusing.is_set():
+            yield_permit()  # those behind it are to be held too: what is not looked at by then ends without a word
+            self._refusing.wait(_HELD_S)
         raise Unavailable("the service is draining and takes no more requests")
 
     def _end(self, model: CloudModel) -> None:
@@ -225,7 +210,7 @@ def _answer(model: CloudModel, request: InferRequest, call: Call) -> InferRespon
     if request.outputs:
         _check_wanted(request, model)
     processor = model.processor
-    priority = priority_of(request.parameters) if request.parameters else DEFAULT_PRIORITY
+    priority = priority_of(request.parameters)
     if not processor.identity:
         model.batcher.check(call, priority)
         yield_permit()  # pictures are decoded without the interpreter's lock

@@ -14,7 +14,7 @@ _NOBODY = -1
 
 
 @dataclass
-class _UnderWay:
+class _CurrentChange:
     """One change: who asked for it, and which workers have not yet done it."""
 
     change: Change
@@ -33,7 +33,7 @@ class Changes:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._queue: deque[tuple[int, Ask]] = deque()
-        self._now: _UnderWay | None = None
+        self._current: _CurrentChange | None = None
         self._count = 0
         self._unloaded: set[str] = set()
         self._versions: dict[str, tuple[str, ...]] = {}
@@ -49,9 +49,9 @@ class Changes:
         first: list[Message] = [
             StartWorker(number, config, tuple(sorted(self._unloaded)), dict(self._versions) if self._versions else None)
         ]
-        if self._now is not None:
-            self._now.waiting.add(number)
-            first.append(self._now.change)
+        if self._current is not None:
+            self._current.waiting.add(number)
+            first.append(self._current.change)
         return first
 
     def ask(self, number: int, ask: Ask) -> None:
@@ -61,28 +61,28 @@ class Changes:
 
     def done(self, number: int, done: Done) -> None:
         """A worker has made the change under way, or could not."""
-        if self._now is None or self._now.change.id != done.id:
+        if self._current is None or self._current.change.id != done.id:
             return
-        self._remember(self._now.change, done.versions)
-        self._now.error = self._now.error or done.error
+        self._remember(self._current.change, done.versions)
+        self._current.error = self._current.error or done.error
         self._without(number)
 
     def gone(self, number: int) -> None:
         """A worker has died: nobody waits for it, and what it asked for is nobody's wish any more, unless begun."""
         self._workers.discard(number)
         self._queue = deque((asker, ask) for asker, ask in self._queue if asker != number)
-        if self._now is not None and self._now.asker == number:
-            self._now.asker = _NOBODY  # the worker that will have this number has not asked
+        if self._current is not None and self._current.asker == number:
+            self._current.asker = _NOBODY  # the worker that will have this number has not asked
         self._without(number)
 
     def _without(self, number: int) -> None:
-        now = self._now
+        now = self._current
         if now is None:
             return
         now.waiting.discard(number)
         if now.waiting:
             return
-        self._now = None
+        self._current = None
         if now.asker in self._workers:
             self._tell(now.asker, WorkerReply(now.ask_id, now.error))
         self._next()
@@ -96,11 +96,11 @@ class Changes:
             self._versions[change.model] = versions
 
     def _next(self) -> None:
-        if self._now is not None or not self._queue:
+        if self._current is not None or not self._queue:
             return
         asker, ask = self._queue.popleft()
         self._count += 1
         change = Change(self._count, ask.model, ask.unload)
-        self._now = _UnderWay(change, asker, ask.id, set(self._workers))
+        self._current = _CurrentChange(change, asker, ask.id, set(self._workers))
         for number in sorted(self._workers):
             self._tell(number, change)

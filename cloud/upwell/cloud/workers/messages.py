@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, get_args
 
+from pydantic import TypeAdapter
+
 from upwell.cloud.workers.banner import ModelLine
 from upwell.shared.errors import ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable, UpwellError
 
@@ -100,7 +102,9 @@ class Drain:
 
 Message = StartWorker | Loaded | Listen | Serving | Failed | Ask | Change | Done | WorkerReply | Counted | Drain
 
-_KINDS: Mapping[str, Any] = MappingProxyType({kind.__name__: kind for kind in get_args(Message)})
+_READERS: Mapping[str, TypeAdapter[Message]] = MappingProxyType(
+    {kind.__name__: TypeAdapter(kind) for kind in get_args(Message)}
+)
 _ERRORS: Mapping[str, type[UpwellError]] = MappingProxyType(
     {kind.__name__: kind for kind in (ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable)}
 )
@@ -126,16 +130,7 @@ def encode(message: Message) -> bytes:
 def decode(line: bytes) -> Message:
     """The message of one line."""
     fields: dict[str, Any] = json.loads(line)
-    kind = fields.pop("kind")
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    if kind == "Loaded":
-        values["models"] = tuple(ModelLine(**line) for line in values["models"])
-    if kind == "StartWorker" and values["versions"] is not None:
-        values["versions"] = {name: tuple(versions) for name, versions in values["versions"].items()}
-    message: Message = _KINDS[kind](**values)
-    return message
+    return _READERS[fields.pop("kind")].validate_python(fields)
 
 
 @dataclass

@@ -34,7 +34,7 @@ def reserve(listen: Sequence[str]) -> Reserved:
     program, is a unix socket (which cannot be shared like that), or this is not Linux.
     """
     if sys.platform != "linux":
-        raise ConfigError.at(None, "several workers share a port as only Linux does it; write `workers: 1`")
+        raise ConfigError.at(None, "only Linux lets several workers share a port; write `workers: 1`")
     sockets: list[socket.socket] = []
     addresses: list[str] = []
     try:
@@ -47,7 +47,7 @@ def reserve(listen: Sequence[str]) -> Reserved:
             check_free(address)
             sockets.append(_bound(address))
             addresses.append(str(Address(address.host, sockets[-1].getsockname()[1])))
-    except BaseException:
+    except BaseException:  # whatever it is, the ports that were taken are let go
         Reserved((), tuple(sockets)).close()
         raise
     return Reserved(tuple(addresses), tuple(sockets))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import queue
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -33,7 +31,7 @@ from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.oip.grpc.repository import EXTENSION, Repository, add_repository_methods
 from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
-from upwell.shared.platform.stopping import stop_signals
+from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 
@@ -88,19 +86,14 @@ def _run_alone(config: CloudConfig, console: Console) -> None:
     if config.serve.fast_path == "auto":
         switch_on()
     process = ServingProcess(config, console)
-    # Not an Event: a handler that sets one while this very thread enters its wait would lock itself out.
-    stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-    signals = stop_signals()
-    for number in signals:
-        signal.signal(number, lambda *_: stop.put(None))
+    stop = StopSignals()
     metrics = config.serve.metrics
     page = serve_metrics(metrics, process.telemetry.snapshots) if metrics else ""
     announce(console, process.models, replace(process.start(), metrics=page))
     systemd = Systemd.of_environment()
     systemd.ready()
     systemd.ping_until(stop, process.service.ready)
-    for number in signals:
-        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    stop.restore_default()
     console.print("draining", markup=False)
     systemd.stopping()
     if not process.drain():
@@ -118,7 +111,9 @@ class ServingProcess:
     def __init__(self, config: CloudConfig, console: Console | None = None, restored: Restored = FRESH) -> None:
         self._config = config
         folders = _to_serve(config, restored)
-        attempts = _load([one for one in folders if one.name not in restored.unloaded], config, console)
+        self.telemetry = Telemetry(config.serve, lambda: self.service.versions_by_model)
+        wanted = [one for one in folders if one.name not in restored.unloaded]
+        attempts = [attempt(one, config, self.telemetry.on_run) for one in _shown(wanted, console)]
         if not restored.unloaded:
             _check_any(attempts)
         unloaded = [one for one in folders if one.name in restored.unloaded]
@@ -127,16 +122,17 @@ class ServingProcess:
         self.models = [ModelLine.of(result) for result in results]
         self._calls = calls_at_once(results, config) + _QUICK_CALLS
         extensions = [EXTENSION] if config.serve.repository.control else []
-        self.telemetry = Telemetry(config.serve, lambda: self.service.versions_by_model)
-        self.service = CloudService(results, extra_extensions=extensions, on_run=self.telemetry.on_run)
+        self.service = CloudService(results, extra_extensions=extensions)
         if restored.versions is not None:  # beside others, in which a broken version took no place of what answered
             for name, model_versions in self.service.versions_by_model.items():
                 self.service.put(name, model_versions.answering())
         self._health = Health({name: self.service.ready(name) for name in self.service.versions_by_model})
-        self.repository = ModelRepository(config, self.service, attempts, self._health.show, restored.unloaded)
+        self.repository = ModelRepository(
+            config, self.service, attempts, self._health.show, restored.unloaded, self.telemetry.on_run
+        )
         every_s = config.serve.repository.watch
         self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
-        self._trimming = MemoryTrimmer(self.service.is_idle)
+        self._memory_trimmer = MemoryTrimmer(self.service.is_idle)
         self._server: RunningServer | None = None
         self._web: RunningHttpServer | None = None
 
@@ -146,15 +142,13 @@ class ServingProcess:
         With `shares_ports` other processes of this user listen on the same ports. Raises `ConfigError`.
         """
         serve = self._config.serve
-        connections = Connections(shares_ports, serve.connection_age_s, serve.drain)
+        connections = Connections(serve.security, serve.max_message, shares_ports, serve.connection_age_s, serve.drain)
         dataplane = self.telemetry.before(limited(self.service, serve.limits, by_token=serve.tokens is not None))
         self._server = start_server(
             dataplane,
             serve.listen,
             max_workers=self._calls + MAX_STREAMS,
             at_work=AT_WORK,
-            max_message_bytes=serve.max_message,
-            security=serve.security,
             connections=connections,
             extra=[
                 self._health.add_to,
@@ -169,14 +163,12 @@ class ServingProcess:
                 serve.listen_http,
                 max_workers=self._calls,
                 at_work=AT_WORK,
-                max_message_bytes=serve.max_message,
-                security=serve.security,
                 connections=connections,
             )
             listening = Listening(self._server.addresses, self._web.addresses)
         if self._watch is not None:
             self._watch.start()
-        self._trimming.start()
+        self._memory_trimmer.start()
         return listening
 
     def drain(self) -> bool:
@@ -185,7 +177,7 @@ class ServingProcess:
         It says that no more is taken while the port is still open, so that whoever asks learns it, then closes.
         """
         self._health.enter_graceful_shutdown()
-        self._trimming.stop()
+        self._memory_trimmer.stop()
         in_time = self.service.drain(self._config.serve.drain)
         self.service.hold_refusals()
         time.sleep(_SETTLING_S)
@@ -221,14 +213,14 @@ def _to_serve(config: CloudConfig, restored: Restored) -> list[ModelFolder]:
     return [one for one in folders if str(one.version) in others.get(one.name, ())]
 
 
-def _load(folders: Sequence[ModelFolder], config: CloudConfig, console: Console | None) -> list[LoadAttempt]:
+def _shown(folders: Sequence[ModelFolder], console: Console | None) -> Iterable[ModelFolder]:
+    """The same one by one, with a bar on a terminal."""
     hidden = console is None or not console.is_terminal
-    bar = track(folders, "loading models", console=console, transient=True, disable=hidden)
-    return [attempt(folder, config) for folder in bar]
+    return track(folders, "loading models", console=console, transient=True, disable=hidden)
 
 
 def _check_any(attempts: Sequence[LoadAttempt]) -> None:
     broken = [one.result for one in attempts if isinstance(one.result, BrokenModel)]
     if len(broken) == len(attempts):
         reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
-        raise ModelFailed(f"no model can be served: {reasons or 'none of the versions that are asked for is there'}")
+        raise ModelFailed(f"no model can be served: {reasons or 'none of the requested versions is there'}")

@@ -57,7 +57,7 @@ class SharedRepository:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            future.set_exception(Unavailable("the service is draining and changes no model any more"))
+            future.set_exception(Unavailable("the service is draining and no longer loads or unloads models"))
 
     def make_changes(self, changes: queue.SimpleQueue[Change]) -> None:
         """Make the changes that the supervisor tells, one after the other, for ever: for a thread."""
@@ -83,7 +83,7 @@ class SharedRepository:
         except UpwellError as refused:
             error = refused
         except Exception as failed:  # the caller is told, and the worker goes on
-            log.exception("model %s cannot be changed", change.model)
+            log.exception("model %s could not be loaded or unloaded", change.model)
             error = failed
         happened = error is None or isinstance(error, NotLoaded)
         versions = self._own.versions(change.model) if happened else ()

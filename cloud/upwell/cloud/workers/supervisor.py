@@ -7,7 +7,6 @@ import math
 import os
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -23,7 +22,7 @@ from upwell.cloud.workers.messages import Ask, Counted, Done, Drain, Failed, Lis
 from upwell.cloud.workers.ports import Reserved, reserve
 from upwell.cloud.workers.worker_handle import Phase, Restarts, WorkerHandle
 from upwell.shared.errors import ConfigError, UpwellError
-from upwell.shared.platform.stopping import stop_signals
+from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 
 _DRAIN_MARGIN_S = 10.0
@@ -42,7 +41,7 @@ def supervise(config: CloudConfig, console: Console) -> None:
     Raises `ConfigError`, and `WorkersFailed`; exits with 1 where requests were lost in the drain.
     """
     for device in {config.defaults.device, *(config.settings(name).device for name in config.models)} - {"cpu"}:
-        log.warning("each of %d workers loads its models onto the device %s", config.serve.workers, device)
+        log.warning("each of %d workers loads its models onto device %s", config.serve.workers, device)
     ports, web_ports = reserve(config.serve.listen), reserve(config.serve.listen_http)
     try:
         _Supervisor(config, console, ports, web_ports).run()
@@ -74,16 +73,11 @@ class _Supervisor:
         self._ping_at_s = math.inf
         self._failure: UpwellError | None = None
         self._lost = False
-        self._stop_signals = stop_signals()
-        self._signals, self._signals_in = socket.socketpair()
+        self._stop = StopSignals()
 
     def run(self) -> None:
         """Until everything has ended."""
-        self._signals_in.setblocking(False)
-        signal.set_wakeup_fd(self._signals_in.fileno())
-        for one in self._stop_signals:
-            signal.signal(one, lambda *_: None)
-        self._selector.register(self._signals, selectors.EVENT_READ, None)
+        self._selector.register(self._stop, selectors.EVENT_READ, None)
         try:
             for number in range(1, self._count + 1):
                 self._start(number)
@@ -94,7 +88,7 @@ class _Supervisor:
                 worker_handle.kill()
             for worker_handle in self._worker_handles.values():
                 worker_handle.end()
-            signal.set_wakeup_fd(-1)
+            self._stop.restore_default()
         if self._failure is not None:
             raise self._failure
         if self._lost:
@@ -108,13 +102,13 @@ class _Supervisor:
         events = self._selector.select(None if until_s == math.inf else max(0.0, until_s - now_s))
         for key, _ in events:
             if key.data is None:
-                self._on_signal(signal.Signals(self._signals.recv(1)[0]))
+                self._on_signal(self._stop.receive(0.0))
             else:
                 self._on_worker(key.data)
         self._on_time(time.monotonic())
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        if number not in self._stop_signals:
+    def _on_signal(self, number: signal.Signals | None) -> None:
+        if number is None:
             return
         if self._drain_until_s is None and self._announced:
             self._console.print("draining", markup=False)
@@ -144,7 +138,7 @@ class _Supervisor:
             case Done():
                 self._changes.done(worker_handle.number, message)
             case Counted(tables):
-                self._counted.told(worker_handle.number, tables)
+                self._counted.update(worker_handle.number, tables)
             case Failed(text, is_config):
                 failure = ConfigError.at(None, text) if is_config else WorkersFailed(text)
                 worker_handle.failure = text

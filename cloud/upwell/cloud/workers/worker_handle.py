@@ -82,7 +82,7 @@ class WorkerHandle:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        except BaseException:
+        except BaseException:  # whatever keeps it from starting, the socket is not left open
             ours.close()
             raise
         finally:

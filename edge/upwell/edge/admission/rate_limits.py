@@ -7,32 +7,17 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from upwell.edge.admission.schedulability import RunRequest
 from upwell.shared.errors import Refused
-from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
-from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
 from upwell.shared.routing.estimators.token_bucket import Refill, TokenBucket
-from upwell.shared.routing.policy.settings import RANKS, Priority, Settings, SourceLimits
+from upwell.shared.routing.policy.settings import Settings, SourceLimits
+from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, RunRequest
 
 MAX_SOURCES = 4096
 """So many sources are remembered; callers may invent any number of tag values."""
 
 LONGEST_KEY = 64
 """A longer tag value is remembered by its SHA-256: a caller may send megabytes."""
-
-RUN_REQUESTS: Mapping[Priority, RunRequest] = MappingProxyType(
-    {priority: RunRequest(priority=priority) for priority in RANKS}
-)
-"""What requests without a source may claim."""
-
-MOST_SPREAD = 0.5
-"""A bad run counts as at most this share longer than a usual one: one hiccup in 64 runs must not halve the device."""
-
-LEAST_SPREAD = 0.1
-"""And at least as this share longer: a few equal runs are no proof."""
-
 
 _FULL = TokenBucket()
 
@@ -94,20 +79,6 @@ def second_s_worth(rate_per_s: float) -> Refill:
     So of a source with the rate r at most r·(t + 1) requests pass in t seconds, or one more where r is below one.
     """
     return Refill(rate_per_s, max(1.0, rate_per_s))
-
-
-def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s: float, now_s: float) -> RunRequest:
-    """The claim of a request that came at `arrived_s`, with what a run of `rows` rows is predicted to take.
-
-    As the router predicts it: what was measured a while ago counts with its fastest run, and after a long silence not
-    at all.
-    """
-    window = None if times is None else times.windows.get(rows) or times.expect(rows)
-    run_s, spread_s = math.nan, 0.0
-    if window is not None and now_s - window.last_at_s <= LONG_SILENCE_S:
-        run_s = window.lately_s if now_s - window.last_at_s <= FRESH_S else window.fastest_s
-        spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
-    return RunRequest(run_s, spread_s, run_request.priority, run_request.stream, arrived_s, run_request.is_owed)
 
 
 def _key(model: str, source: SourceLimits, tags: Mapping[str, str]) -> tuple[str, str, str]:

@@ -35,7 +35,7 @@ class Reference:
         if found is None or not (found["tag"] or found["digest"]):
             raise ConfigError.at(
                 None,
-                f"{text!r} names no artifact; expected oci://REGISTRY/REPOSITORY:TAG or "
+                f"{text!r} does not name an artifact; expected oci://REGISTRY/REPOSITORY:TAG or "
                 "oci://REGISTRY/REPOSITORY@sha256:DIGEST",
             )
         return cls(found["registry"], found["repository"], found["tag"] or "", found["digest"] or "")
@@ -62,15 +62,15 @@ def check_source(text: str) -> None:
         host, user = parts.hostname or "", parts.username
         _ = parts.port
     except ValueError:
-        raise ConfigError.at(None, f"{text!r} is no address; {_EXPECTED}") from None
+        raise ConfigError.at(None, f"{text!r} is not an address; {_EXPECTED}") from None
     if user is not None:
         raise ConfigError.at(None, f"the address at {host} holds credentials; expected them in netrc")
     if parts.scheme == "file" and parts.path and host in ("", "localhost"):
         return
     if parts.scheme == "http" and not Address(host).is_loopback:
-        raise ConfigError.at(None, f"{text!r} is not protected on its way; expected https://")
+        raise ConfigError.at(None, f"{text!r} is not protected in transit; expected https://")
     if parts.scheme not in ("http", "https") or not host or parts.path in ("", "/"):
-        raise ConfigError.at(None, f"{text!r} names no source of bundles; {_EXPECTED}")
+        raise ConfigError.at(None, f"{text!r} does not name a source of bundles; {_EXPECTED}")
 
 
 def names_folder(text: str) -> bool:

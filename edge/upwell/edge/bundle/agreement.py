@@ -135,7 +135,7 @@ def _found_alike(name: str, answer: Floats, reference: Floats, limits: Tolerance
     made greedily, best reference first. A reference that found nothing checks nothing, and fails.
     """
     if not (reference[..., 5] >= 0).any():
-        return Agreement(False, f"{name}: the reference finds nothing in any row, so that nothing can be compared")
+        return Agreement(False, f"{name}: the reference finds nothing in any row, so there is nothing to compare")
     whole = same = 0.0
     for mine, theirs in zip(answer.reshape(-1, *answer.shape[-2:]), reference.reshape(-1, *reference.shape[-2:])):  # noqa: B905  compared shapes
         mine, theirs = mine[mine[:, 5] >= 0], theirs[theirs[:, 5] >= 0]

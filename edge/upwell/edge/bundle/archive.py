@@ -17,26 +17,19 @@ from pathlib import Path
 from typing import IO
 
 from upwell.edge.bundle.base import BundleRefused, Refusal
-from upwell.edge.bundle.files import CHUNK_BYTES, Progress, nobody, sizes_in
-from upwell.edge.bundle.paths import first_clash, why_unfit
+from upwell.edge.bundle.files import CHUNK_BYTES, Progress, first_clash, nobody, sizes_in, why_unfit
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, replacing
+
+MAX_BYTES = 4 << 30
+"""The most that the files of an archive may hold together."""
+MAX_ENTRIES = 1000
+"""The most files and folders that it may have."""
 
 _BLOCK_BYTES = 512
 _END = bytes(2 * _BLOCK_BYTES)
 _MAGIC = slice(257, 265)
 _USTAR = b"ustar\x0000"
-
-
-@dataclass(frozen=True)
-class ArchiveLimits:
-    """The most that an archive may hold: bytes of all its files together, and entries."""
-
-    max_bytes: int = 4 << 30
-    max_entries: int = 1000
-
-
-DEFAULT_LIMITS = ArchiveLimits()
 
 
 @dataclass(frozen=True)
@@ -54,8 +47,8 @@ def write_archive(out: Path, folder: Path, progress: Progress = nobody) -> None:
     Raises `BundleRefused` where the folder holds what no bundle may, and `ConfigError` where it cannot be written.
     """
     sizes = sizes_in(folder)
-    if len(sizes) > DEFAULT_LIMITS.max_entries or sum(sizes.values()) > DEFAULT_LIMITS.max_bytes:
-        most = f"{DEFAULT_LIMITS.max_entries} files and {DEFAULT_LIMITS.max_bytes} bytes"
+    if len(sizes) > MAX_ENTRIES or sum(sizes.values()) > MAX_BYTES:
+        most = f"{MAX_ENTRIES} files and {MAX_BYTES} bytes"
         raise BundleRefused(Refusal.TOO_LARGE, folder, f"more than the {most} that a device takes")
     try:
         with replacing(out, 0o644) as file:  # a bundle is no secret
@@ -77,14 +70,12 @@ def _append(file: IO[bytes], path: str, source: Path, size_bytes: int, progress:
             left -= len(chunk)
             progress(len(chunk))
     if left:
-        raise ConfigError.at(source, "became shorter while it was read")
+        raise ConfigError.at(source, "shrank while it was being read")
     file.write(bytes(-size_bytes % _BLOCK_BYTES))
 
 
 @contextlib.contextmanager
-def unpacked(
-    path: Path, beside: Path, limits: ArchiveLimits = DEFAULT_LIMITS, progress: Progress = nobody
-) -> Iterator[Path]:
+def unpacked(path: Path, beside: Path, progress: Progress = nobody) -> Iterator[Path]:
     """The files of the archive at `path` in a new folder beside `beside`, which is gone after the block unless moved.
 
     Raises `BundleRefused`: `MISSING`, `TRUNCATED`, `MALFORMED` (no plain tar), `UNCONFINED` (a path that leads out,
@@ -95,7 +86,7 @@ def unpacked(
     except OSError as error:
         raise BundleRefused(Refusal.MISSING, path, f"cannot be read: {error.strerror}") from None
     with archive:
-        members = _members(path, archive, limits)
+        members = _members(path, archive)
         try:
             folder = Path(tempfile.mkdtemp(dir=beside.parent, prefix=f".{beside.name}."))
         except OSError as error:
@@ -108,7 +99,7 @@ def unpacked(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _members(path: Path, archive: IO[bytes], limits: ArchiveLimits) -> list[_Member]:
+def _members(path: Path, archive: IO[bytes]) -> list[_Member]:
     """The files of an archive by its headers, every one of them checked; of their contents nothing is read."""
     archive_bytes = os.fstat(archive.fileno()).st_size
     members: list[_Member] = []
@@ -116,14 +107,14 @@ def _members(path: Path, archive: IO[bytes], limits: ArchiveLimits) -> list[_Mem
     total_bytes = 0
     while (block := _block(path, archive)) != bytes(_BLOCK_BYTES):
         header = _header(path, block)
-        if len(members) + len(folders) == limits.max_entries:
-            raise BundleRefused(Refusal.TOO_LARGE, path, f"more than {limits.max_entries} files and folders")
+        if len(members) + len(folders) == MAX_ENTRIES:
+            raise BundleRefused(Refusal.TOO_LARGE, path, f"more than {MAX_ENTRIES} files and folders")
         if header.isdir():
             folders.append(header.name)
             continue
         total_bytes += header.size
-        if total_bytes > limits.max_bytes:
-            raise BundleRefused(Refusal.TOO_LARGE, path, f"more than {limits.max_bytes} bytes once unpacked")
+        if total_bytes > MAX_BYTES:
+            raise BundleRefused(Refusal.TOO_LARGE, path, f"more than {MAX_BYTES} bytes once unpacked")
         members.append(_Member(header.name, archive.tell(), header.size))
         following = archive.tell() + header.size + -header.size % _BLOCK_BYTES
         if following > archive_bytes:
@@ -132,14 +123,16 @@ def _members(path: Path, archive: IO[bytes], limits: ArchiveLimits) -> list[_Mem
     _check_end(path, archive)
     clash = first_clash([member.path for member in members], folders)
     if clash:
-        raise BundleRefused(Refusal.UNCONFINED, path, f"{clash[0]} and {clash[1]} are one file on some systems")
+        raise BundleRefused(Refusal.UNCONFINED, path, f"{clash[0]} and {clash[1]} are the same file on some systems")
     return members
 
 
 def _block(path: Path, archive: IO[bytes]) -> bytes:
     block = archive.read(_BLOCK_BYTES)
     if len(block) < _BLOCK_BYTES:
-        raise BundleRefused(Refusal.TRUNCATED, path, f"ends after {archive.tell()} bytes without the mark of its end")
+        raise BundleRefused(
+            Refusal.TRUNCATED, path, f"ends after {archive.tell()} bytes without an end-of-archive marker"
+        )
     return block
 
 
@@ -163,10 +156,10 @@ def _header(path: Path, block: bytes) -> tarfile.TarInfo:
 def _check_end(path: Path, archive: IO[bytes]) -> None:
     """After the first block of zeros there is a second one, and nothing but zeros up to the end."""
     if any(_block(path, archive)):
-        raise BundleRefused(Refusal.MALFORMED, path, "something follows the mark of its end")
+        raise BundleRefused(Refusal.MALFORMED, path, "there is data after the end-of-archive marker")
     while chunk := archive.read(CHUNK_BYTES):
         if any(chunk):
-            raise BundleRefused(Refusal.MALFORMED, path, "something follows the mark of its end")
+            raise BundleRefused(Refusal.MALFORMED, path, "there is data after the end-of-archive marker")
 
 
 def _extract(path: Path, archive: IO[bytes], member: _Member, folder: Path, progress: Progress) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -48,32 +48,24 @@ class _PublicKey(_Part):
     hint: str = ""
 
 
-class _Material(_Part):
-    public_key: Annotated[_PublicKey, Field(alias="publicKey")]
-
-
 class _Signature(_Part):
     sig: _Bytes
 
 
-class _Dsse(_Part):
-    payload: _Bytes
-    payload_type: Annotated[Literal["application/vnd.in-toto+json"], Field(alias="payloadType")]
-    signatures: Annotated[list[_Signature], Field(min_length=1, max_length=1)]
-
-
 class _Document(_Part):
-    media_type: Annotated[Literal["application/vnd.dev.sigstore.bundle.v0.3+json"], Field(alias="mediaType")]
-    material: Annotated[_Material, Field(alias="verificationMaterial")]
-    envelope: Annotated[_Dsse, Field(alias="dsseEnvelope")]
-
-
-class _SubjectDigest(_Part):
-    sha256: _Digest
+    media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"] = Field(alias="mediaType")
+    public_key: _PublicKey = Field(validation_alias=AliasPath("verificationMaterial", "publicKey"))
+    payload: _Bytes = Field(validation_alias=AliasPath("dsseEnvelope", "payload"))
+    payload_type: Literal["application/vnd.in-toto+json"] = Field(
+        validation_alias=AliasPath("dsseEnvelope", "payloadType")
+    )
+    signatures: list[_Signature] = Field(
+        validation_alias=AliasPath("dsseEnvelope", "signatures"), min_length=1, max_length=1
+    )
 
 
 class _Subject(_Part):
-    digest: _SubjectDigest
+    digest: _Digest = Field(validation_alias=AliasPath("digest", "sha256"))
 
 
 class _Resource(_Part):
@@ -82,21 +74,13 @@ class _Resource(_Part):
     digest: _Digest
 
 
-class _Serialization(_Part):
-    method: Literal["files"]
-    hash_type: Literal["sha256"]
-
-
-class _Predicate(_Part):
-    serialization: _Serialization
-    resources: list[_Resource]
-
-
 class _Statement(_Part):
-    type: Annotated[Literal["https://in-toto.io/Statement/v1"], Field(alias="_type")]
-    subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
-    predicate_type: Annotated[Literal["https://model_signing/signature/v1.0"], Field(alias="predicateType")]
-    predicate: _Predicate
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: list[_Subject] = Field(min_length=1, max_length=1)
+    predicate_type: Literal["https://model_signing/signature/v1.0"] = Field(alias="predicateType")
+    method: Literal["files"] = Field(validation_alias=AliasPath("predicate", "serialization", "method"))
+    hash_type: Literal["sha256"] = Field(validation_alias=AliasPath("predicate", "serialization", "hash_type"))
+    resources: list[_Resource] = Field(validation_alias=AliasPath("predicate", "resources"))
 
 
 @dataclass(frozen=True)
@@ -157,9 +141,8 @@ def read_envelope(data: bytes) -> Envelope:
     try:
         document = _Document.model_validate_json(data)
     except ValidationError as error:
-        raise ValueError(_first(error)) from None
-    signature = document.envelope.signatures[0].sig
-    return Envelope(document.envelope.payload, signature, document.material.public_key.hint)
+        raise ValueError(first_problem(error)) from None
+    return Envelope(document.payload, document.signatures[0].sig, document.public_key.hint)
 
 
 def digests_of(payload: bytes) -> Mapping[str, str]:
@@ -167,12 +150,11 @@ def digests_of(payload: bytes) -> Mapping[str, str]:
     try:
         read = _Statement.model_validate_json(payload)
     except ValidationError as error:
-        raise ValueError(_first(error)) from None
-    resources = read.predicate.resources
-    if _root_digest(one.digest for one in resources) != read.subject[0].digest.sha256:
+        raise ValueError(first_problem(error)) from None
+    if _root_digest(one.digest for one in read.resources) != read.subject[0].digest:
         raise ValueError("its subject is not the digest of its resources")
-    digests = {one.name: one.digest for one in resources}
-    if len(digests) < len(resources):
+    digests = {one.name: one.digest for one in read.resources}
+    if len(digests) < len(read.resources):
         raise ValueError("it names a file twice")
     return digests
 
@@ -181,7 +163,7 @@ def _root_digest(digests: Iterable[str]) -> str:
     return hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in digests)).hexdigest()
 
 
-def _first(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
     """The first problem of a document, with its place."""
     first = error.errors(include_url=False)[0]
     return ": ".join(part for part in (".".join(str(key) for key in first["loc"]), first["msg"]) if part)

@@ -1,16 +1,25 @@
-"""The files of a bundle's folder: which there are, how large, and their digests."""
+"""The files of a bundle: which paths they may have, which there are in a folder, how large, and their digests.
+
+A path must mean the same file on every system, inside the bundle.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from upwell.edge.bundle.base import BundleRefused, FileEntry, Refusal
-from upwell.edge.bundle.paths import first_clash, why_unfit
 from upwell.shared.files import open_plain
+
+MAX_PATH_CHARS = 100
+"""What the plainest tar header holds."""
+
+_PART = re.compile(r"[A-Za-z0-9_+@=](?:[A-Za-z0-9_+@=., -]*[A-Za-z0-9_+@=,-])?")
+_DEVICES = frozenset(["con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))])
 
 CHUNK_BYTES = 1 << 20
 Progress = Callable[[int], None]
@@ -36,7 +45,7 @@ def sizes_in(folder: Path) -> Mapping[str, int]:
         raise BundleRefused(Refusal.MISSING, folder, f"cannot be read: {error.strerror}") from None
     clash = first_clash(sizes)
     if clash:
-        raise BundleRefused(Refusal.UNCONFINED, folder, f"{clash[0]} and {clash[1]} are one file on some systems")
+        raise BundleRefused(Refusal.UNCONFINED, folder, f"{clash[0]} and {clash[1]} are the same file on some systems")
     return dict(sorted(sizes.items()))
 
 
@@ -47,7 +56,7 @@ def _collect(folder: Path, prefix: str, sizes: dict[str, int]) -> None:
             reason = why_unfit(path)
             is_folder = entry.is_dir(follow_symlinks=False)
             if not reason and not is_folder and not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
-                reason = "it is a link" if entry.is_symlink() else "it is no plain file"
+                reason = "it is a link" if entry.is_symlink() else "it is not a plain file"
             if reason:
                 raise BundleRefused(Refusal.UNCONFINED, Path(entry.path), f"does not belong in a bundle: {reason}")
             if is_folder:
@@ -80,3 +89,37 @@ def read_small(path: Path, most_bytes: int, refusal: Refusal) -> bytes:
     if len(data) > most_bytes:
         raise BundleRefused(refusal, path, f"larger than the {most_bytes} bytes that it may have")
     return data
+
+
+def why_unfit(path: str) -> str:
+    """Why `path` cannot be the path of a file in a bundle; empty where it can.
+
+    Parts are joined by `/` and made of ASCII letters, digits, space and `_+@=.,-`, beginning with a letter, digit or
+    one of `_+@=`, so none is `..`, hidden, a Windows drive or stream, or spelt in two ways in Unicode.
+    """
+    if path.startswith("/") or ".." in path.split("/"):
+        return "it leads out of the bundle"
+    if len(path) > MAX_PATH_CHARS:
+        return f"it is longer than {MAX_PATH_CHARS} characters"
+    for part in path.split("/"):
+        if part.startswith("."):
+            return "hidden files do not belong in a bundle"
+        if not _PART.fullmatch(part):
+            return "expected names of letters, digits, spaces and _+@=.,- that begin with a letter or digit"
+        if part.partition(".")[0].lower() in _DEVICES:
+            return f"{part!r} is a device on Windows"
+    return ""
+
+
+def first_clash(files: Iterable[str], folders: Iterable[str] = ()) -> tuple[str, str] | None:
+    """Two paths that some file system would take for the same, or of which one is a file and the other is in it."""
+    seen: dict[str, tuple[str, bool]] = {}  # by lower case: the spelling, and whether it is a file
+    for path, is_file in [*((path, False) for path in folders), *((path, True) for path in files)]:
+        parts = path.split("/")
+        for count in range(1, len(parts) + 1):
+            prefix, is_leaf = "/".join(parts[:count]), is_file and count == len(parts)
+            before = seen.get(prefix.lower())
+            if before is not None and (is_leaf or before != (prefix, False)):
+                return before[0], path
+            seen[prefix.lower()] = (prefix, is_leaf)
+    return None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +28,14 @@ from upwell.shared.formats.npy import read_npz
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import Signature
 from upwell.shared.signature.truth import Judge
-from upwell.shared.tensors import Array, numpy_dtype, oip_datatype
+from upwell.shared.tensors import Array, is_float, numpy_dtype, oip_datatype
 
 MAX_BYTES = 256 << 20
 """Golden vectors that unpack to more are refused before anything is unpacked."""
 _MAX_ARRAYS = 256
 _LABEL, _RIGHT = "label", "right"
-_BFLOAT16 = numpy_dtype("BF16")
-_npy: Any = np.lib.format  # its functions have no types
 
-Answering = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+AnswerFunction = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """From the signature's inputs to its outputs."""
 
 
@@ -59,7 +56,7 @@ class GoldenVectors:
     labels: Labels | None = None
 
 
-def answering(processor: Processor, runtime: Runtime) -> Answering:
+def answer_function(processor: Processor, runtime: Runtime) -> AnswerFunction:
     """How a model answers what its callers send, beside the scheduler. Raises as `EdgeModel.run` does."""
 
     def answer(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -77,7 +74,7 @@ def check_golden(processor: Processor, runtime: Runtime, golden: GoldenVectors, 
     if missing:
         return Agreement(False, f"the golden vectors lack output {missing[0]!r}")
     try:
-        answers = answering(processor, runtime)(golden.inputs)
+        answers = answer_function(processor, runtime)(golden.inputs)
     except UpwellError as error:
         return Agreement(False, f"it does not answer the golden vectors: {error}")
     verdict = compare(signature.outputs, answers, golden.outputs, limits)
@@ -105,7 +102,7 @@ def compare_labels(signature: Signature, answers: Mapping[str, Array], labels: L
     return Agreement(right >= labels.right * rows, text)
 
 
-def record_golden(answer: Answering, inputs: Mapping[str, Array], labels: Labels | None = None) -> bytes:
+def record_golden(answer: AnswerFunction, inputs: Mapping[str, Array], labels: Labels | None = None) -> bytes:
     """The `golden.npz` of these inputs (several rows, of several classes) and what `answer` says to them.
 
     The same arrays give the same bytes. Raises what `answer` raises, and `ConfigError` where an answer holds a value
@@ -113,22 +110,20 @@ def record_golden(answer: Answering, inputs: Mapping[str, Array], labels: Labels
     """
     outputs = answer(inputs)
     for name, array in outputs.items():
-        if (array.dtype.kind == "f" or array.dtype == _BFLOAT16) and not np.isfinite(array.astype(np.float64)).all():
-            raise ConfigError.at(None, f"output {name!r} holds values that are not finite, so it is no golden vector")
-    arrays = {key: array for name, one in inputs.items() for key, array in _packed("in", name, one)}
+        if is_float(array.dtype) and not np.isfinite(array.astype(np.float64)).all():
+            raise ConfigError.at(
+                None, f"output {name!r} holds values that are not finite, so it is not a golden vector"
+            )
+    arrays: dict[str, Any] = {key: array for name, one in inputs.items() for key, array in _packed("in", name, one)}
     arrays.update({key: array for name, one in outputs.items() for key, array in _packed("out", name, one)})
     if labels is not None:
         arrays |= {_LABEL: labels.classes.astype(np.int64), _RIGHT: np.float64(labels.right).reshape(1)}
     if sum(array.nbytes for array in arrays.values()) > MAX_BYTES or len(arrays) > _MAX_ARRAYS:
         raise ConfigError.at(None, f"golden vectors may have {MAX_BYTES >> 20} MiB and {_MAX_ARRAYS} arrays; use fewer")
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for key, array in sorted(arrays.items()):
-            member = io.BytesIO()
-            _npy.write_array(member, array, allow_pickle=False)
-            entry = zipfile.ZipInfo(f"{key}.npy")  # of 1980, so that equal vectors are equal files
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, member.getvalue())
+    np.savez_compressed(
+        stream, **dict(sorted(arrays.items()))
+    )  # entries of 1980, so that equal vectors are equal files
     return stream.getvalue()
 
 
@@ -153,7 +148,7 @@ def read_golden(path: Path) -> GoldenVectors:
     except OSError as error:
         raise ConfigError.at(path, f"the golden vectors cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        raise ConfigError.at(path, f"these are no golden vectors: {error}") from None
+        raise ConfigError.at(path, f"these are not golden vectors: {error}") from None
     return GoldenVectors(inputs, outputs, labels)
 
 
@@ -164,15 +159,15 @@ def _labels(arrays: Mapping[str, Array]) -> Labels | None:
     if classes is None or right is None or classes.dtype != np.int64 or classes.ndim != 1 or not classes.size:
         raise ValueError("`label` is not one INT64 for each row, with `right` beside it")
     if right.dtype != np.float64 or right.shape != (1,) or not 0.0 <= right[0] <= 1.0:
-        raise ValueError("`right` is no share")
+        raise ValueError("`right` is not a share from 0 to 1")
     return Labels(classes, float(right[0]))
 
 
 def _named_dtype(array: Array) -> Array:
     """The array as it is, but BF16, which numpy writes as two bytes, as what it was."""
-    if array.dtype == np.dtype("V2"):
-        return array.view(_BFLOAT16)
     try:
+        if array.dtype == np.dtype("V2"):
+            return array.view(numpy_dtype("BF16"))
         if oip_datatype(array.dtype) == "BYTES":
             raise ValueError(f"an array of {array.dtype}; BYTES are kept as `in_bytes.<name>` and `in_ends.<name>`")
     except UpwellError as error:
@@ -200,7 +195,7 @@ def _unpacked(side: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
         name = key.removeprefix(f"{side}_bytes.")
         ends = arrays.get(f"{side}_ends.{name}")
         if ends is None or name in found or ends.dtype != np.int64 or data.dtype != np.uint8 or data.ndim != 1:
-            raise ValueError(f"{key!r} without a fitting {side}_ends.{name}")
+            raise ValueError(f"{key!r} without a matching {side}_ends.{name}")
         found[name] = _elements(key, data.tobytes(), ends)
     return found
 

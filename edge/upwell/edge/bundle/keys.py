@@ -69,7 +69,7 @@ def load_public_key(path: Path) -> PublicKey:
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError.at(path, f"this is no public key in PEM; {_EXPECTED}") from None
+        raise ConfigError.at(path, f"this is not a public key in PEM; {_EXPECTED}") from None
     if isinstance(key, Ed25519PublicKey) or (isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _CURVES):
         return PublicKey(fingerprint_of(key), key)
     raise ConfigError.at(path, f"a key of another kind; {_EXPECTED}")
@@ -84,7 +84,7 @@ def load_private_key(path: Path, passphrase: Callable[[], str]) -> PrivateKey:
     try:
         key = serialization.load_pem_private_key(data, password)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        problem = f"this is no private key in PEM; {_EXPECTED}" if password is None else "the passphrase does not fit"
+        problem = f"this is not a private key in PEM; {_EXPECTED}" if password is None else "the passphrase is wrong"
         raise ConfigError.at(path, problem) from None
     if isinstance(key, Ed25519PrivateKey) or (
         isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name in _CURVES

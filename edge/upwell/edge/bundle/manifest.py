@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, BundleRefused, FileEntry, Manifest, Refusal
-from upwell.edge.bundle.files import read_small
-from upwell.edge.bundle.paths import first_clash, why_unfit
+from upwell.edge.bundle.envelope import first_problem
+from upwell.edge.bundle.files import first_clash, read_small, why_unfit
 from upwell.shared.errors import ConfigError
 
 MAX_MANIFEST_BYTES = 1 << 20
@@ -73,18 +73,14 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         read = _ManifestFile.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BundleRefused(
-            Refusal.MALFORMED, path, ": ".join(part for part in (where, first["msg"]) if part)
-        ) from None
+        raise BundleRefused(Refusal.MALFORMED, path, first_problem(error)) from None
     for name in read.files:
-        reason = "it is listed nowhere" if name in (MANIFEST_NAME, SIGNATURE_NAME) else why_unfit(name)
+        reason = "it must not be listed" if name in (MANIFEST_NAME, SIGNATURE_NAME) else why_unfit(name)
         if reason:
             raise BundleRefused(Refusal.MALFORMED, path, f"lists {name!r}: {reason}")
     clash = first_clash(read.files)
     if clash:
-        raise BundleRefused(Refusal.MALFORMED, path, f"{clash[0]} and {clash[1]} are one file on some systems")
+        raise BundleRefused(Refusal.MALFORMED, path, f"{clash[0]} and {clash[1]} are the same file on some systems")
     files = {name: FileEntry(part.sha256, part.size_bytes) for name, part in sorted(read.files.items())}
     manifest = Manifest(read.name, read.version, files)
     if manifest_bytes(manifest) != data:

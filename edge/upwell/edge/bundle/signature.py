@@ -67,7 +67,7 @@ def check_signature(folder: Path, trust: Trust) -> Signed | None:
         signer = _signer(path, envelope, keys)
         return Signed(digests_of(envelope.payload), signer.fingerprint)
     except ValueError as error:
-        raise BundleRefused(Refusal.WRONG_SIGNATURE, path, f"no signature that can be read: {error}") from None
+        raise BundleRefused(Refusal.WRONG_SIGNATURE, path, f"the signature cannot be read: {error}") from None
 
 
 def _signer(path: Path, envelope: Envelope, keys: list[PublicKey]) -> PublicKey:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from upwell.edge.bundle.archive import DEFAULT_LIMITS, ArchiveLimits, unpacked
-from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Manifest, Refusal, Trust
-from upwell.edge.bundle.description import check_confined
+from upwell.edge.bundle.archive import unpacked
+from upwell.edge.bundle.base import (
+    DESCRIPTION_NAME,
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    Bundle,
+    BundleRefused,
+    Manifest,
+    Refusal,
+    Trust,
+)
 from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
 from upwell.edge.bundle.manifest import read_manifest
 from upwell.edge.bundle.signature import Signed, check_signature
+from upwell.shared.config.yaml import read_text
+from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import sync_folder
+from upwell.shared.files import Unconfined, confined, sync_folder
 
 NO_TRUST = Trust()
+_MODEL_SUFFIXES = (".onnx", ".tflite")
 
 
 def open_bundle(
@@ -51,7 +63,6 @@ def open_archive(
     into: Path,
     trust: Trust = NO_TRUST,
     newer_than: int | None = None,
-    limits: ArchiveLimits = DEFAULT_LIMITS,
     progress: Progress = nobody,
 ) -> Bundle:
     """The bundle in the archive at `path`, verified as by `open_bundle` and then put at the folder `into`.
@@ -59,12 +70,12 @@ def open_archive(
     `into` must not exist yet, and its parent must; it appears whole or not at all. `progress` hears of every byte
     twice, written and read. Raises `BundleRefused`, and `ConfigError` where it cannot be written.
     """
-    with unpacked(path, into, limits, progress) as folder:
+    with unpacked(path, into, progress) as folder:
         bundle = _from_archive(path, folder, trust, newer_than, progress)
         try:
             os.chmod(folder, 0o755)  # noqa: S103  as any folder of files that are no secret
             if os.path.lexists(into):
-                raise ConfigError.at(into, "is there already; a bundle is unpacked into a new folder")
+                raise ConfigError.at(into, "exists already; a bundle is unpacked into a new folder")
             folder.rename(into)
             sync_folder(into.parent)
         except OSError as error:
@@ -91,7 +102,9 @@ def _plain(folder: Path, trust: Trust, newer_than: int | None) -> Bundle:
     if trust.require:
         raise BundleRefused(Refusal.UNSIGNED, folder, f"a signature is required and {why}; see `upwell model pack`")
     if newer_than is not None:
-        raise BundleRefused(Refusal.OLDER, folder, f"{why} and so no version, and version {newer_than} is installed")
+        raise BundleRefused(
+            Refusal.OLDER, folder, f"{why} and therefore no version, while version {newer_than} is installed"
+        )
     return Bundle(folder)
 
 
@@ -106,7 +119,7 @@ def _check_sizes(folder: Path, manifest: Manifest, sizes: Mapping[str, int]) -> 
             raise BundleRefused(Refusal.TAMPERED, folder / path, f"is listed in {MANIFEST_NAME} and missing")
         if sizes[path] != entry.size_bytes:
             refusal = Refusal.TRUNCATED if sizes[path] < entry.size_bytes else Refusal.TAMPERED
-            message = f"has {sizes[path]} bytes and not the {entry.size_bytes} of {MANIFEST_NAME}"
+            message = f"has {sizes[path]} bytes, not the {entry.size_bytes} that {MANIFEST_NAME} lists"
             raise BundleRefused(refusal, folder / path, message)
 
 
@@ -120,5 +133,52 @@ def _check_signed(folder: Path, signed: Signed, digests: Mapping[str, str]) -> N
     """The signature is of these files, all of them and no others."""
     differing = sorted(path for path in {*signed.digests, *digests} if signed.digests.get(path) != digests.get(path))
     if differing:
-        message = f"the signature is of other files: {differing[0]!r} differs; sign the bundle again"
+        message = f"the signature covers other files: {differing[0]!r} differs; sign the bundle again"
         raise BundleRefused(Refusal.WRONG_SIGNATURE, folder / SIGNATURE_NAME, message)
+
+
+def check_confined(folder: Path, files: Collection[str]) -> None:
+    """Refuse a bundle of which a description takes labels or golden vectors from outside: callers would see any file.
+
+    `files` are those of the bundle. Raises `BundleRefused`: `UNCONFINED`, and `MALFORMED` where one is no YAML.
+    """
+    for file in sorted(files):
+        path = PurePosixPath(file)
+        models = {str(path.with_suffix(suffix)) for suffix in _MODEL_SUFFIXES}
+        if path.name == DESCRIPTION_NAME or (path.suffix == ".yaml" and models.intersection(files)):
+            _check(folder, folder / path)
+
+
+def _check(folder: Path, path: Path) -> None:
+    try:
+        document = read_tree(read_text(path, folder), None).value
+    except ConfigError as error:
+        raise BundleRefused(Refusal.MALFORMED, path, str(error)) from None
+    golden = document.get("golden") if isinstance(document, dict) else None
+    vectors = golden.get("file") if isinstance(golden, dict) else None
+    for name in [*_labels_files(document, is_step=False), *([vectors] if isinstance(vectors, str) else [])]:
+        if not _is_inside(folder, path.parent, name):
+            raise BundleRefused(Refusal.UNCONFINED, path, f"names the file {name!r}, which is not in the bundle")
+
+
+def _is_inside(folder: Path, base: Path, name: str) -> bool:
+    """Whether `name`, written in a file in `base`, means a file of the bundle, wherever the bundle lies."""
+    if os.path.isabs(name) or name.startswith("~") or "\\" in name:
+        return False
+    try:
+        confined(folder, os.path.normpath(base / name))
+    except Unconfined:
+        return False
+    return True
+
+
+def _labels_files(value: Any, is_step: bool) -> Iterator[str]:
+    """Every text under a key `labels`, except in a step of a pipeline, `{labels: scores}`, where it is a value."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _labels_files(item, is_step=True)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key == "labels" and isinstance(item, str) and not is_step:
+                yield item
+            yield from _labels_files(item, is_step=False)

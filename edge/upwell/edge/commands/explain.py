@@ -64,24 +64,24 @@ def _tell(request_trace: Mapping[str, Any], as_json: bool) -> None:
     for title, lines in tell(request_trace):
         console.print(Text(title, style="bold"))
         for line in lines:
-            console.print(Text(f"  {_printable(line)}"))
+            console.print(Text(f"  {printable(line)}"))
 
 
-def _list(flights: list[dict[str, Any]], as_json: bool) -> None:
+def _list(traces: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(flights))
+        typer.echo(json.dumps(traces))
         return
     table = Table(box=None)
     for heading in ("time", "id", "model", "route", "reason", "took", "degraded"):
         table.add_column(heading, no_wrap=True)
-    for request_trace in flights:
+    for request_trace in traces:
         route, reason = outcome(request_trace)
         degraded = "yes" if (request_trace.get("answer") or {}).get("degraded") else ""
         cells = (local_time(request_trace["time"]), request_trace["id"], request_trace.get("model"), route, reason)
-        table.add_row(*(Text(_printable(str(cell))) for cell in cells), ms(request_trace.get("took_s")), degraded)
+        table.add_row(*(Text(printable(str(cell))) for cell in cells), ms(request_trace.get("took_s")), degraded)
     Console(highlight=False, width=_WIDE).print(table)  # a line too long for the terminal is better than a cut id
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without control characters: a caller wrote the tags and the id, and a terminal would obey them."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)

@@ -11,14 +11,13 @@ from typing import Annotated
 import typer
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.updates.rollback import Order, OrderAnswer, answer_to, is_placed, place
-from upwell.edge.updates.version_state import STATE_NAME, read_state
-from upwell.edge.updates.versions_folder import FOLDER_NAME, encoded
+from upwell.edge.updates.rollback import RollbackAnswer, RollbackRequest, answer_to, is_placed, place
+from upwell.edge.updates.version_state import STATE_NAME, VersionState, read_document, versions_folder
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 
 TAKEN_WITHIN_S = 5.0
-"""An agent that runs has taken the order by then."""
+"""An agent that runs has taken the request by then."""
 DONE_WITHIN_S = 600.0
 """A model may have to be compiled for its accelerator."""
 
@@ -39,25 +38,25 @@ def rollback(
     """
     folder = _folder(config, model)
     try:
-        state = read_state(folder / STATE_NAME)
+        state = read_document(folder / STATE_NAME, VersionState)
         if state is None or not state.current:
             problem = "no version is installed here that could be left; what agent.yaml names is served"
             raise ConfigError.at(None, problem, f"models.{model}.edge.updates")
-        order = Order(id=secrets.token_hex(8), version=state.current, below_floor=below_floor)
-        place(folder, order)
-        said = _answer(folder, order)
+        request = RollbackRequest(id=secrets.token_hex(8), version=state.current, below_floor=below_floor)
+        place(folder, request)
+        said = _answer(folder, request)
     except OSError as error:
         raise ConfigError.at(folder, f"cannot be used: {error.strerror or error}") from None
     if said is None:
-        text = f"no agent runs here: version {order.version} is left at the next start"
+        text = f"no agent runs here: version {request.version} is left at the next start"
     elif said.version is None:
         text = f"refused: {said.message}"
     else:
-        text = f"version {order.version} was left; {said.message}"
+        text = f"version {request.version} was left; {said.message}"
     is_refused = said is not None and said.version is None
     if as_json:
         serves = None if said is None else said.version
-        document = {"left": None if is_refused else order.version, "serves": serves, "message": text}
+        document = {"left": None if is_refused else request.version, "serves": serves, "message": text}
         typer.echo(json.dumps(document))
     else:
         typer.echo(text, err=is_refused)
@@ -74,19 +73,21 @@ def _folder(path: Path, model: str) -> Path:
     if section.edge is None or section.edge.updates is None or config.agent.state_dir is None:
         problem = "it has no `updates`, so agent.yaml alone says which version is served; change `bundle` there"
         raise ConfigError.at(path, problem, f"models.{model}.edge")
-    return config.agent.state_dir / FOLDER_NAME / encoded(model)
+    return versions_folder(config.agent.state_dir, model)
 
 
-def _answer(folder: Path, order: Order) -> OrderAnswer | None:
-    """What the agent says; None where none takes the order."""
+def _answer(folder: Path, request: RollbackRequest) -> RollbackAnswer | None:
+    """What the agent says; None where none takes the request."""
     end_s = time.monotonic() + TAKEN_WITHIN_S
     while is_placed(folder):
         if time.monotonic() > end_s:
             return None
         time.sleep(_POLL_S)
     end_s = time.monotonic() + DONE_WITHIN_S
-    while (said := answer_to(folder, order)) is None:
+    while (said := answer_to(folder, request)) is None:
         if time.monotonic() > end_s:
-            return OrderAnswer(id=order.id, message="the agent has taken the order and not answered; see its log")
+            return RollbackAnswer(
+                id=request.id, message="the agent has taken the request and has not answered; see its log"
+            )
         time.sleep(_POLL_S)
     return said

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from upwell.edge.commands.explain import printable
 from upwell.edge.config import AgentConfig
 from upwell.edge.spool.database import opened
 from upwell.edge.spool.spool import FILE_NAME
@@ -136,9 +137,4 @@ def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
     kept = datetime.fromtimestamp(item["created_unix_s"]).astimezone().isoformat(timespec="seconds")
     tags = " ".join(f"{name}={value}" for name, value in item["tags"].items())
     known = (item["id"], item["state"], item["kind"], item["model"], item["reason"], kept)
-    return tuple(_printable(str(cell)) for cell in (*known, item["attempts"], item["size_bytes"], tags, item["error"]))
-
-
-def _printable(text: str) -> str:
-    """Without control characters: a server or a caller wrote it, and a terminal would obey them."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return tuple(printable(str(cell)) for cell in (*known, item["attempts"], item["size_bytes"], tags, item["error"]))

@@ -12,8 +12,8 @@ from pathlib import Path
 from upwell.edge.bundle.base import DESCRIPTION_NAME, Bundle
 from upwell.edge.models.sections import EdgeSide
 from upwell.edge.runtimes.inputs import check_file
-from upwell.edge.runtimes.load import LITERT_NPU, needs_onnxruntime, runtime_of
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.load import needs_onnxruntime, runtime_of
+from upwell.edge.runtimes.options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.tflite.interpreter import XNNPACK
 from upwell.edge.runtimes.tflite.package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError

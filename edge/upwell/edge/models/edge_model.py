@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from upwell.edge.admission.schedulability import RunRequest
 from upwell.edge.admission.scheduler import EdfScheduler
 from upwell.edge.bundle.base import Bundle
 from upwell.edge.models.report import LoadReport, State
@@ -23,15 +23,15 @@ from upwell.shared.partition.split.folder import CutFacts
 from upwell.shared.routing.decide.state import SplitRoute
 from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.signature.binding import chunk_of, sizes_fit
 from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.signature.signature import Signature
-from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
 from upwell.shared.values import quick
 
 _ANY = RunRequest()
 _NO_REPORT = LoadReport()
-_BFLOAT16 = numpy_dtype("BF16")  # of numpy's kind V, not f
 
 
 class NotFinite(ModelFailed):
@@ -63,23 +63,38 @@ class VersionComparison(Comparison["EdgeRun"], Protocol):
         """The cloud has answered the audit of that name."""
 
 
+@dataclass(frozen=True)
+class ModelSource:
+    """What a model on the device was loaded from: its file by the digest, the bundle, None for a bare file, and the
+    calibrations that came with it."""
+
+    digest: str
+    bundle: Bundle | None = None
+    calibrations: Sequence[Calibration] = ()
+
+    @property
+    def version(self) -> int:
+        """Of the bundle; 0 without one."""
+        return 0 if self.bundle is None else self.bundle.version
+
+
 class EdgeModel:
-    """A model on the device: runtime, signature, how its answers are measured, its scheduler."""
+    """A model on the device: runtime, signature, how its answers are measured, its scheduler.
+
+    `exits` are the outputs that go up to a tail; of an accelerator's device `device_lock` is held while it is open.
+    """
 
     def __init__(
         self,
         runtime: Runtime,
         processor: Processor,
-        digest: str,
+        source: ModelSource,
         *,
-        is_described: bool,
         report: LoadReport = _NO_REPORT,
-        bundle: Bundle | None = None,
-        calibrations: Sequence[Calibration] = (),
         exits: Collection[str] = (),
+        device_lock: DeviceLock | None = None,
     ) -> None:
         self.runtime = runtime
-        self.is_described = is_described
         self.processor = processor
         self.exits = _specs(processor.signature, exits)
         """Of a head that answers early: what goes up to its tail. Callers do not see it."""
@@ -88,12 +103,9 @@ class EdgeModel:
         """What callers see."""
         self.pictures = frozenset(one.name for one in processor.signature.inputs if one.kind == "image")
         """The inputs that take encoded pictures."""
-        self.digest = digest
+        self.source = source
+        self.digest = source.digest
         self.report = report
-        self.bundle = bundle
-        """What it came from; None for a bare file."""
-        self.calibrations = calibrations
-        """Those that came with it."""
         self.durations_s: Sequence[float] = ()
         """Of runs of one row before it was served."""
         self.heads: tuple[Head, ...] | None = None
@@ -104,18 +116,19 @@ class EdgeModel:
         """Set while a new version has yet to prove itself."""
         self.versions: VersionComparison | None = None
         """How it compares with the one before meanwhile."""
-        self.device_lock: DeviceLock | None = None
-        """Held while the accelerator's device is open."""
+        self._device_lock = device_lock
+        if device_lock is not None:
+            weakref.finalize(self, device_lock.release)
         self.scorer = Scorer(self.signature)
         self._scores: tuple[object, bool] = ((), False)
 
     def run(self, inputs: Mapping[str, Array], deadline_s: float, run_request: RunRequest = _ANY) -> EdgeRun:
         """Answer inputs that passed `signature.check_inputs` on the device, in the caller's thread.
 
-        Raises `Refused`, `Superseded` and `DeadlineExceeded` as `EdfScheduler.turn` does, `InvalidRequest` for a
+        Raises `Refused`, `Superseded` and `DeadlineExceeded` as `EdfScheduler.acquire` does, `InvalidRequest` for a
         picture that cannot be read and `ModelFailed` where the runtime fails.
         """
-        with self.scheduler.turn(deadline_s, run_request):
+        with self.scheduler.acquire(deadline_s, run_request):
             trial = self.trial
             if trial is None:
                 return self._run_checked(inputs)
@@ -148,8 +161,7 @@ class EdgeModel:
     @property
     def exit_row_bytes(self) -> int:
         """What one row of the exits takes on the wire."""
-        dims = {spec: [max(1, dim) for dim in spec.shape[1:]] for spec in self.exits}  # an open one is not known before
-        return sum(numpy_dtype(spec.datatype).itemsize * math.prod(each) for spec, each in dims.items())
+        return sum(map(row_bytes, self.exits))
 
     def can_score(self, hards: Collection[HardSettings]) -> bool:
         """Whether its outputs can be measured in any of these ways; of the same object it is not found out twice."""
@@ -194,17 +206,21 @@ class EdgeModel:
         """The first output that holds floats that are not finite, though they must be; empty where there is none."""
         for output in self.signature.outputs:
             array = outputs[output.name]
-            may_be_any = self.is_described and output.kind == "tensor"
-            is_float = array.dtype.kind == "f" or array.dtype == _BFLOAT16
-            if is_float and not may_be_any and not np.isfinite(array).all():
+            may_be_any = self.processor.is_described and output.kind == "tensor"
+            if is_float(array.dtype) and not may_be_any and not np.isfinite(array).all():
                 return output.name
         return ""
 
     def close(self) -> None:
         """Free the runtime, and then the device."""
         self.runtime.close()
-        if self.device_lock is not None:
-            self.device_lock.release()
+        if self._device_lock is not None:
+            self._device_lock.release()
+
+
+def row_bytes(spec: TensorSpec) -> int:
+    """What one row of a tensor takes; a dimension that varies counts as 1, since it is not known before."""
+    return numpy_dtype(spec.datatype).itemsize * math.prod(max(1, dim) for dim in spec.shape[1:])
 
 
 def _specs(signature: Signature, names: Collection[str]) -> tuple[TensorSpec, ...]:
@@ -260,7 +276,7 @@ class Head:
 
     cut: CutFacts
     edge: EdgeModel
-    way: SplitRoute
+    split_route: SplitRoute
     whole: FullModel | None = None
 
     def takes(self, rows: int) -> bool:

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from upwell.edge.models.background_load import load_edge
-from upwell.edge.models.edge_model import EdgeModel, FullModel, Head
+from upwell.edge.models.edge_model import EdgeModel, FullModel, Head, row_bytes
+from upwell.edge.models.loading import Loader
 from upwell.edge.models.sections import EdgeSide, ModelSection, SplitSection
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
@@ -17,7 +17,7 @@ from upwell.shared.files import Unconfined, plain_file
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, SplitFacts
 from upwell.shared.routing.decide.state import SplitRoute
 from upwell.shared.signature.binding import sizes_fit
-from upwell.shared.tensors import TensorSpec, numpy_dtype
+from upwell.shared.tensors import TensorSpec
 
 AUTO_FOLDER = "split"
 """Where `split: auto` looks: in the bundle, or beside the file."""
@@ -34,7 +34,7 @@ def load_heads(
     cannot be loaded is left, with a line in the log. Raises `ConfigError` for a folder that is named and is none, or is
     wrong.
     """
-    bundle = whole.bundle.folder if whole is not None and whole.bundle is not None else None
+    bundle = whole.source.bundle.folder if whole is not None and whole.source.bundle is not None else None
     place = _place(section, bundle)
     if place is None:
         return ()
@@ -48,20 +48,22 @@ def load_heads(
     for cut, path in _files(place, facts):
         head_bytes = path.stat().st_size
         if used_bytes + head_bytes > limit_bytes:
-            _log.warning("model %s: cut %s is left, it does not fit %d bytes for heads", name, cut.name, limit_bytes)
+            _log.warning(
+                "model %s: cut %s is not used: it does not fit into %d bytes for heads", name, cut.name, limit_bytes
+            )
             continue
         try:
             side = _side(section, path, facts.format)
-            edge = load_edge(f"{name}/{cut.name}", side, within=within, state_dir=state_dir)
+            edge = Loader(f"{name}/{cut.name}", side, within=within, state_dir=state_dir).load()
         except ConfigError as error:
-            _log.error("model %s: cut %s is left: %s", name, cut.name, error)
+            _log.error("model %s: cut %s is not used: %s", name, cut.name, error)
             continue
         grown_bytes = max(head_bytes, edge.report.memory_bytes)
         problem = _misfit(cut, edge, known) or _unlike(edge, whole)
         if not problem and used_bytes + grown_bytes > limit_bytes:
             problem = f"it takes {grown_bytes} bytes and does not fit {limit_bytes} bytes for heads"
         if problem:
-            _log.error("model %s: cut %s is left: %s", name, cut.name, problem)
+            _log.error("model %s: cut %s is not used: %s", name, cut.name, problem)
             edge.close()
             continue
         used_bytes += grown_bytes
@@ -69,7 +71,7 @@ def load_heads(
             edge.scheduler = whole.scheduler
         elif heads:
             edge.scheduler = heads[0].edge.scheduler
-        heads.append(Head(cut, edge, _way(name, cut, edge, known), known))
+        heads.append(Head(cut, edge, _split_route(name, cut, edge, known), known))
     return tuple(heads)
 
 
@@ -128,7 +130,7 @@ def _misfit(cut: CutFacts, edge: EdgeModel, whole: FullModel | None) -> str:
     if unmade:
         return f"the head has no output {unmade[0]!r}"
     if cut.needs_post and whole is None:
-        return "only the description of the whole makes its answer, and the device runs no such model or another file"
+        return "its answer needs the description of the whole model, and the device runs another file or no such model"
     missing = sorted(set(cut.raw_inputs) - {spec.name for spec in _inputs(edge, whole)})
     return f"the tail takes the input {missing[0]!r}, which the head does not know" if missing else ""
 
@@ -157,12 +159,8 @@ def _inputs(edge: EdgeModel, whole: FullModel | None) -> tuple[TensorSpec, ...]:
     return tuple(edge.runtime.inputs) if whole is None else whole.inputs
 
 
-def _way(name: str, cut: CutFacts, edge: EdgeModel, whole: FullModel | None) -> SplitRoute:
+def _split_route(name: str, cut: CutFacts, edge: EdgeModel, whole: FullModel | None) -> SplitRoute:
     raw = [spec for spec in _inputs(edge, whole) if spec.name in cut.raw_inputs]
-    row_bytes = sum(tensor.bytes for tensor in cut.tensors) + sum(map(_row_bytes, raw))
+    cut_bytes = sum(tensor.bytes for tensor in cut.tensors) + sum(map(row_bytes, raw))
     head_s, tail_s = (math.nan if known_s is None else known_s for known_s in (cut.edge_s, cut.cloud_s))
-    return SplitRoute(f"{name}/{cut.name}", row_bytes, head_s, tail_s)
-
-
-def _row_bytes(spec: TensorSpec) -> int:
-    return numpy_dtype(spec.datatype).itemsize * math.prod(max(1, dim) for dim in spec.shape[1:])
+    return SplitRoute(f"{name}/{cut.name}", cut_bytes, head_s, tail_s)

@@ -2,16 +2,19 @@
 
 The ways to run it are tried in order (`upwell.edge.models.candidates`). Each is opened, run once, and must answer the
 golden vectors; an accelerator without golden vectors must answer as the CPU does. What fails is left, with the reason.
+Some accelerators compile a model for minutes; the CPU may serve meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from upwell.edge.bundle.agreement import Tolerances
@@ -19,11 +22,12 @@ from upwell.edge.bundle.base import GOLDEN_NAME, Bundle
 from upwell.edge.bundle.calibrations import load_calibrations
 from upwell.edge.bundle.golden import GoldenVectors, check_golden, read_golden
 from upwell.edge.models.candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, ModelSource
 from upwell.edge.models.report import CheckedBy, LoadReport, RuntimeAttempt, State
 from upwell.edge.models.sections import EdgeSide
 from upwell.edge.models.synthetic_check import check_with_cpu
 from upwell.edge.runtimes.base import Runtime
+from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.load import load_runtime
 from upwell.edge.runtimes.onnx.saturation import saturation
@@ -39,7 +43,29 @@ from upwell.shared.signature.processor import Processor
 COMPILED_NAME = "compiled"
 """The folder in `state_dir` where runtimes keep what accelerators compiled."""
 
+PATIENCE_S = 2.0
+"""An accelerator that is not ready after so long compiles, and the CPU serves meanwhile."""
+
+_Outcome = tuple[EdgeModel | None, Sequence[RuntimeAttempt]]
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A model that can be served, and, while an accelerator is being made ready, the one to serve afterwards.
+
+    `final` is None where `model` is final. Else it gives either the model on the accelerator or, where that came to
+    nothing, `model` itself, its report brought up to date. It never fails. Cancelling it is closing what it would give.
+    """
+
+    model: EdgeModel
+    final: Future[EdgeModel] | None = None
+
+    def close(self) -> None:
+        """Free what is there and what may come."""
+        if self.final is not None and not self.final.cancel():
+            self.final.result().close()
+        self.model.close()
 
 
 class _Left(Exception):
@@ -47,7 +73,7 @@ class _Left(Exception):
 
 
 class Loader:
-    """Loads one model of the configuration, on its accelerators or on the CPU.
+    """Loads one model of the configuration, on its accelerators or on the CPU; to be used once.
 
     `name` is the model's in the configuration. `bundle` was verified; without one the side's own folder or file is
     loaded as it lies there. What the model names must lie in its bundle; that of a file, by default in its own folder,
@@ -70,6 +96,7 @@ class Loader:
         self._began_s = time.monotonic()
         self._files = files_of(side, bundle)
         self._state_dir = state_dir
+        self._cache_dir = None if state_dir is None else state_dir / COMPILED_NAME
         described_by = self._files.description
         # Whatever lies there is meant as the description, also where it turns out to be a folder or a broken link.
         self._description = load_description(described_by, within) if os.path.lexists(described_by) else None
@@ -83,26 +110,95 @@ class Loader:
             untested = "" if self._golden else "tests or "
             _log.warning("%s is a bare file without a bundle: nothing %sverifies it", side.file, untested)
 
+    def load(self) -> EdgeModel:
+        """The model, once its accelerator is ready or was left, if one is asked for.
+
+        Raises `ConfigError` with every attempt where it cannot be run, or not as it must be.
+        """
+        if not self.side.wanted_accelerators:
+            return self._on_cpu("ready", [])
+        edge, attempts = self._on_accelerator()
+        return edge or self._without_accelerator(attempts)
+
+    def start(self, patience_s: float = PATIENCE_S) -> Loading:
+        """The model as soon as it can be served.
+
+        An accelerator that is not ready within `patience_s` goes on getting ready on a thread of its own, which keeps
+        no process from ending; one that is a `must`, or whose model cannot run on the CPU, is waited for. Raises as
+        `load` does.
+        """
+        if not self.side.wanted_accelerators:
+            return Loading(self._on_cpu("ready", []))
+        outcome = self._in_background()
+        try:
+            edge, attempts = outcome.result(None if self._is_a_must else patience_s)
+        except FutureTimeout:
+            return self._meanwhile(outcome)
+        return Loading(edge or self._without_accelerator(attempts))
+
     @property
-    def must(self) -> bool:
+    def _is_a_must(self) -> bool:
         """Whether the CPU will not do."""
         return any(one.require == "must" for one in self.side.wanted_accelerators)
 
-    def on_accelerator(self) -> tuple[EdgeModel | None, Sequence[RuntimeAttempt]]:
+    def _without_accelerator(self, attempts: Sequence[RuntimeAttempt]) -> EdgeModel:
+        """The model after every accelerator was left."""
+        if self._is_a_must:
+            raise self._failure(attempts)
+        return self._on_cpu("fallback", attempts)
+
+    def _in_background(self) -> Future[_Outcome]:
+        outcome: Future[_Outcome] = Future()
+
+        def load() -> None:
+            try:
+                found = self._on_accelerator()
+            except Exception as error:  # noqa: BLE001 (whoever waits must learn how it ended)
+                _log.exception("model %s: loading it on an accelerator failed unexpectedly", self.name)
+                found = None, [RuntimeAttempt("the accelerator", f"internal error: {error!r}")]
+            outcome.set_result(found)
+
+        threading.Thread(target=load, name=f"load-{self.name}", daemon=True).start()
+        return outcome
+
+    def _meanwhile(self, outcome: Future[_Outcome]) -> Loading:
+        try:
+            model = self._on_cpu("compiling", [])
+        except ConfigError as error:
+            edge, attempts = outcome.result()
+            if edge is None:
+                raise ConfigError([*self._failure(attempts).problems, *error.problems]) from None
+            return Loading(edge)
+        final: Future[EdgeModel] = Future()
+
+        def settle(outcome: Future[_Outcome]) -> None:
+            edge, attempts = outcome.result()
+            if not final.set_running_or_notify_cancel():
+                if edge is not None:
+                    edge.close()
+                return
+            if edge is None:
+                model.report = replace(model.report, state="fallback", attempts=[*attempts, *model.report.attempts])
+            final.set_result(edge or model)
+
+        outcome.add_done_callback(settle)
+        return Loading(model, final)
+
+    def _on_accelerator(self) -> _Outcome:
         """The model on the first accelerator that can be used, if there is one, and what was left before it."""
         return self._first(accelerated(self.side, self._files.models), "ready", [])
 
-    def on_cpu(self, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
+    def _on_cpu(self, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
         """The model on the CPU, reported as in `state` after the attempts `before`.
 
         Raises `ConfigError` with every attempt where it runs nowhere.
         """
         edge, attempts = self._first(on_cpu(self.side, self._files.models), state, before)
         if edge is None:
-            raise self.failure(attempts)
+            raise self._failure(attempts)
         return edge
 
-    def failure(self, attempts: Sequence[RuntimeAttempt]) -> ConfigError:
+    def _failure(self, attempts: Sequence[RuntimeAttempt]) -> ConfigError:
         """What to say where every attempt failed: of each all that is wrong, with its place where that is a file's."""
         if len(attempts) == 1 and attempts[0] in self._errors:
             return self._errors[attempts[0]]
@@ -113,9 +209,7 @@ class Loader:
             problems += [replace(problem, message=f"{one.what}: {problem.message}") for problem in found]
         return ConfigError(problems)
 
-    def _first(
-        self, candidates: Iterable[Candidate], state: State, before: Sequence[RuntimeAttempt]
-    ) -> tuple[EdgeModel | None, Sequence[RuntimeAttempt]]:
+    def _first(self, candidates: Iterable[Candidate], state: State, before: Sequence[RuntimeAttempt]) -> _Outcome:
         attempts = [*before]
         for candidate in candidates:
             try:
@@ -124,32 +218,29 @@ class Loader:
                 attempts.append(RuntimeAttempt(str(candidate), str(error)))
                 if isinstance(error, ConfigError):
                     self._errors[attempts[-1]] = error
-                _log.warning("model %s: %s is left: %s", self.name, candidate, error)
+                _log.warning("model %s: %s is not used: %s", self.name, candidate, error)
         return None, attempts
 
     def _load(self, candidate: Candidate, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
-        wanted, cache_dir = candidate.accelerator, self._state_dir and self._state_dir / COMPILED_NAME
+        wanted = candidate.accelerator
         if wanted is None or wanted.library is None:
-            return self._open(candidate, cache_dir, state, before)
+            return self._open(candidate, state, before)
         version = candidate.package_version()
-        subject = ProbeSubject(candidate.path, candidate.options, wanted, version, cache_dir)
+        subject = ProbeSubject(candidate.path, candidate.options, wanted, version, self._cache_dir)
         lock = enter(subject, self._state_dir)
         try:
-            edge = self._open(candidate, cache_dir, state, before)
+            return self._open(candidate, state, before, lock)
         except BaseException:
             lock.release()
             raise
         finally:
             survived(subject, self._state_dir)
-        edge.device_lock = lock
-        weakref.finalize(edge, lock.release)
-        return edge
 
     def _open(
-        self, candidate: Candidate, cache_dir: Path | None, state: State, before: Sequence[RuntimeAttempt]
+        self, candidate: Candidate, state: State, before: Sequence[RuntimeAttempt], lock: DeviceLock | None = None
     ) -> EdgeModel:
         memory_bytes = resident_bytes()
-        runtime = load_runtime(candidate.path, candidate.options, candidate.accelerator, cache_dir=cache_dir)
+        runtime = load_runtime(candidate.path, candidate.options, candidate.accelerator, cache_dir=self._cache_dir)
         try:
             batch = candidate.options.batch
             processor = Processor(self._description, runtime.inputs, runtime.outputs, runtime.name, batch)
@@ -161,10 +252,13 @@ class Loader:
         grown_bytes = max(0, resident_bytes() - memory_bytes)
         load_s = time.monotonic() - self._began_s
         return EdgeModel(
-            runtime, processor, model_digest(candidate.path), is_described=self._description is not None,
+            runtime,
+            processor,
+            ModelSource(model_digest(candidate.path), self._files.bundle, self._calibrations),
             report=LoadReport(state, checked_by, tuple(before), load_s, warm_up_s, grown_bytes),
-            bundle=self._files.bundle, calibrations=self._calibrations, exits=self.side.exits,
-        )  # fmt: skip
+            exits=self.side.exits,
+            device_lock=lock,
+        )
 
     def _first_run_s(self, runtime: Runtime) -> float:
         """Seconds of a first run on zeros, which pays for lazy initialization. Raises `ConfigError` where it fails."""

@@ -201,6 +201,6 @@ def _hardest(array: Array) -> tuple[float, ...]:
 
 def _read_only(array: Array) -> Array:
     """The array, which the answer is made of, as nobody can change it."""
-    view = array.view()
+    view: Array = array.view()
     view.flags.writeable = False
     return view

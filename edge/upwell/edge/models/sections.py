@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from upwell.edge.bundle.address import check_source, names_folder
 from upwell.edge.runtimes.options import RuntimeOptions
-from upwell.shared.config.yaml import RelativePath, resolve
+from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Bytes, Seconds
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _source(value: object, info: ValidationInfo) -> object:
@@ -30,7 +26,7 @@ def _source(value: object, info: ValidationInfo) -> object:
     return value
 
 
-class UpdatesSection(_Section):
+class UpdatesSection(FilePart):
     """Where new versions of a bundle come from while the agent runs; needs `state_dir`."""
 
     source: Annotated[str, BeforeValidator(_source)] = Field(
@@ -44,6 +40,11 @@ class UpdatesSection(_Section):
     ca: RelativePath | None = Field(
         None, description="Issuers of the server's certificate (PEM); the system's if not written."
     )
+
+    @property
+    def place(self) -> str:
+        """The source as it may be shown: what follows `?` in an address may be a credential."""
+        return self.source.partition("?")[0]
 
 
 class EdgeSide(RuntimeOptions):
@@ -78,13 +79,13 @@ class EdgeSide(RuntimeOptions):
         return self
 
 
-class CloudSide(_Section):
+class CloudSide(FilePart):
     """A model in the cloud."""
 
     model: str = Field(min_length=1, description="Its name there.")
 
 
-class SplitSection(_Section):
+class SplitSection(FilePart):
     """A model split between device and cloud, at one of several cuts."""
 
     plan: RelativePath = Field(description="The folder that `upwell partition split` wrote, or its split.json.")
@@ -99,7 +100,7 @@ def _split(value: object) -> object:
     return {"plan": value} if isinstance(value, str) and value not in ("off", "auto") else value
 
 
-class ModelSection(_Section):
+class ModelSection(FilePart):
     """One model by the name that callers use."""
 
     edge: EdgeSide | None = Field(None, description="Its edge side; without it the cloud is its only route.")

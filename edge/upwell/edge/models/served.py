@@ -31,7 +31,7 @@ class ServedModel:
 
     def head(self, key: str) -> Head:
         """The head of a way."""
-        return next(head for head in self.heads if head.way.key == key)
+        return next(head for head in self.heads if head.split_route.key == key)
 
     @property
     def model_pair(self) -> ModelPair:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from upwell.edge.bundle.agreement import Agreement, Tolerances, compare
-from upwell.edge.bundle.golden import answering
+from upwell.edge.bundle.golden import answer_function
 from upwell.edge.runtimes.base import Runtime
 from upwell.shared.errors import UpwellError
 from upwell.shared.signature.processor import Processor
@@ -53,7 +53,7 @@ def synthetic_inputs(signature: Signature, size: int = _VARYING_SIZES[0]) -> dic
 
 def _answers(processor: Processor, runtime: Runtime, requests: Mapping[str, Array]) -> Mapping[str, Array]:
     if not _finds(processor.signature):
-        return answering(processor, runtime)(requests)
+        return answer_function(processor, runtime)(requests)
     return processor.run_rows(runtime.run, processor.pre(requests))
 
 

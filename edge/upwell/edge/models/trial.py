@@ -46,7 +46,7 @@ class Flawed(ModelFailed):
     """An answer that no model should give; its text names outputs and nothing of a request."""
 
 
-def _told(failure: Exception | None) -> str:
+def _shown(failure: Exception | None) -> str:
     """A failure by its kind: its text may repeat what the request held, and this goes into logs and `/health`."""
     return str(failure) if isinstance(failure, Flawed) else type(failure).__name__
 
@@ -108,7 +108,7 @@ class Trial(Generic[T]):
                 return
             if self._failures >= MIN_FAILURES and self._failures > MAX_FAILED_SHARE * self._runs:
                 counted = f"{self._failures} of its first {self._runs} runs failed"
-                complaint = f"{counted}, the last with {_told(self._last_failure)}"
+                complaint = f"{counted}, the last with {_shown(self._last_failure)}"
             is_long = time.monotonic() - self._began_s >= DURATION_S
             is_good = not complaint and ((self._runs >= RUNS and is_complete) or is_long)
             self.is_rejected, self.is_proven = bool(complaint), is_good

@@ -54,9 +54,9 @@ class CloudModels:
         if model in self._unasked and not verdict.egress_rule and verdict.route != "edge":
             self._begin([model])
         if answer.reason is Reason.CLOUD_MODEL_MISSING:
-            self._miss(model, _names(self._models[model])[0], "it says so to a request")
+            self._miss(model, _names(self._models[model])[0], "as it answered a request")
         elif model in self._missing and not _UP.isdisjoint(answer.routes) and self._missing.pop(model, ""):
-            _log.info("model %s: the cloud knows it now", model)
+            _log.info("model %s: the cloud has it now", model)
 
     def stop(self) -> None:
         """Ask nothing more."""
@@ -95,7 +95,7 @@ class CloudModels:
         if model not in self._missing:
             self._missing[model] = asked
             _log.warning(
-                "model %s: %s: the cloud knows no %r (%r); is `cloud: {model: …}` in agent.yaml right?",
+                "model %s: %s: the cloud has no model %r (%r); is `cloud: {model: …}` in agent.yaml right?",
                 model, Reason.CLOUD_MODEL_MISSING, asked, text[:500],
             )  # fmt: skip
 

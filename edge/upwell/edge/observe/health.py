@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.report import ModelHealth, State
 from upwell.edge.models.served import ServedModel
 from upwell.edge.updates.follower import UpdateStatus
 
-Health: TypeAlias = Callable[[], Sequence[ModelHealth]]
-UpdatesHealth: TypeAlias = Callable[[], Mapping[str, UpdateStatus]]
-
-_NOBODY: Mapping[str, UpdateStatus] = MappingProxyType({})
-_NONE: Mapping[str, str] = MappingProxyType({})
-
 _STATES: tuple[State, ...] = get_args(State)
 _NAMED_NODES = 10
 
 
-def health_of(models: Iterable[ServedModel], misfit: Callable[[str], str] = lambda _: "") -> Sequence[ModelHealth]:
+def health_of(models: Iterable[ServedModel], misfit: Callable[[str], str]) -> Sequence[ModelHealth]:
     """The health of every model that has an edge side, and of every head that is ready, as `model/cut`.
 
     `misfit` says by model why no calibration fits.
@@ -36,7 +27,7 @@ def health_of(models: Iterable[ServedModel], misfit: Callable[[str], str] = lamb
     for model in models:
         if model.edge is not None:
             found.append(_health(model.name, model.edge, misfit(model.name)))
-        found += [_health(head.way.key, head.edge) for head in model.heads]
+        found += [_health(head.split_route.key, head.edge) for head in model.heads]
     return found
 
 
@@ -48,7 +39,7 @@ def _health(name: str, edge: EdgeModel, misfit: str = "") -> ModelHealth:
         accelerator=edge.accelerator,
         placement=edge.runtime.placement,
         report=edge.report,
-        version=edge.bundle.version if edge.bundle else 0,
+        version=edge.source.version,
         reason="" if edge.state == "ready" else _why(edge),
         uncalibrated=misfit,
     )
@@ -74,11 +65,11 @@ def summary(health: ModelHealth) -> str:
 
 def document(
     models: Sequence[ModelHealth],
-    updates: Mapping[str, UpdateStatus] = _NOBODY,
-    problems: Sequence[str] = (),
-    missing: Mapping[str, str] = _NONE,
+    updates: Mapping[str, UpdateStatus],
+    problems: Sequence[str],
+    missing: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The whole as JSON can hold it.
+    """The whole as JSON can hold it, as it is served at `/health`.
 
     `status` is `ok`, or `degraded` where a model is not where it should be or the agent itself has `problems`.
     `missing` are the models that the cloud does not know, and the names by which it was asked.
@@ -92,16 +83,6 @@ def document(
     }
 
 
-def health_page(
-    models: Sequence[ModelHealth],
-    updates: Mapping[str, UpdateStatus],
-    problems: Sequence[str],
-    missing: Mapping[str, str] = _NONE,
-) -> bytes:
-    """The same as it is served at `/health`."""
-    return json.dumps(document(models, updates, problems, missing)).encode()
-
-
 def _described(health: ModelHealth) -> dict[str, Any]:
     described = asdict(health)
     described["accelerator"] = health.accelerator or "cpu"
@@ -110,42 +91,30 @@ def _described(health: ModelHealth) -> dict[str, Any]:
     return described
 
 
-class HealthCollector(Collector):
-    """The same for Prometheus, read when scraped."""
-
-    def __init__(self, health: Health) -> None:
-        self._health = health
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Gauges by model."""
-        models = self._health()
-        states = GaugeMetricFamily(
-            "upwell_model_state", "1 for the state that the model is in.", labels=["model", "state"]
-        )
+def health_families(models: Sequence[ModelHealth]) -> Iterator[GaugeMetricFamily]:
+    """The same for Prometheus."""
+    states = GaugeMetricFamily("upwell_model_state", "1 for the state that the model is in.", labels=["model", "state"])
+    nodes = GaugeMetricFamily(
+        "upwell_model_nodes", "Nodes of the model by what runs them.", labels=["model", "accelerator"]
+    )
+    for one in models:
+        for state in _STATES:
+            states.add_metric([one.model, state], float(one.state == state))
+        taken = one.placement.nodes_on_accelerator
+        nodes.add_metric([one.model, "cpu"], one.placement.nodes - taken)
+        if one.accelerator:
+            nodes.add_metric([one.model, one.accelerator], taken)
+    yield from (states, nodes)
+    gauges: Mapping[str, tuple[str, Callable[[ModelHealth], float]]] = {
+        "version": ("Version of the model's bundle; 0 without one.", lambda one: one.version),
+        "load_seconds": ("Time that loading and testing took.", lambda one: one.report.load_s),
+        "warm_up_seconds": ("Time that the first run took.", lambda one: one.report.warm_up_s),
+        "uncalibrated": ("1 where no calibration fits a target that the policy names for the model.",
+                         lambda one: float(bool(one.uncalibrated))),
+        "memory_bytes": ("What the process grew by; NaN if unknown.", lambda one: one.report.memory_bytes or math.nan),
+    }  # fmt: skip
+    for name, (text, value) in gauges.items():
+        gauge = GaugeMetricFamily(f"upwell_model_{name}", text, labels=["model"])
         for one in models:
-            for state in _STATES:
-                states.add_metric([one.model, state], float(one.state == state))
-        yield states
-        nodes = GaugeMetricFamily(
-            "upwell_model_nodes", "Nodes of the model by what runs them.", labels=["model", "accelerator"]
-        )
-        for one in models:
-            taken = one.placement.nodes_on_accelerator
-            nodes.add_metric([one.model, "cpu"], one.placement.nodes - taken)
-            if one.accelerator:
-                nodes.add_metric([one.model, one.accelerator], taken)
-        yield nodes
-        gauges: Mapping[str, tuple[str, Callable[[ModelHealth], float]]] = {
-            "version": ("Version of the model's bundle; 0 without one.", lambda one: one.version),
-            "load_seconds": ("Time that loading and testing took.", lambda one: one.report.load_s),
-            "warm_up_seconds": ("Time that the first run took.", lambda one: one.report.warm_up_s),
-            "uncalibrated": ("1 where no calibration fits a target that the policy names for the model.",
-                             lambda one: float(bool(one.uncalibrated))),
-            "memory_bytes": ("What the process grew by; NaN if unknown.",
-                             lambda one: one.report.memory_bytes or math.nan),
-        }  # fmt: skip
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"upwell_model_{name}", text, labels=["model"])
-            for one in models:
-                gauge.add_metric([one.model], value(one))
-            yield gauge
+            gauge.add_metric([one.model], value(one))
+        yield gauge

@@ -6,43 +6,34 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from itertools import accumulate
-from wsgiref.simple_server import WSGIServer
+from operator import add
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from upwell.edge.observe.health import Health, HealthCollector, UpdatesHealth, health_page
+from upwell.edge.models.report import ModelHealth
+from upwell.edge.observe.health import health_families
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
-from upwell.shared.platform.background_thread import RestartCollector
+from upwell.edge.updates.follower import UpdateStatus
+from upwell.shared.platform.background_thread import restarts
 from upwell.shared.routing.decide.state import RouterState
-from upwell.shared.routing.estimators.link import LinkEstimate
 from upwell.shared.routing.reasons import Reason, Route
-from upwell.shared.telemetry.exposition import serve_pages
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 @dataclass(slots=True)
 class _Times:
-    """Of one route; `counts` has one place for each bucket and one for what is longer."""
+    """Of some answers; `counts` has one place for each bucket and one for what is longer."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     sum_s: float = 0.0
-    since_s: float = field(default_factory=time.time)
-
-
-@dataclass(slots=True)
-class _Answers:
-    """Of one route and reason."""
-
-    times: _Times
-    count: int = 0
     since_s: float = field(default_factory=time.time)
 
 
@@ -54,36 +45,44 @@ class AnswerTally(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._answers: dict[tuple[str, Route, Reason], _Answers] = {}
-        self._times: dict[tuple[str, Route], _Times] = {}
+        self._answers: dict[tuple[str, Route, Reason], _Times] = {}
 
     def add(self, model: str, route: Route, reason: Reason, took_s: float) -> None:
         """Count an answer."""
         with self._lock:
-            answers = self._answers.get((model, route, reason))
-            if answers is None:
-                times = self._times.setdefault((model, route), _Times())
-                answers = self._answers[model, route, reason] = _Answers(times)
-            answers.count += 1
-            answers.times.counts[bisect_left(BUCKETS_S, took_s)] += 1
-            answers.times.sum_s += took_s
+            times = self._answers.get((model, route, reason))
+            if times is None:
+                times = self._answers[model, route, reason] = _Times()
+            times.counts[bisect_left(BUCKETS_S, took_s)] += 1
+            times.sum_s += took_s
 
     def collect(self) -> Iterator[Metric]:
         """A counter and a histogram."""
         requests = CounterMetricFamily("upwell_requests", "Requests answered.", labels=["model", "route", "reason"])
         seconds = HistogramMetricFamily("upwell_request_seconds", "Time to the answer.", labels=["model", "route"])
         bounds = [*map(str, BUCKETS_S), "+Inf"]
+        routes: dict[tuple[str, str], _Times] = {}
         with self._lock:
-            for (model, route, reason), answers in self._answers.items():
-                requests.add_metric([model, str(route), str(reason)], answers.count, created=answers.since_s)
-            for (model, route), times in self._times.items():
-                seconds.add_metric(
-                    [model, str(route)], [*zip(bounds, accumulate(times.counts), strict=True)], times.sum_s
-                )
-                seconds.add_sample(
-                    "upwell_request_seconds_created", {"model": model, "route": str(route)}, times.since_s
-                )
+            for (model, route, reason), times in self._answers.items():
+                requests.add_metric([model, str(route), str(reason)], sum(times.counts), created=times.since_s)
+                whole = routes.setdefault((model, str(route)), _Times(since_s=times.since_s))
+                whole.counts = [*map(add, whole.counts, times.counts)]
+                whole.sum_s += times.sum_s
+        for (model, name), times in routes.items():
+            seconds.add_metric([model, name], [*zip(bounds, accumulate(times.counts), strict=True)], times.sum_s)
+            seconds.add_sample("upwell_request_seconds_created", {"model": model, "route": name}, times.since_s)
         yield from (requests, seconds)
+
+
+class _Scraped(Collector):
+    """What a function gives when it is scraped."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Call it."""
+        return self._families()
 
 
 class AgentMetrics:
@@ -92,19 +91,13 @@ class AgentMetrics:
     def __init__(
         self,
         state: Callable[[], RouterState],
-        health: Health = tuple,
+        health: Callable[[], Sequence[ModelHealth]] = tuple,
         agent: str = "agent",
         policy_problem: Callable[[], str] = str,
     ) -> None:
         self.registry = CollectorRegistry()
         build = Info("upwell_build", "The agent and its version of Upwell; always 1.", registry=self.registry)
         build.info({"agent": agent, "version": package_version("upwell")})
-        self._health = health
-        self._policy_problem = policy_problem
-        self._updates: UpdatesHealth = dict
-        self.problems: list[str] = []
-        """What is wrong with the agent itself, for `/health`."""
-        self._missing: Callable[[], Mapping[str, str]] = dict
         self.answers = AnswerTally()
         """Each answer is to be added."""
         self.registry.register(self.answers)
@@ -120,40 +113,20 @@ class AgentMetrics:
         self._up = Counter("upwell_uplink_bytes", "Bytes of messages sent up.", ("model",), registry=self.registry)
         self._rules = Counter(
             "upwell_rule_errors",
-            "Requests kept on the device since a rule could not be evaluated.",
+            "Requests kept on the device because a rule could not be evaluated.",
             ("rule",),
             registry=self.registry,
         )
-        refused = Gauge(
-            "upwell_policy_refused", "1 while what is in the policy file is not in force.", registry=self.registry
-        )
+        refused = Gauge("upwell_policy_refused", "1 while the policy file is not in force.", registry=self.registry)
         refused.set_function(lambda: float(bool(policy_problem())))
-        self.registry.register(RestartCollector("upwell_thread_restarts"))
-        self.registry.register(_StateCollector(state))
-        self.registry.register(HealthCollector(health))
+        text = "Background threads restarted after a failure."
+        self.export(lambda: [counter_by("upwell_thread_restarts", text, "thread", restarts())])
+        self.export(lambda: router_families(state()))
+        self.export(lambda: health_families(health()))
 
-    def watch_spool(self, spool: Spool) -> None:
-        """Export what the spool does."""
-        self.registry.register(SpoolCollector(spool))
-
-    def watch_log(self, recorded: Callable[[], Mapping[str, int]]) -> None:
-        """Export what became of the lines of the request log."""
-        fates = ("written", "dropped", "failed")
-        self.registry.register(_FateCollector("upwell_log_lines", "Lines of the request log.", fates, recorded))
-
-    def watch_traces(self, became: Callable[[], Mapping[str, int]]) -> None:
-        """Export what became of the requests that were recorded for traces."""
-        fates = ("sent", "dropped", "failed")
-        self.registry.register(_FateCollector("upwell_traces", "Requests recorded for traces.", fates, became))
-
-    def watch_updates(self, status: UpdatesHealth) -> None:
-        """Export how the updates of bundles fare."""
-        self._updates = status
-        self.registry.register(_UpdateCollector(status))
-
-    def watch_cloud_models(self, missing: Callable[[], Mapping[str, str]]) -> None:
-        """Say at `/health` which models the cloud does not know."""
-        self._missing = missing
+    def export(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Have this called when the registry is scraped, and export what it gives."""
+        self.registry.register(_Scraped(families))
 
     def rule_failed(self, rule: str) -> None:
         """Count a rule that could not be evaluated."""
@@ -171,58 +144,29 @@ class AgentMetrics:
         """Count bytes that went up, whatever became of them."""
         self._up.labels(model).inc(size_bytes)
 
-    def all_problems(self) -> list[str]:
-        """What is wrong with the agent itself, a policy file that is not in force among it."""
-        policy = self._policy_problem()
-        return [*self.problems, *([f"the policy file is not in force: {policy}"] if policy else [])]
 
-    def serve(self, host: str, port: int) -> WSGIServer:
-        """Answer `GET /metrics` and `GET /health` on a thread; port 0 takes a free one.
-
-        Raises `ConfigError` where it cannot listen.
-        """
-        pages = {"/health": lambda: health_page(self._health(), self._updates(), self.all_problems(), self._missing())}
-        return serve_pages(host, port, self.registry, "agent.metrics", pages)
+def counter_by(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    """A counter with one label."""
+    metric = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        metric.add_metric([value], count)
+    return metric
 
 
-class _FateCollector(Collector):
-    """A counter of things by what became of each, read when scraped."""
-
-    def __init__(self, name: str, text: str, fates: Sequence[str], became: Callable[[], Mapping[str, int]]) -> None:
-        self._name = name
-        self._text = text
-        self._fates = fates
-        self._became = became
-
-    def collect(self) -> Iterator[Metric]:
-        """All fates, those of nothing yet too."""
-        counts = self._became()
-        metric = CounterMetricFamily(self._name, self._text, labels=["became"])
-        for fate in self._fates:
-            metric.add_metric([fate], counts.get(fate, 0))
-        yield metric
-
-
-class _UpdateCollector(Collector):
-    """How the updates of each model fare, read when scraped."""
-
-    def __init__(self, status: UpdatesHealth) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        """Looks at each source by outcome, bytes fetched, and whether the last offer was refused."""
-        looks = CounterMetricFamily("upwell_update_looks", "Looks for a new version.", labels=["model", "outcome"])
-        fetched = CounterMetricFamily("upwell_update_bytes", "Bytes of bundles fetched.", labels=["model"])
-        refused = GaugeMetricFamily(
-            "upwell_update_refused", "1 where the last offer is refused.", labels=["model", "refusal"]
-        )
-        for model, status in self._status().items():
-            for outcome, count in status.looks.items():
-                looks.add_metric([model, outcome], count)
-            fetched.add_metric([model], status.fetched_bytes)
-            if status.refusal is not None:
-                refused.add_metric([model, status.refusal.value], 1.0)
-        yield from (looks, fetched, refused)
+def update_families(updates: Mapping[str, UpdateStatus]) -> Iterable[Metric]:
+    """How the updates fare: looks at each source by outcome, bytes fetched, and whether the last offer was refused."""
+    looks = CounterMetricFamily("upwell_update_looks", "Checks for a new version.", labels=["model", "outcome"])
+    fetched = CounterMetricFamily("upwell_update_bytes", "Bytes of bundles fetched.", labels=["model"])
+    refused = GaugeMetricFamily(
+        "upwell_update_refused", "1 if the newest version offered was refused.", labels=["model", "refusal"]
+    )
+    for model, status in updates.items():
+        for outcome, count in status.looks.items():
+            looks.add_metric([model, outcome], count)
+        fetched.add_metric([model], status.fetched_bytes)
+        if status.refusal is not None:
+            refused.add_metric([model, status.refusal.value], 1.0)
+    return looks, fetched, refused
 
 
 _SPOOL_COUNTS = {
@@ -230,60 +174,42 @@ _SPOOL_COUNTS = {
     "unnamed": "Of these, cases whose id came too late for their answer.",
     "answered": "Kept cases that the cloud answered.",
     "poisoned": "Cases set aside.",
-    "denied": "Cases dropped since the policy forbids now that they leave the device.",
-    "failed_writes": "Cases lost since the disk was full, read-only or broken.",
-    "failed_deliveries": "Attempts to hand results on that failed.",
+    "denied": "Cases dropped because the policy no longer lets them leave the device.",
+    "failed_writes": "Cases lost because the disk was full, read-only or broken.",
+    "failed_deliveries": "Failed attempts to deliver results.",
 }
 _SPOOL_LOST = ("refused_busy", "refused_large", "refused_unfit", "dropped_full", "dropped_old", "dropped_results")
 
 
-class SpoolCollector(Collector):
-    """What the spool has done and holds, read when scraped."""
-
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-
-    def collect(self) -> Iterator[Metric]:
-        """Counters by what happened; gauges of what lies on disk, left out while the disk cannot be asked."""
-        counts = self._spool.counts()
-        for name, text in _SPOOL_COUNTS.items():
-            yield CounterMetricFamily(f"upwell_spool_{name}", text, getattr(counts, name))
-        lost = CounterMetricFamily("upwell_spool_lost", "Cases and results dropped or not taken.", labels=["why"])
-        for name in _SPOOL_LOST:
-            lost.add_metric([name], getattr(counts, name))
-        yield lost
-        try:
-            held = self._spool.held()
-        except SpoolUnavailable:
-            return
-        yield GaugeMetricFamily("upwell_spool_waiting", "Cases that wait for the cloud.", held.waiting)
-        yield GaugeMetricFamily("upwell_spool_bytes", "Bytes that cases and results take.", held.size_bytes)
-        yield GaugeMetricFamily("upwell_spool_oldest_seconds", "Age of the oldest waiting case.", held.oldest_waiting_s)
+def spool_families(spool: Spool) -> Iterator[Metric]:
+    """What the spool has done; and what lies on disk, left out while the disk cannot be asked."""
+    counts = spool.counts()
+    for name, text in _SPOOL_COUNTS.items():
+        yield CounterMetricFamily(f"upwell_spool_{name}", text, getattr(counts, name))
+    lost = {name: getattr(counts, name) for name in _SPOOL_LOST}
+    yield counter_by("upwell_spool_lost", "Cases and results dropped or not accepted.", "why", lost)
+    try:
+        held = spool.held()
+    except SpoolUnavailable:
+        return
+    yield GaugeMetricFamily("upwell_spool_waiting", "Cases that wait for the cloud.", held.waiting)
+    yield GaugeMetricFamily("upwell_spool_bytes", "Bytes that cases and results take.", held.size_bytes)
+    yield GaugeMetricFamily("upwell_spool_oldest_seconds", "Age of the oldest waiting case.", held.oldest_waiting_s)
 
 
-class _StateCollector(Collector):
-    """What the router knows, read when scraped."""
-
-    def __init__(self, state: Callable[[], RouterState]) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """One gauge for each part of the estimate; without a sample yet, NaN."""
-        state = self._state()
-        link: LinkEstimate = state.link
-        yield GaugeMetricFamily("upwell_link_rtt_seconds", "Estimated round trip to the cloud.", link.rtt_s)
-        inverse = link.inverse_bandwidth_s_per_byte
-        bandwidth = GaugeMetricFamily(
-            "upwell_link_bytes_per_second", "Estimated bandwidth to the cloud; NaN if unknown."
-        )
-        bandwidth.add_metric([], 1.0 / inverse if inverse > 0 else math.nan)
-        yield bandwidth
-        breakers = GaugeMetricFamily("upwell_breaker_open", "1 while the cloud is left alone.", labels=["model"])
-        now_s = time.monotonic()
-        for key, breaker in state.breakers.items():
-            breakers.add_metric([key or "*"], float(breaker.is_open or state.is_held(key, now_s)))
-        yield breakers
-        yield from _audits(state)
+def router_families(state: RouterState) -> Iterator[Metric]:
+    """What the router knows: the link (NaN without a sample), the breakers, the audits."""
+    yield GaugeMetricFamily("upwell_link_rtt_seconds", "Estimated round trip to the cloud.", state.link.rtt_s)
+    inverse = state.link.inverse_bandwidth_s_per_byte
+    bandwidth = 1.0 / inverse if inverse > 0 else math.nan
+    text = "Estimated bandwidth to the cloud; NaN if unknown."
+    yield GaugeMetricFamily("upwell_link_bytes_per_second", text, bandwidth)
+    breakers = GaugeMetricFamily("upwell_breaker_open", "1 while the cloud is not asked.", labels=["model"])
+    now_s = time.monotonic()
+    for key, breaker in state.breakers.items():
+        breakers.add_metric([key or "*"], float(breaker.is_open or state.is_held(key, now_s)))
+    yield breakers
+    yield from _audits(state)
 
 
 def _audits(state: RouterState) -> Iterator[GaugeMetricFamily]:

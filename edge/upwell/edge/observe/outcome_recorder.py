@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-import threading
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 from upwell.edge.models.edge_model import EdgeModel
@@ -34,11 +31,12 @@ from upwell.shared.signature.truth import Judge
 from upwell.shared.tensors import Array
 
 
-def log_lines(done: RequestRecord, judge: Judge | None) -> dict[int, LogLine]:
+def log_lines(done: RequestRecord) -> dict[int, LogLine]:
     """A line for each row that the device answered. Where the cloud answered too, its answer is taken as right."""
     edge = done.model.edge
     if edge is None:
         return {}
+    judge = judge_of(edge, done.settings.hard)
     lines: dict[int, LogLine] = {}
     for rows, outputs in done.parts.edge:
         measures = edge.scorer.score_all(outputs, done.settings.hard or HardSettings(), len(rows))
@@ -120,114 +118,58 @@ name that a trial gave it."""
 
 _NO_FACTS: Mapping[str, Parameter] = MappingProxyType({})
 _log = logging.getLogger(__name__)
+_draw = random.random  # for samples; keeps no secret
 SPOOLED = DEGRADED | {Reason.BUDGET_SPENT}
 """Why a case that wanted the cloud may be kept for later: the cloud or a budget was in the way, not a rule."""
 
 
 class OutcomeRecorder:
-    """Keeps what the policy says (`spool`, `audit`, `record`, `explore`), in the agent's `state_dir`.
+    """Keeps what the policy says: cases in the `spool` (`spool`, `audit`), lines in the `log` (`record`, `explore`).
 
-    Nothing of a request that must not leave the device is kept for the cloud or written to the log. `draw` gives
-    numbers in [0, 1) for sampling. Safe to use from many threads.
+    Nothing of a request that must not leave the device is kept for the cloud or written to the log. Safe to use from
+    many threads.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        models: Mapping[str, ServedModel],
-        router: RouterService,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
-        self._path = folder / LOG_NAME
-        self._models = models
+    def __init__(self, log: RequestLog, spool: Spool | None, router: RouterService) -> None:
+        self._log = log
+        self._spool = spool
         self._router = router
-        self._draw = draw
-        self._lock = threading.Lock()
-        self._log: RequestLog | None = None
-        self._limit_bytes = 0
-        self._before: Counter[str] = Counter()
-        self.spool: Spool | None = None
-        """Where cases go; set once there is a cloud."""
 
     def keep(self, done: RequestRecord, answer: Answer) -> Answer:
         """The answer, with the id under which what is missing from it was kept."""
         if any(one is not None and one.verdict.denial is not None for one in (done.first, done.second)):
             return answer
         settings = done.settings
-        explored = settings.explore > 0 and self._draw() < settings.explore
-        audits = self._wants_more(done) or explored or self._draw() < settings.audit
+        explored = settings.explore > 0 and _draw() < settings.explore
+        audits = self._wants_more(done) or explored or _draw() < settings.audit
         missed = {row: reason for row, reason in done.missed.items() if _is_kept(settings, reason)}
         if not (settings.record_bytes or audits or missed):
             return answer
         verdict = self._router.judge(done.signals)
         if verdict.denial is not None:  # by a policy that came while the request was under way
             return answer
-        lines: Mapping[int, LogLine] = {}
-        if settings.record_bytes:
-            lines = log_lines(done, self._judge(done.model, settings))
+        lines = log_lines(done) if settings.record_bytes else {}
         audited = self._audit(done, verdict, lines if explored else {}) if audits else ()
         for row, line in lines.items():
             if not (explored and row in audited):
-                self._record(line, settings.record_bytes)
-        spool_id = self._spool(done, verdict, answer, missed) if missed else ""
+                self._log.append(line, settings.record_bytes)
+        spool_id = self._keep_missed(done, verdict, answer, missed) if missed else ""
         return replace(answer, spool_id=spool_id) if spool_id else answer
 
-    def take(self, result: SpoolResult) -> None:
-        """Learn from an answer of the cloud to a case that was kept. Called by the spool, for each at least once."""
-        served, edge = self._models.get(result.model), result.edge_response()
-        if result.kind != "audit" or served is None or served.edge is None or edge is None:
-            return
-        cloud = result.response()
-        try:
-            served.edge.check_cloud(cloud.outputs, 1)
-        except ModelFailed as error:
-            _log.warning("the cloud's answer to the audit %s cannot be compared: %s", result.spool_id, error)
-            return
-        settings = self._router.settings(result.model)
-        judge = self._judge(served, settings)
-        if judge is not None:
-            agrees = judge.agrees(edge.outputs, cloud.outputs)
-            self._router.observe(Audited(result.model, str(edge.parameters.get(_SCOPE, "")), not agrees))
-        trial, versions = served.edge.trial, served.edge.versions
-        if trial is not None and versions is not None:
-            versions.audited(str(edge.parameters.get(_TRIAL, "")), cloud.outputs)
-            trial.judge()
-        line = edge.parameters.get(_LINE)
-        if isinstance(line, str) and settings.record_bytes:
-            reply = CloudReply.of(cloud, 0, len(result.answer), math.nan)
-            known = LogLine.model_validate_json(line)
-            self._record(with_cloud(known, reply, edge.outputs, cloud.outputs, judge), settings.record_bytes)
-
-    def recorded(self) -> Mapping[str, int]:
-        """Lines of the request log since the start: `written`, `dropped` where it was busy, `failed` by the disk."""
-        with self._lock:
-            return self._before if self._log is None else self._before + self._log.counts
-
-    def close(self) -> None:
-        """Write what waits."""
-        with self._lock:
-            self._close_log()
-
-    def _close_log(self) -> None:
-        log, self._log = self._log, None
-        if log is not None:
-            log.close()
-            self._before += log.counts
-
-    def _spool(self, done: RequestRecord, verdict: Verdict, answer: Answer, missed: Mapping[int, Reason]) -> str:
+    def _keep_missed(self, done: RequestRecord, verdict: Verdict, answer: Answer, missed: Mapping[int, Reason]) -> str:
         """Keep the rows that wanted the cloud and missed it; their id once they are on disk, else the empty text."""
-        if self.spool is None or not done.model.cloud_model:
+        if self._spool is None or not done.model.cloud_model:
             return ""
         rows = tuple(sorted(missed))
         first = done.first
         until_s = first.deadline_s - (first.deadline_s - first.give_up_s) / 2
         outputs = answer.outputs if len(rows) == done.parts.rows else {}
-        case = self._case(done, "spool", rows, str(missed[rows[0]]), outputs)
-        return self.spool.put(case, verdict, until_s)
+        case = _case(done, "spool", rows, str(missed[rows[0]]), outputs)
+        return self._spool.put(case, verdict, until_s)
 
     def _wants_more(self, done: RequestRecord) -> bool:
         """Whether a version on trial is to be audited beyond the policy's share; not where that is nothing."""
-        edge, can_audit = done.model.edge, self.spool is not None and bool(done.model.cloud_model)
+        edge, can_audit = done.model.edge, self._spool is not None and bool(done.model.cloud_model)
         if edge is None or edge.versions is None or not can_audit or not done.settings.audit:
             return False
         return bool(_easy(done)) and edge.versions.wants_audit()
@@ -236,24 +178,23 @@ class OutcomeRecorder:
         """Keep one row that the device was sure of, with the device's answer, for the cloud to say what it thinks."""
         easy = _easy(done)
         edge = done.model.edge
-        if self.spool is None or not easy or edge is None or not done.model.cloud_model:
+        if self._spool is None or not easy or edge is None or not done.model.cloud_model:
             return ()
-        row = easy[int(self._draw() * len(easy))]
+        row = easy[int(_draw() * len(easy))]
         hard = done.settings.hard
         facts: dict[str, Parameter] = {_SCOPE: hard.scope if hard else ""}
         if row in lines:
             facts[_LINE] = lines[row].model_dump_json(exclude_defaults=True)
         rows, outputs = next((rows, outputs) for rows, outputs in done.parts.edge if row in rows)
         index = rows.index(row)
-        own = {name: a[index : index + 1] for name, a in outputs.items()} if edge.signature.has_rows else outputs
-        case = self._case(done, "audit", (row,), str(Reason.EASY), own, facts)
+        case = _case(done, "audit", (row,), str(Reason.EASY), _row(edge, outputs, index), facts)
         if edge.versions is None or not self._compare(edge, case, verdict):
-            self.spool.put(case, verdict, 0.0)
+            self._spool.put(case, verdict, 0.0)
         return (row,)
 
     def _compare(self, edge: EdgeModel, case: Case, verdict: Verdict) -> bool:
         """Have the version before answer an audit, too, before it is kept; False where nothing is done."""
-        spool, versions, response = self.spool, edge.versions, case.edge
+        spool, versions, response = self._spool, edge.versions, case.edge
         if spool is None or versions is None or response is None:
             return False
         # The caller may change its arrays once it has its answer.
@@ -267,33 +208,55 @@ class OutcomeRecorder:
 
         return versions.audit(edge, inputs, put)
 
-    def _case(
-        self,
-        done: RequestRecord,
-        kind: Kind,
-        rows: tuple[int, ...],
-        reason: str,
-        outputs: Mapping[str, Array],
-        facts: Mapping[str, Parameter] = _NO_FACTS,
-    ) -> Case:
-        edge = InferResponse(done.model.name, outputs, id=done.id, parameters=facts) if outputs else None
-        tags = dict(done.signals.request_facts.tags)
-        caller = current_caller()
-        owner = "" if caller is None else caller.key
-        return Case(
-            kind, done.model.name, done.model.cloud_model, done.id, done.inputs_of(rows), reason, tags, edge, owner
-        )
 
-    def _judge(self, model: ServedModel, settings: Settings) -> Judge | None:
-        return None if model.edge is None else judge_of(model.edge, settings.hard)
+class AuditResults:
+    """Learns from the cloud's answers to audits: for the router, for trials of versions, and for the `log`."""
 
-    def _record(self, line: LogLine, limit_bytes: int) -> None:
-        with self._lock:
-            if self._log is None or self._limit_bytes != limit_bytes:
-                self._close_log()
-                self._log, self._limit_bytes = RequestLog(self._path, limit_bytes), limit_bytes
-            log = self._log
-        log.append(line)
+    def __init__(self, log: RequestLog, models: Mapping[str, ServedModel], router: RouterService) -> None:
+        self._log = log
+        self._models = models
+        self._router = router
+
+    def take(self, result: SpoolResult) -> None:
+        """Learn from an answer of the cloud to a case that was kept. Called by the spool, for each at least once."""
+        served, edge = self._models.get(result.model), result.edge_response()
+        if result.kind != "audit" or served is None or served.edge is None or edge is None:
+            return
+        cloud = result.response()
+        try:
+            served.edge.check_cloud(cloud.outputs, 1)
+        except ModelFailed as error:
+            _log.warning("the cloud's answer to the audit %s cannot be compared: %s", result.spool_id, error)
+            return
+        settings = self._router.settings(result.model)
+        judge = judge_of(served.edge, settings.hard)
+        if judge is not None:
+            agrees = judge.agrees(edge.outputs, cloud.outputs)
+            self._router.observe(Audited(result.model, str(edge.parameters.get(_SCOPE, "")), not agrees))
+        trial, versions = served.edge.trial, served.edge.versions
+        if trial is not None and versions is not None:
+            versions.audited(str(edge.parameters.get(_TRIAL, "")), cloud.outputs)
+            trial.judge()
+        line = edge.parameters.get(_LINE)
+        if isinstance(line, str) and settings.record_bytes:
+            reply = CloudReply.of(cloud, 0, len(result.answer), math.nan)
+            known = LogLine.model_validate_json(line)
+            self._log.append(with_cloud(known, reply, edge.outputs, cloud.outputs, judge), settings.record_bytes)
+
+
+def _case(
+    done: RequestRecord,
+    kind: Kind,
+    rows: tuple[int, ...],
+    reason: str,
+    outputs: Mapping[str, Array],
+    facts: Mapping[str, Parameter] = _NO_FACTS,
+) -> Case:
+    edge = InferResponse(done.model.name, outputs, id=done.id, parameters=facts) if outputs else None
+    tags = dict(done.signals.request_facts.tags)
+    caller = current_caller()
+    owner = "" if caller is None else caller.key
+    return Case(kind, done.model.name, done.model.cloud_model, done.id, done.inputs_of(rows), reason, tags, edge, owner)
 
 
 def _easy(done: RequestRecord) -> list[int]:

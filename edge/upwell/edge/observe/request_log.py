@@ -6,8 +6,8 @@ import errno
 import logging
 import os
 import threading
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 class RequestLog:
     """Appends log lines to a JSONL file from a thread of its own. Safe to use from many threads.
 
-    The file and its one predecessor, `<name>.1`, together never hold more than `limit_bytes`; both have mode 0600. What
-    the disk does not take (full, read-only, gone) is counted and forgotten; nobody waits for it.
+    The file and its one predecessor, `<name>.1`, together never hold more than the limit last given; both have mode
+    0600. What the disk does not take (full, read-only, gone) is counted and forgotten; nobody waits for it.
     """
 
-    def __init__(self, path: Path, limit_bytes: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._half_bytes = limit_bytes // 2
+        self._half_bytes = 0
         self._waiting: deque[LogLine] = deque()
         self._news = threading.Condition()
         self._closed = False
@@ -46,17 +46,18 @@ class RequestLog:
         self._thread.start()
 
     @property
-    def counts(self) -> Counter[str]:
+    def counts(self) -> Mapping[str, int]:
         """The three by name."""
-        return Counter(written=self.written, dropped=self.dropped, failed=self.failed)
+        return {"written": self.written, "dropped": self.dropped, "failed": self.failed}
 
-    def append(self, line: LogLine) -> None:
-        """Have the line written soon; returns at once."""
+    def append(self, line: LogLine, limit_bytes: int) -> None:
+        """Have the line written soon, to files of at most `limit_bytes` together; returns at once."""
         with self._news:
             if self._closed or len(self._waiting) >= QUEUE_LINES:
                 self.dropped += 1
                 return
             self._waiting.append(line)
+            self._half_bytes = limit_bytes // 2
             self._news.notify()
 
     def close(self) -> None:
@@ -67,47 +68,41 @@ class RequestLog:
         self._thread.join(_CLOSE_S)
 
     def _write_all(self) -> None:
-        _remove_larger(Path(f"{self._path}.1"), self._half_bytes)  # the limit may have been lowered since
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._waiting or self._closed)
-                lines = list(self._waiting)
+                lines, half_bytes = list(self._waiting), self._half_bytes
                 self._waiting.clear()
             if not lines:
                 return
-            self._write(lines)
+            self._write(lines, half_bytes)
 
-    def _write(self, lines: list[LogLine]) -> None:
+    def _write(self, lines: list[LogLine], half_bytes: int) -> None:
+        _remove_larger(Path(f"{self._path}.1"), half_bytes)  # the limit may have been lowered since
         texts = [encode_line(line) for line in lines]
-        fitting = [text for text in texts if len(text) <= self._half_bytes]
+        fitting = [text for text in texts if len(text) <= half_bytes]
         self.failed += len(texts) - len(fitting)
         done = 0
         try:
             with ExitStack() as stack:
                 file = stack.enter_context(open_log(self._path))
                 for text in fitting:
-                    if _size_bytes(file) + len(text) > self._half_bytes:
+                    if _size_bytes(file) + len(text) > half_bytes:
                         stack.close()
-                        self._rotate()
+                        _remove_larger(self._path, half_bytes)
+                        with suppress(FileNotFoundError):
+                            self._path.replace(f"{self._path}.1")
                         file = stack.enter_context(open_log(self._path))
                     append_line(file, text)
                     done += 1
         except OSError as error:
-            self._note_failure(error)
+            if not self._fails:
+                _log.warning("%s: the request log cannot be written: %s", self._path, error.strerror or error)
+            self._fails = True
         self.written += done
         self.failed += len(fitting) - done
         if 0 < done == len(fitting):
             self._fails = False
-
-    def _rotate(self) -> None:
-        _remove_larger(self._path, self._half_bytes)
-        with suppress(FileNotFoundError):
-            self._path.replace(f"{self._path}.1")
-
-    def _note_failure(self, error: OSError) -> None:
-        if not self._fails:
-            _log.warning("%s: the request log cannot be written: %s", self._path, error.strerror or error)
-        self._fails = True
 
 
 def encode_line(line: LogLine) -> bytes:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from upwell.edge.policy.router_service import RouterService
-from upwell.shared.files import read_json
+from upwell.shared.files import read_json, write_whole
 from upwell.shared.routing.estimators.budget import BudgetLedger
 
 PERIOD_S = 1.0
@@ -72,10 +71,10 @@ class BudgetFile:
         if budgets == self._saved:
             return
         try:
-            self._write(json.dumps(budgets.to_json()))
+            write_whole(self._path, json.dumps(budgets.to_json()).encode(), 0o600)
         except OSError as error:
             if not self._failed:
-                _log.warning("%s: what is spent of the budgets cannot be written: %s", self._path, error.strerror)
+                _log.warning("%s: cannot save how much of the budgets is spent: %s", self._path, error.strerror)
             self._failed = True
             return
         self._saved, self._failed = budgets, False
@@ -86,16 +85,9 @@ class BudgetFile:
         except FileNotFoundError:
             return self._router.state.budgets
         except (OSError, ValueError) as error:
-            _log.warning("%s: what was spent of the budgets cannot be read, they begin anew: %s", self._path, error)
+            _log.warning(
+                "%s: cannot read how much of the budgets was spent, so they start from zero: %s", self._path, error
+            )
             return self._router.state.budgets
         self._router.restore(ledger)
         return ledger
-
-    def _write(self, text: str) -> None:
-        draft = self._path.with_name(f".{self._path.name}.new")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)

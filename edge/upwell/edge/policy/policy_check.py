@@ -22,9 +22,9 @@ def check_policy(policy: Policy, models: Iterable[ServedModel], path: Path | Non
         for settings in _all_settings(policy, model):
             wanted = [name for name, is_on in _kept(settings).items() if is_on]
             if wanted and not has_state_dir:
-                problems[
-                    f"{', '.join(wanted)} need a folder to keep things in; expected agent.state_dir in agent.yaml"
-                ] = None
+                problems[f"{', '.join(wanted)} need a folder to write to; expected agent.state_dir in agent.yaml"] = (
+                    None
+                )
             hard = settings.hard
             if hard is None or model.edge is None:
                 continue
@@ -34,7 +34,7 @@ def check_policy(policy: Policy, models: Iterable[ServedModel], path: Path | Non
                 except ConfigError as error:
                     problems[error.problems[0].message] = None
             elif problem := model.edge.scorer.problem(hard):
-                _log.info("model %s: nothing is hard by this policy: %s", model.name, problem)
+                _log.info("model %s: this policy finds no request hard: %s", model.name, problem)
     if problems:
         raise ConfigError([Problem(path, None, None, "", text) for text in problems])
 

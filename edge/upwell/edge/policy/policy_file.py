@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
+from upwell.shared.platform.watched_files import Fingerprint
 from upwell.shared.routing.policy.policy import Policy
 
 REST_IN_PLACE_S = 60.0
@@ -18,27 +17,6 @@ REST_IN_PLACE_S = 60.0
 Half a file can be a valid policy, without the rules that were to follow."""
 
 _log = logging.getLogger(__name__)
-
-
-class _Fingerprint(NamedTuple):
-    """What changes when a file is written, replaced or pointed elsewhere (links followed); zeros where it is gone."""
-
-    mtime_ns: int
-    size_bytes: int
-    device: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> _Fingerprint:
-        try:
-            found = os.stat(path)
-        except OSError:
-            return cls(0, 0, 0, 0)
-        return cls(found.st_mtime_ns, found.st_size, found.st_dev, found.st_ino)
-
-    def is_same_file(self, other: _Fingerprint) -> bool:
-        """Whether both are of one file, whatever is in it."""
-        return (self.device, self.inode) == (other.device, other.inode)
 
 
 class PolicyFile:
@@ -57,7 +35,7 @@ class PolicyFile:
         self._path = path
         self._take = take
         self._clock = clock
-        self._read_as = self._seen = _Fingerprint.of(path)
+        self._read_as = self._seen = Fingerprint.of(path)
         self._changed_s = clock()
         self._in_place = False
         self.policy = load_yaml(path, Policy)
@@ -66,7 +44,7 @@ class PolicyFile:
 
     def poll(self) -> None:
         """Look once. Not to be called from two threads at a time."""
-        now_s, found = self._clock(), _Fingerprint.of(self._path)
+        now_s, found = self._clock(), Fingerprint.of(self._path)
         if found != self._seen:
             self._note_change(found, now_s)
             return
@@ -77,7 +55,7 @@ class PolicyFile:
             policy = load_yaml(self._path, Policy)
         except ConfigError as error:
             problem = str(error)
-        if _Fingerprint.of(self._path) != found:
+        if Fingerprint.of(self._path) != found:
             return  # it changed while it was read, so it is read again once it has settled
         self._read_as, self._in_place = found, False
         if policy is not None and policy != self.policy:
@@ -85,18 +63,18 @@ class PolicyFile:
             if not problem:
                 self.policy = policy
         if problem:
-            _log.error("kept the former policy: %s", problem)
+            _log.error("kept the previous policy: %s", problem)
         self.problem = problem
 
-    def _note_change(self, found: _Fingerprint, now_s: float) -> None:
+    def _note_change(self, found: Fingerprint, now_s: float) -> None:
         """Begin to wait for it to settle: for a moment where another file has come whole, else for a while."""
         # Another file that came while the former one was there was moved into place; a change of it shows otherwise.
         was_there = self._seen.inode != 0
-        in_place = found.is_same_file(self._seen) or not was_there
+        in_place = (found.device, found.inode) == (self._seen.device, self._seen.inode) or not was_there
         if in_place and not self._in_place and found.inode:
             _log.warning(
-                "%s is being written in place: it takes over once it has not changed for %.0f s. "
-                "Write another file and move it there (mv) to have it at once and never half",
+                "%s is being written in place, so it takes effect once it has not changed for %.0f s. "
+                "A new file that is moved into place (mv) takes effect at once and is never read half-written",
                 self._path, REST_IN_PLACE_S,
             )  # fmt: skip
         self._seen, self._changed_s = found, now_s

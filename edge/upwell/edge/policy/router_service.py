@@ -32,7 +32,7 @@ LAG_S, MOST_LAG, QUICK_S = 0.05, 8, 0.02
 """So late, and so many at once, runs are learnt that took less than the last: one by one they would cost each request
 more than the decision does. The first of a model is learnt at once, and so is whatever follows a run that was slow."""
 
-MOST_TOLD = 100
+MOST_LOGGED = 100
 """So many lines about calibrations are remembered as told."""
 
 _Carried: TypeAlias = Sequence[Calibration]
@@ -53,7 +53,7 @@ class RouterService:
         self._model_pairs = dict(model_pairs)
         self._carried = dict(carried)
         self._misfits: dict[str, str] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._use(policy)
         self.recent = RouterState()
         """What is known, but for runs of the device that are learnt in a moment; immutable."""
@@ -108,7 +108,7 @@ class RouterService:
         while True:
             router = self._router
             decision = router.decide(self.recent, signals, now_s)
-            stays = not decision.up_rows and decision.turn is None
+            stays = not decision.up_rows and decision.side_change is None
             if stays or not decision.needs_acquire:
                 return decision
             with self._lock:
@@ -175,7 +175,7 @@ class RouterService:
         """Decide by another policy from now on. What was learnt stays."""
         with self._lock:
             self._use(policy)
-            self._told.clear()
+            self._logged.clear()
         self._tell_misfits()
 
     def identify_cloud(self, model: str, digest: str) -> None:
@@ -232,11 +232,11 @@ class RouterService:
             if misfit == self._misfits.get(model, ""):
                 continue
             self._misfits[model] = misfit
-            if (model, misfit) in self._told:
+            if (model, misfit) in self._logged:
                 continue
-            if len(self._told) >= MOST_TOLD:
-                self._told.clear()
-            self._told.add((model, misfit))
+            if len(self._logged) >= MOST_LOGGED:
+                self._logged.clear()
+            self._logged.add((model, misfit))
             if misfit:
                 _log.warning("model %s: answers are uncalibrated: %s", model, misfit)
             else:
@@ -246,7 +246,7 @@ class RouterService:
         """Whether an empty call is worth its bytes: nothing is under way, and nothing was heard for a while."""
         state = self.recent
         heard_at_s = state.link.samples[-1].at_s if state.link.samples else -math.inf
-        return not state.backlog.flights and time.monotonic() - heard_at_s >= PROBE_AFTER_S
+        return not state.backlog.in_flight and time.monotonic() - heard_at_s >= PROBE_AFTER_S
 
     def verdict(self, model: str, tags: Mapping[str, str], row_sizes_bytes: tuple[int, ...]) -> Verdict:
         """What the policy of now says about a request of rows of these sizes."""
@@ -288,7 +288,7 @@ def _log_changes(before: Mapping[str, Breaker], after: Mapping[str, Breaker]) ->
     for key, breaker in after.items():
         was_open = key in before and before[key].is_open
         if breaker.is_open and not was_open:
-            _log.warning("the cloud fails (%s): answering on the device and probing", key or "the whole service")
+            _log.warning("the cloud is failing (%s): answering on the device and probing", key or "the whole service")
         elif was_open and not breaker.is_open:
             _log.warning("the cloud answers again (%s)", key or "the whole service")
 

@@ -26,7 +26,6 @@ class Timings:
     cloud_compute_s: float | None = None
 
 
-@quick
 @dataclass(frozen=True)
 class Answer:
     """One answer with its reason. `routes` has one entry for each row; `route` is `mixed` where they differ.

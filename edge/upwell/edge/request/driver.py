@@ -17,7 +17,6 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any
 
-from upwell.edge.admission.rate_limits import RUN_REQUESTS, timed
 from upwell.edge.models.edge_model import HeadOutput, NotFinite
 from upwell.edge.models.served import ServedModel
 from upwell.edge.request.answer import Answer
@@ -32,10 +31,10 @@ from upwell.shared.errors import ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.flow.actions import (
     Admit,
+    CallEnded,
     Cancel,
     CloudFailure,
     Encode,
-    Ended,
     GiveUp,
     MessageSent,
     Release,
@@ -47,6 +46,7 @@ from upwell.shared.routing.flow.actions import (
     Wait,
 )
 from upwell.shared.routing.flow.flow import RequestFlow
+from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, timed
 from upwell.shared.telemetry.trace import Place
 from upwell.shared.tensors import Array
 
@@ -60,7 +60,7 @@ class _Call:
     call: CloudCall
     attempt: int
     place: Place | None
-    is_told: bool = False
+    has_ended: bool = False
 
 
 class RequestDriver:
@@ -89,14 +89,14 @@ class RequestDriver:
             action = flow.begin(began_s)
             while action is not None:
                 try:
-                    told = perform[type(action)](self, action)
+                    result = perform[type(action)](self, action)
                 except BaseException as error:  # noqa: BLE001  the flow ends what is under way, and raises it again
                     action = flow.fail(error, time.monotonic())
                     continue
                 asked = type(action)
                 began_s = time.monotonic()
                 try:
-                    action = flow.resume(told, began_s)
+                    action = flow.resume(result, began_s)
                 finally:
                     if asked is Admit or asked is Score:
                         self._note_decision(asked is Score, began_s)
@@ -128,7 +128,7 @@ class RequestDriver:
             return
         _log.debug("id=%s decision: %s", self._id, decision)
         uplink, signals = self._context.uplink, self._flow.signals
-        if uplink is not None and signals.may_ascend and not decision.verdict.egress_rule:
+        if uplink is not None and signals.may_offload and not decision.verdict.egress_rule:
             uplink.note_candidate(partial(self._context.router.judge, signals))
 
     # What the flow asks for.
@@ -171,7 +171,7 @@ class RequestDriver:
         return run.duration_s
 
     def _run_head(self, action: RunHead) -> float:
-        decision, key = action.decision, action.way.key
+        decision, key = action.decision, action.split_route.key
         rows, times = len(decision.up_rows), self._context.router.recent.edge.get(key)
         run_request = timed(self._run_request, times, rows, self._arrived_s, time.monotonic())
         try:
@@ -179,7 +179,8 @@ class RequestDriver:
                 self._select(self._inputs, decision.up_rows), decision.deadline_s, run_request
             )
         except Exception as error:
-            _log.warning("model=%s: the head of %s failed: %s", self._model.name, action.way, type(error).__name__)
+            text = "model=%s: the head of %s failed: %s"
+            _log.warning(text, self._model.name, action.split_route, type(error).__name__)
             raise
         if self._context.trace is not None:
             add_run(self._context.trace, HEAD, rows, half.duration_s)
@@ -197,8 +198,8 @@ class RequestDriver:
     def _encode(self, action: Encode) -> int:
         attempt, half = self._flow.attempts[action.attempt], self._halves.get(action.attempt)
         inputs = self._select(self._sent_inputs, attempt.rows) if half is None else half.tensors
-        way = attempt.decision.way
-        model = self._model.cloud_model if way is None else self._model.head(way.key).cut.tail
+        split_route = attempt.decision.split_route
+        model = self._model.cloud_model if split_route is None else self._model.head(split_route.key).cut.tail
         message = Message.of(InferRequest(model=model, inputs=inputs, id=self._id), self._context.traceparent)
         if not action.attempt:
             self._messages: dict[int, Message] = {}
@@ -226,7 +227,7 @@ class RequestDriver:
         call.on_end(partial(self._news.put, None))
         return MessageSent(call.sent_bytes)
 
-    def _wait(self, action: Wait) -> list[Ended]:
+    def _wait(self, action: Wait) -> list[CallEnded]:
         while True:
             ended = [one for name in tuple(self._calls) if (one := self._ended(name)) is not None]
             left_s = action.until_s - time.monotonic()
@@ -235,10 +236,10 @@ class RequestDriver:
             with suppress(Empty):
                 self._news.get(timeout=min(left_s, threading.TIMEOUT_MAX))
 
-    def _ended(self, name: str) -> Ended | None:
+    def _ended(self, name: str) -> CallEnded | None:
         """How a call ended that was not yet told of; None while it goes on."""
         call = self._calls[name]
-        if call.is_told:
+        if call.has_ended:
             return None
         outcome = call.call.wait(-math.inf)
         if outcome is None:
@@ -251,7 +252,7 @@ class RequestDriver:
                 # A request may deserve it (what is not a number goes in and comes out), so it speaks against nobody.
                 is_blameless = isinstance(error, NotFinite)
                 outcome = call.call.reject(str(error))
-        return self._told(name, outcome, is_blameless=is_blameless)
+        return self._record_end(name, outcome, is_blameless=is_blameless)
 
     def _checked(self, number: int, reply: CloudReply) -> CloudReply:
         """The reply as an answer of the whole model. Raises `ModelFailed` where it is none."""
@@ -262,9 +263,9 @@ class RequestDriver:
             edge.check_cloud(reply.response.outputs, len(self._flow.attempts[number].rows))
         return reply
 
-    def _told(self, name: str, outcome: CloudReply | CloudFailure, *, is_blameless: bool = False) -> Ended:
+    def _record_end(self, name: str, outcome: CloudReply | CloudFailure, *, is_blameless: bool = False) -> CallEnded:
         call = self._calls[name]
-        call.is_told = True
+        call.has_ended = True
         error = ""
         if isinstance(outcome, CloudFailure):
             error = str(outcome.reason)
@@ -272,22 +273,22 @@ class RequestDriver:
         self._trace(call, error)
         uplink = self._context.uplink
         has_others = uplink is not None and uplink.has_others
-        return Ended(name, outcome, call.call.ended_s, call.call.elapsed_s, is_blameless, has_others)
+        return CallEnded(name, outcome, call.call.ended_s, call.call.elapsed_s, is_blameless, has_others)
 
-    def _give_up(self, action: GiveUp) -> Ended:
-        return self._told(action.call, self._calls[action.call].call.give_up())
+    def _give_up(self, action: GiveUp) -> CallEnded:
+        return self._record_end(action.call, self._calls[action.call].call.give_up())
 
     def _cancel(self, action: Cancel) -> None:
         call = self._calls[action.call]
         call.call.cancel()
-        if not call.is_told:
-            call.is_told = True
+        if not call.has_ended:
+            call.has_ended = True
             self._trace(call, "cancelled")
 
     def _reserve(self, action: Reserve) -> float:
         edge = self._model.edge
         assert edge is not None  # noqa: S101  asked for only where there is one
-        self._slot = edge.scheduler.promise(action.start_s, action.end_s)
+        self._slot = edge.scheduler.reserve(action.start_s, action.end_s)
         return self._slot.__enter__()
 
     def _release(self, _: Release) -> None:

@@ -18,7 +18,7 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.decide.state import Signals
 from upwell.shared.routing.policy.rules import RequestFacts
 from upwell.shared.routing.tags import NO_TAGS, checked_tags
-from upwell.shared.signature.images import encode_for_uplink
+from upwell.shared.signature.image_codec import encode_for_uplink
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array
 from upwell.shared.values import quick
@@ -80,6 +80,8 @@ class RowParts:
 
     def merged(self, replies: Replies, signature: Signature | None) -> Mapping[str, Array]:
         """The cloud's rows, and the edge's where the cloud has none. Without a `signature` the cloud has all."""
+        if not replies and len(self.edge) == 1:
+            return self.edge[0][1]
         lifted = {row for rows, _ in replies for row in rows}
         parts: list[tuple[Sequence[int], Mapping[str, Array]]] = [(rows, r.response.outputs) for rows, r in replies]
         if signature is None:
@@ -165,12 +167,13 @@ def signals_of(context: RequestContext, model: ServedModel, request: Request) ->
         sizes = entry_model.signature.row_sizes_bytes(sent_inputs) if row_bytes is None else (row_bytes,) * rows
     hards = context.router.hards(model.name)
     has_scores = bool(hards) and edge is not None and edge.can_score(hards)
-    ahead = entry_model.scheduler.ahead if entry_model else 0
+    ahead = entry_model.scheduler.queue.ahead if entry_model else 0
     facts = RequestFacts(model.name, request.tags, max(sizes), time.time())
     signals = Signals(
         facts, sizes, request.arrived_s, request.deadline_s, edge is not None, has_cloud, has_scores, ahead
     )
     if (model.heads and context.uplink is not None) or (edge and edge.exits):
-        ways = tuple(head.way for head in model.heads if head.takes(rows)) if context.uplink is not None else ()
-        signals = replace(signals, ways=ways, exits=edge is not None and bool(edge.exits))
+        heads = () if context.uplink is None else (head for head in model.heads if head.takes(rows))
+        routes = tuple(head.split_route for head in heads)
+        signals = replace(signals, split_routes=routes, exits=edge is not None and bool(edge.exits))
     return signals, sent_inputs

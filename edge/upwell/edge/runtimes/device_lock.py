@@ -129,6 +129,6 @@ def _opened(path: Path) -> int:
             os.fchmod(descriptor, 0o444)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
         return descriptor
     raise OSError(errno.EAGAIN, "it comes and goes", str(path))

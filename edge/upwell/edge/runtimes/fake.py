@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,12 +15,23 @@ from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
 
 
+@dataclass
+class Behaviour:
+    """What each run of a fake does; it may be changed between runs.
+
+    It waits for `gate` (if there is one) to be set, then takes `latency_s`, then raises `ModelFailed` with the text in
+    `failure` if there is one, else answers.
+    """
+
+    latency_s: float = 0.0
+    failure: str = ""
+    gate: threading.Event | None = None
+
+
 class FakeRuntime:
     """Runs `function` as the model, up to `instances` runs at one time.
 
-    Each run waits for `gate` (if there is one) to be set, then takes `latency_s`, then raises `ModelFailed` with
-    the text in `failure` if there is one, else answers. `latency_s`, `failure` and `gate` may be changed between
-    runs; `runs` counts the runs that were begun with valid inputs.
+    `runs` counts the runs that were begun with valid inputs.
     """
 
     name: str = "fake"
@@ -31,18 +43,14 @@ class FakeRuntime:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         *,
-        latency_s: float = 0.0,
-        failure: str = "",
-        gate: threading.Event | None = None,
+        behaviour: Behaviour | None = None,
         placement: Placement | None = None,
         instances: int = 1,
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.placement = placement or Placement()
-        self.latency_s = latency_s
-        self.failure = failure
-        self.gate = gate
+        self.behaviour = behaviour or Behaviour()
         self.instances = instances
         self.runs = 0
         self._function = function
@@ -63,14 +71,15 @@ class FakeRuntime:
             return self._run_now(inputs)
 
     def _run_now(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        behaviour = self.behaviour
         with self._count:
             self.runs += 1
-        if self.gate is not None:
-            self.gate.wait()
-        if self.latency_s:
-            time.sleep(self.latency_s)
-        if self.failure:
-            raise ModelFailed(self.failure)
+        if behaviour.gate is not None:
+            behaviour.gate.wait()
+        if behaviour.latency_s:
+            time.sleep(behaviour.latency_s)
+        if behaviour.failure:
+            raise ModelFailed(behaviour.failure)
         try:
             answer = self._function(inputs)
             return {spec.name: np.array(answer[spec.name]) for spec in self.outputs}

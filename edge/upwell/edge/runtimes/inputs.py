@@ -19,16 +19,16 @@ def check_file(path: Path) -> None:
             if not file.read(1):
                 raise ConfigError.at(path, "the model file is empty")
     except FileNotFoundError:
-        raise ConfigError.at(path, "there is no such model file") from None
+        raise ConfigError.at(path, "no such file; expected a model") from None
     except IsADirectoryError:
-        raise ConfigError.at(path, "a model file is expected, and this is a directory") from None
+        raise ConfigError.at(path, "this is a folder; expected a model file") from None
     except OSError as error:
         raise ConfigError.at(path, f"the model file cannot be read: {error.strerror}") from None
 
 
 def unkept_batch(path: Path, batch: int, why: str) -> ConfigError:
     """The error where a model cannot be run with the `batch` that is written for it."""
-    return ConfigError.at(path, f"`batch: {batch}` cannot be kept: {why}")
+    return ConfigError.at(path, f"`batch: {batch}` cannot be used: {why}")
 
 
 class InputCheck:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.coverage import Coverage
+from upwell.edge.runtimes.options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.placement import FallbackRuntime
 from upwell.shared.errors import ConfigError
-
-LITERT_NPU = "litert_npu"
-"""The provider name of LiteRT's own way to an NPU (`CompiledModel`)."""
 
 _BY_SUFFIX = {".onnx": "onnx", ".tflite": "tflite"}
 
@@ -23,7 +22,9 @@ def runtime_of(path: Path, options: RuntimeOptions) -> str:
     """
     runtime = options.runtime or _BY_SUFFIX.get(path.suffix.lower())
     if runtime is None:
-        raise ConfigError.at(path, f"no runtime is known for suffix {path.suffix!r}, write `runtime: onnx` or `tflite`")
+        raise ConfigError.at(
+            path, "expected a .onnx or .tflite file; for another suffix write `runtime: onnx` or `tflite`"
+        )
     return runtime
 
 
@@ -41,17 +42,24 @@ def load_runtime(
 
     Raises `ConfigError` where the runtime is unknown or its package is not installed (naming the extra that brings
     it) and for everything that is wrong with the model, and `AcceleratorNotUsable` where `accelerator` takes no node
-    of it here, or with `require: must` not every node. It never falls back to the CPU by itself.
+    of it here, or with `require: must` not every node. Nothing falls back to the CPU while it is loaded; an accelerator
+    that fails later does (`FallbackRuntime`).
     """
     options = options or RuntimeOptions()
-    if runtime_of(path, options) == "tflite":
-        return _load_tflite(path, options, accelerator)
-    with needs_onnxruntime(path):
-        from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
-    return OnnxRuntime(path, options, accelerator, cache_dir=cache_dir)
+    if accelerator is None:
+        return _open(path, options, None, None)
+    accelerated = _open(path, options, accelerator, cache_dir)
+    on_cpu = options.model_copy(update={"instances": accelerated.instances})
+    return FallbackRuntime(path, accelerated, lambda: _open(path, on_cpu, None, None))
 
 
-def _load_tflite(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None) -> Runtime:
+def _open(
+    path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None, cache_dir: Path | None
+) -> Runtime:
+    if runtime_of(path, options) == "onnx":
+        with needs_onnxruntime(path):
+            from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
+        return OnnxRuntime(path, options, accelerator, cache_dir=cache_dir)
     if accelerator is not None and accelerator.provider == LITERT_NPU:
         from upwell.edge.runtimes.tflite.compiled import CompiledRuntime
 
@@ -59,6 +67,21 @@ def _load_tflite(path: Path, options: RuntimeOptions, accelerator: AcceleratorOp
     from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 
     return TfliteRuntime(path, options, accelerator)
+
+
+def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
+    """What `accelerator` takes of the model at `path`, whatever `accelerator.require` says.
+
+    Raises `ConfigError` as `load_runtime` does, and `AcceleratorNotUsable` where the accelerator cannot be loaded or
+    refuses the model; where it takes nothing the coverage says so.
+    """
+    if runtime_of(path, options) == "tflite":
+        from upwell.edge.runtimes.tflite.coverage import coverage_of as tflite_coverage_of
+
+        return tflite_coverage_of(path, options, accelerator)
+    with needs_onnxruntime(path):
+        from upwell.edge.runtimes.onnx.coverage import coverage_of as onnx_coverage_of
+    return onnx_coverage_of(path, options, accelerator)
 
 
 @contextlib.contextmanager

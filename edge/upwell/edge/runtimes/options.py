@@ -10,6 +10,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from upwell.shared.config.yaml import resolve
 
+LITERT_NPU = "litert_npu"
+"""The provider name of LiteRT's own way to an NPU (`CompiledModel`)."""
+
 MAX_DEFAULT_THREADS = 4
 MAX_BATCH = 65536
 

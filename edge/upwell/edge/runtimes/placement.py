@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from upwell.edge.runtimes.base import Placement
+from upwell.edge.runtimes.base import Placement, Runtime
 from upwell.edge.runtimes.options import AcceleratorOptions
+from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.tensors import Array
 
 _NAMED_NODES = 10
 
@@ -18,6 +22,10 @@ class AcceleratorNotUsable(Exception):
     """The accelerator cannot be used here for this model; the text says why."""
 
 
+class AcceleratorFailed(ModelFailed):
+    """A run on the accelerator failed, by its fault or by the request's; the text is the runtime's own."""
+
+
 def judge(wanted: AcceleratorOptions, placement: Placement) -> None:
     """Raise `AcceleratorNotUsable` unless the evidence shows a node on the accelerator, or every node for `must`.
 
@@ -26,7 +34,7 @@ def judge(wanted: AcceleratorOptions, placement: Placement) -> None:
     left = placement.left_on_cpu
     if wanted.require == "must" and left:
         raise AcceleratorNotUsable(
-            f"accelerator {wanted.provider!r} is a must and {left_behind(left, placement.nodes)}"
+            f"accelerator {wanted.provider!r} is a `must` but {left_behind(left, placement.nodes)}"
         )
     if not placement.nodes_on_accelerator:
         raise AcceleratorNotUsable(placement.reason or f"{wanted.provider} took none of the {placement.nodes} nodes")
@@ -43,11 +51,56 @@ def from_nodes(wanted: AcceleratorOptions, nodes: int, left_on_cpu: tuple[str, .
     return Placement(wanted.provider, nodes, nodes - len(left_on_cpu), left_on_cpu)
 
 
-def lost(path: Path, placement: Placement, failure: str) -> Placement:
-    """The placement after the accelerator failed in a run of the model at `path`, which goes on on the CPU.
+class FallbackRuntime:
+    """A model on an accelerator that never costs an answer: what fails there is run again on the CPU.
 
-    It is logged here, since it happens while nobody looks.
+    Where the CPU answers, the accelerator was at fault: from then on the model runs on the CPU, and `placement.reason`
+    says so. Where the CPU fails too, the request was at fault, its failure is raised, and the accelerator stays.
     """
-    reason = f"{placement.accelerator} failed while running, the model goes on on the CPU: {failure}"
-    _log.warning("%s: %s", path, reason)
-    return replace(placement, nodes_on_accelerator=0, left_on_cpu=(), reason=reason)
+
+    def __init__(self, path: Path, accelerated: Runtime, open_on_cpu: Callable[[], Runtime]) -> None:
+        self.name, self.version = accelerated.name, accelerated.version
+        self.inputs, self.outputs = accelerated.inputs, accelerated.outputs
+        self.instances = accelerated.instances
+        self.placement = accelerated.placement
+        self._path = path
+        self._open_on_cpu = open_on_cpu
+        self._runtime = accelerated
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the model once; see `Runtime.run`."""
+        runtime = self._runtime
+        try:
+            return runtime.run(inputs)
+        except AcceleratorFailed as failure:
+            with self._lock:
+                if self._is_closed:
+                    raise
+                if self._runtime is runtime:
+                    return self._leave_accelerator(inputs, failure)
+        return self._runtime.run(inputs)
+
+    def close(self) -> None:
+        """Free the model; see `Runtime.close`."""
+        with self._lock:
+            self._is_closed = True
+            self._runtime.close()
+
+    def _leave_accelerator(self, inputs: Mapping[str, Array], failure: AcceleratorFailed) -> dict[str, Array]:
+        try:
+            on_cpu = self._open_on_cpu()
+        except ConfigError as error:
+            raise ModelFailed(f"the model cannot be opened again after a failure: {error}") from None
+        try:
+            answer = on_cpu.run(inputs)
+        except BaseException:
+            on_cpu.close()
+            raise
+        reason = f"{self.placement.accelerator} failed while running, the model continues on the CPU: {failure}"
+        _log.warning("%s: %s", self._path, reason)
+        # The accelerator's runtime is freed with its last run.
+        self._runtime = on_cpu
+        self.placement = replace(self.placement, nodes_on_accelerator=0, left_on_cpu=(), reason=reason)
+        return answer

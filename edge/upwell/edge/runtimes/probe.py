@@ -27,7 +27,7 @@ from upwell.edge.runtimes import device_lock
 from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.shared.digest import model_digest
+from upwell.shared.digest import model_digest, sha256_of
 from upwell.shared.files import parse_json, read_json, write_whole
 
 TIMEOUT_S = 120.0
@@ -38,7 +38,6 @@ _MAX_RESULTS = 64
 _MAX_RESULTS_BYTES = 1 << 20
 _STDERR_TAIL_BYTES = 400
 _KILL_S = 5.0
-_CHUNK_BYTES = 1 << 20
 _SYSTEM_FOLDERS = ("/usr/local/lib", "/lib", "/usr/lib", f"/lib/{platform.machine()}-linux-gnu",
                    f"/usr/lib/{platform.machine()}-linux-gnu")  # fmt: skip
 _DRIVERS = ("nvidia", "apex", "galcore", "rknpu", "intel_vpu", "amdxdna", "hailo_pci", "qaic", "mali", "ethosu")
@@ -88,7 +87,7 @@ class ProbeSubject:
         if library is None:
             return ""
         facts = {
-            "library": _sha256(library),
+            "library": sha256_of(library).hex(),
             "runtime": self.version,
             "driver": driver_versions(),
             "provider": self.accelerator.provider,
@@ -136,7 +135,7 @@ def _try_out(subject: ProbeSubject, results: Path | None, timeout_s: float) -> N
         lock = device_lock.try_out(subject.library, subject.accelerator.option_texts(), timeout_s)
     except DeviceBusy as error:
         if known == _SUSPECT:
-            why = f"{subject.library} may have ended the agent before, and cannot be tried out now: {error}"
+            why = f"{subject.library} may have crashed the agent before, and cannot be tried out now: {error}"
             raise AcceleratorNotUsable(why) from None
         with _lock:
             is_ours = subject.means in _opened
@@ -179,7 +178,7 @@ def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None
         if refused:
             raise AcceleratorNotUsable(str(refused))
     elif code in (None, -signal.SIGALRM):
-        raise AcceleratorNotUsable(f"{name} hung for {timeout_s:g} s in the probing process, which was ended")
+        raise AcceleratorNotUsable(f"{name} hung for {timeout_s:g} s in the probing process, which was killed")
     elif -code in _CRASHES:
         raise ProbeCrashed(f"{name} crashed the probing process with {signal.Signals(-code).name}{said}")
     else:
@@ -237,14 +236,6 @@ def _located(library: Path | None) -> Path | None:
     folders = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), *_SYSTEM_FOLDERS]
     found = (Path(folder) / library for folder in folders)
     return next((path.resolve() for path in found if path.is_file()), None)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _read(results: Path) -> dict[str, str]:

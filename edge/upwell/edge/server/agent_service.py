@@ -73,9 +73,9 @@ class _Streams:
         """Take a place for a stream of this client; why there is none, if so."""
         with self._lock:
             if self._open[client] >= MAX_PER_CLIENT:
-                return f"{MAX_PER_CLIENT} streams of results of this client are open already"
+                return f"this client has {MAX_PER_CLIENT} result streams open already"
             if self._open.total() >= MAX_STREAMS:
-                return f"{MAX_STREAMS} streams of results are open already"
+                return f"{MAX_STREAMS} result streams are open already"
             self._open[client] += 1
             self._open += Counter()  # without those that have none
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +20,21 @@ from upwell.edge.policy.housekeeping import Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
-from upwell.edge.server.core import AgentCore, CoreT
+from upwell.edge.server.core import AgentCore, AgentParts, CoreT
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.item import SpoolLimits, SpoolResult
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
+from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.model_start import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.updates.switching import Switching
 from upwell.edge.updates.updater import Updater
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
+from upwell.shared.oip.open_client import open_client
 from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.telemetry.exposition import serve_pages
 from upwell.shared.telemetry.open_tracer import open_tracer
 from upwell.shared.tensors import Array
 
@@ -49,18 +53,21 @@ def build_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolResu
     config = load_yaml(path, AgentConfig)
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
     _warn_of_unknown_models(policy, config)
+    section, cloud = config.agent, None
     with ExitStack() as on_failure:
-        state_dir = uplink = None
-        if config.agent.state_dir is not None:
-            state_dir = StateDir(config.agent.state_dir)
+        state_dir = None
+        if section.state_dir is not None:
+            state_dir = StateDir(section.state_dir)
             on_failure.callback(state_dir.close)
             if state_dir.problem:
                 _log.error("%s", state_dir.explained)
             clear_unpacked(state_dir.path)
         if config.cloud is not None:
-            cloud = config.cloud
-            uplink = Uplink(cloud.endpoint, cloud.security, config.agent.max_message, cloud.fallbacks)
-            on_failure.callback(uplink.close)
+            for endpoint in config.cloud.endpoints:  # what is wrong with the files is said before models are loaded
+                open_client(endpoint, config.cloud.security).close()
+            cloud = UplinkSettings(
+                config.cloud.endpoint, config.cloud.security, section.max_message, config.cloud.fallbacks
+            )
         starts = load_models(config, on_failure)
         models = [start.served for start in starts]
         check_policy(policy, models, config.policy, has_state_dir=state_dir is not None)
@@ -69,26 +76,25 @@ def build_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolResu
                 warm_up(model.name, model.edge)
             for head in model.heads:
                 warm_up(model.name, head.edge)
-        traces = config.agent.traces
-        tracer = open_tracer(traces, "upwell-agent", config.agent.name) if traces else None
+        tracer = open_tracer(section.traces, "upwell-agent", section.name) if section.traces else None
         if tracer is not None:
-            on_failure.callback(tracer.close)
-        spool = config.agent.spool
-        sinks: list[Sink] = [] if spool.results is None else [JsonlSink(spool.results)]
+            on_failure.callback(tracer.delivery.close)
+        sinks: list[Sink] = [] if section.spool.results is None else [JsonlSink(section.spool.results)]
         if on_result is not None:
             sinks.append(CallbackSink(on_result))
-        agent = made_as(
-            models, uplink, policy, name=config.agent.name, state_dir=state_dir, flights=config.agent.flights,
-            spool=SpoolLimits(max_bytes=spool.limit, max_age_s=spool.max_age), sinks=sinks, tracer=tracer,
-        )  # fmt: skip
+        parts = AgentParts(
+            name=section.name,
+            state_dir=state_dir,
+            recorder_limit=section.flights,
+            spool=SpoolLimits(max_bytes=section.spool.limit, max_age_s=section.spool.max_age),
+            sinks=sinks,
+            tracer=tracer,
+            policy_file=config.policy,
+            followers=[start.follower for start in starts if start.follower is not None],
+        )
+        agent = made_as(models, cloud, policy, parts)
         on_failure.callback(agent.close)
-        if state_dir is not None and state_dir.problem:
-            agent.metrics.problems.append(state_dir.explained)
-        if tracer is not None:
-            agent.close_with(tracer.close)
-            agent.metrics.watch_traces(lambda: tracer.became)
-        _keep_current(agent, starts)
-        agent.look_after(config.policy)
+        _keep_current(agent, starts, parts.followers)
         on_failure.pop_all()
     return agent
 
@@ -102,22 +108,29 @@ def embedded_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolR
     ignored = [f"agent.{key}" for key in FOR_OTHER_CALLERS if key in section.model_fields_set]
     agent = build_agent(made_as, path, on_result)
     if ignored:
-        _log.warning("%s: ignored in a program of its own, `upwell agent` serves them: %s", path, ", ".join(ignored))
+        _log.warning(
+            "%s: ignored where a program embeds the agent; only `upwell agent` uses them: %s", path, ", ".join(ignored)
+        )
     if section.metrics is not None:
         try:
-            _serve_metrics(agent, section.metrics)
+            _log.info("metrics on %s", serve_metrics(agent, section.metrics))
         except ConfigError:
             agent.close()
             raise
     return agent
 
 
-def _serve_metrics(agent: AgentCore, at: str) -> None:
-    address = parse_address(at)
-    server = agent.metrics.serve(address.host, address.port)
+def serve_metrics(agent: AgentCore, address: str) -> str:
+    """Answer `GET /metrics` and `GET /health` at `HOST:PORT` until the agent is closed; where the metrics are.
+
+    Port 0 takes a free one. Raises `ConfigError` where it cannot listen.
+    """
+    where = parse_address(address)
+    pages = {"/health": lambda: json.dumps(agent.health_document()).encode()}
+    server = serve_pages(where.host, where.port, agent.metrics.registry, "agent.metrics", pages)
     agent.close_with(server.server_close)
     agent.close_with(server.shutdown)  # called before: parts are closed in the reverse order
-    _log.info("metrics on http://%s/metrics", Address(address.host, server.server_port))
+    return f"http://{Address(where.host, server.server_port)}/metrics"
 
 
 def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:
@@ -159,18 +172,15 @@ def _shared_out(sections: Mapping[str, ModelSection]) -> Mapping[str, ModelSecti
     return shared
 
 
-def _keep_current(agent: AgentCore, starts: Sequence[ModelStart]) -> None:
+def _keep_current(agent: AgentCore, starts: Sequence[ModelStart], followers: Sequence[UpdateFollower]) -> None:
     """Serve accelerators once they are ready, and new versions as they come."""
     switching = Switching(agent, warm_up)
-    followed = [start for start in starts if start.follower is not None]
-    if followed:
-        agent.close_with(Housekeeping(*(start.obey for start in followed)).close)
+    if followers:
+        agent.close_with(Housekeeping(*(start.carry_out_rollback for start in starts)).close)
     for start in starts:
         start.serve(switching)
         agent.close_with(start.close)
-    updater = Updater([start.follower for start in followed if start.follower is not None])
-    agent.close_with(updater.close)
-    agent.metrics.watch_updates(updater.status)
+    agent.close_with(Updater(followers).close)
 
 
 def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:

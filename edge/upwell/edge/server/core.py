@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from upwell.edge.admission.rate_limits import Admission
 from upwell.edge.models.edge_model import EdgeModel
@@ -20,9 +20,10 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.observe.cloud_models import CloudModels
 from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, LIMIT, FlightRecorder
 from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
-from upwell.edge.observe.health import health_of
-from upwell.edge.observe.metrics import AgentMetrics
-from upwell.edge.observe.outcome_recorder import OutcomeRecorder
+from upwell.edge.observe.health import document, health_of
+from upwell.edge.observe.metrics import AgentMetrics, counter_by, spool_families, update_families
+from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
+from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.policy.policy_file import PolicyFile
@@ -39,7 +40,8 @@ from upwell.edge.spool.item import SpoolLimits
 from upwell.edge.spool.sender import SpoolSender
 from upwell.edge.spool.sinks import CallbackSink, Sink
 from upwell.edge.spool.spool import FILE_NAME, Spool
-from upwell.edge.uplink.uplink import Uplink
+from upwell.edge.updates.follower import UpdateFollower, UpdateStatus
+from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.routing.decide.state import EdgeRan
 from upwell.shared.routing.egress import dropped_denies
@@ -52,83 +54,109 @@ CoreT = TypeVar("CoreT", bound="AgentCore")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class AgentParts:
+    """What an agent has beside its models, its cloud and its policy. It closes `state_dir` and `tracer`."""
+
+    name: str = "agent"
+    state_dir: StateDir | None = None
+    """Where it keeps what a restart must not forget; without it nothing is kept."""
+    recorder_limit: int = LIMIT
+    spool: SpoolLimits = field(default_factory=SpoolLimits)
+    sinks: Sequence[Sink] = ()
+    """Who is given the cloud's answers to kept cases."""
+    tracer: Tracer | None = None
+    policy_file: Path | None = None
+    """Where the policy came from; changes of it take over."""
+    followers: Sequence[UpdateFollower] = ()
+    """What looks for new versions of the models."""
+
+
 class AgentCore:
-    """Serves models in this process. Safe to use from many threads; close it, or use it as a context manager."""
+    """Serves models in this process. Safe to use from many threads; close it, or use it as a context manager.
+
+    Raises `ConfigError` for a cloud or a policy file that is wrong.
+    """
 
     def __init__(
         self,
         models: Sequence[ServedModel],
-        uplink: Uplink | None,
+        cloud: UplinkSettings | None,
         policy: Policy,
-        *,
-        name: str = "agent",
-        state_dir: StateDir | None = None,
-        flights: int = LIMIT,
-        spool: SpoolLimits | None = None,
-        sinks: Sequence[Sink] = (),
-        tracer: Tracer | None = None,
+        parts: AgentParts = AgentParts(),
     ) -> None:
-        self.name = name
+        self.name = parts.name
+        self._parts = parts
         self._models = {model.name: model for model in models}
         self.models: Mapping[str, ServedModel] = MappingProxyType(self._models)
         """What is served now. A request keeps to the version that it found here."""
         self._switching = threading.Lock()
-        self.uplink = uplink
         self.router = RouterService(
             policy,
             {model.name: model.model_pair for model in models},
-            {model.name: model.edge.calibrations for model in models if model.edge and model.edge.calibrations},
+            {
+                model.name: model.edge.source.calibrations
+                for model in models
+                if model.edge and model.edge.source.calibrations
+            },
         )
         for model in models:
             for duration_s in model.edge.durations_s if model.edge else ():
                 self.router.observe(EdgeRan(model.name, 1, duration_s))
             for head in model.heads:
                 for duration_s in head.edge.durations_s:
-                    self.router.observe(EdgeRan(head.way.key, 1, duration_s))
-        self.metrics = AgentMetrics(lambda: self.router.state, self.health, name, lambda: self.policy_problem)
-        self._context = RequestContext(self.router, uplink, self.metrics, Admission(), tracer, name)
-        self._state_dir = state_dir
-        folder = None if state_dir is None else state_dir.path
-        self.flights = FlightRecorder(None if folder is None else folder / FOLDER_NAME, flights)
-        self._outcome_recorder = None if folder is None else OutcomeRecorder(folder, self.models, self.router)
-        if self._outcome_recorder is not None:
-            self.metrics.watch_log(self._outcome_recorder.recorded)
-        # Before anything is sent: what a restart finds in the spool must not be paid for twice.
-        self._budgets = None if folder is None else BudgetFile(folder / BUDGETS_NAME, self.router)
+                    self.router.observe(EdgeRan(head.split_route.key, 1, duration_s))
+        self._policy_file = None if parts.policy_file is None else PolicyFile(parts.policy_file, self._take_policy)
+        if self._policy_file is not None and self._policy_file.policy != policy:  # written while the models were loaded
+            self._policy_file.problem = self._take_policy(self._policy_file.policy)
+        self.uplink = None if cloud is None else Uplink(cloud, self.router.observe, self.router.wants_probe)
+        self.metrics = AgentMetrics(lambda: self.router.state, self.health, parts.name, self._policy_problem)
+        self._context = RequestContext(self.router, self.uplink, self.metrics, Admission(), parts.tracer, parts.name)
+        folder = None if parts.state_dir is None else parts.state_dir.path
+        self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
-        if uplink is not None:
-            uplink.watch(self.router.observe, self.router.wants_probe)
-            if folder is not None and self._outcome_recorder is not None:
-                sender = SpoolSender(self.router, uplink, self.models)
-                self.spool = Spool(
-                    folder / FILE_NAME,
-                    limits=spool or SpoolLimits(),
-                    sender=CaseSender(sender.send, sender.may_send, sender.left_alone, sender.still_allowed),
-                    sinks=[*sinks, CallbackSink(self._outcome_recorder.take, "agent")],
-                )
-                self._outcome_recorder.spool = self.spool
-                self.metrics.watch_spool(self.spool)
-        self._housekeeping: Housekeeping | None = None
-        self._policy_file: PolicyFile | None = None
-        self._cloud_models = CloudModels(uplink, self.models, self.router)
-        self.metrics.watch_cloud_models(lambda: self._cloud_models.missing)
+        self._log: RequestLog | None = None
+        self._outcome_recorder: OutcomeRecorder | None = None
+        jobs = [] if self._policy_file is None else [self._policy_file.poll]
+        jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
+        if folder is not None:
+            # Before anything is sent: what a restart finds in the spool must not be paid for twice.
+            jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
+            self._log = RequestLog(folder / LOG_NAME)
+            if self.uplink is not None:
+                self.spool = self._new_spool(folder, self.uplink, self._log)
+            self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router)
+        self._cloud_models = CloudModels(self.uplink, self.models, self.router)
+        self._export(parts)
         self._ids = Ids()
         self._on_close = ExitStack()
-        self._on_close.callback(self._cloud_models.stop)
         self._closed = False
-
-    def look_after(self, policy: Path | None) -> None:
-        """From now on take changes of this policy file over, keep what is spent of budgets, and check cloud models."""
-        jobs: list[Callable[[], None]] = []
-        if policy is not None:
-            file = self._policy_file = PolicyFile(policy, self._take_policy)
-            if file.policy != self.router.policy:  # it was written while the models were loaded
-                file.problem = self._take_policy(file.policy)
-            jobs.append(file.poll)
-        jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
-        jobs += [] if self._budgets is None else [self._budgets.save]
         self._housekeeping = Housekeeping(*jobs)
         self._cloud_models.start()
+
+    def _new_spool(self, folder: Path, uplink: Uplink, log: RequestLog) -> Spool:
+        sender = SpoolSender(self.router, uplink, self.models)
+        audits = AuditResults(log, self.models, self.router)
+        return Spool(
+            folder / FILE_NAME,
+            limits=self._parts.spool,
+            sender=CaseSender(sender.send, sender.may_send, sender.left_alone, sender.still_allowed),
+            sinks=[*self._parts.sinks, CallbackSink(audits.take, "agent")],
+        )
+
+    def _export(self, parts: AgentParts) -> None:
+        """Export what the parts do, of those that there are."""
+        export, log, spool, tracer = self.metrics.export, self._log, self.spool, parts.tracer
+        if log is not None:
+            text = "Lines of the request log."
+            export(lambda: [counter_by("upwell_log_lines", text, "became", log.counts)])
+        if spool is not None:
+            export(lambda: spool_families(spool))
+        if tracer is not None:
+            none = dict.fromkeys(("sent", "dropped", "failed"), 0)
+            traces = "Requests recorded for traces."
+            export(lambda: [counter_by("upwell_traces", traces, "became", {**none, **tracer.delivery.became})])
+        export(lambda: update_families(self._updates()))
 
     def _take_policy(self, policy: Policy) -> str:
         """Decide by this policy from now on, or say why not."""
@@ -136,23 +164,32 @@ class AgentCore:
         dropped = dropped_denies(former, policy)
         if dropped and policy.replaces != former.digest:
             return (
-                f"it would let leave the device what is kept by {', '.join(map(repr, dropped))} with egress: deny; if "
-                f"that is meant, write `replaces: {former.digest}` into it"
+                f"without {', '.join(map(repr, dropped))} what stayed on the device by egress: deny could leave it; "
+                f"if that is meant, write `replaces: {former.digest}` into the file"
             )
         try:
-            check_policy(policy, self.models.values(), None, has_state_dir=self._state_dir is not None)
+            check_policy(policy, self.models.values(), None, has_state_dir=self._parts.state_dir is not None)
         except ConfigError as error:
             return str(error)
         self.router.replace_policy(policy)
         for name in dropped:
-            _log.warning("the policy no longer has the egress rule %r, as it says by `replaces`", name)
+            _log.warning("the policy no longer has the egress rule %r, as its `replaces` says", name)
         _log.info("the policy has changed: %s", self.router.digest)
         return ""
 
-    @property
-    def policy_problem(self) -> str:
+    def _policy_problem(self) -> str:
         """Why what is in the policy file is not in force; empty where it is."""
         return "" if self._policy_file is None else self._policy_file.problem
+
+    def _updates(self) -> Mapping[str, UpdateStatus]:
+        return {follower.store.model: follower.status for follower in self._parts.followers}
+
+    def health_document(self) -> dict[str, Any]:
+        """What `/health` says, as JSON can hold it."""
+        state_dir, problem = self._parts.state_dir, self._policy_problem()
+        problems = [state_dir.explained] if state_dir is not None and state_dir.problem else []
+        problems += [f"the policy file is not in force: {problem}"] if problem else []
+        return document(self.health(), self._updates(), problems, self._cloud_models.missing)
 
     def infer(
         self,
@@ -198,7 +235,7 @@ class AgentCore:
             failed = None if driver is None else driver.record()
             end_request(context, request, failed, error)
             if failed is not None:
-                self.flights.note(
+                self.flight_recorder.note(
                     RequestTrace.of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
                 )
             raise
@@ -213,7 +250,9 @@ class AgentCore:
         self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
-        self.flights.note(RequestTrace.of(done, answer, self.router.recent, time.monotonic(), self.router.digest))
+        self.flight_recorder.note(
+            RequestTrace.of(done, answer, self.router.recent, time.monotonic(), self.router.digest)
+        )
         if answer.cloud_digest:
             if not answer.cut:  # a tail is not the model in the cloud that calibrations are about
                 self.router.identify_cloud(model, answer.cloud_digest)
@@ -243,7 +282,7 @@ class AgentCore:
             for head in heads:
                 head.edge.scheduler = edge.scheduler
             served = replace(served, edge=edge, heads=heads)
-            self.router.replace_model(name, served.model_pair, edge.calibrations, edge.durations_s)
+            self.router.replace_model(name, served.model_pair, edge.source.calibrations, edge.durations_s)
             self._models[name] = served
         return True
 
@@ -271,18 +310,14 @@ class AgentCore:
     def close(self) -> None:
         """Free models and channels. Requests after it raise `Unavailable`; calling it twice is harmless."""
         self._closed = True
+        self._cloud_models.stop()
         self._on_close.close()
         if self.spool is not None:
             self.spool.news.close()
         if self.uplink is not None:
             self.uplink.close()  # first, since it ends the call that the spool may have under way
-        self._cloud_models.close()
-        for part in (
-            self.spool,
-            self._outcome_recorder,
-            self._housekeeping,
-            self.flights,
-        ):  # the spool may spend of a budget yet
+        # The spool may spend of a budget yet, which housekeeping saves.
+        for part in (self._cloud_models, self.spool, self._log, self._housekeeping, self.flight_recorder):
             if part is not None:
                 part.close()
         for model in self.models.values():
@@ -290,8 +325,10 @@ class AgentCore:
                 model.edge.close()
             for head in model.heads:
                 head.edge.close()
-        if self._state_dir is not None:
-            self._state_dir.close()
+        if self._parts.tracer is not None:
+            self._parts.tracer.delivery.close()
+        if self._parts.state_dir is not None:
+            self._parts.state_dir.close()
 
     def __enter__(self: CoreT) -> CoreT:
         """The agent itself."""

@@ -61,8 +61,8 @@ class StateDir:
     @property
     def explained(self) -> str:
         """The problem and what it means, for log and health."""
-        lost = "budgets, cases, logs and new versions are lost with a restart"
-        return f"{self.path} cannot be written: {self.problem}; {lost}, and the agent answers all the same"
+        lost = "budgets, cases, logs and new versions are lost on a restart"
+        return f"{self.path} cannot be written: {self.problem}; {lost}, and the agent goes on answering"
 
     def close(self) -> None:
         """Let another agent have it."""

@@ -86,10 +86,10 @@ class Deliverer:
             except SpoolUnavailable:
                 self._news.pause(_FIRST_PAUSE_S)
             except Exception as error:  # noqa: BLE001 (the boundary to any sink: it is given the same again later)
-                self._tally.one("failed_deliveries")
+                self._tally.add({"failed_deliveries": 1})
                 if self._is_well or not isinstance(error, OSError):  # a full disk is said once
                     log = _log.warning if isinstance(error, OSError) else _log.exception
-                    log("results cannot be handed to %s: %s", self._sink.name, error)
+                    log("cannot deliver results to %s: %s", self._sink.name, error)
                 self._is_well = False
                 self._news.pause(self._pause_s)
                 self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)

@@ -147,7 +147,7 @@ class Drainer:
             except SpoolUnavailable:
                 self._pause(REOPEN_S)
             except Exception as error:  # noqa: BLE001 (the boundary to what the agent handed us: the thread must live)
-                _log.error("the spool could not go on", exc_info=error)
+                _log.error("the spool could not be sent; it is tried again", exc_info=error)
                 self._pause(REOPEN_S)
 
     def _step(self) -> None:
@@ -223,21 +223,21 @@ class Drainer:
 
     def _note_outage(self, item: Stored, text: str) -> None:
         """Nobody's fault: the case goes behind the others that are due, and all wait a little."""
-        self._tally.one("unavailable")
+        self._tally.add({"unavailable": 1})
         self._outages += 1
         next_s = self._keeper.now_s()
         self._save(lambda store: store.postpone(item.id, next_s, item.attempts, text))
 
     def _note_rest(self, item: Stored, text: str) -> None:
         """Nothing of this model can go up for now: the case goes behind the others, and they rest a little."""
-        self._tally.one("unavailable")
+        self._tally.add({"unavailable": 1})
         count = self._rests.get(item.model, _Rest()).count + 1
         self._rests[item.model] = _Rest(count, time.monotonic() + self._jittered(count))
         next_s = self._keeper.now_s()
         self._save(lambda store: store.postpone(item.id, next_s, item.attempts, text))
 
     def _note_error(self, item: Stored, text: str) -> None:
-        self._tally.one("errors")
+        self._tally.add({"errors": 1})
         before = self._failures.get(item.id, _Failures())
         attempts = item.attempts + (self._passed > before.passed)
         if attempts >= self._limits.attempts:

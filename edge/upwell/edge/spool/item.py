@@ -168,13 +168,13 @@ class SpoolCounts:
     refused_unfit: int = 0
     """Cases not taken since the protocol cannot carry them."""
     failed_writes: int = 0
-    """Cases lost since the disk was full, read-only or broken."""
+    """Cases lost because the disk was full, read-only or broken."""
     dropped_full: int = 0
     """Waiting cases dropped, oldest first, to make room."""
     dropped_old: int = 0
     """Waiting cases and results dropped since they were too old."""
     denied: int = 0
-    """Cases dropped since the policy forbids now that they leave the device."""
+    """Cases dropped because the policy no longer lets them leave the device."""
     answered: int = 0
     """Cases that the cloud answered."""
     unavailable: int = 0
@@ -209,22 +209,18 @@ class SpoolTally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = SpoolCounts()
+        self._counts: Counter[str] = Counter()
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Add to the counters of these names."""
         with self._lock:
-            now = {name: getattr(self._counts, name) + more for name, more in counts.items()}
-            self._counts = replace(self._counts, **now)
-
-    def one(self, name: str) -> None:
-        """Add one."""
-        self.add(Counter({name: 1}))
+            self._counts.update(counts)
 
     @property
     def counts(self) -> SpoolCounts:
         """As they are now."""
-        return self._counts
+        with self._lock:
+            return SpoolCounts(**self._counts)
 
 
 class SpoolClock:

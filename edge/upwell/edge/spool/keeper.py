@@ -167,8 +167,8 @@ class Keeper:
             with contextlib.suppress(sqlite3.Error):  # it is damaged
                 store.close()
         where = set_aside(self._path)
-        self._tally.one("damaged")
-        _log.error("the spool %s cannot be read (%s): moved to %s, and an empty one begun", self._path, error, where)
+        self._tally.add({"damaged": 1})
+        _log.error("the spool %s cannot be read (%s): moved to %s, and a new one was started", self._path, error, where)
 
     def _what_happened(self, error: Exception) -> Exception:
         """What a caller is told; the database is begun anew where it turned out to be damaged."""
@@ -183,7 +183,11 @@ class Keeper:
         self._failed_at_s = time.monotonic()
         if self._is_well:
             self._is_well = False
-            _log.error("the spool %s cannot be used: %s; answers go on, hard cases are not kept", self._path, error)
+            _log.error(
+                "the spool %s cannot be used: %s; requests are still answered, but hard cases are not kept",
+                self._path,
+                error,
+            )
         return SpoolUnavailable(f"{self._path}: {error}")
 
     def _note_written(self) -> None:

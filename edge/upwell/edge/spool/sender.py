@@ -52,7 +52,9 @@ class SpoolSender:
     def may_send(self) -> bool:
         """Whether no live request is under way or was sent just now, and the cloud is not left alone."""
         state, now_s = self._router.state, time.monotonic()
-        is_busy = any(not flight.is_cancelled and now_s - flight.sent_s < _LOST_S for flight in state.backlog.flights)
+        is_busy = any(
+            not message.is_cancelled and now_s - message.sent_s < _LOST_S for message in state.backlog.in_flight
+        )
         newest_s = self._router.sent_at_s
         is_quiet = newest_s == self._sent_at_s or now_s - newest_s > QUIET_S
         if is_busy or not (is_quiet or now_s - self._sent_at_s > PATIENCE_S):
@@ -87,7 +89,7 @@ class SpoolSender:
         assert self._signals is not None  # noqa: S101  the drainer asks before it sends
         message, model = Message.of(request), self._signals.request_facts.model
         if not self._router.charge(model, len(message.data)):
-            raise Later("a budget of the policy has nothing to spare now")
+            raise Later("a budget of the policy is used up for now")
         name = f"kept {next(_names)}"
         judge = partial(self._router.judge, self._signals, self._router.state)
         self._router.observe(CloudSent(model, name, 1, len(message.data)))

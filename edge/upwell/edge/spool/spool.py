@@ -72,13 +72,13 @@ class Spool:
         if verdict.denial is not None:
             raise EgressForbidden(verdict)
         if self._keeper.waiting_bytes > _MOST_WAITING_BYTES:
-            self._tally.one("refused_busy")
+            self._tally.add({"refused_busy": 1})
             return ""
         id = uuid.uuid4().hex
         try:
             item = Stored.of(case, id, time.time())
         except (InvalidRequest, ValueError, TypeError):
-            self._tally.one("refused_unfit")
+            self._tally.add({"refused_unfit": 1})
             return ""
         done = self._keeper.submit(lambda store: store.add(item.at(self._keeper.now_s())), item.size_bytes)
         done.add_done_callback(self._note_put)
@@ -87,14 +87,14 @@ class Spool:
         try:
             return id if done.result(max(0.0, until_s - time.monotonic())) else ""
         except FutureTimeout:
-            self._tally.one("unnamed")
+            self._tally.add({"unnamed": 1})
         except SpoolUnavailable:
             pass
         return ""
 
     def _note_put(self, done: Future[bool]) -> None:
         if done.exception() is not None:
-            self._tally.one("failed_writes")
+            self._tally.add({"failed_writes": 1})
         elif done.result():
             self._drainer.wake()
 

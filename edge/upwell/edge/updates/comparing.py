@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from upwell.edge.admission.schedulability import RunRequest
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.routing.calibration.binomial import at_most
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.signature.truth import Judge
 from upwell.shared.tensors import Array
 
@@ -191,17 +191,17 @@ class Versions:
         hard, constant, audit = self._hard, self._constant, self._audit
         if audit.rejects(rate):
             return (
-                f"in audits the cloud agrees {audit.worse} times with the version before alone, and {audit.better} "
+                f"in audits the cloud agreed {audit.worse} times with the previous version alone, and {audit.better} "
                 "times with this one alone"
             )
         if constant.rejects(rate):
             return (
-                f"it gave one answer to all of {self._pairs} requests, between which the version before changed its "
-                f"own {constant.worse} times"
+                f"it gave one and the same answer to all of {self._pairs} requests, while the previous version "
+                f"changed its own {constant.worse} times"
             )
         if hard.rejects(rate):
             return (
-                f"{hard.worse} requests are hard for it that the version before is sure of, and {hard.better} the "
+                f"{hard.worse} requests are hard for it that the previous version is sure of, and {hard.better} the "
                 "other way round"
             )
         return ""
@@ -215,7 +215,7 @@ class Versions:
     def _aside(self, edge: EdgeModel, inputs: Mapping[str, Array], run_s: float) -> EdgeRun | None:
         """What a version answers when nobody else wants the device; None where it does not."""
         try:
-            with self._new.scheduler.turn(time.monotonic() + _WAITS_S, RunRequest(run_s=run_s, priority="low")):
+            with self._new.scheduler.acquire(time.monotonic() + _WAITS_S, RunRequest(run_s=run_s, priority="low")):
                 return edge.run_now(inputs)
         except UpwellError as error:  # it takes other inputs, or the device is too busy
             _log.debug("not compared: %s", error)

@@ -12,15 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.updates.downgrade_check import AlreadyInstalled
+from upwell.edge.models.sections import UpdatesSection
 from upwell.edge.updates.sources.base import FetchFailed, Progress
 from upwell.edge.updates.sources.sources import open_source
 from upwell.edge.updates.version_state import Look
-from upwell.edge.updates.version_store import VersionStore
+from upwell.edge.updates.version_store import AlreadyInstalled, VersionStore
 from upwell.shared.errors import ConfigError
 
 Outcome = Literal["installed", "nothing_new", "refused", "failed"]
@@ -29,21 +28,6 @@ Outcome = Literal["installed", "nothing_new", "refused", "failed"]
 Activate = Callable[[Bundle], Callable[[], None]]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Updates:
-    """Where a model's new versions come from: `updates` in agent.yaml, as `open_source` takes it."""
-
-    source: str
-    every_s: float = 3600.0
-    digest: str = ""
-    ca: Path | None = None
-
-    @property
-    def place(self) -> str:
-        """The source as it may be shown: what follows `?` in an address may be a credential."""
-        return self.source.partition("?")[0]
 
 
 @dataclass(frozen=True)
@@ -78,7 +62,7 @@ class UpdateFollower:
     a source that cannot be one.
     """
 
-    def __init__(self, store: VersionStore, updates: Updates, activate: Activate) -> None:
+    def __init__(self, store: VersionStore, updates: UpdatesSection, activate: Activate) -> None:
         self.store = store
         self.updates = updates
         self._activate = activate
@@ -99,19 +83,19 @@ class UpdateFollower:
     @property
     def status(self) -> UpdateStatus:
         """How its updates fare now."""
-        look = self._unnamed if self._unnamed.refusal else self.store.look
+        look = self._unnamed if self._unnamed.refusal else self.store.state.look
         with self._lock:
             return UpdateStatus(
                 self.store.model,
-                self.store.current,
+                self.store.state.current,
                 self._looked_unix_s,
                 look.refusal,
                 look.message,
                 self._failure,
                 self._fetched_bytes,
                 dict(self._looks),
-                self.store.floor,
-                self.store.is_on_trial,
+                self.store.state.floor,
+                self.store.state.is_on_trial,
                 self.store.notice,
             )
 
@@ -127,7 +111,7 @@ class UpdateFollower:
             if offer is None:
                 return self._nothing_there()
             key, installed_key = self._key(offer.token, self._circumstances), self._key(offer.token)
-            if self.store.look.key in (key, installed_key):
+            if self.store.state.look.key in (key, installed_key):
                 return self._done("nothing_new")
             bundle = self.store.install(self._source.fetch(offer, self._into, self._counting(progress)))
             self._check_open()
@@ -156,7 +140,7 @@ class UpdateFollower:
     @property
     def has_bundle(self) -> bool:
         """Whether there is anything to serve until something newer comes."""
-        return self.store.current > 0 or self.store.factory is not None
+        return self.store.state.current > 0 or self.store.factory is not None
 
     @property
     def fetched_bytes(self) -> int:
@@ -180,7 +164,7 @@ class UpdateFollower:
         self._check_open()
         message = f"{self.updates.place}: {error.problems[0].message}"
         look = Look(key=key, refusal=error.refusal, message=message)
-        _log.warning("model %s: an update is refused (%s): %s", self.store.model, error.refusal.value, message)
+        _log.warning("model %s: an update was refused (%s): %s", self.store.model, error.refusal.value, message)
         if key:
             self.store.settle(look)
         else:
@@ -215,7 +199,7 @@ class UpdateFollower:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise FetchFailed("updating was ended")
+            raise FetchFailed("updating was stopped")
 
 
 def _circumstances(trust: Trust) -> str:

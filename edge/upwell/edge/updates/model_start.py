@@ -16,16 +16,15 @@ from typing import TypeVar
 
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.models.background_load import Loading, load_edge, start_loading
 from upwell.edge.models.edge_model import EdgeModel, Head
 from upwell.edge.models.heads import load_heads
-from upwell.edge.models.sections import ModelSection, UpdatesSection
+from upwell.edge.models.loading import Loader, Loading
+from upwell.edge.models.sections import ModelSection
 from upwell.edge.models.served import ServedModel
-from upwell.edge.updates.follower import UpdateFollower, Updates
-from upwell.edge.updates.rollback import REASON, CannotGoBack, Order, obey
+from upwell.edge.updates.follower import UpdateFollower
+from upwell.edge.updates.rollback import REASON, CannotGoBack, RollbackRequest, carry_out_rollback
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.switching import Switching, TrialJudge
-from upwell.edge.updates.verdict import TrialVerdict
+from upwell.edge.updates.switching import Switching, TrialVerdict
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, UpwellError
 
@@ -92,19 +91,19 @@ class ModelStart:
         self._switching = switching
         edge, former = self.served.edge, self._former
         self._former = None
-        if edge is not None and edge.bundle is not None and former is not None:
+        if edge is not None and former is not None:
             try:
                 switching.prepare(self.name, former)
-                switching.try_out(self.name, edge, former, self._judge(edge.bundle.version))
+                switching.try_out(self.name, edge, former, self._judge(edge.source.version))
             except UpwellError as error:
-                _log.error("model %s: there is no version to go back to: %s", self.name, error)
+                _log.error("model %s: no earlier version to return to: %s", self.name, error)
         if self.final is not None and edge is not None:
             switching.follow(self.name, edge, self.final)
 
-    def obey(self) -> None:
+    def carry_out_rollback(self) -> None:
         """Go back to the version before, if that was ordered. Called by one thread, now and then."""
         if self.follower is not None and self._switching is not None and not self._is_closed:
-            obey(self.follower.store, self._go_back)
+            carry_out_rollback(self.follower.store, self._go_back)
 
     def close(self) -> None:
         """End what is under way, and remove what was unpacked for this run of the agent."""
@@ -133,8 +132,8 @@ class ModelStart:
             store = VersionStore(self._around.state_dir, self.name, self._around.trust, factory)
         except FetchFailed as error:
             raise self._problem(str(error)) from None
-        self.follower = UpdateFollower(store, _updates(self._side.updates), self._activate)
-        obey(store, _left_at_start)
+        self.follower = UpdateFollower(store, self._side.updates, self._activate)
+        carry_out_rollback(store)
         store.begin()
         installed = self._newest(store, self._loading)
         if installed is None and problem is not None:
@@ -142,21 +141,21 @@ class ModelStart:
         if installed is None:
             return self._fetch_first(self.follower, may_wait)
         if problem is not None:
-            _log.error("model %s: the configured bundle cannot be fallen back on: %s", self.name, problem)
+            _log.error("model %s: the configured bundle cannot serve as a fallback: %s", self.name, problem)
         self._former = self._former_of(store, installed.model)
         return installed
 
     def _former_of(self, store: VersionStore, edge: EdgeModel) -> EdgeModel | None:
         """What stands in for a version that is on trial; None where it is not, or there is none that can be loaded."""
-        if edge.bundle is None or edge.bundle.version != store.current or not store.is_on_trial:
+        if edge.source.version != store.state.current or not store.state.is_on_trial:
             return None
         try:
-            former = self._newest(store, self._load_edge, store.current)
+            former = self._newest(store, self._load_edge, store.state.current)
         except ConfigError as error:
-            _log.error("model %s: there is no version to go back to: %s", self.name, error)
+            _log.error("model %s: no earlier version to return to: %s", self.name, error)
             former = None
         if former is None:
-            store.prove(store.current)
+            store.prove(store.state.current)
         return former
 
     def _newest(self, store: VersionStore, load: Callable[[Bundle], T], before: int | None = None) -> T | None:
@@ -175,7 +174,7 @@ class ModelStart:
 
     def _fetch_first(self, follower: UpdateFollower, may_wait: bool) -> Loading | None:
         if may_wait:
-            _log.warning("model %s: the cloud answers alone until its first bundle is fetched", self.name)
+            _log.warning("model %s: the cloud alone answers until the first bundle is fetched", self.name)
             return None
         _log.info("model %s: fetching it from %s", self.name, follower.updates.place)
         try:
@@ -208,12 +207,19 @@ class ModelStart:
         return open_archive(path, self._unpacked / "bundle", self._around.trust)
 
     def _loading(self, bundle: Bundle | None) -> Loading:
-        return start_loading(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
+        return Loader(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir).start()
 
     def _load_edge(self, bundle: Bundle) -> EdgeModel:
-        edge = load_edge(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir)
+        edge = Loader(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir).load()
         if self._section.split == "auto":
             edge.heads = self._heads(edge)
+        return edge
+
+    def _prepared(self, bundle: Bundle, switching: Switching) -> EdgeModel:
+        """A version and its heads, loaded and warmed up."""
+        edge = self._load_edge(bundle)
+        for one in (edge, *(head.edge for head in edge.heads or ())):
+            switching.prepare(self.name, one)
         return edge
 
     def _activate(self, bundle: Bundle) -> Callable[[], None]:
@@ -222,45 +228,32 @@ class ModelStart:
             if self._switching is None:
                 self._first = self._loading(bundle)
                 return _nothing
-            edge = self._load_edge(bundle)
-            self._switching.prepare(self.name, edge)
-            for head in edge.heads or ():
-                self._switching.prepare(self.name, head.edge)
+            edge = self._prepared(bundle, self._switching)
         except BundleRefused:
             raise
         except UpwellError as error:
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, f"it does not run here: {error}") from None
         return partial(self._switching.switch, self.name, edge, self._judge(bundle.version))
 
-    def _go_back(self, store: VersionStore, order: Order, target: Bundle) -> None:
+    def _go_back(self, request: RollbackRequest, target: Bundle) -> None:
         """Serve `target` again. On trial the version before is loaded still; else it has to be, as at a start."""
         switching = self._switching
-        assert switching is not None  # noqa: S101  or nobody would be obeyed
+        assert switching is not None  # noqa: S101  or nothing could be rolled back
         edge = switching.current(self.name)
-        if edge is None or edge.bundle is None or edge.bundle.version != order.version:
-            raise CannotGoBack(f"version {order.version} is installed and not served; a restart tries it again")
+        if edge is None or edge.source.version != request.version:
+            raise CannotGoBack(f"version {request.version} is installed but not served; a restart tries it again")
         if edge.trial is not None and edge.trial.give_up(REASON):
-            store.condemn(order.version, REASON, target.version)
             return
-        former = self._load_edge(target)
-        switching.prepare(self.name, former)
-        for head in former.heads or ():
-            switching.prepare(self.name, head.edge)
+        former = self._prepared(target, switching)
         if not switching.go_back(self.name, edge, former):
-            raise CannotGoBack("another version came meanwhile")
-        store.condemn(order.version, REASON, target.version)
+            raise CannotGoBack("another version was installed meanwhile")
 
-    def _judge(self, version: int) -> TrialJudge:
+    def _judge(self, version: int) -> TrialVerdict:
         assert self.follower is not None  # noqa: S101  only what it brings has versions
         return TrialVerdict(self.follower.store, version)
 
     def _problem(self, text: str) -> ConfigError:
         return ConfigError.at(None, text, f"models.{self.name}.edge")
-
-
-def _left_at_start(store: VersionStore, order: Order, target: Bundle) -> None:
-    """Before anything is loaded: what is current then is loaded next."""
-    store.condemn(order.version, REASON, target.version)
 
 
 def _nothing() -> None:
@@ -295,7 +288,3 @@ def loaded(name: str, section: ModelSection, trust: Trust) -> Iterator[ServedMod
 def clear_unpacked(state_dir: Path) -> None:
     """Remove what an agent that was killed had unpacked."""
     shutil.rmtree(state_dir / _UNPACKED, ignore_errors=True)
-
-
-def _updates(section: UpdatesSection) -> Updates:
-    return Updates(section.source, section.every, section.digest, section.ca)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Protocol
 
 from upwell.edge.models.edge_model import EdgeModel
@@ -12,6 +14,7 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.models.trial import Trial
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.updates.comparing import Versions
+from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.settings import HardSettings
 
@@ -43,6 +46,21 @@ class TrialJudge(Protocol):
 
     def proven(self) -> None:
         """The version can be relied on, or there is none to go back to."""
+
+
+class TrialVerdict:
+    """A `TrialJudge` that notes on the disk how the trial of a version ended."""
+
+    def __init__(self, store: VersionStore, version: int) -> None:
+        self._store, self._version = store, version
+
+    def rejected(self, reason: str) -> None:
+        """Never to be installed again."""
+        _in_background("roll-back", partial(self._store.condemn, self._version, reason))
+
+    def proven(self) -> None:
+        """Nobody goes back from it any more."""
+        _in_background("trial", partial(self._store.prove, self._version))
 
 
 class Switching:
@@ -95,11 +113,23 @@ class Switching:
             edge = self.current(name)  # it may be on its accelerator by now
             is_it = edge is not None and edge.trial is not None and edge.trial.is_rejected
             if is_it and self._agent.replace_edge(name, former, edge):
-                _log.error("model %s went back to the version before: %s", name, reason)
+                _log.error("model %s went back to the previous version: %s", name, reason)
                 judge.rejected(reason)
 
         new.versions = Versions(new, former, (self._hard(name, new), self._hard(name, former)))
         new.trial = Trial(former.run_now, reject, judge.proven, new.versions)
 
     def _hard(self, name: str, edge: EdgeModel) -> HardSettings | None:
-        return self._agent.router.hard_of(name, ServedModel(name, edge).model_pair, edge.calibrations)
+        return self._agent.router.hard_of(name, ServedModel(name, edge).model_pair, edge.source.calibrations)
+
+
+def _in_background(name: str, job: Callable[[], object]) -> None:
+    """Do `job` on a thread of its own; what it raises is logged."""
+
+    def run() -> None:
+        try:
+            job()
+        except Exception:  # noqa: BLE001 (the boundary of a thread)
+            _log.exception("%s failed", name)
+
+    threading.Thread(target=run, name=name, daemon=True).start()

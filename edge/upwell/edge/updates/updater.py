@@ -6,9 +6,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from upwell.edge.updates.follower import UpdateFollower, UpdateStatus
+from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.platform.background_thread import BackgroundThread
 
@@ -45,15 +45,11 @@ class Updater:
         self._failures = dict.fromkeys(self._followers, 0)
         now_s = time.monotonic()
         self._due_s = {
-            model: now_s + draw() * (min(FIRST_WITHIN_S, follower.updates.every_s) if follower.has_bundle else 0.0)
+            model: now_s + draw() * (min(FIRST_WITHIN_S, follower.updates.every) if follower.has_bundle else 0.0)
             for model, follower in self._followers.items()
         }
         self._thread = BackgroundThread("updates", self._run, self._closing.is_set)
         self._thread.start()
-
-    def status(self) -> Mapping[str, UpdateStatus]:
-        """How the updates of each model fare."""
-        return {model: follower.status for model, follower in self._followers.items()}
 
     def close(self) -> None:
         """End what is under way. Calling it twice is harmless."""
@@ -71,7 +67,7 @@ class Updater:
 
     def _look(self, follower: UpdateFollower) -> float:
         """Look once; how long to wait before the next time."""
-        model, every_s = follower.store.model, follower.updates.every_s
+        model, every_s = follower.store.model, follower.updates.every
         before_bytes, asked_s = follower.fetched_bytes, 0.0
         try:
             follower.look()

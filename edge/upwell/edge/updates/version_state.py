@@ -1,8 +1,11 @@
-"""`state.json`: what a device remembers of the bundles of one model; and `floor.json`, which outlives it."""
+"""The folder of a model's versions, and what a device remembers of them: `state.json`, and `floor.json`, which outlives
+it."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,13 +17,42 @@ from upwell.edge.bundle.verify import NO_TRUST, open_bundle
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.files import write_whole
 
+FOLDER_NAME = "bundles"
 STATE_NAME = "state.json"
 FLOOR_NAME = "floor.json"
+ROLLBACK_REQUEST_NAME = "rollback.json"
+"""An order to go back to the version before."""
+ROLLBACK_ANSWER_NAME = "rollback-answer.json"
 
+_LONGEST_NAME = 100
+_PLAIN = frozenset(string.ascii_lowercase + string.digits + "-_")
 _MOST_KEPT = 2
 _MOST_BYTES = 1 << 20
-_Read = TypeVar("_Read", bound=BaseModel)
+_File = TypeVar("_File", bound=BaseModel)
 _log = logging.getLogger(__name__)
+
+
+def versions_folder(state_dir: Path, model: str) -> Path:
+    """Where the versions of a model lie: safe on every file system, and for no two models the same.
+
+    Lower-case letters, digits, `-` and `_` stand for themselves, everything else for its bytes in UTF-8.
+    """
+    name = "".join(
+        char if char in _PLAIN else "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+        for char in model
+    )
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    return state_dir / FOLDER_NAME / name
+
+
+def read_document(path: Path, kind: type[_File]) -> _File | None:
+    """What a file in the folder says; None where there is none or it cannot be read. Raises `OSError`."""
+    try:
+        with path.open("rb") as file:
+            return kind.model_validate_json(file.read(_MOST_BYTES))
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 class Look(BaseModel):
@@ -101,9 +133,9 @@ class Record:
         self._model = model
         self.notice = ""
         """What was lost or not as it should be since the start, and what became of it; empty if nothing."""
-        self._floor = read_floor(folder / FLOOR_NAME)
+        self._floor = read_document(folder / FLOOR_NAME, Floor) or Floor()
         path = folder / STATE_NAME
-        found = read_state(path)
+        found = read_document(path, VersionState)
         self.state = found or VersionState()
         is_new = not (path.exists() or (folder / FLOOR_NAME).exists() or has_versions(folder))
         why = "" if is_new else self._floor.why_lost(found)
@@ -154,24 +186,6 @@ class Record:
 def unwritable(folder: Path, error: OSError) -> FetchFailed:
     """What to say of a folder that the disk does not let us use."""
     return FetchFailed(f"{folder}: cannot be written: {error.strerror or error}")
-
-
-def read_state(path: Path) -> VersionState | None:
-    """The state in a file, None where there is none or it cannot be read. Raises `OSError`."""
-    return _read(path, VersionState)
-
-
-def read_floor(path: Path) -> Floor:
-    """The same of `floor.json`; it says nothing where it is gone. Raises `OSError`."""
-    return _read(path, Floor) or Floor()
-
-
-def _read(path: Path, kind: type[_Read]) -> _Read | None:
-    try:
-        with path.open("rb") as file:
-            return kind.model_validate_json(file.read(_MOST_BYTES))
-    except (FileNotFoundError, ValidationError):
-        return None
 
 
 def has_versions(folder: Path) -> bool:

@@ -5,7 +5,7 @@
 - `state.json`: the current and the previous version, those never to be installed again, and the last offer;
 - `floor.json`: of these what must not be lost with it, above all the version below which nothing is taken;
 - `<version>/`: a bundle, complete and verified before it got this name;
-- `incoming/`: what is being fetched; `rollback.json`: an order to go back (`upwell.edge.updates.rollback`).
+- `incoming/`: what is being fetched; `rollback.json`: a request to go back (`upwell.edge.updates.rollback`).
 
 `state.json` is replaced whole and decides alone. What it does not name is cleared away at the next start, so a crash
 between two steps costs nothing but the step. Where it is gone, cannot be read or is an older copy, which `floor.json`
@@ -17,19 +17,27 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.updates.downgrade_check import check_floor, check_newer
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.version_state import FLOOR_NAME, STATE_NAME, Look, Record, VersionState, unwritable
-from upwell.edge.updates.versions_folder import ANSWER_NAME, FOLDER_NAME, ORDER_NAME, encoded
+from upwell.edge.updates.version_state import (
+    FLOOR_NAME,
+    ROLLBACK_ANSWER_NAME,
+    ROLLBACK_REQUEST_NAME,
+    STATE_NAME,
+    Look,
+    Record,
+    VersionState,
+    unwritable,
+    versions_folder,
+)
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import sync_folder, sync_tree
+from upwell.shared.files import sync_folder, sync_tree, write_whole
 
 INCOMING_NAME = "incoming"
 
@@ -39,6 +47,10 @@ _MOST_TRIES = 3
 _LONGEST_REASON = 500
 _BY_KEYS = frozenset({Refusal.UNSIGNED, Refusal.WRONG_SIGNATURE})
 _log = logging.getLogger(__name__)
+
+
+class AlreadyInstalled(Exception):
+    """What was fetched is the newest version that there is here."""
 
 
 class VersionStore:
@@ -52,7 +64,7 @@ class VersionStore:
         self.model = model
         self.trust = trust
         self.factory = factory
-        self.folder = state_dir / FOLDER_NAME / encoded(model)
+        self.folder = versions_folder(state_dir, model)
         self.incoming = self.folder / INCOMING_NAME
         """Where a source puts what it fetches."""
         self._lock = threading.Lock()
@@ -68,7 +80,8 @@ class VersionStore:
             self._record = Record(self.folder, model, trust, factory)
 
     @property
-    def _state(self) -> VersionState:
+    def state(self) -> VersionState:
+        """What is remembered of the versions now."""
         return self._record.state
 
     @property
@@ -76,38 +89,13 @@ class VersionStore:
         """What was lost or damaged on the disk since the start, and what became of it; empty if nothing was."""
         return self._record.notice
 
-    @property
-    def look(self) -> Look:
-        """What became of the last offer."""
-        return self._state.look
-
-    @property
-    def current(self) -> int:
-        """The version that is taken first at the next start; 0 for the factory's."""
-        return self._state.current
-
-    @property
-    def blocklist(self) -> Mapping[int, str]:
-        """Why a version is not installed again, by version."""
-        return self._state.blocklist
-
-    @property
-    def floor(self) -> int:
-        """Nothing smaller is taken from a source: the greatest version that has proven itself here."""
-        return self._state.floor
-
-    @property
-    def is_on_trial(self) -> bool:
-        """Whether the current version has yet to prove itself, and there is one to go back to."""
-        return self._state.is_on_trial
-
     def open(self, before: int | None = None) -> Bundle | None:
         """The bundle to serve, verified again: the current one, else the one before, else the factory's, else None.
 
         With `before` only a smaller version will do. One that was damaged is forgotten, so that it can be fetched
         again; one that only the trusted keys of now speak against stays for a start with others. The log names both.
         """
-        for version in (self._state.current, self._state.previous):
+        for version in (self.state.current, self.state.previous):
             is_wanted = version and (before is None or version < before)
             bundle = self._verified(version) if is_wanted else None
             if bundle is not None:
@@ -119,19 +107,21 @@ class VersionStore:
 
     def _going_on_with(self, bundle: Bundle, before: int | None) -> Bundle:
         """The bundle; where the floor is above it, and it was not asked for as the one before another, that is said."""
-        if before is None and bundle.version < self.floor:
-            self._record.note(f"version {bundle.version} is served, which is older than version {self.floor} was")
+        if before is None and bundle.version < self.state.floor:
+            self._record.note(
+                f"version {bundle.version} is served, although version {self.state.floor} was in use before"
+            )
         return bundle
 
     def begin(self) -> None:
         """Count a start of the agent with what is current. One on trial that keeps ending it is rejected."""
-        if not self.is_on_trial or self._state.trying:
+        if not self.state.is_on_trial or self.state.trying:
             return
-        if self._state.tries >= _MOST_TRIES:
-            self.condemn(self.current, f"the agent ended {self._state.tries} times while it was on trial")
+        if self.state.tries >= _MOST_TRIES:
+            self.condemn(self.state.current, f"the agent exited {self.state.tries} times while it was on trial")
             return
         with self._lock:
-            self._record.keep({"tries": self._state.tries + 1})
+            self._record.keep({"tries": self.state.tries + 1})
 
     def install(self, fetched: Path) -> Bundle:
         """Verify an archive or a folder that lies in `incoming`, and put it beside the others. Not current yet.
@@ -156,12 +146,12 @@ class VersionStore:
     def trying(self, key: str) -> Iterator[None]:
         """Load and test a bundle in the block. A process that keeps dying of it is not sent there again and again.
 
-        `key` is that of its offer. Raises `BundleRefused` (`FAILED_SELF_TEST`) where the agent ended in there before.
+        `key` is that of its offer. Raises `BundleRefused` (`FAILED_SELF_TEST`) where the agent exited in there before.
         """
         with self._lock:
-            tries = self._state.tries if self._state.trying == key else 0
+            tries = self.state.tries if self.state.trying == key else 0
             if tries >= _MOST_TRIES:
-                raise BundleRefused(Refusal.FAILED_SELF_TEST, None, f"the agent ended {tries} times while it tried it")
+                raise BundleRefused(Refusal.FAILED_SELF_TEST, None, f"the agent exited {tries} times while trying it")
             self._record.save({"trying": key, "tries": tries + 1})
         try:
             yield
@@ -171,7 +161,7 @@ class VersionStore:
     def stop_trying(self) -> None:
         """That the agent ends now is not the fault of what it tries."""
         with self._lock:
-            if self._state.trying or self._state.tries:
+            if self.state.trying or self.state.tries:
                 self._record.keep({"trying": "", "tries": 0})
 
     def commit(self, bundle: Bundle, key: str) -> None:
@@ -180,7 +170,7 @@ class VersionStore:
         `key` is that of its offer. It is on trial until `prove` or `condemn` is called, if there is one before it.
         """
         with self._lock:
-            state, name = self._state, bundle.manifest.name if bundle.manifest else ""
+            state, name = self.state, bundle.manifest.name if bundle.manifest else ""
             is_on_trial = bool(state.current or self.factory)
             update = {"current": bundle.version, "previous": state.current, "name": name, "look": Look(key=key)}
             update["proven"] = state.floor
@@ -198,22 +188,22 @@ class VersionStore:
     def prove(self, version: int) -> None:
         """This version is on trial no more."""
         with self._lock:
-            if version == self._state.current:
-                self._record.keep({"is_on_trial": False, "proven": max(version, self._state.proven)})
+            if version == self.state.current:
+                self._record.keep({"is_on_trial": False, "proven": max(version, self.state.proven)})
 
     def condemn(self, version: int, reason: str, floor: int | None = None) -> None:
         """Never install this version again. Where it is current, the one before takes its place.
 
         Only whoever orders that by hand may lower the `floor`.
         """
-        _log.warning("model %s: version %d is not installed here again: %s", self.model, version, reason)
+        _log.warning("model %s: version %d will not be installed here again: %s", self.model, version, reason)
         with self._lock:
-            newest = sorted({*self._state.blocklist, version})[-_MOST_BLOCKED:]
-            reasons = {**self._state.blocklist, version: reason[:_LONGEST_REASON]}
+            newest = sorted({*self.state.blocklist, version})[-_MOST_BLOCKED:]
+            reasons = {**self.state.blocklist, version: reason[:_LONGEST_REASON]}
             update: dict[str, Any] = {"blocklist": {one: reasons[one] for one in newest}}
-            if version == self._state.current:
+            if version == self.state.current:
                 message = f"version {version} was rolled back: {reasons[version]}"
-                look = self._state.look.model_copy(update={"refusal": Refusal.BLOCKLISTED, "message": message})
+                look = self.state.look.model_copy(update={"refusal": Refusal.BLOCKLISTED, "message": message})
                 update["look"] = look
             update |= self._without(version)
             self._record.keep(update if floor is None else update | {"proven": floor})
@@ -231,12 +221,12 @@ class VersionStore:
             raise BundleRefused(
                 Refusal.OTHER_MODEL, fetched, f"it is a bundle of {name!r}; expected one of {expected!r}"
             )
-        current = self._state.current
+        current = self.state.current
         if self.factory is not None and self.factory.version >= current:
-            check_newer(bundle, fetched, self.factory.version, self.factory.folder, renew=False)
+            _check_newer(bundle, fetched, self.factory.version, self.factory.folder, renew=False)
         elif current:
-            check_newer(bundle, fetched, current, self.folder / str(current), renew=True)
-        check_floor(bundle, fetched, self.floor)
+            _check_newer(bundle, fetched, current, self.folder / str(current), renew=True)
+        _check_floor(bundle, fetched, self.state.floor)
         target = self.folder / str(bundle.version)
         shutil.rmtree(target, ignore_errors=True)  # of an earlier attempt that ended before it was committed
         draft.rename(target)
@@ -247,7 +237,7 @@ class VersionStore:
     def _name(self) -> str:
         """The name that a bundle has in its manifest if it is one of this model; empty if any will do."""
         manifest = self.factory.manifest if self.factory else None
-        return manifest.name if manifest else self._state.name
+        return manifest.name if manifest else self.state.name
 
     def _verified(self, version: int) -> Bundle | None:
         folder = self.folder / str(version)
@@ -272,13 +262,13 @@ class VersionStore:
 
     def _without(self, version: int) -> dict[str, Any]:
         """What changes where a version is given up."""
-        if version == self._state.current:
-            former = {"current": self._state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
-            return former | {"proven": self._state.floor}  # also where the one given up was what it was by
-        return {"previous": 0, "proven": self._state.floor} if version == self._state.previous else {}
+        if version == self.state.current:
+            former = {"current": self.state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
+            return former | {"proven": self.state.floor}  # also where the one given up was what it was by
+        return {"previous": 0, "proven": self.state.floor} if version == self.state.previous else {}
 
     def _check_blocklist(self, version: int, path: Path | None) -> None:
-        reason = self._state.blocklist.get(version)
+        reason = self.state.blocklist.get(version)
         if reason is not None:
             raise BundleRefused(
                 Refusal.BLOCKLISTED, path, f"version {version} was rolled back on this device: {reason}"
@@ -290,13 +280,44 @@ class VersionStore:
             STATE_NAME,
             FLOOR_NAME,
             INCOMING_NAME,
-            ORDER_NAME,
-            ANSWER_NAME,
-            str(self._state.current),
-            str(self._state.previous),
+            ROLLBACK_REQUEST_NAME,
+            ROLLBACK_ANSWER_NAME,
+            str(self.state.current),
+            str(self.state.previous),
         }
         for path in self.folder.iterdir():
             if path.name in kept:
                 continue
             with suppress(OSError):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _check_newer(offered: Bundle, fetched: Path, version: int, folder: Path, *, renew: bool) -> None:
+    """Raise `AlreadyInstalled` where the verified bundle `offered` is the one of `version` in `folder`.
+
+    With `renew` its signature is taken over then, for it may be of a newer key. Raises `BundleRefused` (`OLDER`) where
+    it is older or another one of that version, and `OSError` where the signature cannot be written.
+    """
+    if offered.version > version:
+        return
+    if offered.version < version:
+        what = f"is older than the installed version {version}"
+    elif _bytes(offered.folder / MANIFEST_NAME) != _bytes(folder / MANIFEST_NAME):
+        what = "is installed, with other files"
+    else:
+        signature = _bytes(offered.folder / SIGNATURE_NAME)
+        if renew and signature and signature != _bytes(folder / SIGNATURE_NAME):
+            write_whole(folder / SIGNATURE_NAME, signature)
+        raise AlreadyInstalled
+    raise BundleRefused(Refusal.OLDER, fetched, f"version {offered.version} {what}; a new bundle needs a greater one")
+
+
+def _check_floor(offered: Bundle, fetched: Path, floor: int) -> None:
+    """Raise `BundleRefused` (`OLDER`) where it is older than what has been relied on here."""
+    if offered.version < floor:
+        problem = f"version {offered.version} is older than version {floor}, which was in use on this device"
+        raise BundleRefused(Refusal.OLDER, fetched, f"{problem}; a new bundle needs a greater one")
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""

@@ -81,8 +81,8 @@ class CloudReply:
     @property
     def reason(self) -> Reason | None:
         """The reason that a gateway gives, where it is one that we know."""
-        told = self.response.parameters.get("upwell.reason")
-        return next((reason for reason in Reason if reason == told), None)
+        given = self.response.parameters.get("upwell.reason")
+        return next((reason for reason in Reason if reason == given), None)
 
     @property
     def server_s(self) -> float | None:
@@ -236,8 +236,8 @@ class CloudCall:
 
     def _miss(self, reason: Reason, detail: str, retry_after_s: float | None = None) -> CloudFailure:
         stays = self.lease is not None and self._ledger.missed(self.lease, reason, self._started_s)
-        is_told = stays and reason is Reason.CLOUD_EXHAUSTED
-        self._outcome = miss = CloudFailure(reason, detail, retry_after_s if is_told else None)
+        is_busy = stays and reason is Reason.CLOUD_EXHAUSTED
+        self._outcome = miss = CloudFailure(reason, detail, retry_after_s if is_busy else None)
         if self.lease is not None:
             self.lease.endpoint.give_back(self.lease.link)
         return miss

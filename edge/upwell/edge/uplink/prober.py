@@ -5,42 +5,23 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import ClassVar, Protocol
+from collections.abc import Callable
+from typing import ClassVar
 
 from upwell.shared.platform.background_thread import BackgroundThread
 
 
-class Probed(Protocol):
-    """What the prober needs of the uplink."""
-
-    @property
-    def may_ask(self) -> bool:
-        """Whether the policy lets the cloud be asked anything now."""
-
-    @property
-    def retry_at_s(self) -> float:
-        """When the better endpoints are to be tried again."""
-
-    @property
-    def wants_probe(self) -> bool:
-        """Whether an empty call is worth its bytes."""
-
-    def probe(self, timeout_s: float) -> None:
-        """Time an empty call."""
-
-    def try_better(self, timeout_s: float) -> None:
-        """Try the better endpoints again."""
-
-
 class Prober:
-    """A thread that lives from the first allowed call on and sleeps unless requests that may leave were seen lately."""
+    """A thread that lives from the first allowed call on and sleeps unless requests that may leave were seen lately.
+
+    Awake it calls `ask`, which gives the seconds until the next time.
+    """
 
     SEEN_S: ClassVar[float] = 10.0
     LOOK_S: ClassVar[float] = 0.5
-    TIMEOUT_S: ClassVar[float] = 2.0
 
-    def __init__(self, uplink: Probed) -> None:
-        self._uplink = uplink
+    def __init__(self, ask: Callable[[], float]) -> None:
+        self._ask = ask
         self._seen_at_s = -math.inf
         self._bell = threading.Event()
         self._lock = threading.Lock()
@@ -85,16 +66,5 @@ class Prober:
             is_wanted = time.monotonic() - self._seen_at_s < self.SEEN_S
             if is_wanted:
                 self._is_dormant = False
-            self._bell.wait(self._work() if is_wanted else None)
+            self._bell.wait(self._ask() if is_wanted else None)
             self._bell.clear()
-
-    def _work(self) -> float:
-        """Do what is due and allowed; the seconds until something is due next."""
-        if not self._uplink.may_ask:
-            return self.LOOK_S
-        if time.monotonic() >= self._uplink.retry_at_s:
-            self._uplink.try_better(self.TIMEOUT_S)
-        if self._uplink.wants_probe:
-            self._uplink.probe(self.TIMEOUT_S)
-        # Outcomes change what is due: looked at again soon, rather than a bell for each of them.
-        return min(self.LOOK_S, max(0.0, self._uplink.retry_at_s - time.monotonic()))

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from upwell.edge.uplink.calls import REASONS, CloudCall, CloudReply, ConnectionLease, FailedCall, Message
 from upwell.edge.uplink.egress import Judge, check_egress
@@ -43,43 +44,57 @@ ALIVE_S = 2.0
 LOOK_S = 1.0
 """How often a call looks whether the device has moved to another network."""
 
+ASK_TIMEOUT_S = 2.0
+"""For an empty call, and for the question whether an endpoint is ready."""
+
 _log = logging.getLogger(__name__)
 
 
-class Uplink:
-    """Sends requests to the cloud: to `endpoint`, or where that fails to the first of `fallbacks` that works.
+@dataclass(frozen=True)
+class UplinkSettings:
+    """Where the cloud is: `endpoint`, or where that fails the first of `fallbacks` that works."""
 
-    No byte leaves before the first call that the policy allows. Safe to use from many threads. The constructor raises
-    `ConfigError` for endpoints or security files that are wrong. `look` gives the device's own addresses.
+    endpoint: str
+    security: ClientSecurity
+    max_message_bytes: int
+    fallbacks: Sequence[str] = ()
+
+
+class Uplink:
+    """Sends requests to the cloud. No byte leaves before the first call that the policy allows.
+
+    `observe` is told, from any thread, of moves (`CloudMoved`) and link probes (`LinkProbed`). A link probe is made
+    where `wants_probe` says so, and only while requests are seen that may leave. `look` gives the device's own
+    addresses. Safe to use from many threads. The constructor raises `ConfigError` for endpoints or security files that
+    are wrong.
     """
 
     def __init__(
         self,
-        endpoint: str,
-        security: ClientSecurity,
-        max_message_bytes: int,
-        fallbacks: Sequence[str] = (),
+        settings: UplinkSettings,
+        observe: Callable[[Outcome], None],
+        wants_probe: Callable[[], bool],
         look: Callable[[Sequence[str]], Sources] = source_addresses,
     ) -> None:
-        self._addresses = (endpoint, *fallbacks)
+        self._addresses = (settings.endpoint, *settings.fallbacks)
         if len(set(self._addresses)) < len(self._addresses):
-            raise ConfigError.at(None, "an endpoint is named twice; fallbacks are other ones than the endpoint")
-        self._endpoints = tuple(Endpoint(one, security, max_message_bytes) for one in self._addresses)
+            raise ConfigError.at(None, "an endpoint is named twice; each fallback must be another one")
+        self._endpoints = tuple(Endpoint(one, settings.security, settings.max_message_bytes) for one in self._addresses)
         self._lock = threading.Lock()
-        self._order = EndpointSelector(len(self._endpoints))
+        self._selector = EndpointSelector(len(self._endpoints))
         self._look = look
         self._sources: Sources | None = None
         self._looked_at_s = -math.inf
         self._candidate: Judge | None = None
-        self._prober = Prober(self)
-        self._observe: Callable[[Outcome], None] | None = None
-        self._wants_probe: Callable[[], bool] | None = None
+        self._prober = Prober(self._ask_around)
+        self._observe = observe
+        self._wants_probe = wants_probe
         self._is_well = False
 
     @property
     def endpoint(self) -> str:
         """The endpoint in use."""
-        return self._addresses[self._order.place]
+        return self._addresses[self._selector.place]
 
     @property
     def has_others(self) -> bool:
@@ -89,7 +104,7 @@ class Uplink:
     @property
     def retry_at_s(self) -> float:
         """When to try again the endpoints before the one in use; infinity where there are none."""
-        return self._order.try_at_s if self._order.place else math.inf
+        return self._selector.try_at_s if self._selector.place else math.inf
 
     @property
     def may_ask(self) -> bool:
@@ -103,14 +118,7 @@ class Uplink:
 
         Whether one that failed is back is for the breaker to find out.
         """
-        return self._is_well and self._wants_probe is not None and self._wants_probe()
-
-    def watch(self, observe: Callable[[Outcome], None], wants_probe: Callable[[], bool]) -> None:
-        """From now on tell `observe`, from any thread, of moves (`CloudMoved`) and link probes (`LinkProbed`).
-
-        A link probe is made where `wants_probe` says so, and only while requests are seen that may leave.
-        """
-        self._observe, self._wants_probe = observe, wants_probe
+        return self._is_well and self._wants_probe()
 
     def note_candidate(self, judge: Judge) -> None:
         """A request was seen that may leave, whether it does or not: keep the link estimate fresh for a while.
@@ -149,8 +157,7 @@ class Uplink:
         self._candidate = judge
         started_s = time.monotonic()
         self._look_around(started_s)
-        if self._observe is not None:
-            self._prober.begin()
+        self._prober.begin()
         try:
             lease = self._choose(apart_from.lease if apart_from is not None else None)
         except (ConfigError, RemoteError) as error:
@@ -190,8 +197,8 @@ class Uplink:
         lease.endpoint.answered(lease.link, network_s)
         place = self._endpoints.index(lease.endpoint)
         with self._lock:
-            self._order = self._order.answered(place)
-            if place == self._order.place:
+            self._selector = self._selector.answered(place)
+            if place == self._selector.place:
                 self._is_well = True
 
     def missed(self, lease: ConnectionLease, reason: Reason, started_s: float) -> bool:
@@ -208,12 +215,23 @@ class Uplink:
         if reason is Reason.CLOUD_UNAVAILABLE and _went_silent(lease.link, now_s - started_s):
             lease.endpoint.broke()
         place = self._endpoints.index(lease.endpoint)
-        if place == self._order.place:
+        if place == self._selector.place:
             self._is_well = False
-        self._reorder(lambda order: order.missed(place, reason, now_s), f"{lease.endpoint.address} fails ({reason})")
-        return self._order.place == place
+        self._reorder(lambda one: one.missed(place, reason, now_s), f"{lease.endpoint.address} fails ({reason})")
+        return self._selector.place == place
 
-    def probe(self, timeout_s: float) -> None:
+    def _ask_around(self) -> float:
+        """Ask what is due and allowed without a request; the seconds until something is due next."""
+        if not self.may_ask:
+            return Prober.LOOK_S
+        if time.monotonic() >= self.retry_at_s:
+            self._try_better()
+        if self.wants_probe:
+            self._probe()
+        # Outcomes change what is due: looked at again soon, rather than a bell for each of them.
+        return min(Prober.LOOK_S, max(0.0, self.retry_at_s - time.monotonic()))
+
+    def _probe(self) -> None:
         """Time an empty call over the connection in use, where one has answered before. Its failure says nothing."""
         try:
             lease = self._choose(None)
@@ -222,7 +240,7 @@ class Uplink:
         started_s = time.monotonic()
         try:
             is_warm = lease.link.answered
-            lease.link.client.server_live(timeout_s)
+            lease.link.client.server_live(ASK_TIMEOUT_S)
         except (ConfigError, RemoteError):
             self._is_well = False
             return
@@ -231,28 +249,28 @@ class Uplink:
         total_s = time.monotonic() - started_s
         self.answered(lease, total_s)
         if is_warm:
-            self._tell(LinkProbed(total_s))
+            self._observe(LinkProbed(total_s))
 
-    def try_better(self, timeout_s: float) -> None:
+    def _try_better(self) -> None:
         """Ask the endpoints before the one in use whether they are ready, and go back to the first that is."""
-        better = range(self._order.place)
-        ready = next((place for place in better if self._is_ready(self._endpoints[place], timeout_s)), None)
+        better = range(self._selector.place)
+        ready = next((place for place in better if self._is_ready(self._endpoints[place])), None)
         now_s = time.monotonic()
-        self._reorder(lambda order: order.tried(ready, now_s), "a better endpoint is ready again")
+        self._reorder(lambda one: one.tried(ready, now_s), "a better endpoint is ready again")
 
     def _choose(self, apart_from: ConnectionLease | None) -> ConnectionLease:
-        order = self._order
+        selector = self._selector
         if apart_from is None:
-            endpoint = self._endpoints[order.place]
+            endpoint = self._endpoints[selector.place]
             return ConnectionLease(endpoint, endpoint.take())
-        endpoint = self._endpoints[order.after(self._endpoints.index(apart_from.endpoint))]
+        endpoint = self._endpoints[selector.after(self._endpoints.index(apart_from.endpoint))]
         return ConnectionLease(endpoint, endpoint.take(apart_from.link if endpoint is apart_from.endpoint else None))
 
-    def _is_ready(self, endpoint: Endpoint, timeout_s: float) -> bool:
+    def _is_ready(self, endpoint: Endpoint) -> bool:
         link: Connection | None = None
         try:
             link = endpoint.take()
-            return link.client.ready(timeout_s)
+            return link.client.ready(ASK_TIMEOUT_S)
         except (ConfigError, RemoteError):
             if link is not None:
                 endpoint.retire(link)
@@ -270,22 +288,18 @@ class Uplink:
             before, self._sources = self._sources, self._look(self._addresses)
             if before is None or self._sources == before:
                 return
-        _log.info("the device's address has changed: new connections to the cloud")
+        _log.info("the device's address has changed: connecting to the cloud anew")
         for endpoint in self._endpoints:
             endpoint.renew()
-        self._tell(CloudMoved())
+        self._observe(CloudMoved())
 
     def _reorder(self, change: Callable[[EndpointSelector], EndpointSelector], why: str) -> None:
         with self._lock:
-            before, self._order = self._order, change(self._order)
-            place = self._order.place
+            before, self._selector = self._selector, change(self._selector)
+            place = self._selector.place
         if place != before.place:
             _log.warning("%s: requests go to %s", why, self._addresses[place])
-            self._tell(CloudMoved())
-
-    def _tell(self, outcome: Outcome) -> None:
-        if self._observe is not None:
-            self._observe(outcome)
+            self._observe(CloudMoved())
 
 
 def _went_silent(link: Connection, elapsed_s: float) -> bool:

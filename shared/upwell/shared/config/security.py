@@ -110,7 +110,7 @@ def parse_address(text: str) -> Address:
     plain = bool(host) and not any(character in "/[]@ " or not character.isprintable() for character in host)
     valid = colon and plain and (":" in host) == bracketed and port.isascii() and port.isdigit() and len(port) <= 5
     if not valid or int(port) > 65535:
-        raise ConfigError.at(None, f"{text!r} is no address; expected HOST:PORT, [IPV6]:PORT or unix:PATH")
+        raise ConfigError.at(None, f"{text!r} is not an address; expected HOST:PORT, [IPV6]:PORT or unix:PATH")
     return Address(host, int(port))
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
 from upwell.shared.config.yaml_problems import problems_of
 from upwell.shared.config.yaml_tree import read_tree
@@ -17,6 +17,12 @@ MAX_FILE_BYTES = 1 << 20
 """A larger file is refused before it is read."""
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class FilePart(BaseModel):
+    """A part of a file that a person writes: unknown keys are errors, and what is loaded does not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def load_yaml(path: Path, model: type[M], within: Path | None = None) -> M:

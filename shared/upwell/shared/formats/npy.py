@@ -62,7 +62,7 @@ def read_npz(file: Path | IO[bytes], max_bytes: int, max_arrays: float = math.in
     except Exception as error:  # noqa: BLE001  (zipfile's own, zlib's and those of other unpackers share no base class)
         raise ValueError(str(error)) from None
     if len(arrays) != len(members):
-        raise ValueError("two of its arrays have one name")
+        raise ValueError("two of its arrays have the same name")
     return arrays
 
 

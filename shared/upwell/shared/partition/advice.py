@@ -91,7 +91,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Ways:
+class OptionFactory:
     """Makes options of placements: from what the planner minimizes, and the cuts that both profiles measured.
 
     `measured` counts the nodes in the head, in the order of the graph; `inverse` is the bandwidth at hand.
@@ -145,23 +145,26 @@ class Ways:
 
 
 def advise(
-    ways: Ways, pieces: Sequence[Piece[LabelledCost]], best_cut: Placement | None, encoded: Sequence[Encoded]
+    factory: OptionFactory,
+    pieces: Sequence[Piece[LabelledCost]],
+    best_cut: Placement | None,
+    encoded: Sequence[Encoded],
 ) -> Advice:
     """Compare everything.
 
-    `pieces` is the envelope of the graph in `ways.sweep`, `best_cut` its best placement with nodes on either side at
+    `pieces` is the envelope of the graph in `factory.sweep`, `best_cut` its best placement with nodes on either side at
     the bandwidth at hand, None if there is none; `encoded` are compressed pictures to try.
     """
-    names = [node.name for node in ways.sweep.graph.nodes]
-    both = [ways.option(dict.fromkeys(names, tier)) for tier in (EDGE, CLOUD)]
+    names = [node.name for node in factory.sweep.graph.nodes]
+    both = [factory.option(dict.fromkeys(names, tier)) for tier in (EDGE, CLOUD)]
     whole = [option for option in both if math.isfinite(option.value.base)]
-    pictures = [ways.encoded(option, one) for option in whole if option.kind == "cloud" for one in encoded]
+    pictures = [factory.encoded(option, one) for option in whole if option.kind == "cloud" for one in encoded]
     placements = [] if best_cut is None else [best_cut]
-    found = [ways.option(placement) for placement in (*placements, *(piece.line.of.placement for piece in pieces))]
+    found = [factory.option(placement) for placement in (*placements, *(piece.line.of.placement for piece in pieces))]
     cuts = list({option.name: option for option in reversed(found) if option.kind == "cut"}.values())[::-1]
     raw_wins, raw_gain = _wins(whole, cuts)
     wins, gain = _wins([*whole, *pictures], cuts)
-    return Advice((*whole, *pictures, *cuts), ways.inverse, wins, gain, raw_wins, raw_gain)
+    return Advice((*whole, *pictures, *cuts), factory.inverse, wins, gain, raw_wins, raw_gain)
 
 
 def tier_s(graph: CostGraph, placement: Placement, tier: str) -> float:

@@ -86,7 +86,7 @@ class Arcs:
 
     def _costs(self, terms: Terms) -> Array:
         """What each node costs on each level, the way back of its outputs and halves of open savings included."""
-        costs = terms.compute.copy()
+        costs: Array = terms.compute.copy()
         for output, maker in enumerate(self._arrays.output_makers.tolist()):
             if maker >= 0:
                 way = terms.back[output].copy()

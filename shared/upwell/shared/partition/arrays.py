@@ -146,7 +146,11 @@ class Arrays:
         return saved
 
     def total_s(self, terms: Terms, levels: Array) -> float:
-        """The total of a placement in seconds, for terms in seconds: what `placement.total_s` says, and as exact."""
+        """The total of a placement in seconds, for terms in seconds, as an exact sum; infinite where it cannot be."""
+        made = self._made(self.makers, levels)[self.reads, 0]
+        tiers = {self.graph.tiers[level] for level in levels.tolist()}
+        if (levels[self.readers] < made).any() or not tiers.issuperset(self.graph.non_empty):
+            return math.inf
         parts = (*self._parts(terms, levels), -terms.saves[self._counts(levels)])
         return math.fsum(term for part in parts for term in part.tolist())
 
@@ -171,3 +175,15 @@ class Arrays:
     def _made(self, makers: Array, levels: Array) -> Array:
         """The level at which each tensor is made, as a column."""
         return np.where(makers < 0, self.input_level, levels[makers])[:, None]
+
+
+def total_s(graph: CostGraph, placement: Placement) -> float:
+    """Seconds that a placement takes, by the formula of `costs`; infinite for one that cannot be.
+
+    That is one with a node where it cannot run or below a tier that feeds it, with a tensor across a link that is not
+    splittable, or with a tier of `non_empty` that holds no node. An output's way back is no split: it may be taken by
+    any tensor. Raises `KeyError` for a node without a tier, and `ValueError` for a tier that the graph has not.
+    """
+    arrays = Arrays(graph)
+    levels = np.array([graph.tiers.index(placement[node.name]) for node in graph.nodes], np.int64)
+    return arrays.total_s(arrays.terms(graph.links), levels)

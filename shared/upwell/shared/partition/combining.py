@@ -95,7 +95,7 @@ def _problems(profile: Profile) -> list[tuple[str, str]]:
     named = {name for node in profile.nodes for name in (*node.inputs, *node.outputs)}
     named |= {*profile.inputs, *profile.outputs, *(name for point in profile.points for name in point.tensors)}
     unknown = sorted(named - profile.tensors.keys())
-    problems = [("tensors", f"nothing is said of {', '.join(map(repr, unknown))}")] if unknown else []
+    problems = [("tensors", f"missing: {', '.join(map(repr, unknown))}")] if unknown else []
     if len({node.name for node in profile.nodes}) < len(profile.nodes):
         problems.append(("nodes", "two nodes have the same name"))
     if not all(math.isfinite(node.work) for node in profile.nodes):
@@ -106,7 +106,7 @@ def _problems(profile: Profile) -> list[tuple[str, str]]:
         late = [name for name in node.inputs if name in made and name not in seen]
         if late:
             problems.append(
-                ("nodes", f"{node.name!r} reads {late[0]!r} before it is made; expected a topological order")
+                ("nodes", f"{node.name!r} reads {late[0]!r} before it is produced; expected a topological order")
             )
         seen.update(node.outputs)
     return problems + _point_problems(profile.points, len(profile.nodes), profile.tier)
@@ -115,16 +115,16 @@ def _problems(profile: Profile) -> list[tuple[str, str]]:
 def _point_problems(points: Sequence[Point], nodes: int, tier: str) -> list[tuple[str, str]]:
     counts = [point.nodes for point in points]
     if len(points) < 2 or counts[0] != 0 or counts[-1] != nodes:
-        return [("points", f"expected cuts after 0 to {nodes} nodes, both ends among them")]
+        return [("points", f"expected cuts after 0 to {nodes} nodes, including both ends")]
     if any(after <= before for before, after in itertools.pairwise(counts)):
         return [("points", "expected them in the order of `nodes`, each once")]
     times = [point.corrected_s for point in points]
     rising = times if tier == EDGE else times[::-1]
     nothing = "0 nodes" if tier == EDGE else f"all {nodes} nodes"
     if not all(map(math.isfinite, times)) or rising[0] != 0.0:
-        return [("points", f"expected finite times, and 0 s for what runs nothing: the point after {nothing}")]
+        return [("points", f"expected finite times, and 0 s for the point that runs nothing, after {nothing}")]
     if any(after < before for before, after in itertools.pairwise(rising)):
-        wanted = "a longer head takes no less" if tier == EDGE else "a shorter tail takes no more"
+        wanted = "a longer head cannot take less time" if tier == EDGE else "a shorter tail cannot take more time"
         return [("points", f"`corrected_s` is not corrected: {wanted}")]
     return []
 
@@ -135,7 +135,7 @@ def _check_together(edge: Profile, cloud: Profile) -> None:
         if profile.tier != wanted:
             raise ConfigError.at(
                 None,
-                f"this profile is of the tier {profile.tier}; expected one taken on the {wanted} side",
+                f"this profile was taken on the {profile.tier} side; expected one from the {wanted} side",
                 f"--{wanted}",
             )
     a, b = edge.model, cloud.model

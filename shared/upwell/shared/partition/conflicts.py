@@ -126,7 +126,7 @@ class _Domains:
             if not rule.together:
                 levels, where = range(gone[0], len(self.graph.tiers)), " or beyond"
         why = f" ({self.reasons(other, levels, steps - 1)})" if steps > 1 else ""
-        return f"{what} {other!r}, which cannot stand there{where}{why}"
+        return f"{what} {other!r}, which cannot run there{where}{why}"
 
 
 def conflict(graph: CostGraph) -> str:
@@ -139,6 +139,6 @@ def conflict(graph: CostGraph) -> str:
     for tier in graph.non_empty:
         level = graph.tiers.index(tier)
         if not any(level in left for left in domains.left.values()):
-            return f"no placement is possible: `non_empty` names the tier {tier!r}, on which no node can stand"
+            return f"no placement is possible: `non_empty` names the tier {tier!r}, on which no node can run"
     together = ", ".join(map(repr, dict.fromkeys(graph.non_empty)))
     return f"no placement is possible: the tiers {together} of `non_empty` cannot all hold a node at once"

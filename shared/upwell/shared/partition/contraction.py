@@ -15,11 +15,11 @@ the second or before the first, and where that moves an elementwise operator, or
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from upwell.shared.partition.graph import Graph, Node
-from upwell.shared.partition.order import in_order
+from upwell.shared.partition.graph import Graph, Node, in_order
+from upwell.shared.partition.mincut import strong_components
 
 _QUANTIZERS = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "com.microsoft:QuantizeLinear", "com.microsoft:DequantizeLinear"}
@@ -119,8 +119,13 @@ class _Groups:
 
     def join_circles(self) -> None:
         """Whatever lies on a way from a group back to it belongs to it."""
-        for circle in _circles({root: self._sources(root) for root in sorted(self._group)}):
-            self._join(circle)
+        place = {root: at for at, root in enumerate(self._group)}
+        ends = [(place[source], place[root]) for root in self._group for source in self._sources(root)]
+        circles: dict[int, list[int]] = {}
+        for root, circle in zip(place, strong_components(len(place), ends), strict=True):
+            circles.setdefault(circle, []).append(root)
+        for roots in circles.values():
+            self._join(roots)
 
     def join_quantizers(self) -> None:
         """A tensor that is read to be quantized alone does not cross, nor does one made for the caller alone."""
@@ -248,34 +253,3 @@ class _Group:
     def is_light(self) -> bool:
         """Whether it may be a part of a normalization that is written out."""
         return self.ops <= _ELEMENTWISE | _QUANTIZERS | _REDUCTIONS
-
-
-def _circles(sources: Mapping[int, Collection[int]]) -> Iterator[list[int]]:
-    """The strongly connected components of more than one vertex (Tarjan 1972, without recursion)."""
-    number: dict[int, int] = {}
-    lowest: dict[int, int] = {}
-    stack: list[int] = []
-    waiting: set[int] = set()
-    for start in sources:
-        way: list[tuple[int, Iterator[int]]] = [] if start in number else [(start, iter(sources[start]))]
-        while way:
-            vertex, left = way[-1]
-            if vertex not in number:
-                number[vertex] = lowest[vertex] = len(number)
-                stack.append(vertex)
-                waiting.add(vertex)
-            following = next((one for one in left if one not in number or one in waiting), None)
-            if following is None:
-                way.pop()
-                if way:
-                    lowest[way[-1][0]] = min(lowest[way[-1][0]], lowest[vertex])
-                if lowest[vertex] == number[vertex]:
-                    circle = stack[stack.index(vertex) :]
-                    del stack[-len(circle) :]
-                    waiting.difference_update(circle)
-                    if len(circle) > 1:
-                        yield circle
-            elif following in number:
-                lowest[vertex] = min(lowest[vertex], number[following])
-            else:
-                way.append((following, iter(sources[following])))

@@ -122,6 +122,23 @@ class Sent:
     codec: str = ""
 
 
+def sent(graph: CostGraph, placement: Placement) -> tuple[Sent, ...]:
+    """What crosses each link upward: inputs of the model first, then in the order of the nodes, links upward."""
+    levels = {node.name: graph.tiers.index(placement[node.name]) for node in graph.nodes}
+    made = dict.fromkeys(graph.inputs, graph.tiers.index(graph.input_tier))
+    made |= {name: levels[node.name] for node in graph.nodes for name in node.outputs}
+    highest = dict(made)
+    for node in graph.nodes:
+        for name in node.inputs:
+            highest[name] = max(highest[name], levels[node.name])
+    found = []
+    for name, level in made.items():
+        for link in range(level, highest[name]):
+            _, codec, size_bytes = graph.links[link].sent(graph.tensors[name])
+            found.append(Sent(name, graph.tiers[link], graph.tiers[link + 1], size_bytes, codec))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Alternative:
     """Another placement, and its total."""

@@ -18,9 +18,12 @@ may have `codecs`: other ways to send it, each with `name`, `bytes`, `encode_s` 
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -31,7 +34,6 @@ from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import read_file
 from upwell.shared.partition.costs import Codec, CostGraph, CostNode, CostTensor, Fused, TierLink
-from upwell.shared.partition.costs_check import problems_in
 
 MAX_FILE_BYTES = 64 << 20
 _SHOWN_PROBLEMS = 20
@@ -154,13 +156,7 @@ def _graph(facts: GraphFacts) -> CostGraph:
 
 
 def _link(facts: LinkFacts) -> TierLink:
-    if facts.return_bps is None:
-        return TierLink(facts.bps, facts.fixed_s)
-    return TierLink(facts.bps, facts.fixed_s, facts.return_bps)
-
-
-class _Twice(ValueError):
-    """A key is there twice in one object."""
+    return TierLink(facts.bps, facts.fixed_s, math.inf if facts.return_bps is None else facts.return_bps)
 
 
 def _document(data: bytes, path: Path) -> Any:
@@ -181,13 +177,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _Twice(f"the key {twice!r} is there twice in one object; each may be there once")
+        raise ValueError(f"the key {twice!r} appears twice in one object")
     return found
 
 
 def _no_constant(text: str) -> NoReturn:
     raise ValueError(
-        f"{text} is no JSON; expected a finite number, or null or nothing for a tier that cannot run a node"
+        f"{text} is not JSON; expected a finite number, or null (or no key) for a tier that cannot run a node"
     )
 
 
@@ -207,6 +203,142 @@ def _refuse(path: Path, problems: Iterable[tuple[str, str]]) -> None:
         Problem(path, None, None, key, message) for key, message in itertools.islice(problems, _SHOWN_PROBLEMS + 1)
     ]
     if len(found) > _SHOWN_PROBLEMS:
-        found[_SHOWN_PROBLEMS:] = [Problem(path, None, None, "", "more is wrong than is shown")]
+        found[_SHOWN_PROBLEMS:] = [Problem(path, None, None, "", "there are more problems than are shown")]
     if found:
         raise ConfigError(found)
+
+
+Found = Iterator[tuple[str, str]]
+"""Place and message of each problem."""
+
+
+_MOST_COMPARED = 5000
+"""Among more names none is looked for that was meant: that would take seconds."""
+
+
+def problems_in(graph: CostGraph, links: Sequence[tuple[str, str]]) -> Found:
+    """Every problem with its place in the file; `links` are the tiers that its links were said to join, in order."""
+    is_sound = True
+    for check in (
+        _tier_problems(graph),
+        _link_problems(graph.tiers, links),
+        _name_problems(graph),
+        _maker_problems(graph),
+    ):
+        for problem in check:
+            is_sound = False
+            yield problem
+    if is_sound:
+        yield from _cycle_problems(graph)
+
+
+def _tier_problems(graph: CostGraph) -> Found:
+    yield from _twice("tiers", graph.tiers, "tier")
+    named = [("input_tier", graph.input_tier)]
+    if graph.output_tier is not None:
+        named.append(("output_tier", graph.output_tier))
+    for index, node in enumerate(graph.nodes):
+        named += [(f"nodes[{index}].cost_s", tier) for tier in node.cost_s]
+        if node.only is not None:
+            named.append((f"nodes[{index}].only", node.only))
+    for index, fused in enumerate(graph.fused):
+        named += [(f"fused[{index}].saves_s", tier) for tier in fused.saves_s]
+    named += [(f"non_empty[{index}]", tier) for index, tier in enumerate(graph.non_empty)]
+    for place, tier in named:
+        if tier not in graph.tiers:
+            yield place, _unknown("tier", tier, graph.tiers)
+
+
+def _link_problems(tiers: Sequence[str], links: Sequence[tuple[str, str]]) -> Found:
+    if len(set(tiers)) < len(tiers):
+        return
+    steps = list(itertools.pairwise(tiers))
+    for index, link in enumerate(links):
+        place, (source, target) = f"links[{index}]", link
+        unknown = [tier for tier in link if tier not in tiers]
+        if unknown:
+            yield place, _unknown("tier", unknown[0], tiers)
+        elif (target, source) in steps:
+            yield place, f"it leads down; write it from {target!r} to {source!r}, with `return_bps` for the way back"
+        elif link not in steps:
+            yield (
+                place,
+                f"{source!r} and {target!r} are not neighbours; a link leads from a tier to the next one in `tiers`",
+            )
+        elif link in links[:index]:
+            yield place, f"a second link from {source!r} to {target!r}"
+    for source, target in steps:
+        if (source, target) not in links and (target, source) not in links:
+            yield "links", f"no link from {source!r} to {target!r}"
+
+
+def _name_problems(graph: CostGraph) -> Found:
+    names = [node.name for node in graph.nodes]
+    yield from _twice("nodes", names, "node", ".name")
+    yield from _twice("inputs", graph.inputs, "tensor")
+    yield from _twice("outputs", graph.outputs, "tensor")
+    used = [(f"inputs[{index}]", name) for index, name in enumerate(graph.inputs)]
+    used += [(f"outputs[{index}]", name) for index, name in enumerate(graph.outputs)]
+    for index, node in enumerate(graph.nodes):
+        used += [(f"nodes[{index}].inputs[{number}]", name) for number, name in enumerate(node.inputs)]
+        used += [(f"nodes[{index}].outputs[{number}]", name) for number, name in enumerate(node.outputs)]
+    for place, name in used:
+        if name not in graph.tensors:
+            yield place, f"{name!r} is missing from `tensors`{_alike(name, graph.tensors)}"
+    known = set(names)
+    for index, fused in enumerate(graph.fused):
+        for number, name in enumerate(fused.pair):
+            if name not in known:
+                yield f"fused[{index}].pair[{number}]", _unknown("node", name, names)
+        if fused.pair[0] == fused.pair[1]:
+            yield f"fused[{index}].pair", f"expected two nodes, got {fused.pair[0]!r} twice"
+
+
+def _maker_problems(graph: CostGraph) -> Found:
+    """Tensors that nothing makes, or two things."""
+    maker = dict.fromkeys(graph.inputs, "as an input of the model")
+    for index, node in enumerate(graph.nodes):
+        for number, name in enumerate(node.outputs):
+            if name in maker:
+                yield (
+                    f"nodes[{index}].outputs[{number}]",
+                    f"{name!r} is produced twice: {maker[name]}, and by {node.name!r}",
+                )
+            maker.setdefault(name, f"by {node.name!r}")
+    read = [
+        (f"nodes[{index}].inputs[{number}]", name)
+        for index, node in enumerate(graph.nodes)
+        for number, name in enumerate(node.inputs)
+    ]
+    for place, name in [*read, *((f"outputs[{index}]", name) for index, name in enumerate(graph.outputs))]:
+        if name in graph.tensors and name not in maker:
+            yield place, f"nothing produces {name!r}; expected an output of a node, or a name in `inputs`"
+
+
+def _cycle_problems(graph: CostGraph) -> Found:
+    maker = {name: index for index, node in enumerate(graph.nodes) for name in node.outputs}
+    feeds = {index: [maker[name] for name in node.inputs if name in maker] for index, node in enumerate(graph.nodes)}
+    try:
+        TopologicalSorter(feeds).prepare()
+    except CycleError as error:
+        circle = error.args[1][1:]
+        first = circle.index(min(circle))
+        names = " -> ".join(repr(graph.nodes[index].name) for index in (*circle[first:], *circle[:first], min(circle)))
+        yield f"nodes[{min(circle)}]", f"the nodes feed each other in a cycle: {names}"
+
+
+def _twice(place: str, names: Sequence[str], what: str, key: str = "") -> Found:
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            yield f"{place}[{index}]{key}", f"the {what} {name!r} appears twice"
+        seen.add(name)
+
+
+def _unknown(what: str, name: str, known: Collection[str]) -> str:
+    return f"there is no {what} {name!r}{_alike(name, known)}"
+
+
+def _alike(name: str, known: Collection[str]) -> str:
+    alike = difflib.get_close_matches(name, known, n=1) if len(known) <= _MOST_COMPARED else []
+    return f"; did you mean {alike[0]!r}?" if alike else ""

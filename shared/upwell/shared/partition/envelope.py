@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from upwell.shared.partition.costs import CostGraph, Placement, Sent
+from upwell.shared.partition.arrays import total_s
+from upwell.shared.partition.costs import CostGraph, Placement, Sent, sent
 from upwell.shared.partition.objectives import Objective
-from upwell.shared.partition.placement import sent, total_s
 
 SLOWEST_BPS = 1e3
 """The slowest link that is looked at; a piece that sends nothing holds below it too."""
@@ -81,7 +81,7 @@ class BandwidthSweep:
     def line(self, placement: Placement, inverse: float) -> Line[LabelledCost]:
         """The line of a placement, with the codecs that are cheapest at `inverse`."""
         graph = self.at(inverse)
-        way = LabelledCost(placement, tuple(sent(graph, placement)))
+        way = LabelledCost(placement, sent(graph, placement))
         source, rates = self.graph.tiers[self.link], self.objective.links[self.link]
         slope = 8 * rates.send * sum(one.bytes for one in way.sent if one.source == source)
         if self.symmetric:

@@ -6,10 +6,13 @@ use them, and so never cross a cut.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 from upwell.shared.tensors import DTYPES
 
@@ -25,6 +28,24 @@ def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
     if isinstance(dim, int):
         return dim
     return math.prod(int(part) if part.isdecimal() else sizes.get(part, 1) for part in dim.split("*"))
+
+
+def in_order(sources: Sequence[Collection[int]]) -> list[int]:
+    """Vertices by number, each behind its sources, and of those that may come next always the smallest.
+
+    Numbers are in order already if that is one. Vertices on a circle, and what waits for them, are left out.
+    """
+    sorter = TopologicalSorter(dict(enumerate(sources)))
+    with suppress(CycleError):
+        sorter.prepare()
+    ready, order = list(sorter.get_ready()), list[int]()
+    heapq.heapify(ready)
+    while ready:
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+        for vertex in sorter.get_ready():
+            heapq.heappush(ready, vertex)
+    return order
 
 
 @dataclass(frozen=True)
@@ -125,7 +146,3 @@ class Graph:
                 if self.producer.get(tensor) in inside or tensor not in self.producer:
                     found[tensor] = None
         return tuple(found)
-
-    def can_cross(self, edge: Collection[int]) -> bool:
-        """Whether this is a legal cut: a downset, and every tensor that crosses is sized."""
-        return self.is_downset(edge) and all(self.tensors[name].is_sized for name in self.crossing(edge))

@@ -9,12 +9,15 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, cast
 
-from upwell.shared.errors import UpwellError
+from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.partition.profile import RuntimeFacts, Spread
 from upwell.shared.tensors import Array, TensorSpec
+
+_GROUP = "upwell.partition_tiers"
 
 FEWEST_RUNS = 3
 """Of every part, also when the time is up."""
@@ -72,6 +75,21 @@ class PartitionTier(Protocol):
     def open(self, path: Path) -> Runner:
         """Load a model file. Raises `UpwellError`: with what is wrong, and for a package that is missing its extra."""
         ...
+
+
+def open_tier(name: str, model_format: str, options: TierOptions) -> tuple[PartitionTier, str]:
+    """The tier that measures models of this format for the side `name` (`edge` or `cloud`), and what it is called.
+
+    A format that this side does not run is measured on the other one: a tail as TFLite runs in an agent that serves as
+    gateway. Raises `ConfigError` where none is there, and for options that it refuses.
+    """
+    entries = sorted(entry_points(group=_GROUP), key=lambda entry: (entry.name != name, entry.name))
+    for entry in entries:
+        tier = entry.load()
+        if model_format in tier.formats:
+            return cast(PartitionTier, tier(options)), entry.name
+    known = ", ".join(entry.name for entry in entries) or "none"
+    raise ConfigError.at(None, f"no installed tier ({known}) runs {model_format} models", "--tier")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ three passes are the rule. The last pass has k = 0, and its residual network is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,16 +31,22 @@ class MaxFlow:
     residual: Array
 
 
-class _Solver:
-    """What is used of scipy. Raises `ConfigError` where that is not installed."""
+def _scipy() -> tuple[Any, Any]:
+    """What makes a sparse matrix of its parts, and the algorithms on graphs. Raises `ConfigError` without scipy."""
+    try:
+        from scipy.sparse import csgraph, csr_array
+    except ImportError:
+        raise ConfigError.at(None, "planning needs scipy: pip install 'upwell[partition]'") from None
+    return csr_array, csgraph
 
-    def __init__(self) -> None:
-        try:
-            from scipy.sparse import csr_array
-            from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-        except ImportError:
-            raise ConfigError.at(None, "planning needs scipy: pip install 'upwell[partition]'") from None
-        self.csr_array, self.breadth_first_order, self.maximum_flow = csr_array, breadth_first_order, maximum_flow
+
+def strong_components(vertices: int, arcs: Sequence[tuple[int, int]]) -> list[int]:
+    """By vertex: the number of the strongly connected component that it is in."""
+    csr_array, csgraph = _scipy()
+    tails, heads = np.array(arcs, np.int64).reshape(-1, 2).T
+    graph = csr_array((np.ones(len(arcs)), (tails, heads)), shape=(vertices, vertices))
+    labels: list[int] = csgraph.connected_components(graph, connection="strong")[1].tolist()
+    return labels
 
 
 class Network:
@@ -49,7 +56,7 @@ class Network:
     """
 
     def __init__(self, vertices: int, tails: Array, heads: Array) -> None:
-        self._solver = _Solver()
+        self._csr_array, self._csgraph = _scipy()
         gate = vertices  # an arc from here to the source keeps the flow of a pass within the solver's range
         others = np.arange(SOURCE + 1, vertices)
         arcs = len(tails)
@@ -72,7 +79,7 @@ class Network:
 
     def raised(self, residual: Array, arcs: Array, by: Array) -> Array:
         """`residual` with more capacity on some arcs."""
-        found = residual.copy()
+        found: Array = residual.copy()
         np.add.at(found, self._place[arcs], by)
         return found
 
@@ -103,7 +110,7 @@ class Network:
 
     def _solve(self, capacities: Array) -> tuple[int, Array]:
         graph = self._graph(capacities.astype(np.int32), self._indices, self._starts)
-        result = self._solver.maximum_flow(graph, self._vertices - 1, SINK)
+        result = self._csgraph.maximum_flow(graph, self._vertices - 1, SINK)
         return int(result.flow_value), result.flow.data.astype(np.int64)
 
     def _cut_bound(self, residual: Array, shift: int) -> int:
@@ -116,9 +123,9 @@ class Network:
         starts = np.concatenate(([0], np.cumsum(left)))[self._starts]
         graph = self._graph(np.ones(int(starts[-1])), self._indices[left], starts)
         found = np.zeros(self._vertices, bool)
-        found[self._solver.breadth_first_order(graph, start, return_predecessors=False)] = True
+        found[self._csgraph.breadth_first_order(graph, start, return_predecessors=False)] = True
         return found
 
     def _graph(self, data: Array, indices: Array, starts: Array) -> Any:
         """A sparse matrix of arcs, row by row."""
-        return self._solver.csr_array((data, indices, starts), shape=(self._vertices, self._vertices))
+        return self._csr_array((data, indices, starts), shape=(self._vertices, self._vertices))

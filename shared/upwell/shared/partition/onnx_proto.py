@@ -23,6 +23,11 @@ def load_proto(path: Path) -> onnx.ModelProto:
         raise ConfigError.at(path, "not an ONNX file, or cut short") from None
 
 
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that a model uses."""
+    return next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 1)
+
+
 def held_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor that a model holds: weights, also sparse ones, and those in attributes at any depth."""
     yield from _tensors_of_graph(model.graph)

@@ -13,8 +13,7 @@ from upwell.shared.partition.arcs import Arcs
 from upwell.shared.partition.arrays import Arrays, Terms, quanta_per_s
 from upwell.shared.partition.branching import Search
 from upwell.shared.partition.conflicts import conflict
-from upwell.shared.partition.costs import Alternative, CostGraph, Placement, PlacementPlan, TierLink
-from upwell.shared.partition.placement import sent
+from upwell.shared.partition.costs import Alternative, CostGraph, Placement, PlacementPlan, TierLink, sent
 from upwell.shared.tensors import Array
 
 BANDWIDTH_FACTORS = (0.25, 4.0)
@@ -30,9 +29,8 @@ def others(arrays: Arrays, terms: Terms, best: Array, met: Iterable[Array]) -> l
     """The best few placements but `best` itself, with their totals: of those `met` elsewhere or one node away."""
     found = {tuple(levels.tolist()): levels for levels in (*met, *_moved(arrays, terms, best))}
     found.pop(tuple(best.tolist()), None)
-    needed = {arrays.graph.tiers.index(tier) for tier in arrays.graph.non_empty}
-    totals = {key: arrays.total_s(terms, levels) for key, levels in found.items() if needed <= set(key)}
-    best_first = sorted((total_s, key) for key, total_s in totals.items() if math.isfinite(total_s))
+    totals = ((arrays.total_s(terms, levels), key) for key, levels in found.items())
+    best_first = sorted((total_s, key) for total_s, key in totals if math.isfinite(total_s))
     return [(found[key], total_s) for total_s, key in best_first[:MOST]]
 
 
@@ -83,13 +81,13 @@ class Cutter:
         terms = self._terms(None)
         best = self._best(terms)
         placement = self._arrays.placement(best)
-        edge_only_s, cloud_only_s = (self._one_tier_s(terms, level) for level in (0, len(self.graph.links)))
+        one_tier_s = self._one_tier_s(terms)
         return PlacementPlan(
             placement=placement,
             total_s=self._arrays.total_s(terms, best),
             sent=sent(self.graph, placement),
-            edge_only_s=edge_only_s,
-            cloud_only_s=cloud_only_s,
+            edge_only_s=one_tier_s.get(0),
+            cloud_only_s=one_tier_s.get(len(self.graph.links)),
             alternatives=tuple(
                 Alternative(self._arrays.placement(levels), total_s)
                 for levels, total_s in others(self._arrays, terms, best, self._met(terms))
@@ -126,24 +124,20 @@ class Cutter:
         return Search(self._arrays, self._arcs, terms.quanta(quanta_per_s(most_s), most_s), known).best()
 
     def _best_on_one_tier(self, terms: Terms) -> Array | None:
-        choices = [(self._arrays.total_s(terms, levels), -level, levels) for level, levels in self._one_tier(terms)]
-        return min(choices, key=lambda choice: choice[:2])[2] if choices else None
+        choices = [(total_s, -level) for level, total_s in self._one_tier_s(terms).items()]
+        return self._all_on(-min(choices)[1]) if choices else None
 
-    def _one_tier(self, terms: Terms) -> Iterator[tuple[int, Array]]:
-        """The placements on a single tier that are possible."""
-        for level, tier in enumerate(self.graph.tiers):
-            levels = np.full(self._arrays.nodes, level)
-            if set(self.graph.non_empty) <= {tier} and math.isfinite(self._arrays.spent(terms, levels)):
-                yield level, levels
+    def _all_on(self, level: int) -> Array:
+        return np.full(self._arrays.nodes, level)
 
-    def _one_tier_s(self, terms: Terms, wanted: int) -> float | None:
-        found = (self._arrays.total_s(terms, levels) for level, levels in self._one_tier(terms) if level == wanted)
-        return next(found, None)
+    def _one_tier_s(self, terms: Terms) -> dict[int, float]:
+        """By level, the totals of the placements on a single tier that are possible."""
+        totals = {level: self._arrays.total_s(terms, self._all_on(level)) for level in range(len(self.graph.tiers))}
+        return {level: total_s for level, total_s in totals.items() if math.isfinite(total_s)}
 
     def _met(self, terms: Terms) -> Iterator[Array]:
         """Placements that are the best at other bandwidths."""
-        for _, levels in self._one_tier(terms):
-            yield levels
+        yield from map(self._all_on, self._one_tier_s(terms))
         for factor in BANDWIDTH_FACTORS if self.graph.links else ():
             yield self._best(self._terms([replace(link, bps=link.bps * factor) for link in self.graph.links]))
 

@@ -22,7 +22,7 @@ from upwell.shared.formats.tflite.model import TfliteOperator, TfliteSubgraph, r
 from upwell.shared.formats.work import work_of
 from upwell.shared.partition.graph import Graph, Node, Tensor
 
-_OPS = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}
+OPERATORS = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}
 
 _DATATYPES = {value: name for name, value in vars(schema.TensorType).items() if isinstance(value, int)} | {
     schema.TensorType.FLOAT16: "FP16",
@@ -104,7 +104,7 @@ class _Reader:
         constants = set(range(len(main.tensors))) - there - {index for one in main.operators for index in one.outputs}
         nodes = []
         for at, (one, bond) in enumerate(zip(main.operators, bonds(self._subgraphs), strict=True)):
-            op = _OPS.get(one.code, "CUSTOM")
+            op = OPERATORS.get(one.code, "CUSTOM")
             inputs = tuple(dict.fromkeys(index for index in one.inputs if index >= 0 and index not in constants))
             self._check(f"operator {at} ({op})", one, inputs, there)
             there.update(one.outputs)
@@ -123,10 +123,10 @@ class _Reader:
     def _check(self, name: str, operator: TfliteOperator, inputs: Iterable[int], there: set[int]) -> None:
         for index in inputs:
             if index not in there:
-                raise BadTfliteFile(f"{name} reads {self._names[index]!r} before it is made")
+                raise BadTfliteFile(f"{name} reads {self._names[index]!r} before it is produced")
         for index in operator.outputs:
             if index < 0 or index in there:
-                raise BadTfliteFile(f"{name} makes a tensor that is there already")
+                raise BadTfliteFile(f"{name} produces a tensor that exists already")
 
     def _one_row(self, indices: Iterable[int]) -> list[tuple[int, ...] | None]:
         return [self._shapes[index] if index >= 0 else None for index in indices]

@@ -18,9 +18,9 @@ def read_graph(path: Path) -> Graph:
     """
     suffix = path.suffix.lower()
     if suffix not in (".onnx", ".tflite"):
-        raise ConfigError.at(path, "unknown model format; expected a file named .onnx or .tflite")
+        raise ConfigError.at(path, "unknown model format; expected .onnx or .tflite")
     if not path.is_file():
-        raise ConfigError.at(path, "there is no such model file")
+        raise ConfigError.at(path, "no such file; expected a model")
     try:
         if suffix == ".onnx":
             from upwell.shared.partition.read_onnx import read_onnx

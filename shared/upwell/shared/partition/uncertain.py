@@ -11,20 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
-from typing import Protocol
 
 _TENTH = NormalDist().inv_cdf(0.9)
 """The 90 % point of the standard normal distribution."""
-
-
-class Bandwidth(Protocol):
-    """What is known of the bandwidth that a request will meet."""
-
-    def mean_inverse(self) -> float:
-        """E[1/B], in seconds per bit: planned with it, the mean latency is the least."""
-
-    def inverse_quantile(self, probability: float) -> float:
-        """What 1/B stays at or below with that probability, in seconds per bit: for latencies that mostly hold."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +25,14 @@ class BandwidthSamples:
     def __post_init__(self) -> None:
         """Raises `ValueError`: with a sample of 0 the mean time to send anything would be infinite."""
         if not self.bps or not all(0 < one < math.inf for one in self.bps):
-            raise ValueError("expected bandwidths of more than 0 bits per second, at least one")
+            raise ValueError("expected at least one bandwidth, each of more than 0 bits per second")
 
     def mean_inverse(self) -> float:
-        """See `Bandwidth`."""
+        """E[1/B], in seconds per bit: planned with it, the mean latency is the least."""
         return fmean(1 / one for one in self.bps)
 
     def inverse_quantile(self, probability: float) -> float:
-        """See `Bandwidth`: the least sample of 1/B that so many are at or below."""
+        """The least sample of 1/B, in seconds per bit, that such a share is at or below."""
         ordered = sorted(1 / one for one in self.bps)
         return ordered[max(0, math.ceil(_share(probability) * len(ordered) - 1e-9) - 1)]
 
@@ -67,11 +56,11 @@ class LogNormal:
         return math.log(self.spread) / _TENTH
 
     def mean_inverse(self) -> float:
-        """See `Bandwidth`."""
+        """E[1/B], in seconds per bit."""
         return math.exp(self.sigma**2 / 2) / self.median_bps
 
     def inverse_quantile(self, probability: float) -> float:
-        """See `Bandwidth`."""
+        """What 1/B, in seconds per bit, stays at or below with that probability."""
         return math.exp(self.sigma * NormalDist().inv_cdf(_share(probability))) / self.median_bps
 
 

@@ -1,4 +1,4 @@
-"""Threads that work beside the requests for as long as the process lives, and are begun again where one fails."""
+"""Threads that work beside the requests for as long as the process lives, and are restarted where one fails."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
-
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Mapping
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""Before a loop that failed is begun again; doubled each time, from the first one on after a calm minute."""
+"""Before a loop that failed is restarted; doubled each time, from the first one on after a calm minute."""
 
 _CALM_S = 60.0
 
@@ -54,7 +50,7 @@ class BackgroundThread(threading.Thread):
                     _restarts[self.name] += 1
                 place = "".join(traceback.format_tb(error.__traceback__))
                 kind = type(error).__name__
-                _log.error("thread %s failed with %s and is begun again; it was at\n%s", self.name, kind, place)
+                _log.error("thread %s failed with %s and is restarted; it was at\n%s", self.name, kind, place)
             if time.monotonic() - began_s > _CALM_S:
                 pause_s = FIRST_PAUSE_S
             until_s = time.monotonic() + pause_s
@@ -66,20 +62,6 @@ class BackgroundThread(threading.Thread):
 
 
 def restarts() -> Mapping[str, int]:
-    """How often each background thread of this process had to be begun again, by its name."""
+    """How often each background thread of this process had to be restarted, by its name."""
     with _lock:
-        return MappingProxyType(dict(_restarts))
-
-
-class RestartCollector(Collector):
-    """The restarts of this process as a metric of this name, read when scraped."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """A counter by thread; 0 while a thread has not failed."""
-        metric = CounterMetricFamily(self._name, "Background threads begun again after a failure.", labels=["thread"])
-        for thread, count in restarts().items():
-            metric.add_metric([thread], count)
-        yield metric
+        return dict(_restarts)

@@ -23,11 +23,11 @@ class CallFuture(Future[None]):
 
     def __init__(self) -> None:
         self._has_ended = False
-        self._told: list[Callable[[Future[None]], object]] = []
+        self._callbacks: list[Callable[[Future[None]], object]] = []
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn` when the call has ended, or now if it has."""
-        self._told.append(fn)
+        self._callbacks.append(fn)
         if self._has_ended:
             self._tell()
 
@@ -38,12 +38,12 @@ class CallFuture(Future[None]):
 
     def _tell(self) -> None:
         # Both sides may come here at once; `pop` gives each callback to one of them.
-        while self._told:
+        while self._callbacks:
             try:
-                told = self._told.pop()
+                callback = self._callbacks.pop()
             except IndexError:
                 return
-            told(self)
+            callback(self)
 
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ Task: TypeAlias = "tuple[CallFuture, Callable[..., object], tuple[Any, ...]]"
 
 
 class Worker:
-    """One of the threads. `permit` has an element while it counts among those at work; `turn` grows with each task.
+    """One of the threads. `permit` has an element while it counts among those at work; `task_count` grows with
+    each task.
 
     While it `polls` it is the one that waits for events, or runs the task that came with one, which is its `ready`.
     Then the permit says so: whoever takes that away, has another thread wait for events. `polls` is set by whoever
@@ -69,7 +70,7 @@ class Worker:
         self.polls = polls
         self.ready: Task | None = None
         self.permit: deque[bool] = deque()
-        self.turn = 0
+        self.task_count = 0
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.task: CallFuture | None = None
         self._parking = threading.Lock()
@@ -113,7 +114,7 @@ class Worker:
             try:
                 goes_on = pool.next_event()
             except Exception:  # noqa: BLE001 (nobody else would wait for the next one)
-                _log.exception("an event was not understood")
+                _log.exception("an event could not be handled")
                 goes_on = True  # with the task that may have come with it
                 time.sleep(_AFTER_ERROR_S)
             task, self.ready = self.ready, None
@@ -128,7 +129,7 @@ class Worker:
 
     def run(self, task: Task) -> bool:
         """Run a task with a permit. Whether the thread still has it."""
-        self.turn += 1
+        self.task_count += 1
         self.permit.append(self.polls)
         if self.polls:
             self.pool.watch()
@@ -137,7 +138,7 @@ class Worker:
         try:
             fn(*args)
         except BaseException:  # noqa: BLE001 (whatever a handler raises that gRPC lets through: the thread is still needed)
-            _log.exception("a call ended with an error that nobody handled")
+            _log.exception("a call ended with an unhandled error")
         self.pool.has_begun(ended)
         ended.end()
         self.task = None
@@ -178,7 +179,7 @@ def goes_on() -> bool:
     worker = here.worker
     if worker is None or not worker.permit or worker.pool.is_waited_for:
         return False
-    worker.turn += 1
+    worker.task_count += 1
     return True
 
 
@@ -340,7 +341,7 @@ class CallThreads(ThreadPoolExecutor):
                 except RuntimeError as error:  # the system gives no more: those that there are take the task
                     if time.monotonic() >= self._quiet_until_s:
                         self._quiet_until_s = time.monotonic() + _QUIET_S
-                        _log.error("no thread beyond %d: %s", len(self._made), error)
+                        _log.error("cannot start more than %d threads: %s", len(self._made), error)
                     self.watch()  # it will be tried again
                     return False
                 self._made.append(worker)
@@ -437,7 +438,7 @@ class CallThreads(ThreadPoolExecutor):
             try:
                 kept.start()
             except RuntimeError as error:
-                _log.error("no thread to watch the others: %s", error)
+                _log.error("cannot start the thread that watches the others: %s", error)
                 self._bell, self._is_watched = None, False
                 return
         self._bell.set()
@@ -451,8 +452,8 @@ class CallThreads(ThreadPoolExecutor):
             while calm < _CALM_TICKS:
                 time.sleep(_TICK_S)
                 calm = 0 if self._tasks or self._unpolled or seen else calm + 1
-                for worker, turn in seen.items():
-                    if worker.turn == turn and (self._tasks or worker.polls):
+                for worker, task_count in seen.items():
+                    if worker.task_count == task_count and (self._tasks or worker.polls):
                         self.release(worker)
                 self._have_polled()  # where the system gave no thread
                 self.put_to_work()
@@ -463,4 +464,4 @@ class CallThreads(ThreadPoolExecutor):
                 self.watch()
 
     def _those_at_work(self) -> dict[Worker, int]:
-        return {worker: worker.turn for worker in self._made if worker.permit}
+        return {worker: worker.task_count for worker in self._made if worker.permit}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import socket
 from collections.abc import Callable, Mapping
+
+from upwell.shared.platform.stopping import StopSignals
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +49,11 @@ class Systemd:
         """The program is alive and well."""
         self._send("WATCHDOG=1")
 
-    def ping_until(self, stop: queue.SimpleQueue[None], is_well: Callable[[], bool]) -> None:
-        """Wait for an entry of `stop`, and meanwhile ping as long as `is_well` says so."""
-        while True:
-            try:
-                return stop.get(timeout=self.interval_s)
-            except queue.Empty:
-                if is_well():
-                    self.ping()
+    def ping_until(self, stop: StopSignals, is_well: Callable[[], bool]) -> None:
+        """Wait for a stop signal, and meanwhile ping as long as `is_well` says so."""
+        while stop.receive(self.interval_s) is None:
+            if self.interval_s is not None and is_well():
+                self.ping()
 
     def _send(self, state: str) -> None:
         if not self._address:

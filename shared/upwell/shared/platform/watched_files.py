@@ -7,14 +7,31 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from upwell.shared.errors import ConfigError
 
 T = TypeVar("T")
-_State: TypeAlias = tuple[tuple[int, int, int], ...]
 
 _log = logging.getLogger(__name__)
+
+
+class Fingerprint(NamedTuple):
+    """What changes when a file is written, replaced or pointed elsewhere (links followed); zeros where it is gone."""
+
+    mtime_ns: int
+    size_bytes: int
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> Fingerprint:
+        """As the file is now."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return cls(0, 0, 0, 0)
+        return cls(found.st_mtime_ns, found.st_size, found.st_dev, found.st_ino)
 
 
 class WatchedFiles(Generic[T]):
@@ -41,24 +58,15 @@ class WatchedFiles(Generic[T]):
                     self._renew(state)
         return self._value
 
-    def _renew(self, state: _State) -> None:
+    def _renew(self, state: list[Fingerprint]) -> None:
         names = ", ".join(str(path) for path in self._paths)
         try:
             self._value = self._load()
-            _log.info("took over the new %s", names)
+            _log.info("loaded the new %s", names)
         except ConfigError as error:
-            _log.error("kept the former %s: %s", names, error)
+            _log.error("kept the previous %s: %s", names, error)
         # Taken before loading, so that a change during the load is seen by the next look.
         self._state = state
 
-    def _look(self) -> _State:
-        return tuple(_fingerprint(path) for path in self._paths)
-
-
-def _fingerprint(path: Path) -> tuple[int, int, int]:
-    """What changes when a file is written, replaced or pointed elsewhere (links are followed)."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_mtime_ns, found.st_size, found.st_ino)
+    def _look(self) -> list[Fingerprint]:
+        return [Fingerprint.of(path) for path in self._paths]

@@ -50,19 +50,17 @@ def hardness(scores: Array, measure: Measure, *, logits: bool, temperature: floa
     `temperature` is positive. Returns one float per row: in 0..1 (any number for `energy`), or NaN where a row holds a
     score that is no score, or none at all. Raises `KeyError` for a measure that is not one of scores.
     """
-    rows = scores.shape[0]
+    rows: int = scores.shape[0]
     compute = _MEASURES[measure]
     if scores.size == 0:
         return (math.nan,) * rows
     values = scores.reshape(-1, scores.shape[-1]).astype(np.float64)
     with np.errstate(all="ignore"):
-        measured = compute(_two_at_least(values, logits), logits, temperature)
+        measured: Array = compute(_two_at_least(values, logits), logits, temperature)
         measured[~_usable(values, logits)] = np.nan
-    if measured.shape[0] == rows:
-        return tuple(measured.tolist())
-    per_row = measured.reshape(rows, -1)
-    hardest = per_row.max(axis=1) if measure in RISING else per_row.min(axis=1)
-    return tuple(hardest.tolist())  # min and max pass a NaN on, so one bad position makes its row hard
+    if measured.shape[0] > rows:
+        measured = (np.max if measure in RISING else np.min)(measured.reshape(rows, -1), axis=1)
+    return tuple(measured.tolist())  # min and max pass a NaN on, so one bad position makes its row hard
 
 
 def is_hard(value: float, measure: Measure, threshold: float) -> bool:
@@ -77,14 +75,15 @@ def as_logits(scores: Array, *, logits: bool) -> Array:
     """
     values = scores.astype(np.float64)
     with np.errstate(all="ignore"):
-        found = _logits(_two_at_least(values, logits), logits).copy()
+        found: Array = _logits(_two_at_least(values, logits), logits).copy()
         found[~_usable(values, logits)] = np.nan
     return found
 
 
 def _usable(values: Array, logits: bool) -> Array:
     """Which rows hold scores and nothing else."""
-    result: Array = (np.isfinite(values) if logits else np.abs(values - 0.5) <= 0.5 + SLACK).all(axis=1)
+    usable: Array = np.isfinite(values) if logits else np.abs(values - 0.5) <= 0.5 + SLACK
+    result: Array = np.all(usable, axis=1)
     return result
 
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.description import ImageInput, ModelDescription, Output, TensorInput
 from upwell.shared.signature.detections import FIELDS
-from upwell.shared.signature.pipeline import Builder, Pipeline
 from upwell.shared.signature.signature import LogicalInput, LogicalOutput, Signature, UplinkEncoding
+from upwell.shared.signature.steps import Steps, StepsBuilder
 from upwell.shared.signature.values import FLOATS, ValueType
 from upwell.shared.tensors import TensorSpec
 
 
 def bind(
     description: ModelDescription, model_inputs: Sequence[TensorSpec], model_outputs: Sequence[TensorSpec], runtime: str
-) -> tuple[Signature, Pipeline, Pipeline]:
+) -> tuple[Signature, Steps, Steps]:
     """The signature, and the steps before and after the model. Raises `ConfigError` with every problem found."""
-    builder = Builder(description, runtime)
+    builder = StepsBuilder(description, runtime)
     inputs = tuple(_logical_input(name, one) for name, one in description.signature.inputs.items())
     has_rows = description.signature.rows and all(one.spec.shape[:1] in ((-1,), (1,)) for one in inputs)
     pre = _bind_inputs(builder, inputs, model_inputs, has_rows)
@@ -48,24 +48,24 @@ def _logical_input(name: str, one: ImageInput | TensorInput) -> LogicalInput:
 
 
 def _bind_inputs(
-    builder: Builder, inputs: Sequence[LogicalInput], wanted: Sequence[TensorSpec], has_rows: bool
-) -> Pipeline | None:
+    builder: StepsBuilder, inputs: Sequence[LogicalInput], wanted: Sequence[TensorSpec], has_rows: bool
+) -> Steps | None:
     types = {one.name: ValueType(one.spec.datatype, one.spec.shape) for one in inputs}
-    pipeline = builder.pre(types, wanted)
-    if pipeline is None:
+    steps = builder.pre(types, wanted)
+    if steps is None:
         return None
     if has_rows and len({spec.shape[:1] for spec in wanted}) > 1:
         builder.problem(
             ("signature",), f"the model's inputs do not share their rows: {_listed(wanted)}; write `rows: false`"
         )
     for spec in wanted:
-        name = pipeline.bound[spec.name]
-        value = pipeline.types[name]
+        name = steps.bound[spec.name]
+        value = steps.types[name]
         have, want = (value.shape[1:], spec.shape[1:]) if has_rows else (value.shape, spec.shape)
         if value.datatype != spec.datatype or len(value.shape) != len(spec.shape) or not sizes_fit(have, want):
             hint = _hint(value, spec, name)
             builder.problem(("pre",), f"the model takes {_listed([spec])}, but {name!r} comes to it as {value}{hint}")
-    return pipeline
+    return steps
 
 
 def _hint(value: ValueType, spec: TensorSpec, name: str) -> str:
@@ -84,33 +84,33 @@ def _hint(value: ValueType, spec: TensorSpec, name: str) -> str:
 
 
 def _bind_outputs(
-    builder: Builder,
+    builder: StepsBuilder,
     description: ModelDescription,
     model_inputs: Sequence[TensorSpec],
     model_outputs: Sequence[TensorSpec],
     has_rows: bool,
     picture: bool,
-) -> Pipeline | None:
+) -> Steps | None:
     types = {}
     for spec in model_outputs:
         shape = (-1, *spec.shape[1:]) if has_rows and spec.shape else spec.shape
         types[spec.name] = ValueType(spec.datatype, shape)
     written = description.signature.outputs
     labels = next((output.labels for output in written.values() if output.labels), ())
-    pipeline = builder.post(types, list(written), labels, picture)
-    if pipeline is not None and has_rows:
+    steps = builder.post(types, list(written), labels, picture)
+    if steps is not None and has_rows:
         allowed = {-1, chunk_of(model_inputs) or 1}
         for spec in model_outputs:
-            if spec.name in pipeline.needs and (not spec.shape or spec.shape[0] not in allowed):
+            if spec.name in steps.needs and (not spec.shape or spec.shape[0] not in allowed):
                 builder.problem(
                     ("signature", "outputs"),
                     f"the model's output {_listed([spec])} has no rows; write `rows: false` in the signature",
                 )
-    return pipeline
+    return steps
 
 
 def _logical_outputs(
-    builder: Builder, description: ModelDescription, post: Pipeline | None
+    builder: StepsBuilder, description: ModelDescription, post: Steps | None
 ) -> tuple[LogicalOutput, ...]:
     outputs: list[LogicalOutput] = []
     if post is None:
@@ -139,7 +139,7 @@ def _wrong_kind(written: Output, value: ValueType) -> str:
     return "" if len(value.shape) > 1 else f"{written.kind} are [rows, classes], got {value}"
 
 
-def _check_labels(builder: Builder, name: str, written: Output, classes: int) -> None:
+def _check_labels(builder: StepsBuilder, name: str, written: Output, classes: int) -> None:
     """A single score is the probability of the second of two classes."""
     if not written.labels or written.kind in ("embedding", "tensor") or classes < 1:
         return

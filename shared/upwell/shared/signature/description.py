@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PrivateAttr
 
-from upwell.shared.config.yaml import ConfinedPath, load_yaml
+from upwell.shared.config.yaml import ConfinedPath, FilePart, load_yaml
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import Problem
-from upwell.shared.signature.keys import Datatype, Dimension, FilePart, Labels, Name, PostOp, PreOp
+from upwell.shared.signature.keys import Datatype, Dimension, Labels, Name, PostOp, PreOp
 from upwell.shared.units import Share
 
 RuntimeName: TypeAlias = Literal["onnx", "tflite", "torch"]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from upwell.shared.signature.geometry import Geometry
 from upwell.shared.signature.keys import Boxes
+from upwell.shared.signature.values import Floats, Geometry
 from upwell.shared.tensors import Array
 
-Floats = npt.NDArray[np.float64]
 Indexes = npt.NDArray[np.intp]
 
 FIELDS = 6

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -17,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from upwell.shared.config.yaml import confined_path
+from upwell.shared.config.yaml import FilePart, confined_path
 from upwell.shared.files import open_plain
 from upwell.shared.tensors import numpy_dtype
 
@@ -32,12 +31,6 @@ Datatype: TypeAlias = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
     "FP16", "BF16", "FP32", "FP64", "BYTES",
 ]  # fmt: skip
-
-
-class FilePart(BaseModel):
-    """A part of a file: unknown keys are errors, and what is loaded does not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _dimension(value: int) -> int:

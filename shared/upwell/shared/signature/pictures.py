@@ -9,10 +9,9 @@ import numpy as np
 from PIL import Image
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.geometry import Geometry
-from upwell.shared.signature.images import Color, decode, recolored
+from upwell.shared.signature.image_codec import Color, decode, recolored
 from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS, Crop, Resize
-from upwell.shared.signature.values import Pictures, Value, array_of
+from upwell.shared.signature.values import Geometry, Pictures, Value, array_of
 from upwell.shared.tensors import Array
 
 _FILTERS = {

@@ -8,9 +8,9 @@ import numpy as np
 
 from upwell.shared.errors import ModelFailed
 from upwell.shared.signature.detections import FIELDS, detect
-from upwell.shared.signature.geometry import Geometry
 from upwell.shared.signature.keys import Boxes, Dequantize, LabelsOp, PostOp, Rename, TopK
 from upwell.shared.signature.values import (
+    Geometry,
     Step,
     Value,
     ValueType,
@@ -73,7 +73,8 @@ def sigmoid(x: Array) -> Array:
 
 def dequantize(array: Array, op: Dequantize) -> Array:
     """(x - zero_point) * scale as FP32."""
-    return (array.astype(np.float32) - np.float32(op.zero_point)) * np.float32(op.scale)
+    result: Array = (array.astype(np.float32) - np.float32(op.zero_point)) * np.float32(op.scale)
+    return result
 
 
 def top_k(scores: Array, k: int) -> tuple[Array, Array]:

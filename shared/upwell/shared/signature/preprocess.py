@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.geometry import Geometry
 from upwell.shared.signature.keys import Crop, Decode, Layout, Normalize, PreOp, Quantize, Rename, Resize
 from upwell.shared.signature.pictures import crop, decode_pictures, pictures_of, resize
 from upwell.shared.signature.values import (
+    Geometry,
     Step,
     Value,
     ValueType,

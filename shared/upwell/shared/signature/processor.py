@@ -12,11 +12,10 @@ import PIL
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.signature.binding import bind, chunk_of, sizes_fit
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.geometry import Geometry
-from upwell.shared.signature.images import BUDGET, encoded_pixels, in_rgb
-from upwell.shared.signature.pipeline import Pipeline
+from upwell.shared.signature.image_codec import BUDGET, encoded_pixels, in_rgb
 from upwell.shared.signature.signature import Signature, own_signature
-from upwell.shared.signature.values import array_of
+from upwell.shared.signature.steps import Steps
+from upwell.shared.signature.values import Geometry, array_of
 from upwell.shared.tensors import Array, TensorSpec
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -50,10 +49,11 @@ class Processor:
         batch: int | None = None,
     ) -> None:
         self._inputs = tuple(model_inputs)
+        self.is_described = description is not None
         if description is None:
             self.signature = own_signature(model_inputs, model_outputs, batch)
-            self._pre = Pipeline((), {spec.name: spec.name for spec in model_inputs}, {})
-            self._post = Pipeline((), {spec.name: spec.name for spec in model_outputs}, {})
+            self._pre = Steps((), {spec.name: spec.name for spec in model_inputs}, {})
+            self._post = Steps((), {spec.name: spec.name for spec in model_outputs}, {})
         else:
             self.signature, self._pre, self._post = bind(description, model_inputs, model_outputs, runtime)
         self.chunk = chunk_of(model_inputs) if self.signature.has_rows else 0

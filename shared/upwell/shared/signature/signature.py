@@ -101,12 +101,10 @@ class Signature:
             array = inputs.get(check.name)
             if array is None:
                 raise InvalidRequest(f"input {check.name!r} is missing; expected {_described(check)}")
-            is_usual = type(array) is np.ndarray and array.dtype == check.dtype
-            is_usual = is_usual and bool(check.sizes) and array.shape[check.first :] == check.sizes
-            if not is_usual and not _fits(array, check):
+            if not _fits(array, check):
                 raise InvalidRequest(f"input {check.name!r}: expected {_described(check)}, got {_shown(array)}")
-            if self.has_rows and array.shape[0] != rows:
-                rows = array.shape[0] if rows == -1 and array.size else self._same_rows(array, rows, check.name)
+            if self.has_rows:
+                rows = self._same_rows(array, rows, check.name)
         if len(inputs) != len(self._input_checks):
             unknown = sorted(set(inputs) - {check.name for check in self._input_checks})
             known = ", ".join(check.name for check in self._input_checks)
@@ -146,7 +144,7 @@ class Signature:
                 sizes = [size + _size_bytes(array[row]) for row, size in enumerate(sizes)]
             else:
                 each += array.nbytes // rows
-        return tuple([size + each for size in sizes]) if any(sizes) else (each,) * rows
+        return tuple([size + each for size in sizes])
 
     def select_rows(self, inputs: Mapping[str, Array], rows: Sequence[int]) -> dict[str, Array]:
         """The inputs of some rows, in that order. A model without rows has only row 0, the whole request."""

@@ -13,7 +13,7 @@ def open_tracer(section: Traces, name: str, instance: str) -> Tracer:
     Raises `ConfigError` where the extra is not installed.
     """
     try:
-        from upwell.shared.telemetry.otlp import OtlpExporter
+        from upwell.shared.telemetry.otlp import otlp_delivery
     except ImportError:
         raise ConfigError.at(None, "traces need an extra: pip install 'upwell[telemetry]'", "traces") from None
-    return Tracer(section.sample, OtlpExporter(section.url, name, instance))
+    return Tracer(section.sample, otlp_delivery(section.url, name, instance))

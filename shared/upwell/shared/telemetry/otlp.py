@@ -4,128 +4,145 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    SpanContext,
-    SpanKind,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from upwell.shared.telemetry.trace import Place, Span
-from upwell.shared.telemetry.tracer import THREAD, Recorded
+from upwell.shared.telemetry.trace import Span
 
 TIMEOUT_S = 5.0
 """For one delivery with all its attempts."""
+MAX_WAITING = 1024
+"""Requests whose spans may wait to be delivered; one more is dropped."""
 
-# They tell of each failure; that deliveries fail, and that they succeed again, is told once by the tracer.
+_MOST_SPANS = 64  # of one request, on the average of all that wait: far more than one has
+_EVERY_S = 1.0
+_BATCH = 512
+_CLOSE_S = 3.0
+# They tell of each failure; that deliveries fail, and that they succeed again, is told once here.
 _ITS_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.exporter.otlp.common.http")
+_ours = threading.local()
+
+_log = logging.getLogger(__name__)
 
 
-class OtlpExporter:
-    """Posts spans as OTLP/HTTP with protobuf to `url`. Used by one thread, but for `stop`.
+def otlp_delivery(url: str, name: str, instance: str) -> SpanDelivery:
+    """One that posts OTLP/HTTP with protobuf to `url`, for `instance` of the service `name`.
 
     What OpenTelemetry reads from the environment holds too: headers with the collector's credentials
     (`OTEL_EXPORTER_OTLP_HEADERS`), its certificates, and further attributes of the service.
     """
+    for logger in _ITS_LOGGERS:
+        logging.getLogger(logger).addFilter(_is_of_others)
+    resource = Resource.create(
+        {
+            "service.name": name,
+            "service.version": package_version("upwell"),
+            "service.instance.id": instance,
+            "process.pid": os.getpid(),
+        }
+    )
+    return SpanDelivery(OTLPSpanExporter(url, timeout=TIMEOUT_S), resource)
 
-    def __init__(self, url: str, name: str, instance: str) -> None:
-        for logger in _ITS_LOGGERS:
-            logging.getLogger(logger).addFilter(_is_of_others)
-        self._ids = _Ids()
-        self._ended = _Ended()
-        provider = TracerProvider(
-            sampler=ALWAYS_ON,
-            resource=Resource.create(
-                {
-                    "service.name": name,
-                    "service.version": package_version("upwell"),
-                    "service.instance.id": instance,
-                    "process.pid": os.getpid(),
-                }
-            ),
-            shutdown_on_exit=False,
-            id_generator=self._ids,
-        )
-        provider.add_span_processor(self._ended)
-        self._tracer = provider.get_tracer("upwell", package_version("upwell"))
-        self._exporter = OTLPSpanExporter(url, timeout=TIMEOUT_S)
 
-    def send(self, batch: Sequence[Recorded]) -> bool:
-        """Whether the collector took them, in a few attempts."""
-        now_s, now_ns = time.monotonic(), time.time_ns()
+class SpanDelivery(SpanExporter):
+    """Delivers by way of OpenTelemetry's `BatchSpanProcessor`: its queue, and its thread, which calls `export` here.
 
-        def epoch_ns(instant_s: float) -> int:
-            return now_ns + round(1e9 * (instant_s - now_s))
+    A collector that is slow or gone costs no request anything, only its spans. The processor drops single spans and
+    tells nobody, so whole requests are dropped before its queue is full, and counted.
+    """
 
-        for recorded in batch:
-            for index, span in enumerate(recorded.spans):
-                self._make(recorded.trace_id, span, epoch_ns(span.started_s), epoch_ns(span.ended_s), is_root=not index)
-        spans, self._ended.spans = self._ended.spans, []
-        return self._exporter.export(spans) is SpanExportResult.SUCCESS
+    def __init__(self, exporter: SpanExporter, resource: Resource, max_waiting: int = MAX_WAITING) -> None:
+        self._exporter = exporter
+        self._resource = resource
+        self._scope = InstrumentationScope("upwell", package_version("upwell"))
+        self._max_waiting = max_waiting
+        self._waiting = 0
+        self._became: Counter[str] = Counter()
+        self._works = True
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._ended = threading.Event()
+        self._processor = BatchSpanProcessor(self, _BATCH + max_waiting * _MOST_SPANS, 1e3 * _EVERY_S, _BATCH)
 
-    def stop(self) -> None:
+    @property
+    def became(self) -> Mapping[str, int]:
+        """How many recorded requests were `sent`, `dropped` (too many waited) and `failed` (the collector)."""
+        with self._lock:
+            return dict(self._became)
+
+    def put(self, trace_id: str, spans: Sequence[Span]) -> None:
+        """Take all spans of one request, its own first. Returns at once; from any thread."""
+        with self._lock:
+            if self._waiting >= self._max_waiting or self._closing.is_set():
+                self._became["dropped"] += 1
+                return
+            self._waiting += 1
+        offset_ns = time.time_ns() - round(1e9 * time.monotonic())
+        for index, span in enumerate(spans):
+            self._processor.on_end(self._readable(trace_id, span, offset_ns, is_root=not index))
+
+    def close(self) -> None:
+        """Deliver what waits, for at most a few seconds. Calling it twice is harmless."""
+        if not self._closing.is_set():
+            self._closing.set()
+            # It waits for half a minute, as nobody can ask it to do otherwise.
+            closing = threading.Thread(target=self._processor.shutdown, name="upwell-traces", daemon=True)
+            closing.start()
+            closing.join(_CLOSE_S)
+            self.shutdown()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Called by the processor's thread alone."""
+        _ours.delivers = True
+        result = self._exporter.export(spans)
+        works = result is SpanExportResult.SUCCESS
+        requests = sum(span.kind is SpanKind.SERVER for span in spans)
+        with self._lock:
+            self._waiting -= requests
+            self._became["sent" if works else "failed"] += requests
+        if self._works and not works:
+            _log.warning("traces cannot be delivered; they are dropped until the collector takes them again")
+        elif works and not self._works:
+            _log.info("traces are delivered again")
+        self._works = works
+        return result
+
+    def shutdown(self) -> None:
         """Break off between two attempts."""
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # it has no types
+        if not self._ended.is_set():
+            self._ended.set()
+            self._exporter.shutdown()
 
-    def _make(self, trace_id: str, span: Span, started_ns: int, ended_ns: int, *, is_root: bool) -> None:
-        self._ids.trace_id, self._ids.span_id = int(trace_id, 16), int(span.span_id, 16)
-        # With an invalid parent the span is the first of its trace.
-        parent = _context(trace_id, span.parent_id or "0", is_remote=is_root)
-        made = self._tracer.start_span(
+    def _readable(self, trace_id: str, span: Span, offset_ns: int, *, is_root: bool) -> ReadableSpan:
+        return ReadableSpan(
             span.name,
-            set_span_in_context(NonRecordingSpan(parent)),
-            SpanKind.SERVER if is_root else SpanKind.CLIENT if span.is_call else SpanKind.INTERNAL,
+            _context(trace_id, span.span_id),
+            _context(trace_id, span.parent_id, is_remote=is_root) if span.parent_id else None,
+            self._resource,
             span.attributes,
-            [Link(_of_place(place)) for place in span.links],
-            started_ns,
+            links=[Link(_context(place.trace_id, place.span_id)) for place in span.links],
+            kind=SpanKind.SERVER if is_root else SpanKind.CLIENT if span.is_call else SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+            start_time=offset_ns + round(1e9 * span.started_s),
+            end_time=offset_ns + round(1e9 * span.ended_s),
+            instrumentation_scope=self._scope,
         )
-        if span.error:
-            made.set_status(StatusCode.ERROR, span.error)
-        made.end(ended_ns)
 
 
-def _is_of_others(record: logging.LogRecord) -> bool:
+def _is_of_others(_: logging.LogRecord) -> bool:
     """Whether a log record is not about our own deliveries: a program that we are part of may have others."""
-    return record.threadName != THREAD
+    return not getattr(_ours, "delivers", False)
 
 
-class _Ids(IdGenerator):
-    """The ids are known before: others were told of them already."""
-
-    trace_id = 0
-    span_id = 0
-
-    def generate_span_id(self) -> int:
-        return self.span_id
-
-    def generate_trace_id(self) -> int:
-        return self.trace_id
-
-
-class _Ended(SpanProcessor):
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self.spans.append(span)
-
-
-def _of_place(place: Place) -> SpanContext:
-    return _context(place.trace_id, place.span_id, is_remote=False)
-
-
-def _context(trace_id: str, span_id: str, *, is_remote: bool) -> SpanContext:
+def _context(trace_id: str, span_id: str, *, is_remote: bool = False) -> SpanContext:
     return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote, TraceFlags(TraceFlags.SAMPLED))

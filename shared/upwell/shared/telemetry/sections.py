@@ -5,23 +5,20 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from upwell.shared.config.security import Address
+from upwell.shared.config.yaml import FilePart
 from upwell.shared.units import Share
 
 LogFormat: TypeAlias = Literal["text", "json"]
 """How log lines are written to standard error."""
 
-METRICS = "Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint."
-
 _PATH = "/v1/traces"
 
 
-class Traces(BaseModel):
+class Traces(FilePart):
     """OpenTelemetry traces over OTLP/HTTP; needs the extra `telemetry`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     endpoint: str = Field(
         description="The collector's URL, such as `http://127.0.0.1:4318`; `/v1/traces` is added. Off loopback "

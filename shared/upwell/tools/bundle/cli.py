@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import DownloadColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,11 +19,11 @@ from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.base import SIGNATURE_NAME, Bundle, BundleRefused, Trust
 from upwell.edge.bundle.signature import private_key, sign_bundle
 from upwell.edge.bundle.verify import open_archive, open_bundle
-from upwell.edge.runtimes.tflite.package import PREFERRED
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.tools.bundle.inputs import read_labelled
 from upwell.tools.bundle.packing import Packed, PackRequest, default_name, packed, put_in_place
 from upwell.tools.bundle.variants import Disagreement
+from upwell.tools.terminal import AsJson, plain, print_error, progress, stdout_console
 
 PASSPHRASE_VARIABLE = "UPWELL_KEY_PASSPHRASE"  # noqa: S105  the name of a variable
 SUFFIX = ".bundle.tar"
@@ -36,31 +35,14 @@ _OWN_WORD = (
 _BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A bundle: a folder, or a tar file of one.", show_default=False)
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-class Bar:
-    """One progress bar on a terminal; nothing elsewhere. `total_bytes` may be 0 where nothing is counted."""
-
-    def __init__(self, console: Console, total_bytes: int) -> None:
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("", total=total_bytes)
-
-    def __enter__(self) -> Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def step(self, text: str) -> None:
-        """Say what is done now."""
-        self._progress.update(self._task, description=text)
-
-    def advance(self, count: int) -> None:
-        """So many bytes more were handled."""
-        self._progress.advance(self._task, count)
+@contextlib.contextmanager
+def _bytes_bar(total_bytes: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+    """Gives what is called with the work that begins, and what is called with the bytes that have been handled."""
+    with progress(DownloadColumn()) as bar:
+        task = bar.add_task("", total=total_bytes)
+        yield lambda text: bar.update(task, description=text), lambda count: bar.advance(task, count)
 
 
 def pack(
@@ -89,52 +71,50 @@ def pack(
         Path | None, typer.Option(metavar="POLICY_YAML", help="A policy whose calibrations go along.")
     ] = None,
     package: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Check TFLite models on this package alone.")
+        Literal["ai_edge_litert", "tflite_runtime"] | None,
+        typer.Option(help="Check TFLite models on this package alone."),
     ] = None,
     sign_with: Annotated[Path | None, typer.Option("--sign", metavar="KEY.pem", help="Sign it with this key.")] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a bundle of FOLDER: load its models, record golden vectors, compare every runtime, list every file."""
-    if package is not None and package not in PREFERRED:
-        raise ConfigError.at(None, f"expected one of {', '.join(PREFERRED)}, got {package!r}", "--package")
     if in_place and out is not None:
         raise ConfigError.at(None, "expected either --in-place or --out, not both", "--out")
     requests, truth = read_labelled(golden, labels, right)
-    order = PackRequest(
+    wanted = PackRequest(
         default_name(folder) if name is None else name, version, requests, calibrations, package, reference, truth
     )
-    target = folder if in_place else _target(out, order, folder)
+    target = folder if in_place else _target(out, wanted, folder)
     key = None if sign_with is None else private_key(sign_with, _passphrase)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     beside = folder.resolve() if in_place else target.resolve()
     with (
         _refused(as_json),
-        Bar(errors, _bytes_at(folder)) as bar,
-        packed(folder, order, beside, bar.step, bar.advance) as made,
+        _bytes_bar(_bytes_at(folder)) as (step, advance),
+        packed(folder, wanted, beside, step, advance) as made,
     ):
         if key is not None:
             sign_bundle(made.bundle, key)
         if in_place:
             put_in_place(made, folder)
         else:
-            bar.step(f"writing {target.name}")
+            step(f"writing {target.name}")
             write_archive(target, made.bundle.folder)
     _report_pack(made, target, "" if key is None else key.fingerprint, as_json)
 
 
-def _target(out: Path | None, order: PackRequest, folder: Path) -> Path:
-    target = Path(f"{order.name}-{order.version}{SUFFIX}") if out is None else out
+def _target(out: Path | None, wanted: PackRequest, folder: Path) -> Path:
+    target = Path(f"{wanted.name}-{wanted.version}{SUFFIX}") if out is None else out
     if os.path.lexists(target):
-        raise ConfigError.at(target, "is there already; a new bundle takes a greater version, or --out another name")
+        raise ConfigError.at(target, "exists already; give the new bundle a greater version, or --out another name")
     if target.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError.at(target, "lies in the folder that is packed; name a file outside it", "--out")
+        raise ConfigError.at(target, "lies in the folder that is packed; name a file outside of it", "--out")
     return target
 
 
 def sign(
     bundle: _BundleArgument,
     key: Annotated[Path, typer.Option(metavar="KEY.pem", help="The private key, Ed25519 in PEM.")],
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sign BUNDLE: every file of it, its name and its version. A signature that is there is replaced.
 
@@ -150,8 +130,8 @@ def sign(
         document = {"bundle": str(bundle), "signed_by": opened_key.fingerprint, "replaced": had_one}
         typer.echo(json.dumps(document))
         return
-    console = Console(highlight=False, soft_wrap=True)
-    again = " again; the signature before is gone" if had_one else ""
+    console = stdout_console()
+    again = "; the former signature is gone" if had_one else ""
     console.print(f"signed {bundle}{again}", markup=False)
     console.print(f"key {opened_key.fingerprint}", markup=False)
 
@@ -167,7 +147,7 @@ def verify(
     newer_than: Annotated[
         int | None, typer.Option(metavar="N", help="Refuse a bundle unless its version is greater.")
     ] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check BUNDLE as a device would: its files, its signature, its version. Exit code 1 where it is refused."""
     trust = Trust(tuple(key or ()), require_signature)
@@ -176,22 +156,19 @@ def verify(
     if as_json:
         typer.echo(json.dumps({"ok": True, **_document(found), "is_signed": is_signed}))
         return
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_facts(found, _said_of_signature(found, is_signed)))
+    stdout_console().print(_facts(found, _said_of_signature(found, is_signed)))
 
 
 @contextlib.contextmanager
 def _checked(path: Path, trust: Trust, newer_than: int | None) -> Iterator[Bundle]:
     """The bundle at `path`, checked; that of an archive lies in a folder that is gone after the block."""
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with tempfile.TemporaryDirectory() as scratch:
-        with Bar(errors, _bytes_at(path)) as bar:
-            bar.step(f"reading {path.name}")
+        with _bytes_bar(_bytes_at(path)) as (step, advance):
+            step(f"reading {path.name}")
             if path.is_dir():
-                bundle = open_bundle(path, trust, newer_than, bar.advance)
+                bundle = open_bundle(path, trust, newer_than, advance)
             else:
-                into = Path(scratch) / "bundle"
-                bundle = open_archive(path, into, trust, newer_than, progress=bar.advance)
+                bundle = open_archive(path, Path(scratch) / "bundle", trust, newer_than, progress=advance)
         yield bundle
 
 
@@ -209,8 +186,7 @@ def _refused(as_json: bool) -> Iterator[None]:
     if as_json:
         typer.echo(json.dumps({"ok": False, "refusal": code, "message": text}))
     else:
-        errors = Console(stderr=True, highlight=False, soft_wrap=True)
-        errors.print(Text(f"refused ({code}): {_printable(text)}"))
+        print_error(f"refused ({code}): {text}")
     raise typer.Exit(EXIT_FAILED)
 
 
@@ -248,17 +224,14 @@ def _said_of_signature(bundle: Bundle, is_signed: bool) -> str:
 def _facts(bundle: Bundle, signature: str) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 3, 0, 0), pad_edge=False)
     manifest = bundle.manifest
-    rows: Sequence[tuple[str, str]] = [("manifest", "none: nothing is known of these files")]
-    if manifest is not None:
-        total_bytes = sum(one.size_bytes for one in manifest.files.values())
-        rows = [
-            ("name", manifest.name),
-            ("version", str(manifest.version)),
-            ("files", f"{len(manifest.files)} of {total_bytes} bytes, all as the manifest says"),
-            ("signature", signature),
-        ]
-    for title, text in rows:
-        table.add_row(title, Text(_printable(text)))
+    if manifest is None:
+        table.add_row("manifest", "none: nothing is known of these files")
+        return table
+    total_bytes = sum(one.size_bytes for one in manifest.files.values())
+    table.add_row("name", plain(manifest.name))
+    table.add_row("version", str(manifest.version))
+    table.add_row("files", f"{len(manifest.files)} of {total_bytes} bytes, all as the manifest says")
+    table.add_row("signature", plain(signature))
     return table
 
 
@@ -274,18 +247,13 @@ def _report_pack(made: Packed, target: Path, signed_by: str, as_json: bool) -> N
         }
         typer.echo(json.dumps(document))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = stdout_console()
     table = Table("checked", "answers to the golden vectors", box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for one in made.checks:
-        table.add_row(Text(one.variant), Text(_printable(one.verdict.text)))
+        table.add_row(Text(one.variant), plain(one.verdict.text))
     console.print(table)
     console.print(f"golden vectors: {made.golden}", markup=False)
     if made.is_own_word:
         console.print(_OWN_WORD, markup=False)
     signature = f"signed by {signed_by}" if signed_by else "not signed; see `upwell model sign`"
     console.print(f"wrote {target}, version {made.bundle.version}, {signature}", markup=False)
-
-
-def _printable(text: str) -> str:
-    """The text without control characters: a stranger may have written it, and a terminal would obey them."""
-    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)

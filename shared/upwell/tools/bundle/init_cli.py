@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
 from upwell.shared.signature.init import starting_description
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.terminal import AsJson, stdout_console
 
 
 def init(
@@ -28,7 +28,7 @@ def init(
         Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; default model.yaml beside MODEL.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a starting model.yaml for MODEL: its tensors, and guesses at what they mean to check."""
     target = out if out is not None else model.parent / "model.yaml"
@@ -41,7 +41,7 @@ def init(
     if as_json:
         typer.echo(json.dumps(_report(model, target, runtime, text, quantization)))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = stdout_console()
     console.print(_table(runtime, quantization))
     console.print(f"wrote {target}; check in it:", markup=False)
     for line, comment in _checks(text):
@@ -50,9 +50,9 @@ def init(
 
 def _refuse_existing(target: Path, force: bool) -> None:
     if target.is_dir():
-        raise ConfigError.at(target, "this is a directory; --out names a file")
+        raise ConfigError.at(target, "this is a folder; --out names a file")
     if target.exists() and not force:
-        raise ConfigError.at(target, "there is such a file already; --force replaces it, --out writes another")
+        raise ConfigError.at(target, "exists already; --force replaces it, --out writes another file")
 
 
 def _checks(text: str) -> Sequence[tuple[int, str]]:

@@ -12,8 +12,8 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.tensors import Array, numpy_dtype
-from upwell.shared.units import parse_share
 from upwell.tools.infer.inputs import read_inputs
+from upwell.tools.terminal import share
 
 _ROWS = 8
 _VARYING = 8
@@ -35,19 +35,15 @@ def read_labelled(
     """The requests of `--golden`, and of them the array `labels`, which is no input. Raises `ConfigError`."""
     if path is None:
         if labels is not None:
-            raise ConfigError.at(None, "they are those of requests, and there is no --golden", "--labels")
+            raise ConfigError.at(None, "expected --golden too: labels belong to its requests", "--labels")
         return None, None
     requests = dict(read_requests(path))
     if labels is None:
         return requests, None
-    try:
-        share = parse_share(right)
-    except ValueError as error:
-        raise ConfigError.at(None, str(error), "--right") from None
     classes = requests.pop(labels, None)
     if classes is None or classes.dtype.kind not in "iu" or classes.ndim != 1 or not classes.size:
         raise ConfigError.at(path, f"expected an array {labels!r} of whole numbers, one for each row", "--labels")
-    return requests, Labels(classes.astype(np.int64), share)
+    return requests, Labels(classes.astype(np.int64), share("--right", right))
 
 
 def _nobody() -> ModelMetadata:
@@ -67,7 +63,7 @@ def _random(one: LogicalInput, has_rows: bool, random: np.random.Generator) -> A
         patches = random.integers(0, 256, (_ROWS, count, count, 3), np.uint8)
         return np.kron(patches, np.ones((1, _PATCH, _PATCH, 1), np.uint8))
     if one.spec.datatype == "BYTES":
-        problem = f"input {one.name!r} takes bytes, which nobody can make up; give requests with --golden"
+        problem = f"input {one.name!r} takes bytes, which cannot be made up; give requests with --golden"
         raise ConfigError.at(None, problem, "--golden")
     rows = _ROWS if has_rows else _VARYING
     shape = [

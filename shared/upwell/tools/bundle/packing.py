@@ -19,10 +19,10 @@ from upwell.edge.bundle.base import (
     BundleRefused,
 )
 from upwell.edge.bundle.calibrations import calibrations_text, load_calibrations
-from upwell.edge.bundle.description import check_confined
 from upwell.edge.bundle.files import Progress, entry_of, nobody, sizes_in
 from upwell.edge.bundle.golden import Labels
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
+from upwell.edge.bundle.verify import check_confined
 from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import write_named
@@ -66,13 +66,13 @@ class Packed:
 
 @contextmanager
 def packed(
-    folder: Path, order: PackRequest, beside: Path, step: Callable[[str], None], progress: Progress = nobody
+    folder: Path, wanted: PackRequest, beside: Path, step: Callable[[str], None], progress: Progress = nobody
 ) -> Iterator[Packed]:
     """The bundle of `folder`, unsigned, in a new folder beside `beside` that is gone after the block.
 
     Raises `ConfigError`, `BundleRefused` (`UNCONFINED`) and `Disagreement`; `folder` is left as it is.
     """
-    new_manifest(order.name, order.version, {})  # what is wrong with the name is said before minutes are spent
+    new_manifest(wanted.name, wanted.version, {})  # what is wrong with the name is said before minutes are spent
     sizes = sizes_in(folder)
     try:
         stage = Path(tempfile.mkdtemp(dir=beside.parent, prefix=f".{beside.name}."))
@@ -83,10 +83,10 @@ def packed(
             for path in sizes:
                 if path not in (MANIFEST_NAME, SIGNATURE_NAME):
                     _bring(folder / path, stage / path)
-            checks, golden, is_own_word, made = _checked(stage, order, step)
+            checks, golden, is_own_word, made = _checked(stage, wanted, step)
             step("taking digests")
             files = {path: entry_of(stage / path, progress) for path in sizes_in(stage)}
-            manifest = new_manifest(order.name, order.version, files)
+            manifest = new_manifest(wanted.name, wanted.version, files)
             (stage / MANIFEST_NAME).write_bytes(manifest_bytes(manifest))
         yield Packed(Bundle(stage, manifest), checks, golden, is_own_word, (*made, MANIFEST_NAME))
     finally:
@@ -115,38 +115,38 @@ def default_name(folder: Path) -> str:
 
 
 def _checked(
-    stage: Path, order: PackRequest, step: Callable[[str], None]
+    stage: Path, wanted: PackRequest, step: Callable[[str], None]
 ) -> tuple[Sequence[VariantCheck], str, bool, Sequence[str]]:
     made = []
     check_confined(stage, sizes_in(stage))
-    with opened_models(stage, order.package, step) as models:
-        if order.policy is not None:
+    with opened_models(stage, wanted.package, step) as models:
+        if wanted.policy is not None:
             digests = {model_digest(stage / one.file) for one in models.variants}
-            text = calibrations_text(order.policy, digests, order.name)
+            text = calibrations_text(wanted.policy, digests, wanted.name)
             (stage / CALIBRATIONS_NAME).unlink(missing_ok=True)  # another name of the user's own file
             (stage / CALIBRATIONS_NAME).write_text(text, encoding="utf-8")
             made.append(CALIBRATIONS_NAME)
         load_calibrations(stage)
         golden = "as they were in the folder"
-        if order.requests is not None or order.reference is not None or not models.golden.exists():
+        if wanted.requests is not None or wanted.reference is not None or not models.golden.exists():
             step("recording golden vectors")
-            golden = _recorded(models, order, step)
+            golden = _recorded(models, wanted, step)
             made.append(models.golden.relative_to(stage).as_posix())
-        return check_all(models, step), golden, order.labels is None and are_own_answers(models), made
+        return check_all(models, step), golden, wanted.labels is None and are_own_answers(models), made
 
 
-def _recorded(models: Models, order: PackRequest, step: Callable[[str], None]) -> str:
+def _recorded(models: Models, wanted: PackRequest, step: Callable[[str], None]) -> str:
     """Record golden vectors; where they come from, in words."""
-    whose = "random" if order.requests is None else "your"
-    if order.reference is None:
-        record(models, order.requests, labels=order.labels)
+    whose = "random" if wanted.requests is None else "your"
+    if wanted.reference is None:
+        record(models, wanted.requests, labels=wanted.labels)
         text = f"what {models.variants[0].label} answers to {whose} requests"
     else:
-        with opened_models(order.reference, None, step) as reference:
-            record(models, order.requests, reference, order.labels)
-            text = f"what {reference.variants[0].label} of {order.reference} answers to {whose} requests"
-    if order.labels is not None:
-        text += f", with labels of which {order.labels.right * 100:.3g} % must be right"
+        with opened_models(wanted.reference, None, step) as reference:
+            record(models, wanted.requests, reference, wanted.labels)
+            text = f"what {reference.variants[0].label} of {wanted.reference} answers to {whose} requests"
+    if wanted.labels is not None:
+        text += f", with labels of which {wanted.labels.right * 100:.3g} % must be right"
     return text
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from upwell.edge.bundle.agreement import Agreement, Tolerances
 from upwell.edge.bundle.base import DESCRIPTION_NAME, GOLDEN_NAME
-from upwell.edge.bundle.golden import Labels, answering, check_golden, compare_labels, read_golden, record_golden
+from upwell.edge.bundle.golden import Labels, answer_function, check_golden, compare_labels, read_golden, record_golden
 from upwell.edge.models.plausible import implausible
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.load import load_runtime
@@ -79,7 +79,7 @@ def opened_models(folder: Path, package: str | None, step: Callable[[str], None]
     try:
         path = folder / DESCRIPTION_NAME
         description = load_description(path) if path.exists() else None
-        for file, options in _ways(folder, package):
+        for file, options in _options_by_file(folder, package):
             step(f"loading {file}")
             runtime = load_runtime(folder / file, options)
             try:
@@ -95,15 +95,15 @@ def opened_models(folder: Path, package: str | None, step: Callable[[str], None]
             one.runtime.close()
 
 
-def _ways(folder: Path, package: str | None) -> Sequence[tuple[str, RuntimeOptions]]:
+def _options_by_file(folder: Path, package: str | None) -> Sequence[tuple[str, RuntimeOptions]]:
     files = [name for name in MODEL_NAMES if (folder / name).is_file()]
     if not files:
         raise ConfigError.at(folder, f"no model in it; expected {' or '.join(MODEL_NAMES)}")
-    ways = [(name, RuntimeOptions(threads=1, instances=1)) for name in files if name.endswith(".onnx")]
+    options = [(name, RuntimeOptions(threads=1, instances=1)) for name in files if name.endswith(".onnx")]
     if "model.tflite" in files:
         packages: list[Any] = [package] if package else [one for one in PREFERRED if _is_here(one)] or [None]
-        ways += [("model.tflite", RuntimeOptions(threads=1, instances=1, package=one)) for one in packages]
-    return ways
+        options += [("model.tflite", RuntimeOptions(threads=1, instances=1, package=one)) for one in packages]
+    return options
 
 
 def _is_here(package: str) -> bool:
@@ -124,7 +124,7 @@ def record(
     own, first = models.variants[0], (reference or models).variants[0]
     inputs = random_requests(own.processor.signature) if requests is None else requests
     try:
-        answers = answering(first.processor, first.runtime)(inputs)
+        answers = answer_function(first.processor, first.runtime)(inputs)
         wanted = {one.name for one in own.processor.signature.outputs}
         if wanted - set(answers):
             problem = f"it answers with {', '.join(answers)}, and the model with {', '.join(sorted(wanted))}"
@@ -144,7 +144,7 @@ def are_own_answers(models: Models) -> bool:
     """Whether the golden vectors are, to the last bit, what the first variant answers to them."""
     golden, first = read_golden(models.golden), models.variants[0]
     try:
-        answers = answering(first.processor, first.runtime)(golden.inputs)
+        answers = answer_function(first.processor, first.runtime)(golden.inputs)
     except UpwellError:
         return False
     return all(name in answers and np.array_equal(answers[name], one) for name, one in golden.outputs.items())

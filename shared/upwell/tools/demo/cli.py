@@ -8,44 +8,30 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from upwell.shared.errors import ConfigError
 from upwell.tools.demo.demonstration import FULL, QUICK, DemoReport, demonstrate
 from upwell.tools.demo.folder import AGENT, HARD, LISTEN, PLOT, POLICY, REPORT, DemoFolder
 from upwell.tools.demo.summary import outage_table, runs_table
+from upwell.tools.terminal import AsJson, print_error, progress
 
 _CLOUD_PACKAGES = {"grpc_health": "cloud", "grpc_reflection": "cloud"}
 _ENGINE_PACKAGES = {"onnx": {"onnxruntime": "cloud"}, "torch": {"torch": "torch", "safetensors": "torch"}}
 
 
-class DemoEngine(str, Enum):
-    """What runs the cloud's models."""
-
-    ONNX = "onnx"
-    TORCH = "torch"
-
-
-class RuntimeName(str, Enum):
-    """What runs the device's models."""
-
-    ONNX = "onnx"
-    TFLITE = "tflite"
-
-
 def demo(
-    engine: Annotated[DemoEngine, typer.Option(help="What runs the cloud's models.")] = DemoEngine.ONNX,
-    runtime: Annotated[RuntimeName, typer.Option(help="What runs the device's models.")] = RuntimeName.ONNX,
+    engine: Annotated[Literal["onnx", "torch"], typer.Option(help="What runs the cloud's models.")] = "onnx",
+    runtime: Annotated[Literal["onnx", "tflite"], typer.Option(help="What runs the device's models.")] = "onnx",
     out: Annotated[Path, typer.Option(help="Folder for everything that is written.")] = Path("demo-out"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="A third of the requests.")] = False,
 ) -> None:
     """Run cloud service and agent on this machine, on real handwritten digits, then without the cloud.
@@ -53,14 +39,13 @@ def demo(
     Reports accuracy, latency, share sent up and reasons for the device alone, the cloud alone and both together.
     """
     _require(engine)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     place = DemoFolder(out)
-    with _ending_on_sigterm(), _progress(errors) as progress:
-        report = demonstrate(place, engine.value, runtime.value, QUICK if quick else FULL, progress)
+    with _ending_on_sigterm(), progress(TaskProgressColumn(), TimeElapsedColumn()) as bar:
+        report = demonstrate(place, engine, runtime, QUICK if quick else FULL, bar)
     text = _as_json(report, [*place.files, str(place.file(REPORT))])
     place.write(REPORT, f"{text}\n".encode())
     if not report.has_plot:
-        errors.print("no plot: matplotlib is not installed: pip install 'upwell[plot]'", markup=False)
+        print_error("no plot: matplotlib is not installed: pip install 'upwell[plot]'")
     if as_json:
         typer.echo(text)
     else:
@@ -72,7 +57,7 @@ def _as_json(report: DemoReport, files: list[str]) -> str:
     return json.dumps({**document, "outage": asdict(report.outage), "files": files}, indent=2)
 
 
-def _tell(report: DemoReport, place: DemoFolder, engine: DemoEngine) -> None:
+def _tell(report: DemoReport, place: DemoFolder, engine: str) -> None:
     console = Console(highlight=False)
     for part in (runs_table(report.runs), outage_table(report.outage)):
         console.print()
@@ -81,12 +66,12 @@ def _tell(report: DemoReport, place: DemoFolder, engine: DemoEngine) -> None:
     console.print("\n" + _closing(report, place, engine), markup=False, soft_wrap=True)
 
 
-def _closing(report: DemoReport, place: DemoFolder, engine: DemoEngine) -> str:
+def _closing(report: DemoReport, place: DemoFolder, engine: str) -> str:
     def file(name: str) -> str:
         return shlex.quote(str(place.file(name)))
 
     picture = f"{PLOT}, " if report.has_plot else ""
-    torch = " --engine torch" if engine is DemoEngine.TORCH else ""
+    torch = " --engine torch" if engine == "torch" else ""
     hard = f"   # {report.example.label}, alone read as {report.example.read_as}" if report.example else ""
     return f"""\
 Everything is in {place.path}: {picture}{REPORT}, {AGENT}, {POLICY}, models, pictures, logs.
@@ -97,25 +82,13 @@ Play on, each in a terminal of its own:
 Your own model: start with `upwell model init MODEL`; docs/quickstart.md goes on."""
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def _require(engine: DemoEngine) -> None:
+def _require(engine: str) -> None:
     """Raise `ConfigError` that names the extra where the service could not run at all."""
-    for package, extra in (_CLOUD_PACKAGES | _ENGINE_PACKAGES[engine.value]).items():
+    for package, extra in (_CLOUD_PACKAGES | _ENGINE_PACKAGES[engine]).items():
         if find_spec(package) is None:
             raise ConfigError.at(
                 None,
-                f"the demo's cloud service needs {package} for engine {engine.value}: pip install 'upwell[{extra}]'",
+                f"the demo's cloud service needs {package} for engine {engine}: pip install 'upwell[{extra}]'",
             )
 
 

@@ -1,4 +1,4 @@
-"""The demo's pictures: handwritten digits that no demo model was trained on, singly and on pages.
+"""What the demo asks: handwritten digits that no demo model was trained on, singly and on pages, in one fixed order.
 
 They are the held-out third of scikit-learn's bundled digits; `examples/digits/make_models.py` made the split.
 """
@@ -19,6 +19,11 @@ ROWS, COLUMNS, CELL_PX = 6, 10, 8
 CELLS = ROWS * COLUMNS
 NOISE_LEVELS = 6.0
 """Standard deviation of a page's scanner noise, in grey levels of 255."""
+
+DIGITS, PAGES = "digits", "pages"
+"""The two models by the name that callers use; they are also the two kinds of requests."""
+
+_SEED = 7
 
 
 @dataclass(frozen=True)
@@ -64,3 +69,23 @@ def pages(count: int, seed: int) -> list[Page]:
     digits = heldout()
     layouts = [rng.choice(len(digits.labels), CELLS, replace=False) for _ in range(count)]
     return [Page(digit_png(page_picture(digits.images[cells], rng)), digits.labels[cells]) for cells in layouts]
+
+
+@dataclass(frozen=True)
+class DemoCase:
+    """One request: a PNG picture for `model`, and the `labels` int64 [digits] that are right."""
+
+    model: str
+    png: bytes
+    labels: Array
+
+
+def demo_cases(digits: int, page_count: int) -> list[DemoCase]:
+    """The first `digits` held-out digits and `page_count` pages, mixed; the same numbers give the same list."""
+    held = heldout()
+    singles = [
+        DemoCase(DIGITS, digit_png(image), label[None])
+        for image, label in zip(held.images[:digits], held.labels[:digits], strict=True)
+    ]
+    mixed = [*singles, *(DemoCase(PAGES, page.png, page.labels) for page in pages(page_count, _SEED))]
+    return [mixed[index] for index in np.random.default_rng(_SEED).permutation(len(mixed))]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,11 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import Settings
 from upwell.tools.demo import folder as names
-from upwell.tools.demo.cases import DIGITS, PAGES, DemoCase, demo_cases
+from upwell.tools.demo.data import DIGITS, PAGES, DemoCase, demo_cases
 from upwell.tools.demo.folder import DemoFolder
 from upwell.tools.demo.runs import DemoOutcome, DemoRun, Outage, run, run_through_outage
 from upwell.tools.demo.service import CloudProcess
-from upwell.tools.demo.summary import OutageSummary, Summary, summarize, summarize_outage
-from upwell.tools.demo.sweep import certainty, sweep
+from upwell.tools.demo.summary import OutageSummary, Summary, certainty, summarize, summarize_outage, sweep
 
 
 @dataclass(frozen=True)
@@ -58,95 +59,95 @@ class DemoReport:
     has_plot: bool
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    edge: DemoRun
-    cloud: DemoRun
-    hybrid: DemoRun
-    outage: Outage
-    endpoint: str
-
-    @property
-    def runs(self) -> dict[str, Summary]:
-        runs = {"edge_only": self.edge, "cloud_only": self.cloud, "hybrid": self.hybrid}
-        return {name: summarize(one) for name, one in runs.items()}
-
-
 def demonstrate(place: DemoFolder, engine: str, runtime: str, length: Length, progress: Progress) -> DemoReport:
     """Run it all, and write everything but the report into `place`. Raises `UpwellError`."""
     place.write_models()
     with _logging_to(place.log(names.AGENT_LOG)):
-        recorded = _record(place, engine, runtime, length, progress)
+        runs, outage, endpoint = _record(place, engine, runtime, length, progress)
     settings = load_yaml(place.file(names.POLICY), Policy).settings(DIGITS, None)
-    example = _write_pictures(place, recorded, settings)
-    outage = summarize_outage(recorded.outage, settings.deadline_s)
-    has_plot = _write_plot(place, recorded, settings, progress)
-    return DemoReport(recorded.runs, outage, recorded.endpoint, example, has_plot)
+    summaries = {name: summarize(one) for name, one in runs.items()}
+    edge, cloud = runs["edge_only"], runs["cloud_only"]
+    example = _write_pictures(place, edge.outcomes, runs["hybrid"].outcomes, settings)
+    has_plot = find_spec("matplotlib") is not None
+    if has_plot:
+        from upwell.tools.demo.plot import draw
+
+        progress.add_task("drawing", total=None)
+        every = sweep(edge.outcomes, cloud.outcomes, settings)
+        singles = sweep(edge.of(DIGITS), cloud.of(DIGITS), settings)
+        place.write(names.PLOT, draw(summaries, every, singles, outage, settings))
+    return DemoReport(summaries, summarize_outage(outage, settings.deadline_s), endpoint, example, has_plot)
 
 
-def _record(place: DemoFolder, engine: str, runtime: str, length: Length, progress: Progress) -> _Recorded:
+def _record(
+    place: DemoFolder, engine: str, runtime: str, length: Length, progress: Progress
+) -> tuple[dict[str, DemoRun], Outage, str]:
+    """The runs by name, the outage, and where the cloud was."""
     cases = demo_cases(length.digits, length.pages)
     starting = progress.add_task("starting the cloud service", total=None)
     with CloudProcess(place.file("cloud"), engine, place.log(names.CLOUD_LOG)) as cloud:
         progress.remove_task(starting)
         place.write_settings(runtime, cloud.endpoint)
-        edge_only = _run_alone(place.file(names.EDGE_ONLY), cases, progress, "edge only")
-        cloud_only = _run_alone(place.file(names.CLOUD_ONLY), cases, progress, "cloud only")
-        with Agent.from_config(place.file(names.AGENT)) as agent:
-            hybrid = run(agent, progress.track(cases, description="hybrid"))
+        runs = {}
+        for name, config in (("edge_only", names.EDGE_ONLY), ("cloud_only", names.CLOUD_ONLY)):
+            with _interrupted_between() as until, Agent.from_config(place.file(config)) as agent:
+                runs[name] = run(agent, until(progress.track(cases, description=name.replace("_", " "))))
+        with _interrupted_between() as until, Agent.from_config(place.file(names.AGENT)) as agent:
+            runs["hybrid"] = run(agent, until(progress.track(cases, description="hybrid")))
             outage = run_through_outage(
                 agent,
-                progress.track(cases[: length.outage], description="outage"),
+                until(progress.track(cases[: length.outage], description="outage")),
                 cloud.kill,
                 kill_after=length.kill_after,
                 rate_hz=length.rate_hz,
             )
-        return _Recorded(edge_only, cloud_only, hybrid, outage, cloud.endpoint)
+        return runs, outage, cloud.endpoint
 
 
-def _run_alone(config: Path, cases: Sequence[DemoCase], progress: Progress, description: str) -> DemoRun:
-    with Agent.from_config(config) as agent:
-        return run(agent, progress.track(cases, description=description))
-
-
-def _write_pictures(place: DemoFolder, recorded: _Recorded, settings: Settings) -> Example | None:
+def _write_pictures(
+    place: DemoFolder, edge: Sequence[DemoOutcome], hybrid: Sequence[DemoOutcome], settings: Settings
+) -> Example | None:
     """Three pictures to play on with: an easy digit, one that the cloud has to read, and a page."""
-    cases = [one.case for one in recorded.edge.outcomes]
-    singles = [index for index, case in enumerate(cases) if case.model == DIGITS]
-    ranks = {index: certainty(recorded.edge.outcomes[index], settings) for index in singles}
+    singles = [index for index, one in enumerate(edge) if one.case.model == DIGITS]
     saved = [
         index
         for index in singles
-        if recorded.hybrid.outcomes[index].from_cloud
-        and recorded.hybrid.outcomes[index].correct.all()
-        and not recorded.edge.outcomes[index].correct.any()
+        if hybrid[index].from_cloud and hybrid[index].correct.all() and not edge[index].correct.any()
     ]
-    hard = min(saved or singles, key=lambda index: ranks[index])
-    place.write(names.EASY, cases[max(singles, key=lambda index: ranks[index])].png)
-    place.write(names.HARD, cases[hard].png)
-    place.write(names.PAGE, next(case for case in cases if case.model == PAGES).png)
-    return Example(int(cases[hard].labels[0]), _read(recorded.edge.outcomes[hard])) if saved else None
+    ranks = {index: certainty(edge[index], settings) for index in singles}
+    easy, hard = edge[max(singles, key=ranks.__getitem__)], edge[min(saved or singles, key=ranks.__getitem__)]
+    place.write(names.EASY, easy.case.png)
+    place.write(names.HARD, hard.case.png)
+    place.write(names.PAGE, next(one.case.png for one in edge if one.case.model == PAGES))
+    if not saved or hard.answer is None:
+        return None
+    return Example(int(hard.case.labels[0]), int(np.argmax(hard.answer.outputs["scores"])))
 
 
-def _read(outcome: DemoOutcome) -> int:
-    assert outcome.answer is not None  # noqa: S101  the device answers every case of the edge run
-    return int(np.argmax(outcome.answer.outputs["scores"]))
+@contextmanager
+def _interrupted_between() -> Iterator[Callable[[Iterable[DemoCase]], Iterator[DemoCase]]]:
+    """SIGINT and SIGTERM end the cases that are passed through what this gives, and have their effect after the block.
 
+    Raised in the middle of a request, they could leave gRPC waiting for good when the agent is closed.
+    """
+    came: list[int] = []
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in former:
+        signal.signal(number, lambda number, _: came.append(number))
 
-def _write_plot(place: DemoFolder, recorded: _Recorded, settings: Settings, progress: Progress) -> bool:
+    def until(cases: Iterable[DemoCase]) -> Iterator[DemoCase]:
+        for one in cases:
+            if came:
+                return
+            yield one
+
     try:
-        from upwell.tools.demo.plot import draw
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "matplotlib":
-            raise
-        return False
-    drawing = progress.add_task("drawing", total=None)
-    edge, cloud = recorded.edge, recorded.cloud
-    every = sweep(edge.outcomes, cloud.outcomes, settings)
-    singles = sweep(edge.of(DIGITS), cloud.of(DIGITS), settings)
-    place.write(names.PLOT, draw(recorded.runs, every, singles, recorded.outage, settings))
-    progress.remove_task(drawing)
-    return True
+        yield until
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.demo.cases import DIGITS, PAGES
-from upwell.tools.demo.data import ASSETS
+from upwell.tools.demo.data import ASSETS, DIGITS, PAGES
 
 AGENT, EDGE_ONLY, CLOUD_ONLY = "agent.yaml", "agent-edge-only.yaml", "agent-cloud-only.yaml"
 POLICY = "policy.yaml"
@@ -98,7 +97,7 @@ class DemoFolder:
         for name in names:
             path = self.path / name
             if name not in own and (path.is_symlink() or path.exists()):
-                raise ConfigError.at(path, "is there and was not written by `upwell demo`; choose another --out")
+                raise ConfigError.at(path, "exists and was not written by `upwell demo`; choose another --out")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             manifest.write_text(json.dumps(sorted(own.union(names)), indent=1), encoding="utf-8")

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from upwell.shared.routing.policy.settings import HardSettings, Settings
-from upwell.tools.demo.cases import DIGITS
+from upwell.tools.demo.data import DIGITS
 from upwell.tools.demo.runs import DemoOutcome, Outage
-from upwell.tools.demo.summary import Summary
-from upwell.tools.demo.sweep import ThresholdSweep
-from upwell.tools.plot_style import ALARM, CLOUD, EDGE, HYBRID, INK, MUTED, STYLE
+from upwell.tools.demo.summary import Summary, ThresholdSweep
+from upwell.tools.plot_style import ALARM, CLOUD, EDGE, HYBRID, INK, MUTED, picture
 
-_TITLES = {"axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlepad": 12}
+_TITLES: Mapping[str, Any] = {"axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlepad": 12}
 
 
 def draw(
@@ -31,15 +27,13 @@ def draw(
     `every` and `singles` are what other thresholds give for all requests and for single digits alone; `settings` are
     those under which the hybrid run and the outage were recorded.
     """
-    with matplotlib.style.context(["default", {**STYLE, **_TITLES}]):  # whatever the user's own settings are
-        figure = Figure(figsize=(11.5, 4.6), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
+
+    def on(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         _draw_threshold(left, runs, every, singles, settings)
         _draw_outage(right, outage, settings.deadline_s)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-        return buffer.getvalue()
+
+    return picture(on, "png", (11.5, 4.6), **_TITLES)
 
 
 def _draw_threshold(

@@ -13,7 +13,7 @@ from upwell.edge.request.answer import Answer
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.reasons import Route
 from upwell.shared.tensors import Array
-from upwell.tools.demo.cases import DemoCase
+from upwell.tools.demo.data import DemoCase
 
 
 @dataclass(frozen=True)

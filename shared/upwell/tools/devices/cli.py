@@ -1,4 +1,4 @@
-"""What could be installed for accelerators that no runtime offers here; docs/accelerators.md has a recipe for each."""
+"""`upwell devices`: what each runtime really offers here, and what could be installed for the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,9 +15,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.devices.asking import installed, row_of_library, rows_of
+from upwell.tools.devices.probe import installed, row_of_library, rows_of
 from upwell.tools.devices.rows import DeviceCheck, Row
 from upwell.tools.devices.system import CpuInfo, SystemFindings, device_files, libraries, processor
+from upwell.tools.terminal import AsJson, stderr_console, table_console
 
 _LINUX, _WINDOWS, _MACOS = "linux", "win32", "darwin"
 _X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
@@ -87,7 +88,7 @@ def devices(
         list[Path] | None,
         typer.Option("--library", metavar="LIB", help="Also try this provider plugin or delegate; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the accelerators that the installed runtimes really offer here, with evidence, and how to get the others.
 
@@ -98,25 +99,30 @@ def devices(
     packages = installed()
     if wanted and not packages:
         raise ConfigError.at(wanted[0], "no runtime is installed to try it with: pip install 'upwell[edge]'")
-    machine, found = processor(), libraries()
+    machine, found, files = processor(), libraries(), device_files()
     rows = _tried(packages, wanted)
     rows += missing_packages(packages)
     rows += missing(rows, [Path(one.path).name for one in found], machine.machine)
-    if as_json:
-        typer.echo(json.dumps(_document(machine, rows, found, device_files())))
-    else:
-        _show(machine, rows, found, device_files())
+    if not as_json:
+        _show(machine, rows, found, files)
+        return
+    document = {
+        "processor": asdict(machine),
+        "accelerators": [asdict(row) for row in rows],
+        "libraries": [asdict(one) | {"status": "found, not probed"} for one in found],
+        "device_files": [asdict(one) for one in files],
+    }
+    typer.echo(json.dumps(document))
 
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise ConfigError.at(path, "there is no such library")
+        raise ConfigError.at(path, "no such file; expected a library")
     return path.resolve()
 
 
 def _tried(packages: Sequence[str], libraries: Sequence[Path]) -> list[Row]:
-    console = Console(stderr=True)
-    with console.status("") as status:  # nothing is shown where this is no terminal
+    with stderr_console().status("") as status:  # nothing is shown where this is no terminal
 
         def trying(name: str) -> None:
             status.update(f"trying {name}")
@@ -128,35 +134,18 @@ def _tried(packages: Sequence[str], libraries: Sequence[Path]) -> list[Row]:
     return rows
 
 
-def _document(
-    machine: CpuInfo, rows: Sequence[Row], found: Sequence[SystemFindings], files: Sequence[SystemFindings]
-) -> dict[str, Any]:
-    return {
-        "processor": asdict(machine),
-        "accelerators": [asdict(row) for row in rows],
-        "libraries": [asdict(one) | {"status": "found, not probed"} for one in found],
-        "device_files": [asdict(one) for one in files],
-    }
-
-
 def _show(
     machine: CpuInfo, rows: Sequence[Row], found: Sequence[SystemFindings], files: Sequence[SystemFindings]
 ) -> None:
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = table_console()
     features = ", ".join(machine.features) or "no features known"
     console.print(Text(f"{machine.model or machine.machine}: {machine.cores} cores usable, {features}"))
     console.print()
-    here = [row for row in rows if row.status != "not installed"]
-    console.print(_table(here))
-    for title, lines in (
-        ("Found and not opened; try one with --library", [(one.path, one.means) for one in found]),
-        ("Device files that hint at an accelerator", [(one.path, one.means) for one in files]),
-        (
-            "Not installed",
-            [(row.accelerator or row.runtime, row.reason) for row in rows if row.status == "not installed"],
-        ),
-    ):
-        _list(console, title, lines)
+    console.print(_table([row for row in rows if row.status != "not installed"]))
+    _list(console, "Found and not opened; try one with --library", [(one.path, one.means) for one in found])
+    _list(console, "Device files that hint at an accelerator", [(one.path, one.means) for one in files])
+    absent = [(row.accelerator or row.runtime, row.reason) for row in rows if row.status == "not installed"]
+    _list(console, "Not installed", absent)
 
 
 def _table(rows: Sequence[Row]) -> Table:

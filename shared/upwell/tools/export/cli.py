@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from upwell.cloud.engines.loading import ExtraMissing
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.files import sync_folder, sync_tree
+from upwell.tools.terminal import AsJson, stdout_console
 
 if TYPE_CHECKING:
     from upwell.tools.export.jax import Program
 
-EXIT_FAILED = 1
 _ROWS = (1, 3)
 
 _CLASS = "The network's class, `package.module.Class`, with `inputs` and `outputs` as for engine torch."
@@ -42,7 +41,7 @@ def export_jax(
     platform: Annotated[list[str] | None, typer.Option(help=_PLATFORM)] = None,
     fast_matmul: Annotated[bool, typer.Option("--fast-matmul", help=_FAST)] = False,
     at_most: Annotated[float, typer.Option("--at-most", min=0, metavar="ERROR", help=_AT_MOST)] = 1e-5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Export a torch network for engine jax: OUT/model.jax, a program for any batch size, and OUT/model.safetensors.
 
@@ -52,7 +51,7 @@ def export_jax(
     """
     keywords = _keywords(arguments)
     if os.path.lexists(out):
-        raise ConfigError.at(out, "is there already; name a folder that is not, such as the next version's")
+        raise ConfigError.at(out, "exists already; name a new folder, such as that of the next version")
     try:
         from upwell.tools.export import jax
     except ModuleNotFoundError as error:
@@ -77,7 +76,7 @@ def _keywords(text: str) -> dict[str, Any]:
     try:
         keywords = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError.at(None, f"no JSON: {error}", "--arguments") from None
+        raise ConfigError.at(None, f"not JSON: {error}", "--arguments") from None
     if not isinstance(keywords, dict):
         raise ConfigError.at(None, 'expected a JSON object, such as {"classes": 10}', "--arguments")
     return keywords
@@ -87,7 +86,7 @@ def _platforms(given: Sequence[str] | None, known: Sequence[str]) -> Sequence[st
     platforms = tuple(dict.fromkeys(given or known))
     unknown = [one for one in platforms if one not in known]
     if unknown:
-        raise ConfigError.at(None, f"no such platform: {unknown[0]!r}; there are {', '.join(known)}", "--platform")
+        raise ConfigError.at(None, f"expected one of {', '.join(known)}, got {unknown[0]!r}", "--platform")
     if "cpu" not in platforms:
         raise ConfigError.at(None, "cpu must be among them, since the answers are checked there", "--platform")
     return platforms
@@ -129,7 +128,7 @@ def _show(report: dict[str, Any], at_most: float, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report, allow_nan=False))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = stdout_console()
     error = report["largest_relative_error"]
     found = "is not finite" if error is None else f"{error:.2g}"
     rows = " and ".join(map(str, report["rows_checked"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from upwell.shared.oip.open_client import open_client
 from upwell.shared.tensors import Array, oip_datatype
 from upwell.shared.units import parse_seconds
 from upwell.tools.infer.inputs import read_inputs
+from upwell.tools.terminal import AsJson, finite, key_values, parsed, plain
 
 _METADATA_LIMIT_S = 10.0
 _SHOWN_ROWS, _SHOWN_CLASSES, _SHOWN_VALUES = 10, 3, 8
@@ -49,14 +49,17 @@ def infer(
         Path | None, typer.Option(help="Issuers of the server's certificate (PEM), if not the system's.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS to a server on another machine.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Send one request, and say who answered, why, and how long it took.
 
     A server on another machine is called over TLS.
     """
-    deadline_s = _seconds(deadline)
-    parameters: dict[str, Parameter] = {LABELS: True, **_tags(tag or [])}
+    deadline_s = parsed("--deadline", deadline, parse_seconds)
+    if deadline_s <= 0:
+        raise ConfigError.at(None, "expected more than 0", "--deadline")
+    tags = {_TAG_PREFIX + key: value for key, value in key_values("--tag", tag).items()}
+    parameters: dict[str, Parameter] = {LABELS: True, **tags}
     client = open_client(at, _security(at, token_file, ca, insecure))
     try:
         arrays = read_inputs(inputs, lambda: client.metadata(model, _METADATA_LIMIT_S))
@@ -64,7 +67,7 @@ def infer(
         response = client.infer(InferRequest(model, arrays, parameters=parameters), deadline_s)
         elapsed_s = time.monotonic() - began_s
     except RemoteError as error:
-        what = "gives no answer" if error.kind is RemoteErrorKind.UNAVAILABLE else "says"
+        what = "does not answer" if error.kind is RemoteErrorKind.UNAVAILABLE else "says"
         raise RemoteError(error.kind, f"{at} {what}: {error}") from None
     finally:
         client.close()
@@ -77,29 +80,9 @@ def infer(
         _show(response, labels, elapsed_s)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError.at(None, str(error), "--deadline") from None
-    if seconds <= 0:
-        raise ConfigError.at(None, "expected more than 0", "--deadline")
-    return seconds
-
-
-def _tags(texts: Sequence[str]) -> dict[str, str]:
-    tags = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ConfigError.at(None, f"expected KEY=VALUE, got {text!r}", "--tag")
-        tags[_TAG_PREFIX + key] = value
-    return tags
-
-
 def _security(at: str, token_file: Path | None, ca: Path | None, insecure: bool) -> ClientSecurity:
     if insecure and ca is not None:
-        raise ConfigError.at(None, "--insecure means no TLS and --ca needs it; give one of them")
+        raise ConfigError.at(None, "--ca needs TLS and --insecure turns it off; give one of them")
     plain = insecure or (ca is None and parse_endpoint(at).is_loopback)
     return ClientSecurity(None if plain else TlsFiles(ca=ca), token_file, insecure)
 
@@ -114,7 +97,7 @@ def _document(response: InferResponse, labels: Labels, elapsed_s: float) -> dict
         "reason": facts.get("upwell.reason"),
         "degraded": facts.get("upwell.degraded"),
         "elapsed_s": elapsed_s,
-        "parameters": {name: _finite(value) for name, value in facts.items()},
+        "parameters": {name: finite(value) for name, value in facts.items()},
         "outputs": {
             name: {
                 "datatype": oip_datatype(array.dtype),
@@ -129,14 +112,12 @@ def _document(response: InferResponse, labels: Labels, elapsed_s: float) -> dict
 
 def _values(array: Array) -> list[Any]:
     """The elements in row-major order as JSON can hold them: null for what is not finite, bytes as text."""
-    plain = array.astype(np.float64) if oip_datatype(array.dtype) in ("BF16", "FP16") else array
-    return [_finite(value) for value in plain.ravel().tolist()]
+    numbers = array.astype(np.float64) if oip_datatype(array.dtype) in ("BF16", "FP16") else array
+    return [_as_json(value) for value in numbers.ravel().tolist()]
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _as_json(value: Any) -> Any:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else finite(value)
 
 
 def _show(response: InferResponse, labels: Labels, elapsed_s: float) -> None:
@@ -156,11 +137,11 @@ def _show(response: InferResponse, labels: Labels, elapsed_s: float) -> None:
     }
     for name, value in rows.items():
         if value != "":
-            table.add_row(Text(name, style="dim"), _text(value))
+            table.add_row(Text(name, style="dim"), plain(value))
     console.print(table)
     for name, array in response.outputs.items():
         console.print()
-        console.print(_text(f"{name}  {oip_datatype(array.dtype)} {list(array.shape)}"), style="bold")
+        console.print(plain(f"{name}  {oip_datatype(array.dtype)} {list(array.shape)}"), style="bold")
         console.print(_output(array, labels[name]))
 
 
@@ -189,21 +170,16 @@ def _output(array: Array, labels: Sequence[str]) -> Table:
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind != "f":
         shown = array.ravel()[:_SHOWN_VALUES].tolist()
         more = ["…"] if array.size > _SHOWN_VALUES else []
-        table.add_row(_text("  " + ", ".join([*(_value(value) for value in shown), *more])))
+        table.add_row(plain("  " + ", ".join([*(_value(value) for value in shown), *more])))
         return table
     for index, row in enumerate(array[:_SHOWN_ROWS]):
         best = np.argsort(-row, kind="stable")[:_SHOWN_CLASSES]
         names = labels if len(labels) == len(row) else [f"class {one}" for one in range(len(row))]
-        table.add_row(f"  row {index}", *(_text(f"{names[one]}: {row[one]:.3f}") for one in best))
+        table.add_row(f"  row {index}", *(plain(f"{names[one]}: {row[one]:.3f}") for one in best))
     if len(array) > _SHOWN_ROWS:
         table.add_row(f"  and {len(array) - _SHOWN_ROWS} more rows")
     return table
 
 
 def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(_finite(value))[:80]
-
-
-def _text(value: object) -> Text:
-    """A server's words without anything that a terminal would obey."""
-    return Text("".join(one if one.isprintable() else "�" for one in str(value)))
+    return f"{value:.4g}" if isinstance(value, float) else str(_as_json(value))[:80]

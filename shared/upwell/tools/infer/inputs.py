@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file
 from upwell.shared.formats.npy import read_npy, read_npz
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
@@ -68,7 +69,9 @@ def _read(text: str) -> Iterator[_Given]:
     if not equals or os.path.exists(text):
         name, file = "", text
     path = Path(file)
-    data = _bytes(path)
+    data = read_file(path, "the file", DEFAULT_MAX_MESSAGE_BYTES)
+    if not data:
+        raise ConfigError.at(path, "the file is empty")
     try:
         if path.suffix == ".npy":
             yield _Given(name, path, read_npy(io.BytesIO(data), len(data)))
@@ -80,17 +83,4 @@ def _read(text: str) -> Iterator[_Given]:
         else:
             yield _Given(name, path, data)
     except ValueError as error:
-        raise ConfigError.at(path, f"cannot be read as arrays of numpy: {error}") from None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(DEFAULT_MAX_MESSAGE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot be read: {error.strerror}") from None
-    if len(data) > DEFAULT_MAX_MESSAGE_BYTES:
-        raise ConfigError.at(path, f"larger than the {DEFAULT_MAX_MESSAGE_BYTES >> 20} MiB that a message may have")
-    if not data:
-        raise ConfigError.at(path, "the file is empty")
-    return data
+        raise ConfigError.at(path, f"not a NumPy file: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 
@@ -11,9 +10,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
-from upwell.shared.partition.advice import Advice, Encoded, Option, Ways, advise
+from upwell.shared.partition.advice import Advice, Encoded, Option, OptionFactory, advise
 from upwell.shared.partition.combining import CLOUD, EDGE, combine, load_profile, measured_cuts
 from upwell.shared.partition.costs import CostGraph, Placement
 from upwell.shared.partition.envelope import BandwidthSweep, envelope
@@ -28,26 +26,26 @@ from upwell.tools.partition.advise_options import (
     picture_size_of,
 )
 from upwell.tools.partition.pictures import QUALITY, measure
-
-_PLOT_KINDS = (".png", ".svg", ".pdf")
+from upwell.tools.plot_style import check_plot
+from upwell.tools.terminal import stdout_console
 
 
 def advise_on(options: AdviseOptions) -> None:
     """Plan, compare, print; draw where that was asked for. Raises `ConfigError`, and `NoPlan` where nothing can run."""
     check_together(options)
-    _check_plot(options)
-    outcome, ways = _found(options)
+    check_plot(options.plot)
+    outcome, factory = _found(options)
     if options.plot is not None:
-        _draw(options, outcome, ways)
+        _draw(options, outcome, factory)
     if options.as_json:
         typer.echo(json.dumps(document(outcome).model_dump(mode="json", by_alias=True), allow_nan=False))
     else:
-        _show(Console(highlight=False, soft_wrap=True), outcome)
+        _show(stdout_console(), outcome)
         if options.plot is not None:
             typer.echo(f"wrote {options.plot}")
 
 
-def _found(options: AdviseOptions) -> tuple[AdviceOutcome, Ways]:
+def _found(options: AdviseOptions) -> tuple[AdviceOutcome, OptionFactory]:
     inverse = inverse_of(options)
     link, symmetric = link_of(options, inverse)
     objective = objective_of(options)
@@ -58,15 +56,17 @@ def _found(options: AdviseOptions) -> tuple[AdviceOutcome, Ways]:
 
     cutter = Cutter(sweep.weighed)
     pieces = envelope(sweep, lambda at: cutter.solve(at.links))
-    ways = Ways(sweep, inverse, measured_cuts(edge, cloud))
+    factory = OptionFactory(sweep, inverse, measured_cuts(edge, cloud))
     encoded: list[Encoded] = []
     if options.picture is not None:
         size = picture_size_of(options)
         encoded += measure(options.picture, edge, size, options.quality or QUALITY, options.stretch)
-    advice = advise(ways, pieces, _best_cut(sweep.at(inverse)), encoded)
-    plan = ways.option(cutter.solve(sweep.at(inverse).links))
+    advice = advise(factory, pieces, _best_cut(sweep.at(inverse)), encoded)
+    plan = factory.option(cutter.solve(sweep.at(inverse).links))
     picture = "" if options.picture is None else options.picture.name
-    return AdviceOutcome(edge, cloud, graph, objective, symmetric, pieces, plan, advice, picture, options.stretch), ways
+    return AdviceOutcome(
+        edge, cloud, graph, objective, symmetric, pieces, plan, advice, picture, options.stretch
+    ), factory
 
 
 def _best_cut(graph: CostGraph) -> Placement | None:
@@ -79,33 +79,24 @@ def _best_cut(graph: CostGraph) -> Placement | None:
         return None
 
 
-def _check_plot(options: AdviseOptions) -> None:
-    if options.plot is None:
-        return
-    if options.plot.suffix.lower() not in _PLOT_KINDS:
-        raise ConfigError.at(options.plot, f"expected a file that ends in {', '.join(_PLOT_KINDS)}", "--plot")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError.at(None, "needs matplotlib: pip install 'upwell[plot]'", "--plot")
-
-
-def _draw(options: AdviseOptions, outcome: AdviceOutcome, ways: Ways) -> None:
+def _draw(options: AdviseOptions, outcome: AdviceOutcome, factory: OptionFactory) -> None:
     from upwell.tools.partition.plotting import draw
 
     if options.plot is None:
         return
     named = {option.name for option in outcome.advice.options}
-    measured = [option for option in ways.measured_cuts() if option.name not in named]
+    measured = [option for option in factory.measured_cuts() if option.name not in named]
     simulated = " (simulated device)" if outcome.edge.machine.simulated else ""
     title = f"{outcome.edge.model.name}: {outcome.edge.machine.name}{simulated} and {outcome.cloud.machine.name}"
-    kind = options.plot.suffix.lower().removeprefix(".")
-    write_named(options.plot, draw(outcome.advice, measured, outcome.objective, title, kind), "--plot")
+    data = draw(outcome.advice, measured, outcome.objective, title, options.plot.suffix)
+    write_named(options.plot, data, "--plot")
 
 
 def _show(console: Console, outcome: AdviceOutcome) -> None:
     edge, cloud, advice = outcome.edge, outcome.cloud, outcome.advice
     console.print(Text(f"{edge.model.name}: {edge.machine.name} and {cloud.machine.name}"))
     link = f"uplink {rate(1 / advice.inverse)}, round trip {outcome.graph.links[0].fixed_s * 1e3:g} ms"
-    console.print(Text(f"{link}, least {outcome.objective.name}"))
+    console.print(Text(f"{link}, minimizing {outcome.objective.name}"))
     console.print()
     console.print(_table(advice, outcome.objective))
     console.print()

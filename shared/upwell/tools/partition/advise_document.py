@@ -74,7 +74,7 @@ def sentences(outcome: AdviceOutcome) -> tuple[str, ...]:
     last = f"At {rate(1 / advice.inverse)}: {advice.best.name}, {at_hand}."
     if advice.cuts_pay:
         verdict = f"Splitting pays: {_where(advice.wins, True)}."
-        return verdict, f"At most it is {advice.gain:.2f} times better than the best of {compared}.", last
+        return verdict, f"At best it is {advice.gain:.2f} times better than the best of {compared}.", last
     verdict = f"Splitting does not pay: no cut beats the best of {compared} by {WORTH:.0%} at any bandwidth."
     best = f"Best: {_where(advice.wins, False)}."
     if advice.raw_gain > 1:
@@ -82,7 +82,7 @@ def sentences(outcome: AdviceOutcome) -> tuple[str, ...]:
         return (
             verdict,
             best,
-            f"Against the raw input alone a cut would win: {where}, by {advice.raw_gain:.2f} times.",
+            f"Against the raw input alone, a cut would win by up to {advice.raw_gain:.2f} times: {where}.",
             last,
         )
     return verdict, best, last
@@ -103,18 +103,18 @@ def notes(outcome: AdviceOutcome) -> tuple[str, ...]:
         if profile.machine.simulated
     ]
     if outcome.picture:
-        slower = f"; encoding is counted {outcome.stretch:g} times" if outcome.stretch != 1 else ""
+        slower = f"; encoding times are multiplied by {outcome.stretch:g}" if outcome.stretch != 1 else ""
         found.append(
             f"{outcome.picture} was encoded and decoded on this machine at the size of the model's input{slower}. "
             "JPEG and WebP change what the model sees: check its accuracy."
         )
     else:
-        found.append("The cloud got the raw input tensor alone; --picture compares a compressed one too.")
+        found.append("For the cloud, only the raw input tensor was compared; --picture adds a compressed one.")
     between_points = [option.name for option in outcome.advice.options if not option.is_measured]
     if between_points:
         found.append(f"Interpolated between measured cuts: {', '.join(between_points)}.")
     if outcome.symmetric:
-        found.append("The way back is taken to be as fast as the way up; --downlink says otherwise.")
+        found.append("The downlink is assumed to be as fast as the uplink; --downlink sets its rate.")
     return tuple(found)
 
 

@@ -14,8 +14,9 @@ from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.partition.combining import CLOUD, EDGE
 from upwell.shared.partition.costs import TierLink
 from upwell.shared.partition.objectives import LinkPrices, Objective, Power, cost, energy, latency, weighted
-from upwell.shared.partition.uncertain import Bandwidth, BandwidthSamples, LogNormal
+from upwell.shared.partition.uncertain import BandwidthSamples, LogNormal
 from upwell.shared.units import parse_bits_per_second, parse_joules, parse_number, parse_seconds, parse_share
+from upwell.tools.terminal import parsed
 
 TIERS = (EDGE, CLOUD)
 OBJECTIVES = ("latency", "energy", "cost", "weighted")
@@ -55,14 +56,14 @@ def check_together(options: AdviseOptions) -> None:
     """Raise where an option is written that nothing would come of."""
     parts = ("energy", "cost") if options.objective == "weighted" else (options.objective,)
     checks = {
-        "--power": (options.power and "energy" not in parts, "is for --objective energy or weighted"),
-        "--price": (options.price and "cost" not in parts, "is for --objective cost or weighted"),
-        "--weight": (options.weight and options.objective != "weighted", "is for --objective weighted"),
-        "--picture-size": (options.picture_size and options.picture is None, "is for a --picture"),
-        "--quality": (options.quality is not None and options.picture is None, "is for a --picture"),
+        "--power": (options.power and "energy" not in parts, "applies only to --objective energy or weighted"),
+        "--price": (options.price and "cost" not in parts, "applies only to --objective cost or weighted"),
+        "--weight": (options.weight and options.objective != "weighted", "applies only to --objective weighted"),
+        "--picture-size": (options.picture_size and options.picture is None, "applies only with --picture"),
+        "--quality": (options.quality is not None and options.picture is None, "applies only with --picture"),
         "--stretch": (
             options.stretch != 1 and options.picture is None,
-            "is for encoding a --picture; profiles have theirs",
+            "applies only to encoding a --picture; profiles have their own",
         ),
     }
     problems = [Problem(None, None, None, option, text) for option, (is_wrong, text) in checks.items() if is_wrong]
@@ -74,19 +75,19 @@ def inverse_of(options: AdviseOptions) -> float:
     """The inverse bandwidth to plan with, in seconds per bit."""
     rates = [_positive_bps(text, "--uplink") for text in options.uplink]
     if len(rates) > 1 and options.spread != 1:
-        raise ConfigError.at(None, "give either several --uplink or one and its --spread", "--spread")
+        raise ConfigError.at(None, "give either several --uplink rates, or one with --spread", "--spread")
     try:
-        bandwidth: Bandwidth = BandwidthSamples(rates) if len(rates) > 1 else LogNormal(rates[0], options.spread)
+        bandwidth = BandwidthSamples(rates) if len(rates) > 1 else LogNormal(rates[0], options.spread)
         if options.sure is None:
             return bandwidth.mean_inverse()
-        return bandwidth.inverse_quantile(_read(parse_share, options.sure, "--sure"))
+        return bandwidth.inverse_quantile(parsed("--sure", options.sure, parse_share))
     except ValueError as error:
         raise ConfigError.at(None, str(error), "--spread" if options.sure is None else "--sure") from None
 
 
 def link_of(options: AdviseOptions, inverse: float) -> tuple[TierLink, bool]:
     """The link, and whether it is as fast on the way back as it is upward because nothing else was said."""
-    rtt_s = _read(parse_seconds, options.rtt, "--rtt")
+    rtt_s = parsed("--rtt", options.rtt, parse_seconds)
     bps = 1 / inverse
     down_bps = bps if options.downlink is None else _positive_bps(options.downlink, "--downlink")
     return TierLink(bps, rtt_s, down_bps), options.downlink is None
@@ -120,9 +121,11 @@ def picture_size_of(options: AdviseOptions) -> tuple[int, int] | None:
 def _energy(options: AdviseOptions) -> Objective:
     given = _pairs(options.power, _POWER, "--power", "busy=5W")
     if "busy" not in given:
-        raise ConfigError.at(None, "energy needs what the device draws while it computes: --power busy=5W", "--power")
+        raise ConfigError.at(
+            None, "energy needs the power that the device draws while it computes, such as --power busy=5W", "--power"
+        )
     values = {
-        _POWER[key]: _read(parse_joules if key == "byte" else _parse_watts, text, f"--power {key}")
+        _POWER[key]: parsed(f"--power {key}", text, parse_joules if key == "byte" else _parse_watts)
         for key, text in given.items()
     }
     return energy(TIERS, Power(**values))
@@ -130,20 +133,20 @@ def _energy(options: AdviseOptions) -> Objective:
 
 def _cost(options: AdviseOptions) -> Objective:
     given = _pairs(options.price, _PRICE, "--price", "gb=4.0")
-    values = {_PRICE[key]: _read(parse_number, text, f"--price {key}") for key, text in given.items()}
+    values = {_PRICE[key]: parsed(f"--price {key}", text, parse_number) for key, text in given.items()}
     if not any(values.values()):
-        raise ConfigError.at(None, f"cost needs a price of {', '.join(_PRICE)}: --price gb=4.0", "--price")
+        raise ConfigError.at(
+            None, f"cost needs at least one price ({', '.join(_PRICE)}), such as --price gb=4.0", "--price"
+        )
     return cost(TIERS, LinkPrices(**values))
 
 
 def _weights(options: AdviseOptions) -> dict[str, float]:
     known = {name: name for name in OBJECTIVES if name != "weighted"}
     given = _pairs(options.weight, known, "--weight", "latency=1")
-    weights = {name: _read(parse_number, text, f"--weight {name}") for name, text in given.items()}
+    weights = {name: parsed(f"--weight {name}", text, parse_number) for name, text in given.items()}
     if not any(weights.values()):
-        raise ConfigError.at(
-            None, "weighted needs what a second, a joule and a unit of money are worth: --weight latency=1", "--weight"
-        )
+        raise ConfigError.at(None, "weighted needs at least one weight, such as --weight latency=1", "--weight")
     return {name: weight for name, weight in weights.items() if weight}
 
 
@@ -154,7 +157,7 @@ def _pairs(texts: Sequence[str], known: Mapping[str, str], option: str, example:
         key, equals, value = text.partition("=")
         if not equals or key not in known or key in found:
             raise ConfigError.at(
-                None, f"expected each of {', '.join(known)} once at most, as {example}, got {text!r}", option
+                None, f"expected each of {', '.join(known)} at most once, such as {example}, got {text!r}", option
             )
         found[key] = value
     return found
@@ -168,14 +171,7 @@ def _parse_watts(text: str) -> float:
 
 
 def _positive_bps(text: str, option: str) -> float:
-    bps = _read(parse_bits_per_second, text, option)
+    bps = parsed(option, text, parse_bits_per_second)
     if not 0 < bps < math.inf:
         raise ConfigError.at(None, "expected more than 0", option)
     return bps
-
-
-def _read(parse: Callable[[str], T], text: str, option: str) -> T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigError.at(None, str(error), option) from None

@@ -23,7 +23,9 @@ class CloudTier:
 
     def __init__(self, options: TierOptions) -> None:
         if options.accelerator:
-            raise ConfigError.at(None, "is for the device; engine onnx of the service runs on the CPU", "--accelerator")
+            raise ConfigError.at(
+                None, "applies only to the device; the service's ONNX engine runs on the CPU", "--accelerator"
+            )
         self._settings = ModelSettings(engine=_ENGINE, threads=options.threads or ModelSettings.threads)
 
     def open(self, path: Path) -> Runner:

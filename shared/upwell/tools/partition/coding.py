@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from upwell.shared.errors import ConfigError, InvalidRequest
-from upwell.shared.partition.measuring import Runner, TierOptions
+from upwell.shared.partition.measuring import Runner, TierOptions, open_tier
 from upwell.shared.partition.split.halves import Halves, ModelHalf
-from upwell.shared.partition.split.writing import WholeModel
+from upwell.shared.partition.split.writing import UnsplitModel
 from upwell.shared.signature.binding import chunk_of
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array
-from upwell.tools.partition.tiers import open_tier
 
 Codec = Callable[[Halves, Mapping[str, tuple[float, float]]], Halves]
 
@@ -28,7 +27,7 @@ class Coder:
     stays open in the runtime of the device.
     """
 
-    def __init__(self, whole: WholeModel, codec: Codec, samples: Mapping[str, Array]) -> None:
+    def __init__(self, whole: UnsplitModel, codec: Codec, samples: Mapping[str, Array]) -> None:
         self._codec = codec
         self._stack = contextlib.ExitStack()
         self._feeds: list[Mapping[str, Array]] = []
@@ -36,7 +35,7 @@ class Coder:
         if not samples:
             return
         self._tier, _ = open_tier("edge", whole.format, TierOptions())
-        runner = self._stack.enter_context(contextlib.closing(self._tier.open(whole.path)))
+        runner = self._stack.enter_context(contextlib.closing(self._tier.open(whole.file.path)))
         self._feeds = list(_feeds(whole, runner, samples))
         self._answers = [runner.run(feed) for feed in self._feeds]
 
@@ -78,12 +77,11 @@ class Coder:
 
     @contextlib.contextmanager
     def _opened(self, half: ModelHalf) -> Iterator[Runner]:
-        with tempfile.TemporaryDirectory(prefix="upwell-split-") as folder:
-            for name, data in half.files.items():
-                Path(folder, name).write_bytes(data)
-            runner = self._tier.open(Path(folder, next(iter(half.files))))
-            with contextlib.closing(runner):
-                yield runner
+        with (
+            tempfile.TemporaryDirectory(prefix="upwell-split-") as folder,
+            contextlib.closing(self._tier.open(half.write(Path(folder)))) as runner,
+        ):
+            yield runner
 
 
 def _of(runner: Runner, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -95,7 +93,7 @@ def _recomposed(head: Runner, tail: Runner, feed: Mapping[str, Array]) -> dict[s
     return {**middle, **_of(tail, {**feed, **middle})}
 
 
-def _feeds(whole: WholeModel, runner: Runner, samples: Mapping[str, Array]) -> Iterator[Mapping[str, Array]]:
+def _feeds(whole: UnsplitModel, runner: Runner, samples: Mapping[str, Array]) -> Iterator[Mapping[str, Array]]:
     """The samples as the model takes them, as many rows at a time as it fixes; what is missing repeats the last row."""
     described = whole.description if set(samples) != {spec.name for spec in runner.inputs} else None
     processor = Processor(described, runner.inputs, runner.outputs, whole.format)

@@ -17,7 +17,7 @@ from upwell.shared.files import read_file
 from upwell.shared.partition.advice import Encoded
 from upwell.shared.partition.graph import element_bytes
 from upwell.shared.partition.profile import Profile
-from upwell.shared.signature.images import Color, decode, encode
+from upwell.shared.signature.image_codec import Color, decode, encode
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
 
@@ -61,7 +61,9 @@ def _measured(pixels: Array, encoding: UplinkEncoding, name: str, color: Color) 
     """Bytes of one picture, and seconds to encode and to decode it."""
     data, encode_s = _timed(lambda: encode(pixels, encoding))
     if data is None:
-        raise ConfigError.at(None, f"a picture of {pixels.shape[1]} x {pixels.shape[0]} is no {name}", "--picture-size")
+        raise ConfigError.at(
+            None, f"a picture of {pixels.shape[1]} x {pixels.shape[0]} cannot be encoded as {name}", "--picture-size"
+        )
     encoded = data
     _, decode_s = _timed(lambda: decode(encoded, color, MAX_PIXELS))
     return len(encoded), encode_s, decode_s
@@ -102,7 +104,7 @@ def _shape(samples: int, size: tuple[int, int] | None, tensor: str) -> tuple[int
         width, height = size if size is not None else (side, side)
         if width * height * channels == samples and 0 < max(width, height) <= MAX_SIDE:
             return width, height, channels
-    message = f"one row of the input {tensor!r} is {samples} numbers, which is no picture of 1 or 3 channels"
+    message = f"one row of the input {tensor!r} has {samples} numbers, which is not a picture with 1 or 3 channels"
     if size is None:
-        raise ConfigError.at(None, f"{message} and of equal sides; say which with --picture-size", "--picture")
-    raise ConfigError.at(None, f"{message} and of {size[0]} x {size[1]} pixels", "--picture-size")
+        raise ConfigError.at(None, f"{message} and equal sides; --picture-size gives its size", "--picture")
+    raise ConfigError.at(None, f"{message} of {size[0]} x {size[1]} pixels", "--picture-size")

@@ -102,18 +102,18 @@ def _ms(seconds: float) -> str:
 
 _GRAPH = "A cost graph, as JSON: what each node costs on each tier, what tensors and links there are."
 _EDGE = "A profile taken on the device, and with --cloud one taken at the service: plan that model, and compare."
-_UPLINK = "What the link carries upward, such as 8Mbps; several times for samples of a link that changes."
-_RTT = "Round trip, both ways together, such as 40ms."
-_DOWNLINK = "What it carries back; by default as much as upward."
+_UPLINK = "Bandwidth of the uplink, such as 8Mbps; repeat it to give samples of a link that changes."
+_RTT = "Round-trip time, such as 40ms."
+_DOWNLINK = "Bandwidth of the downlink; by default that of the uplink."
 _SPREAD = "The uplink is at least a SPREAD-th of --uplink nine times in ten; 1 is a steady link."
-_SURE = "Plan for what the link takes at most with that probability, such as 90%, not for the mean."
-_OBJECTIVE = "What is to be the least."
-_POWER = "For energy: watts of the device that is busy, idle, send or receive (busy=5W), joules of a byte (byte=2uJ)."
-_PRICE = "For cost: a cloud second or request, a gb sent up, such as gb=4.0."
-_WEIGHT = "For weighted: what a second, a joule, a unit of money is worth, such as latency=1."
-_PICTURE = "Compare with the cloud alone getting this picture as JPEG, WebP or PNG, measured on this machine."
+_SURE = "Plan for the bandwidth that the link reaches with this probability, such as 90%, not for the mean."
+_OBJECTIVE = "What to minimize."
+_POWER = "For energy: watts of the device while busy, idle, send or receive (busy=5W), joules per byte (byte=2uJ)."
+_PRICE = "For cost: the price of a cloud second, a request or a gb sent up, such as gb=4.0."
+_WEIGHT = "For weighted: the weight of a second, a joule or a unit of money, such as latency=1."
+_PICTURE = "Also compare with sending this picture to the cloud as JPEG, WebP or PNG, measured on this machine."
 _SIZE = "Size of the model's input, such as 416x736; by default a square."
-_STRETCH = "A simulated device: encoding a picture takes it X times as long as this machine."
+_STRETCH = "Simulate a device that takes X times as long as this machine to encode a picture."
 _PLOT = "Draw latency against bandwidth (.png, .svg, .pdf)."
 
 
@@ -163,7 +163,9 @@ def plan(
 def _refuse_beside_graph(names: Sequence[str]) -> None:
     if names:
         option = "--" + names[0].replace("_", "-")
-        raise ConfigError.at(None, "is for profiles; a cost graph holds all that its plan depends on", option)
+        raise ConfigError.at(
+            None, "applies only to profiles; a cost graph holds everything that its plan depends on", option
+        )
 
 
 def _plan_graph(path: Path, as_json: bool) -> None:

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
-import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from upwell.shared.partition.advice import Advice, Option
 from upwell.shared.partition.objectives import Objective
 from upwell.shared.tensors import Array
-from upwell.tools.plot_style import CLOUD, EDGE, HYBRID, INK, MUTED, STYLE
+from upwell.tools.plot_style import CLOUD, EDGE, HYBRID, INK, MUTED, picture
 
-KINDS = ("png", "svg", "pdf")
-_UNDATED: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _COLORS = {"edge": EDGE, "cloud": CLOUD, "cut": HYBRID}
 _MEASURED, _INTERPOLATED = ("-", "--", "-.", (0, (6, 2, 1, 2, 1, 2))), (0, (1, 1.2))
 _POINTS = 400
 
 
 def draw(advice: Advice, measured: Sequence[Option], objective: Objective, title: str, kind: str) -> bytes:
-    """The picture as `kind`: png, svg or pdf. `measured` are cuts to draw faintly beside the options."""
-    with matplotlib.style.context(["default", dict(STYLE)]):  # whatever the user's own settings are
-        figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
+    """The picture as `kind`: .png, .svg or .pdf. `measured` are cuts to draw faintly beside the options."""
+
+    def on(figure: Figure) -> None:
         _panel(figure.subplots(), advice, measured, objective, title)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata=_UNDATED[kind])
-        return buffer.getvalue()
+
+    return picture(on, kind, (8, 5))
 
 
 def _panel(axes: Axes, advice: Advice, measured: Sequence[Option], objective: Objective, title: str) -> None:

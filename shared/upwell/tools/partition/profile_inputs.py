@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,17 @@ from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 MAX_BYTES = 1 << 30
 _SEED = 1
+_SMALL_BYTES = 2
 
 
-def read_given(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz by name. Raises `ConfigError` for what is none, or too large to hold."""
+def read_given(path: Path, option: str = "--inputs") -> dict[str, Array]:
+    """The arrays of an .npz by name. Raises `ConfigError`, naming `option`, for what is none, or too large to hold."""
     try:
         return read_npz(path, MAX_BYTES)
     except OSError as error:
-        raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", "--inputs") from None
+        raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", option) from None
     except ValueError as error:
-        raise ConfigError.at(path, f"cannot be read as an .npz of numpy: {error}", "--inputs") from None
+        raise ConfigError.at(path, f"cannot be read as an .npz file: {error}", option) from None
 
 
 def inputs_of(
@@ -48,7 +49,7 @@ def inputs_of(
     chance = np.random.default_rng(_SEED)
     for name in graph.inputs:
         if name not in arrays:
-            arrays[name] = _made_up(graph.tensors[name], rows, sizes, chance)
+            arrays[name] = _made_up_for(graph.tensors[name], rows, sizes, chance)
     return arrays, sizes
 
 
@@ -82,18 +83,19 @@ def _fitted(array: Array, tensor: Tensor, rows: int, sizes: dict[str, int]) -> A
     return np.ascontiguousarray(array)
 
 
-def _made_up(tensor: Tensor, rows: int, sizes: dict[str, int], chance: np.random.Generator) -> Array:
-    """Floats from 0 to 1; 8 and 16 bits over their whole range; wider integers as indexes 0 and 1."""
+def _made_up_for(tensor: Tensor, rows: int, sizes: dict[str, int], chance: np.random.Generator) -> Array:
     dtype: np.dtype[Any] = numpy_dtype(tensor.datatype)
     if tensor.shape is None or dtype.hasobject:
-        raise _refused(f"nothing can be made up for input {tensor.name!r} ({tensor.datatype}); give it")
-    shape = [_size(tensor, place, rows, sizes) for place in range(len(tensor.shape))]
-    if dtype.kind in "iu" and dtype.itemsize <= 2:
+        raise _refused(f"no values can be made up for input {tensor.name!r} ({tensor.datatype}); pass them")
+    return made_up([_size(tensor, place, rows, sizes) for place in range(len(tensor.shape))], dtype, chance)
+
+
+def made_up(shape: Sequence[int], dtype: np.dtype[Any], chance: np.random.Generator) -> Array:
+    """Floats from 0 to 1; 8 and 16 bits over their whole range; wider integers as indexes 0 and 1."""
+    if dtype.kind in "iu" and dtype.itemsize <= _SMALL_BYTES:
         limits = np.iinfo(dtype)
         return chance.integers(limits.min, limits.max, shape, dtype, endpoint=True)
-    if dtype.kind in "iub" and tensor.datatype != "BF16":
-        return chance.integers(0, 2, shape).astype(dtype)
-    return chance.random(shape).astype(dtype)
+    return (chance.integers(0, 2, shape) if dtype.kind in "iub" else chance.random(shape)).astype(dtype)
 
 
 def _size(tensor: Tensor, place: int, rows: int, sizes: dict[str, int]) -> int:
@@ -103,7 +105,7 @@ def _size(tensor: Tensor, place: int, rows: int, sizes: dict[str, int]) -> int:
     if place == 0:
         sizes.setdefault(dim, rows)
     if dim not in sizes:
-        raise _refused(f"dimension {dim!r} of input {tensor.name!r} is open; give an array of the size that is usual")
+        raise _refused(f"dimension {dim!r} of input {tensor.name!r} is open; pass an array of the usual size")
     return sizes[dim]
 
 

@@ -1,4 +1,4 @@
-"""The file of a profile: which model, where and how it was measured, its graph and its points."""
+"""Measuring one model on one tier, and the profile of it: which model, where and how, its graph and its points."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.candidates import Cut, cuts_of, known_bytes, ranked, refined
-from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph
 from upwell.shared.partition.measuring import FEWEST_RUNS, Bench, MeasuredPart, Opened, PartitionTier, Runner, spread_of
 from upwell.shared.partition.monotone import certainty, falling, rising
@@ -29,70 +26,13 @@ from upwell.shared.partition.profile import (
     NodeFacts,
     Point,
     Profile,
-    RuntimeFacts,
     Spread,
     TensorFacts,
 )
-from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.halves import Halves, ModelHalf
+from upwell.shared.partition.split.model_file import open_model_file, split_model
 from upwell.shared.tensors import Array
 from upwell.tools.partition.profile_inputs import inputs_of, runtime_names
-
-
-@dataclass(frozen=True)
-class Taken:
-    """How points were measured. `stretch` 1: as this machine is."""
-
-    tier: Literal["edge", "cloud"]
-    rows: int
-    stretch: float
-    runtime: RuntimeFacts
-    points: tuple[Point, ...]
-
-
-def document_of(path: Path, graph: Graph, sizes: Mapping[str, int], taken: Taken) -> Profile:
-    """The profile of the model at `path`, whose contracted graph has open dimensions of these `sizes`."""
-    simulated = f"times of this machine multiplied by {taken.stretch:g}" if taken.stretch != 1 else ""
-    system = f"{platform.system()} {platform.release()}"
-    return Profile(
-        tier=taken.tier,
-        model=ModelFacts(
-            name=path.name,
-            format="onnx" if graph.format == "onnx" else "tflite",
-            digest=model_digest(path).removeprefix("sha256:"),
-            rows=taken.rows,
-        ),
-        machine=Machine(name=platform.node(), system=system, processor=_processor(), simulated=simulated),
-        runtime=taken.runtime,
-        nodes=tuple(
-            NodeFacts(name=node.name, op=node.op, inputs=node.inputs, outputs=node.outputs, work=node.work)
-            for node in graph.nodes
-        ),
-        tensors=_tensors(graph, sizes),
-        inputs=graph.inputs,
-        outputs=graph.outputs,
-        points=taken.points,
-    )
-
-
-def _tensors(graph: Graph, sizes: Mapping[str, int]) -> dict[str, TensorFacts]:
-    """Those that a node or the model itself takes or gives."""
-    named = [name for node in graph.nodes for name in (*node.inputs, *node.outputs)]
-    known = [graph.tensors[name] for name in dict.fromkeys((*graph.inputs, *named, *graph.outputs))]
-    return {tensor.name: TensorFacts(datatype=tensor.datatype, bytes=known_bytes(tensor, sizes)) for tensor in known}
-
-
-def _processor() -> str:
-    """Its model where the system tells, and its cores."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip().lower() == "model name":
-                model = value.strip()
-                break
-    return f"{model}, {os.cpu_count() or 1} cores"
-
 
 WHOLE = MeasuredPart("whole")
 _MEMORY_PART = 8
@@ -142,14 +82,16 @@ class ProfileOutcome:
 
 
 class Profiler:
-    """Measures one model on one tier. `tick` is called after every step of about `steps`."""
+    """Measures the model at `path`, of which `graph` is the contracted graph, on one tier."""
 
-    def __init__(self, path: Path, tier: PartitionTier, wishes: Wishes, given: Mapping[str, Array]) -> None:
+    def __init__(
+        self, path: Path, graph: Graph, tier: PartitionTier, wishes: Wishes, given: Mapping[str, Array]
+    ) -> None:
         self._path = path
         self._tier = tier
         self._wishes = wishes
-        self._graph = contract(read_graph(path))
-        self._divide = _dividing(path, self._graph)
+        self._graph = graph
+        self._whole = open_model_file(path, graph)
         self._placements: dict[MeasuredPart, str] = {}
         self._tail_inputs: dict[int, Mapping[str, Array]] = {}
         with contextlib.closing(tier.open(path)) as runner:
@@ -167,12 +109,12 @@ class Profiler:
 
     @property
     def steps(self) -> int:
-        """About how many there are."""
+        """About how many steps there are."""
         parts = self._wanted + 1 + len(self._compared)
         return parts * (2 + math.ceil(self._wishes.runs / FEWEST_RUNS))
 
     def profile(self, tick: Callable[[], None]) -> ProfileOutcome:
-        """Measure. Raises `UpwellError` where the whole model cannot be run."""
+        """Measure; `tick` is called after every step. Raises `UpwellError` where the whole model cannot be run."""
         until_s = time.perf_counter() + self._wishes.budget_s
         first = self._ranked[: math.ceil(_FIRST * self._wanted)]
         bench = Bench(self._opened, time.perf_counter, random.Random(1), _memory_bytes(), tick)  # noqa: S311  no secret
@@ -212,7 +154,7 @@ class Profiler:
                 runner, size_bytes = self._tier.open(self._path), self._path.stat().st_size
                 names = runtime_names(runner.inputs, self._graph.inputs)
             else:
-                halves = self._divide(frozenset(range(part.nodes)))
+                halves = split_model(self._whole, self._graph, frozenset(range(part.nodes)))
                 half = halves.head if part.kind == "head" else halves.tail
                 if part.kind == "tail":
                     arrays = self._tail_arrays(part.nodes, halves)
@@ -228,10 +170,7 @@ class Profiler:
 
     def _run(self, half: ModelHalf, stack: contextlib.ExitStack) -> Runner:
         """The half, loaded from a folder that goes with `stack`."""
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upwell-")))
-        for name, data in half.files.items():
-            (folder / name).write_bytes(data)
-        return self._tier.open(folder / next(iter(half.files)))
+        return self._tier.open(half.write(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="upwell-")))))
 
     def _tail_arrays(self, nodes: int, halves: Halves) -> Mapping[str, Array]:
         """What the head gives, so that the tail works on what it would get; the model's own inputs with it."""
@@ -259,9 +198,35 @@ class Profiler:
             if head in spreads and tail in spreads:
                 cutting.append(Cutting(cut.nodes, spreads[head].median_s, spreads[tail].median_s, whole.median_s))
         points = self._points({**measured, **ends}, {**parts, **dict.fromkeys(ends, WHOLE)})
-        taken = Taken(self._wishes.tier, self._wishes.rows, stretch, self._runtime, points)
-        document = document_of(self._path, self._graph, self._sizes, taken)
-        return ProfileOutcome(document, sorted(cutting, key=lambda one: one.nodes), left_out)
+        return ProfileOutcome(self._profile(points), sorted(cutting, key=lambda one: one.nodes), left_out)
+
+    def _profile(self, points: tuple[Point, ...]) -> Profile:
+        graph, stretch = self._graph, self._wishes.stretch
+        simulated = f"times of this machine multiplied by {stretch:g}" if stretch != 1 else ""
+        system = f"{platform.system()} {platform.release()}"
+        named = [name for node in graph.nodes for name in (*node.inputs, *node.outputs)]
+        known = [graph.tensors[name] for name in dict.fromkeys((*graph.inputs, *named, *graph.outputs))]
+        return Profile(
+            tier=self._wishes.tier,
+            model=ModelFacts(
+                name=self._path.name,
+                format="onnx" if graph.format == "onnx" else "tflite",
+                digest=self._whole.digest,
+                rows=self._wishes.rows,
+            ),
+            machine=Machine(name=platform.node(), system=system, processor=_processor(), simulated=simulated),
+            runtime=self._runtime,
+            nodes=tuple(
+                NodeFacts(name=node.name, op=node.op, inputs=node.inputs, outputs=node.outputs, work=node.work)
+                for node in graph.nodes
+            ),
+            tensors={
+                one.name: TensorFacts(datatype=one.datatype, bytes=known_bytes(one, self._sizes)) for one in known
+            },
+            inputs=graph.inputs,
+            outputs=graph.outputs,
+            points=points,
+        )
 
     def _points(self, measured: Mapping[int, Spread], parts: Mapping[int, MeasuredPart]) -> tuple[Point, ...]:
         nodes = sorted(measured)
@@ -281,17 +246,16 @@ class Profiler:
         )
 
 
-def _dividing(path: Path, graph: Graph) -> Callable[[frozenset[int]], Halves]:
-    """What splits the model, which is read once."""
-    if graph.format == "onnx":
-        from upwell.shared.partition.split import onnx
-        from upwell.shared.partition.split.onnx_whole import OnnxWhole
-
-        return partial(onnx.split_whole, OnnxWhole.read(path), graph)
-    from upwell.shared.partition.split import tflite
-    from upwell.shared.partition.split.tflite_whole import TfliteWhole
-
-    return partial(tflite.split_whole, TfliteWhole.read(path), graph)
+def _processor() -> str:
+    """Its model where the system tells, and its cores."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() == "model name":
+                model = value.strip()
+                break
+    return f"{model}, {os.cpu_count() or 1} cores"
 
 
 def _memory_bytes() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -23,9 +22,11 @@ from upwell.shared.partition.plan_file import PlanFacts
 from upwell.shared.partition.reading import read_graph
 from upwell.shared.partition.split.choosing import Chosen, all_of_plan, best_of_plan, cut_at
 from upwell.shared.partition.split.folder import CutFacts
-from upwell.shared.partition.split.writing import TAILS, Made, WholeModel, Written, check_free, write_split
+from upwell.shared.partition.split.halves import Halves
+from upwell.shared.partition.split.writing import TAILS, UnsplitModel, Written, check_free, write_split
 from upwell.tools.partition.coding import Coder
 from upwell.tools.partition.profile_inputs import read_given
+from upwell.tools.terminal import AsJson, progress, table_console
 
 _MOST_PLAN_BYTES = 64 << 20
 _PLAN = "What `upwell partition plan --json` printed for this model."
@@ -48,84 +49,81 @@ def split(
     name: Annotated[str | None, typer.Option(metavar="NAME", help=_NAME)] = None,
     codec: Annotated[Literal["none", "fp16", "int8"], typer.Option(help=_CODEC)] = "none",
     data: Annotated[Path | None, typer.Option(metavar="FILE", help=_DATA)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Split MODEL into heads for the device and tails for the cloud, as a plan says: real models of its own format.
 
     `upwell serve --models DIR/tails` serves the tails at once. `upwell partition verify DIR` checks the halves.
     """
     if (plan is None) == (cut is None) or (every and plan is None):
-        raise typer.BadParameter("say where to cut: --plan FILE, perhaps with --all, or --cut N")
+        raise typer.BadParameter("say where to cut: --plan FILE, optionally with --all, or --cut N")
     if data is not None and codec == "none":
-        raise typer.BadParameter("--data: without --codec nothing needs it")
+        raise typer.BadParameter("--data: it is used only with --codec")
     check_free(out)
     graph = contract(read_graph(model))
-    whole = WholeModel.open(model, graph, name or model.stem)
+    whole = UnsplitModel.open(model, graph, name or model.stem)
     chosen, planned = ([cut_at(cut or "", graph)], None) if plan is None else _of_plan(plan, whole, every)
     errors: dict[str, float | None] = {}
     with ExitStack() as stack:
         coder = None if codec == "none" else stack.enter_context(_coder(whole, codec, data))
-        cuts = _drawn(chosen) if sys.stderr.isatty() else chosen
+        bar = stack.enter_context(progress(MofNCompleteColumn()))
+        cuts = bar.track(chosen, description="splitting")
         written = write_split(out, whole, _made(whole, cuts, coder, errors))
     remarks = [*_remarks(whole, out, planned if codec == "none" else None), *written.remarks]
     if as_json:
         typer.echo(json.dumps(_document(out, written, errors, remarks), allow_nan=False))
     else:
-        _show(Console(highlight=False, soft_wrap=not sys.stdout.isatty()), out, written, errors, remarks)
+        _show(table_console(), out, written, errors, remarks)
 
 
-def _of_plan(path: Path, whole: WholeModel, every: bool) -> tuple[Sequence[Chosen], PlanFacts]:
+def _of_plan(path: Path, whole: UnsplitModel, every: bool) -> tuple[Sequence[Chosen], PlanFacts]:
     try:
         plan = PlanFacts.model_validate_json(read_file(path, "the plan", _MOST_PLAN_BYTES))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError.at(path, f"not a plan of `upwell partition plan --json`: {first['msg']}", where) from None
-    if plan.model is not None and plan.model.removeprefix("sha256:") != whole.digest:
-        raise ConfigError.at(path, f"it is the plan of another model file than {whole.path}: their digests differ")
+    if plan.model is not None and plan.model.removeprefix("sha256:") != whole.file.digest:
+        raise ConfigError.at(
+            path, f"the plan was made for another model file than {whole.file.path}: their digests differ"
+        )
     return (all_of_plan(plan, whole.graph, path) if every else [best_of_plan(plan, whole.graph, path)]), plan
 
 
-def _coder(whole: WholeModel, codec: Literal["fp16", "int8"], data: Path | None) -> Coder:
+def _coder(whole: UnsplitModel, codec: Literal["fp16", "int8"], data: Path | None) -> Coder:
     if whole.format != "onnx":
         raise ConfigError.at(
-            whole.path, "codecs are for ONNX models; what TFLite quantizes crosses as it is", "--codec"
+            whole.file.path,
+            "codecs apply only to ONNX models; quantized TFLite tensors are sent as they are",
+            "--codec",
         )
     if codec == "int8" and data is None:
         raise ConfigError.at(None, "int8 needs --data, samples that show the range of each tensor", "--codec")
     from upwell.shared.partition.split.cut_codec import with_codec
 
-    try:
-        samples = {} if data is None else read_given(data)
-    except ConfigError as error:
-        raise ConfigError.at(data, error.problems[0].message, "--data") from None
+    samples = {} if data is None else read_given(data, "--data")
     return Coder(whole, lambda halves, ranges: with_codec(halves, codec, ranges), samples)
 
 
 def _made(
-    whole: WholeModel, chosen: Iterable[Chosen], coder: Coder | None, errors: dict[str, float | None]
-) -> Iterator[Made]:
+    whole: UnsplitModel, chosen: Iterable[Chosen], coder: Coder | None, errors: dict[str, float | None]
+) -> Iterator[tuple[Chosen, Halves]]:
     """The halves of each cut, one after the other; what a codec costs goes into `errors`."""
     for one in chosen:
         halves = whole.divide(one.edge)
         if coder is not None:
             halves, errors[one.name] = coder.coded(halves)
-        yield Made(one, halves)
+        yield one, halves
 
 
-def _drawn(chosen: Sequence[Chosen]) -> Iterator[Chosen]:
-    """The cuts behind a bar on the terminal."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield from progress.track(chosen, description="splitting")
-
-
-def _remarks(whole: WholeModel, out: Path, plan: PlanFacts | None) -> list[str]:
+def _remarks(whole: UnsplitModel, out: Path, plan: PlanFacts | None) -> list[str]:
     """What a person should know about these halves; `plan` is one whose codecs they do not have."""
     remarks = []
     codecs = sorted({one.codec for one in plan.sent if one.codec}) if plan is not None else ()
     if codecs:
-        remarks.append(f"the plan counts on tensors sent as {', '.join(codecs)}; these are sent as they are (--codec)")
+        remarks.append(
+            f"the plan assumes tensors sent as {', '.join(codecs)}; these halves send them as they are (see --codec)"
+        )
     if whole.format == "tflite":
         remarks.append(
             "`upwell serve` has no engine for TFLite: an Upwell agent on a gateway serves these tails "

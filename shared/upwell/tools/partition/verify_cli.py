@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,10 +18,10 @@ from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.partition.split.folder import FILE_NAME
 from upwell.shared.partition.split.writing import half_paths, read_split
 from upwell.tools.partition.profile_inputs import read_given
-from upwell.tools.partition.recompose.matching import Unfit
-from upwell.tools.partition.recompose.verify import Inputs, Verification
-from upwell.tools.partition.recompose.verify import verify as verified
+from upwell.tools.partition.recompose import Inputs, Unfit, Verification
+from upwell.tools.partition.recompose import verify as verified
 from upwell.tools.quantize.quiet import quiet
+from upwell.tools.terminal import AsJson, finite, table_console
 
 EXIT_FAILED = 1
 _HEAD = "The head, or a folder that `upwell partition split` wrote."
@@ -57,7 +55,7 @@ def verify(
     runs: Annotated[int, typer.Option(min=1, max=100_000, help="How many random inputs, without --inputs.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="What the random inputs begin with.")] = 0,
     at_most: Annotated[float, typer.Option("--at-most", min=0, metavar="ERROR", help=_AT_MOST)] = 1e-5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Recompose HEAD and TAIL in the runtimes of the device: do they fit, and give what the whole gives?
 
@@ -73,7 +71,7 @@ def verify(
         document = {"holds": holds, "at_most": at_most, "halves": [_document(pair, at_most) for pair in done]}
         typer.echo(json.dumps(document, allow_nan=False))
     else:
-        console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        console = table_console()
         for pair in done:
             _show(console, pair, at_most)
     if not holds:
@@ -83,7 +81,7 @@ def verify(
 def _pairs(head: Path, tail: Path | None, whole: Path | None) -> Sequence[_Pair]:
     if not head.is_dir():
         if tail is None:
-            raise typer.BadParameter("TAIL is missing; only a folder that `upwell partition split` wrote needs none")
+            raise typer.BadParameter("TAIL is missing; only a folder written by `upwell partition split` needs none")
         return [_Pair(head, tail)]
     if tail is not None:
         raise typer.BadParameter(f"{head} is a folder and brings its tails with it; leave TAIL out")
@@ -117,10 +115,7 @@ def _document(pair: _Pair, at_most: float) -> dict[str, Any]:
         "early_outputs": list(found.early),
         "matched_by": "order" if found.by_order else "name",
         "repeatable": found.is_repeatable,
-        "outputs": [
-            {"name": one.name, "equal": one.is_equal, "error": one.error if math.isfinite(one.error) else None}
-            for one in found.outputs
-        ],
+        "outputs": [{"name": one.name, "equal": one.is_equal, "error": finite(one.error)} for one in found.outputs],
         "runs": found.runs,
         "seconds": {"head": found.head_s, "tail": found.tail_s, "whole": found.whole_s},
     }
@@ -130,7 +125,7 @@ def _show(console: Console, pair: _Pair, at_most: float) -> None:
     found = pair.found
     console.print(f"{f'cut {pair.cut}: ' if pair.cut else ''}{pair.head} + {pair.tail}", markup=False)
     if found is None:
-        console.print(f"  they do not hold: {pair.problem}", markup=False)
+        console.print(f"  failed: {pair.problem}", markup=False)
         return
     table = Table(Column("crosses", overflow="fold"), "datatype", "shape", "bytes", box=None, padding=(0, 2, 0, 0))
     for one in found.crossing:
@@ -148,10 +143,10 @@ def _lines(found: Verification, at_most: float) -> Sequence[str]:
     lines += [f"the tail also takes {name!r} as the caller gives it" for name in found.raw]
     lines += [f"{name!r} is an early answer: the tail does not take it" for name in found.early]
     for one in found.outputs:
-        verdict = "holds" if one.holds(at_most) else f"DOES NOT HOLD, at most {at_most:g} is asked for"
+        verdict = "holds" if one.holds(at_most) else f"DOES NOT HOLD, at most {at_most:g} is allowed"
         exactly = "bit-equal" if one.is_equal else f"relative error {one.error:.3g}"
         lines.append(f"{one.name!r} {exactly}: {verdict}")
     if not found.outputs:
-        same = "give the same again" if found.is_repeatable else "DO NOT give the same again"
-        lines.append(f"they fit, run and {same}; --whole MODEL says what they lose")
+        same = "repeat their results" if found.is_repeatable else "DO NOT repeat their results"
+        lines.append(f"the halves fit, run and {same}; --whole MODEL measures what they lose")
     return [*lines, f"{times}; medians of {found.runs} runs"]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from upwell.shared.config.yaml import load_yaml
+from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.files import write_named
 from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target, calibration_of
@@ -26,14 +23,14 @@ from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.rules import CompiledPolicy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
-from upwell.shared.units import parse_share
-from upwell.tools.policy.calibrate_yaml import PolicyText, evidence, percent
+from upwell.tools.plot_style import check_plot
+from upwell.tools.policy.calibrate_yaml import PolicyText, as_percent, evidence
 from upwell.tools.policy.request_logs import read_log
+from upwell.tools.terminal import AsJson, PolicyArgument, percent, plain, share, stderr_console, stdout_console
 
 _LONGEST_S = 1e10
 _UNIX_TIME_S = 1e8
 """From here on (1973) `t_s` is Unix time, as in logs that agents record; below it counts from any zero."""
-_PLOT_KINDS = (".png", ".svg", ".pdf")
 _SHARE = "This share of all requests goes up, such as 20%; large ones count."
 _RISK = "At most this share of all requests is answered by the device and wrong where the cloud is right, such as 2%."
 
@@ -48,7 +45,7 @@ class CalibrationRefusal:
 
 
 def calibrate(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)],
+    policy: PolicyArgument,
     log: Annotated[Path, typer.Option(metavar="LOG", help="What both sides answered, a log of JSON lines.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the calibrated policy goes; may be POLICY itself.")],
     cloud_share: Annotated[str | None, typer.Option(help=_SHARE)] = None,
@@ -58,26 +55,27 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw risk against share (.png, .svg, .pdf).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Choose the threshold of `hard` from a log, and write the policy with it.
 
     Nothing is written where the log is too small or the target is out of reach.
     """
     target = _target(cloud_share, max_risk, confidence)
-    load_yaml(policy, Policy)
-    draw_calibrations = None if plot is None else _drawing(plot)
-    text = PolicyText(policy.read_bytes().decode("utf-8-sig"), policy)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    text = PolicyText(read_text(policy), policy)
+    check_plot(plot)
+    errors = stderr_console()
     with errors.status("reading the log and choosing") if errors.is_terminal else nullcontext():
         found, refused = _calibrations(_by_model(log, model), text, target)
     left_out = sorted({one.model for one in refused} - {one.model for one in found})
     if not left_out:
         _write(text, found, policy, out)
-        if draw_calibrations is not None and plot is not None:
-            write_named(plot, draw_calibrations(found), like=policy)
+        if plot is not None:
+            from upwell.tools.policy.plots import draw_calibrations
+
+            write_named(plot, draw_calibrations(found, plot.suffix), "--plot", like=policy)
     for one in refused:
-        errors.print(_shown(f"{_named(one.model, one.model_pair)}: {one.reason}"))
+        errors.print(plain(f"{_named(one.model, one.model_pair)}: {one.reason}"))
     if left_out:
         errors.print("nothing is written", markup=False)
     if as_json:
@@ -97,40 +95,19 @@ def _target(cloud_share: str | None, max_risk: str | None, confidence: str) -> T
     if (cloud_share is None) == (max_risk is None):
         raise ConfigError.at(None, "expected one of --cloud-share 20% and --max-risk 2%")
     if cloud_share is not None:
-        return Target(cloud_share=_share("--cloud-share", cloud_share, "0% is `hard: off`, 100% a rule `route: cloud`"))
+        why = "0% is `hard: off`, 100% a rule `route: cloud`"
+        return Target(cloud_share=_open_share("--cloud-share", cloud_share, why))
     return Target(
-        max_risk=_share("--max-risk", str(max_risk), "no log can show 0%, and 100% asks for nothing"),
-        confidence=_share("--confidence", confidence, "no log makes anything certain"),
+        max_risk=_open_share("--max-risk", str(max_risk), "no log can show 0%, and 100% asks for nothing"),
+        confidence=_open_share("--confidence", confidence, "no log makes anything certain"),
     )
 
 
-def _share(option: str, text: str, why: str) -> float:
-    try:
-        share = parse_share(float(text) if _is_number(text) else text)
-    except ValueError as error:
-        raise ConfigError.at(None, str(error), option) from None
-    if not 0 < share < 1:
+def _open_share(option: str, text: str, why: str) -> float:
+    found = share(option, text)
+    if not 0 < found < 1:
         raise ConfigError.at(None, f"expected more than 0% and less than 100%, got {text}: {why}", option)
-    return share
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _drawing(path: Path) -> Callable[[Sequence[CalibrationResult]], bytes]:
-    """What draws a picture of the kind that `path` names. Raises `ConfigError` where it cannot be drawn."""
-    kind = path.suffix.lower()
-    if kind not in _PLOT_KINDS:
-        raise ConfigError.at(path, f"expected a name that ends in one of {', '.join(_PLOT_KINDS)}", "--plot")
-    try:
-        from upwell.tools.policy.plots import draw_calibrations
-    except ImportError:
-        raise ConfigError.at(None, "needs matplotlib: pip install 'upwell[plot]'", "--plot") from None
-    return lambda calibrations: draw_calibrations(calibrations, kind[1:])
+    return found
 
 
 def _by_model(log: Path, model: str | None) -> Mapping[str, list[LogLine]]:
@@ -211,22 +188,22 @@ def _document(one: CalibrationResult) -> dict[str, Any]:
 
 
 def _show(found: Sequence[CalibrationResult], out: Path) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = stdout_console()
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for name in ("", "requests", "go up", "kept and wrong", "at most"):
         table.add_column(name, justify="left" if not name else "right")
     for one in found:
         for name, part in (("nothing hard", one.nothing_hard), ("chosen", one.chosen), ("held out", one.held_out)):
-            numbers = (_percent(part.share), _percent(part.risk), _percent(part.risk_bound))
-            table.add_row(_shown(f"{one.model}, {name}"), str(part.requests), *numbers)
+            numbers = (percent(part.share), percent(part.risk), percent(part.risk_bound))
+            table.add_row(plain(f"{one.model}, {name}"), str(part.requests), *numbers)
     console.print(table)
     for one in found:
         console.print()
-        console.print(_shown(_sentence(one)))
+        console.print(plain(_sentence(one)))
         for warning in one.warnings:
-            console.print(_shown(f"note: {warning}"))
+            console.print(plain(f"note: {warning}"))
     console.print()
-    console.print(_shown(f"written to {out}"))
+    console.print(plain(f"written to {out}"))
 
 
 def _sentence(one: CalibrationResult) -> str:
@@ -234,11 +211,11 @@ def _sentence(one: CalibrationResult) -> str:
     tempered = f", logits divided by {one.temperature:g}" if one.temperature != 1.0 else ""
     rule = f"{one.hard.measure} {direction} {one.threshold:.4g} is hard{tempered}"
     if one.target.is_share:
-        what = f"so {_percent(one.chosen.share)} of all requests go up (asked for: {percent(one.target.cloud_share)})"
+        what = f"so {percent(one.chosen.share)} of all requests go up (asked for: {as_percent(one.target.cloud_share)})"
     else:
         what = (
-            f"so with {percent(one.target.confidence)} confidence at most {percent(one.target.max_risk)} of all "
-            f"requests are kept and wrong where the cloud is right, and {_percent(one.chosen.share)} go up"
+            f"so with {as_percent(one.target.confidence)} confidence at most {as_percent(one.target.max_risk)} of all "
+            f"requests are kept and wrong where the cloud is right, and {percent(one.chosen.share)} go up"
         )
     return f"{_named(one.model, one.model_pair)}: {rule}, {what}."
 
@@ -246,12 +223,3 @@ def _sentence(one: CalibrationResult) -> str:
 def _named(model: str, model_pair: ModelPair) -> str:
     parts = [part[:19] for part in (model_pair.edge_digest, model_pair.edge_runtime, model_pair.cloud_digest) if part]
     return f"{model} ({', '.join(parts)})" if parts else model
-
-
-def _percent(share: float) -> str:
-    return "unknown" if math.isnan(share) else f"{share:.1%}"
-
-
-def _shown(text: str) -> Text:
-    """Names that a log brought along, without anything that a terminal would obey."""
-    return Text("".join(one if one.isprintable() else "�" for one in text))

@@ -17,11 +17,11 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.routing.calibration.calibrate import CalibrationResult, Target
 from upwell.shared.routing.calibration.choosing import Found
 from upwell.shared.routing.hardness import RISING
+from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.policy import Policy
 
 _INDENTS = ((2, 4, 2), (2, 2, 0), (4, 6, 4), (4, 4, 2), (4, 4, 0))
 """Of mappings, of the items of lists, and of their dashes."""
-_KEY = ("model", "edge_digest", "edge_runtime", "cloud_digest", "measure", "cloud_share", "max_risk", "confidence")
 
 
 class PolicyText:
@@ -36,9 +36,7 @@ class PolicyText:
         self._yaml.preserve_quotes = True
         self._yaml.width = 1 << 20
         self._document: CommentedMap = self._yaml.load(text)
-        self._yaml.map_indent, self._yaml.sequence_indent, self._yaml.sequence_dash_offset = min(
-            _INDENTS, key=lambda indents: self._changed_lines(text, indents)
-        )
+        self._indent(min(_INDENTS, key=lambda indents: self._changed_lines(text, indents)))
 
     def policy(self) -> Policy:
         """The policy as edited. Raises `ConfigError` where an edit changed what it should not have."""
@@ -53,9 +51,7 @@ class PolicyText:
         """The text as edited."""
         if "replaces" in self._document:
             self._document.move_to_end("replaces")
-        buffer = io.StringIO()
-        self._yaml.dump(self._document, buffer)
-        return buffer.getvalue().replace("\n", self._newline)
+        return self._dumped().replace("\n", self._newline)
 
     def set_target(self, model: str, target: Target) -> None:
         """Write the target into `hard`, where that is written for `model`: in `models`, else in `defaults`.
@@ -85,8 +81,9 @@ class PolicyText:
         """Write the calibration, in the place of one for the same models, measure and target."""
         entry = _entry(calibration)
         listed = self._document.setdefault("calibrations", CommentedSeq())
+        key = Calibration.model_validate(entry).key()
         for old in listed:
-            if _key(old) == _key(entry):
+            if Calibration.model_validate(old).key() == key:
                 for stale in [key for key in old if key not in entry]:
                     del old[stale]
                 old.update(entry)
@@ -103,23 +100,29 @@ class PolicyText:
         others = any(one.model != model for one in policy.calibrations)
         return not others or written in (wanted, (None, None, None))
 
-    def _changed_lines(self, text: str, indents: tuple[int, int, int]) -> int:
+    def _indent(self, indents: tuple[int, int, int]) -> None:
         self._yaml.map_indent, self._yaml.sequence_indent, self._yaml.sequence_dash_offset = indents
-        buffer = io.StringIO()
-        self._yaml.dump(self._document, buffer)
-        pairs = zip_longest(text.split("\n"), buffer.getvalue().split("\n"))
+
+    def _changed_lines(self, text: str, indents: tuple[int, int, int]) -> int:
+        self._indent(indents)
+        pairs = zip_longest(text.split("\n"), self._dumped().split("\n"))
         return sum(before != after for before, after in pairs)
 
+    def _dumped(self) -> str:
+        buffer = io.StringIO()
+        self._yaml.dump(self._document, buffer)
+        return buffer.getvalue()
 
-def percent(share: float) -> str:
+
+def as_percent(share: float) -> str:
     """The share as people write it: 0.2 -> `20%`."""
     return f"{share * 100:.10g}%"
 
 
 def _target_values(target: Target) -> dict[str, str]:
     if target.is_share:
-        return {"cloud_share": percent(target.cloud_share)}
-    return {"max_risk": percent(target.max_risk), "confidence": percent(target.confidence)}
+        return {"cloud_share": as_percent(target.cloud_share)}
+    return {"max_risk": as_percent(target.max_risk), "confidence": as_percent(target.confidence)}
 
 
 def _put_first(hard: CommentedMap, name: str, values: Mapping[str, str]) -> None:
@@ -179,18 +182,6 @@ def _numbers(part: str, found: Found) -> dict[str, float]:
         f"{part}_risk": found.risk,
         f"{part}_risk_bound": found.risk_bound,
     }
-
-
-def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes two entries the same one, as the policy reads it."""
-    read = parse_yaml(_dumped(entry), Policy).calibrations[0]
-    return tuple(getattr(read, name) for name in _KEY)
-
-
-def _dumped(entry: Mapping[str, Any]) -> str:
-    buffer = io.StringIO()
-    YAML().dump({"calibrations": [entry]}, buffer)
-    return buffer.getvalue()
 
 
 def _without_targets(policy: Policy) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -14,11 +13,12 @@ from upwell.shared.config.yaml_tree import dotted, read_tree
 from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.review import warnings
+from upwell.tools.terminal import AsJson, PolicyArgument, printable
 
 
 def check(
-    policy: Annotated[Path, typer.Argument(help="The policy file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON and nothing else.")] = False,
+    policy: PolicyArgument,
+    as_json: AsJson = False,
 ) -> None:
     """Check a policy file: every problem and warning with line and column. Exit code 1 where there is a problem."""
     text = read_text(policy)
@@ -36,11 +36,11 @@ def check(
         typer.echo(json.dumps({"file": str(policy), "ok": not problems, "digest": digest, **found}))
     else:
         for problem in problems:
-            typer.echo(_printable(f"error: {problem}"))
+            typer.echo(printable(f"error: {problem}"))
         for doubt in doubts:
-            typer.echo(_printable(f"warning: {doubt}"))
+            typer.echo(printable(f"warning: {doubt}"))
         if not problems:
-            typer.echo(_printable(f"{policy}: a valid policy, {digest}"))
+            typer.echo(printable(f"{policy}: a valid policy, {digest}"))
     if problems:
         raise typer.Exit(EXIT_FAILED)
 
@@ -57,8 +57,3 @@ def _warnings(policy: Policy, text: str, path: Path) -> list[Problem]:
 
 def _document(problem: Problem) -> dict[str, object]:
     return {"line": problem.line, "column": problem.column, "key": problem.key, "message": problem.message}
-
-
-def _printable(text: str) -> str:
-    """The text without what a terminal would obey: names of a file may hold anything."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)

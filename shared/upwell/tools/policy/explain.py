@@ -22,6 +22,7 @@ from upwell.shared.routing.decide.explain import explain as explained
 from upwell.shared.routing.decide.inquiry import NOW_S, Inquiry
 from upwell.shared.routing.policy.policy import Policy, Rule
 from upwell.shared.routing.policy.rules import Finding, Verdict
+from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain, printable
 
 _UNITS = MappingProxyType(
     {
@@ -37,9 +38,9 @@ _UNITS = MappingProxyType(
 
 
 def explain(
-    policy: Annotated[Path, typer.Argument(help="The policy file.")],
+    policy: PolicyArgument,
     request: Annotated[Path, typer.Option(help="The request, as JSON; its keys are in docs/policy.md.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the explanation as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tell how a request would be routed and why: rules, settings and who wrote them, predictions, decision."""
     written, inquiry = load_yaml(policy, Policy), load_yaml(request, Inquiry)
@@ -72,7 +73,7 @@ def document(policy: Policy, explanation: Explanation) -> dict[str, Any]:
         "degraded": last.degraded,
         "refusal": last.refusal or None,
         "up_rows": sorted({row for step in explanation.steps for row in step.decision.up_rows}),
-        "predicted_s": {route: _finite(value) for route, value in explanation.predicted_s.items()},
+        "predicted_s": {route: finite(value) for route, value in explanation.predicted_s.items()},
         "hardness": explanation.hardness,
         "rules": [
             {"name": rule.name, "matched": not rule.missed, "missed": rule.missed or None, "error": rule.error or None}
@@ -120,10 +121,6 @@ def _step(step: ExplanationStep) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _rounded(value: float) -> float | None:
     return float(f"{value:.9g}") if math.isfinite(value) else None
 
@@ -132,16 +129,16 @@ def _show(policy: Policy, explanation: Explanation) -> None:
     console = Console(highlight=False)
     _heading(console, "Signals")
     for name, value in _signals(policy, explanation).items():
-        console.print(_text(f"  {name}: {'unknown' if value is None else json.dumps(value, ensure_ascii=False)}"))
+        console.print(plain(f"  {name}: {'unknown' if value is None else json.dumps(value, ensure_ascii=False)}"))
     _heading(console, "Rules")
     for rule, found in zip(policy.rules, explanation.rules, strict=True):
-        console.print(_text(f"  {rule.name}: {_became(rule, found, explanation.last.verdict)}"))
+        console.print(plain(f"  {rule.name}: {_became(rule, found, explanation.last.verdict)}"))
     if not explanation.rules:
         console.print("  none")
     _heading(console, "Settings")
     table = Table.grid(padding=(0, 2))
     for one in explanation.settings:
-        table.add_row(_text(f"  {one.key}"), _text(_value(one)), Text(_plain(one.origin), style="dim"))
+        table.add_row(plain(f"  {one.key}"), plain(_value(one)), Text(printable(one.origin), style="dim"))
     console.print(table)
     _heading(console, "Predicted")
     for route, value in explanation.predicted_s.items():
@@ -149,7 +146,7 @@ def _show(policy: Policy, explanation: Explanation) -> None:
     for step in explanation.steps:
         _heading(console, "After the edge run" if step.after_edge else "Before the edge run")
         for line in _lines(step, explanation.hardness):
-            console.print(_text(f"  {line}"))
+            console.print(plain(f"  {line}"))
 
 
 def _became(rule: Rule, found: Finding, verdict: Verdict) -> str:
@@ -195,12 +192,3 @@ def _value(setting: Setting) -> str:
     if isinstance(value, str | bool):
         return str(value).lower() if isinstance(value, bool) else value
     return f"{value:.15g}{_UNITS.get(setting.key, '')}"
-
-
-def _plain(text: str) -> str:
-    """The text without what a terminal would obey: names of a file may hold anything."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
-
-
-def _text(text: str) -> Text:
-    return Text(_plain(text))

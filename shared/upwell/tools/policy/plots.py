@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
-import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -18,21 +15,19 @@ from upwell.shared.routing.reasons import DEGRADED, Route
 from upwell.shared.routing.simulation.runs import Scene
 from upwell.shared.routing.simulation.served import SimulatedOutcome
 from upwell.shared.tensors import Array
-from upwell.tools.plot_style import ALARM, CLOUD, EDGE, INK, MUTED, STYLE
+from upwell.tools.plot_style import ALARM, CLOUD, EDGE, INK, MUTED, picture
 
 _POINTS = 150
 
 
 def draw_calibrations(calibrations: Sequence[CalibrationResult], kind: str) -> bytes:
-    """A panel for each calibration, as a file of the kind `png`, `svg` or `pdf`."""
-    with matplotlib.style.context(["default", dict(STYLE)]):  # whatever the user's own settings are
-        figure = Figure(figsize=(6.5, 4.2 * len(calibrations)), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
+    """A panel for each calibration, as a file of the kind `.png`, `.svg` or `.pdf`."""
+
+    def draw(figure: Figure) -> None:
         for axes, one in zip(figure.subplots(len(calibrations), squeeze=False)[:, 0], calibrations, strict=True):
             _panel(axes, one)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind)
-        return buffer.getvalue()
+
+    return picture(draw, kind, (6.5, 4.2 * len(calibrations)))
 
 
 def _panel(axes: Axes, one: CalibrationResult) -> None:
@@ -60,25 +55,22 @@ def _panel(axes: Axes, one: CalibrationResult) -> None:
     axes.legend()
 
 
-_UNDATED: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _MOST_BINS = 200
 _KINDS = {"edge": EDGE, "cloud": CLOUD, "edge, degraded": ALARM, "no answer": INK}
 
 
 def draw_simulation(scene: Scene, run: Sequence[SimulatedOutcome], kind: str) -> bytes:
-    """The picture as `kind`: png, svg or pdf."""
-    with matplotlib.style.context(["default", dict(STYLE)]):  # whatever the user's own settings are
-        figure = Figure(figsize=(12, 7), dpi=130, layout="constrained")
-        FigureCanvasAgg(figure)
+    """Link, routes and latency over time, as a file of the kind `.png`, `.svg` or `.pdf`."""
+
+    def draw(figure: Figure) -> None:
         link, routes, latency = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 3))
         edges_s = _edges_s(run)
         _draw_link(link, scene, run, edges_s)
         _draw_routes(routes, run, edges_s)
         _draw_latency(latency, run)
         latency.set_xlim(edges_s[0], edges_s[-1])
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata=_UNDATED[kind])
-        return buffer.getvalue()
+
+    return picture(draw, kind, (12, 7), dpi=130)
 
 
 def _edges_s(run: Sequence[SimulatedOutcome]) -> Array:

@@ -40,7 +40,7 @@ def read_log(path: Path) -> list[LogLine]:
     if problems:
         raise ConfigError(problems)
     if not lines:
-        raise ConfigError.at(path, "holds no request; expected one JSON object per line")
+        raise ConfigError.at(path, "there is no request in it; expected one JSON object per line")
     return lines
 
 
@@ -80,10 +80,12 @@ def _problem(path: Path, number: int, text: bytes, error: ValidationError) -> Pr
     first, *others = error.errors(include_url=False, include_input=False)
     key = ".".join(str(part) for part in first["loc"])
     message = first["msg"]
-    if first["type"] == "json_invalid":
+    if first["type"] == "missing":
+        message = "this key is missing"
+    elif first["type"] == "json_invalid":
         is_cut = not text.endswith(b"\n")
-        message = "cut off; remove this line" if is_cut else f"expected a JSON object: {message}"
+        message = "cut off; remove this line" if is_cut else "not JSON; expected a JSON object"
     elif first["type"] == "extra_forbidden":
         message = f"unknown key; known are {', '.join(LogLine.model_fields)}"
-    more = f" (and {len(others)} more in this line)" if others else ""
+    more = f" (and {len(others)} more problems in this line)" if others else ""
     return Problem(path, number, None, key, message + more)

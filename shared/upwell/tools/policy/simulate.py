@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import write_named
+from upwell.shared.files import read_file, write_named
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.capacity import MOST_BITS_PER_S, Capacity, constant, parse_trace
 from upwell.shared.routing.simulation.requests import prepare
@@ -36,7 +34,9 @@ from upwell.shared.routing.simulation.runs import (
 )
 from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
 from upwell.shared.units import parse_bits_per_second, parse_seconds
+from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.request_logs import read_log
+from upwell.tools.terminal import AsJson, PolicyArgument, parsed, progress
 
 _TITLES = MappingProxyType(
     {
@@ -76,7 +76,7 @@ _ROWS: Mapping[str, Callable[[SimulationReport], str]] = MappingProxyType(
 
 
 def show(reports: Mapping[str, SimulationReport], swept: Sequence[Mapping[str, Any]] | None, plot: Path | None) -> None:
-    """Print the ways side by side, the reasons of the policies, and the sweep."""
+    """Print the runs side by side, the reasons of the policies, and the sweep."""
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -105,14 +105,13 @@ def _sweep(swept: Sequence[Mapping[str, Any]]) -> Table:
 
 
 MAX_TRACE_BYTES = 64 << 20
-_PLOT_KINDS = (".png", ".svg", ".pdf")
 _TRACE = "What the uplink carries: a mahimahi trace, or CSV rows of second and Mbps. It repeats from its end."
 _START = "The time of day at which t_s is 0, for rules with hours: 2024-05-01T08:00, in UTC unless it says otherwise."
 _SWEEP = "Try ten fixed thresholds of the policy's measure too, in the same agent without its prediction of the link."
 
 
 def simulate(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)],
+    policy: PolicyArgument,
     requests: Annotated[Path, typer.Option(metavar="LOG", help="The requests, a log of JSON lines.")],
     rtt: Annotated[str, typer.Option(help="Round trip of the link, such as 60ms; half of it each way.")],
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help=_TRACE)] = None,
@@ -122,7 +121,7 @@ def simulate(
     sweep: Annotated[bool, typer.Option("--sweep", help=_SWEEP)] = False,
     seed: Annotated[int, typer.Option(min=0, help="For the requests that random_share sends up.")] = 0,
     start: Annotated[str, typer.Option(help=_START)] = "1970-01-01T00:00",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Replay a request log with the agent's own router over a link.
 
@@ -130,13 +129,15 @@ def simulate(
     knows which answers are right and what the link will carry.
     """
     rules, other = load_yaml(policy, Policy), None if compare is None else load_yaml(compare, Policy)
-    _check_plot(plot)
+    check_plot(plot)
     scene = _scene(requests, trace, uplink, rtt, start)
     run = routed(rules, scene)
     reports = _reports(rules, other, scene, run, seed)
     swept = _swept(rules, scene) if sweep else None
     if plot is not None:
-        _draw(plot, scene, run)
+        from upwell.tools.policy.plots import draw_simulation
+
+        write_named(plot, draw_simulation(scene, run, plot.suffix), "--plot")
     if as_json:
         document: dict[str, Any] = {name: asdict(report) for name, report in reports.items()}
         typer.echo(json.dumps(document if swept is None else {**document, "sweep": swept}, indent=2, allow_nan=False))
@@ -150,15 +151,15 @@ def _reports(
     report = SimulationReport.of(run)
     chance = random.Random(seed)  # noqa: S311  chance that can be repeated, not a secret
     draws = [chance.random() for _ in scene.requests]
-    ways = {
+    runs = {
         "compare": lambda: [] if other is None else routed(other, scene),
         "edge_only": lambda: edge_only(policy, scene),
         "cloud_only": lambda: cloud_only(policy, scene),
         "random_share": lambda: random_share(policy, scene, report.cloud_share, draws),
         "oracle": lambda: oracle(policy, scene),
     }
-    asked = [name for name in ways if name != "compare" or other is not None]
-    return {"policy": report, **{name: SimulationReport.of(ways[name]()) for name in _tracked(asked, "simulating")}}
+    asked = [name for name in runs if name != "compare" or other is not None]
+    return {"policy": report, **{name: SimulationReport.of(runs[name]()) for name in _tracked(asked, "simulating")}}
 
 
 def _swept(policy: Policy, scene: Scene) -> list[dict[str, Any]]:
@@ -172,16 +173,18 @@ def _swept(policy: Policy, scene: Scene) -> list[dict[str, Any]]:
     ]
 
 
-def _tracked(work: Sequence[Any], what: str) -> Any:
-    errors = Console(stderr=True)
-    return track(work, what, console=errors, transient=True, disable=not errors.is_terminal)
+def _tracked(work: Sequence[Any], what: str) -> Iterator[Any]:
+    with progress() as bar:
+        yield from bar.track(work, description=what)
 
 
 def _scene(requests: Path, trace: Path | None, uplink: str | None, rtt: str, start: str) -> Scene:
     if (trace is None) == (uplink is None):
         raise ConfigError.at(None, "give either --trace or --uplink")
     capacity = _read_trace(trace) if trace is not None else constant(_bits_per_s(uplink or ""))
-    rtt_s = _seconds(rtt)
+    rtt_s = parsed("--rtt", rtt, parse_seconds)
+    if rtt_s > 3600:
+        raise ConfigError.at(None, "expected at most 1h", "--rtt")
     start_s = _wall_time_s(start)
     try:
         return Scene(prepare(read_log(requests), start_s), capacity, rtt_s)
@@ -190,16 +193,7 @@ def _scene(requests: Path, trace: Path | None, uplink: str | None, rtt: str, sta
 
 
 def _read_trace(path: Path) -> Capacity:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_TRACE_BYTES + 1)
-    except FileNotFoundError:
-        raise ConfigError.at(path, "no such file") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError.at(path, f"cannot be read: {reason}") from None
-    if len(data) > MAX_TRACE_BYTES:
-        raise ConfigError.at(path, f"larger than {MAX_TRACE_BYTES >> 20} MiB; give a part of the trace")
+    data = read_file(path, "the trace", MAX_TRACE_BYTES)
     try:
         return parse_trace(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -209,23 +203,10 @@ def _read_trace(path: Path) -> Capacity:
 
 
 def _bits_per_s(text: str) -> float:
-    try:
-        bits_per_s = parse_bits_per_second(text)
-    except ValueError as error:
-        raise ConfigError.at(None, str(error), "--uplink") from None
+    bits_per_s = parsed("--uplink", text, parse_bits_per_second)
     if not 0 < bits_per_s <= MOST_BITS_PER_S:
         raise ConfigError.at(None, f"expected more than 0 and at most {MOST_BITS_PER_S / 1e9:g}Gbps", "--uplink")
     return bits_per_s
-
-
-def _seconds(text: str) -> float:
-    try:
-        rtt_s = parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError.at(None, str(error), "--rtt") from None
-    if not rtt_s <= 3600:
-        raise ConfigError.at(None, "expected at most 1h", "--rtt")
-    return rtt_s
 
 
 def _wall_time_s(text: str) -> float:
@@ -235,18 +216,3 @@ def _wall_time_s(text: str) -> float:
     except (ValueError, OverflowError):
         expected = f"expected a date and time such as 2024-05-01T08:00 or 2024-05-01T08:00+02:00, got {text!r}"
         raise ConfigError.at(None, expected, "--start") from None
-
-
-def _check_plot(path: Path | None) -> None:
-    if path is None:
-        return
-    if path.suffix.lower() not in _PLOT_KINDS:
-        raise ConfigError.at(path, f"expected a file that ends in {', '.join(_PLOT_KINDS)}", "--plot")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError.at(None, "needs matplotlib: pip install 'upwell[plot]'", "--plot")
-
-
-def _draw(path: Path, scene: Scene, run: Sequence[SimulatedOutcome]) -> None:
-    from upwell.tools.policy.plots import draw_simulation
-
-    write_named(path, draw_simulation(scene, run, path.suffix.lower().removeprefix(".")), "--plot")

@@ -126,6 +126,20 @@ class FloatModel:
     run: Run
 
 
+def own_names(names: Sequence[str], instead: Sequence[str]) -> list[str]:
+    """The names with a number behind those that came before; `instead` of those that are empty."""
+    found: dict[str, None] = {}
+    given = set(names)
+    for name, other in zip(names, instead, strict=True):
+        own = base = name or other
+        count = 0
+        while own in found or (own != name and own in given):
+            count += 1
+            own = f"{base}_{count}"
+        found[own] = None
+    return list(found)
+
+
 def check_kept(path: Path, quantizer: Quantizer, kept: Sequence[str]) -> None:
     """Raise `ConfigError` for names in `kept` that no node has which could be quantized."""
     names = [node.name for node in quantizer.nodes]
@@ -137,7 +151,9 @@ def check_kept(path: Path, quantizer: Quantizer, kept: Sequence[str]) -> None:
                 path, f"node {name!r} is folded into others before quantization, so it cannot be kept", "--keep-float"
             )
         near = difflib.get_close_matches(name, names, _NEAR, 0.5) or names[:_NEAR]
-        raise ConfigError.at(path, f"there is no node {name!r}; near are {', '.join(map(repr, near))}", "--keep-float")
+        raise ConfigError.at(
+            path, f"there is no node {name!r}; did you mean {', '.join(map(repr, near))}?", "--keep-float"
+        )
 
 
 def added_error(error: float, before: Iterable[float]) -> float:

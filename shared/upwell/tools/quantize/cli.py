@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
@@ -18,38 +17,37 @@ from upwell.tools.quantize.base import Interface, Method, QuantizeSettings, T, T
 from upwell.tools.quantize.quantizing import check_model, quantize_model
 from upwell.tools.quantize.quiet import quiet
 from upwell.tools.quantize.report import show
+from upwell.tools.terminal import AsJson, progress, stdout_console
 
 
 def check_free(path: Path, model: Path, force: bool) -> None:
     """Raise `ConfigError` where a model cannot or must not be written to `path`; before any work is done."""
     if path.is_dir():
-        raise ConfigError.at(path, "this is a directory; --out names a file", "--out")
+        raise ConfigError.at(path, "this is a folder; --out must name a file", "--out")
     if path.suffix.lower() != model.suffix.lower():
-        raise ConfigError.at(path, f"the int8 model is a {model.suffix} file as well; name it so", "--out")
+        raise ConfigError.at(path, f"the int8 model is a {model.suffix} file too; its name must end so", "--out")
     if not path.parent.is_dir():
         raise ConfigError.at(path, f"there is no folder {path.parent}", "--out")
     if not os.access(path.parent, os.W_OK):
-        raise ConfigError.at(path, f"the folder {path.parent} cannot be written; --out FILE puts it elsewhere", "--out")
+        raise ConfigError.at(path, f"the folder {path.parent} cannot be written; --out names a file elsewhere", "--out")
     if not path.exists():
         return
     if model.exists() and path.samefile(model):
-        raise ConfigError.at(path, "this is the float model itself; --out names another file", "--out")
+        raise ConfigError.at(path, "this is the float model itself; --out must name another file", "--out")
     if not force:
-        raise ConfigError.at(path, "there is such a file already; --force replaces it, --out writes another", "--out")
+        raise ConfigError.at(path, "the file exists already; --force replaces it, --out names another", "--out")
 
 
-_DATA = (
-    "An .npz whose arrays are named as the model's inputs, N rows first, and `labels` if there are any; or one .npy."
-)
-_WEIGHTS = "u8 is right on every CPU and the default there; s8 saturates on x86 without VNNI, and is what NPUs take."
-_KEEP = "Leave this node float; may be given again."
+_DATA = "An .npz file with an array of N rows for each input of the model, and optional `labels`; or one .npy."
+_WEIGHTS = "u8 is right on every CPU and the default there; s8 overflows on x86 without VNNI, and is what NPUs need."
+_KEEP = "Keep this node float; may be repeated."
 
 
 def quantize(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A float .onnx or .tflite file.", show_default=False)],
     data: Annotated[Path, typer.Option(metavar="FILE", help=_DATA)],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where it goes; default MODEL with .int8 before its suffix.")
+        Path | None, typer.Option(metavar="FILE", help="The file to write; default MODEL with .int8 before its suffix.")
     ] = None,
     weights: Annotated[Weights | None, typer.Option(help=_WEIGHTS)] = None,
     target: Annotated[Target, typer.Option(help="What the model will run on.")] = "cpu",
@@ -57,7 +55,7 @@ def quantize(
     interface: Annotated[Interface, typer.Option(help="Inputs and outputs of a TFLite model.")] = "float",
     keep_float: Annotated[list[str] | None, typer.Option("--keep-float", metavar="NODE", help=_KEEP)] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make an int8 model of MODEL, calibrated on your data, and measure what that costs on rows held out of it."""
     check_model(model)
@@ -71,7 +69,7 @@ def quantize(
     if as_json:
         typer.echo(json.dumps(made.report.document(), allow_nan=False))
     else:
-        show(made.report, Console(highlight=False, soft_wrap=True))
+        show(made.report, stdout_console())
 
 
 class _Bar:
@@ -81,13 +79,5 @@ class _Bar:
         self._console = console
 
     def __call__(self, items: Sequence[T], doing: str) -> Iterator[T]:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(
-            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
-        ) as progress:
-            yield from progress.track(items, description=doing)
+        with progress(console=self._console) as bar:
+            yield from bar.track(items, description=doing)

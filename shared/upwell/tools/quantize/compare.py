@@ -124,14 +124,14 @@ def _scores_output(samples: Samples, outputs: Mapping[str, Array], labels: Array
             highest = int(samples.labels.max())
             if highest >= array.shape[-1]:
                 raise ConfigError.at(
-                    samples.path, f"label {highest} is no class: {name!r} gives {array.shape[-1]} scores", "--data"
+                    samples.path, f"label {highest} is not a class: {name!r} gives {array.shape[-1]} scores", "--data"
                 )
             return name
     shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in outputs.items())
     raise ConfigError.at(
         samples.path,
         f"labels {list(samples.labels.shape)} need an output with a vector of scores for each; a run gives {shapes}. "
-        f"Without {LABELS!r} in the file the outputs are compared alone",
+        f"Without {LABELS!r} in the file, only the outputs are compared",
         "--data",
     )
 

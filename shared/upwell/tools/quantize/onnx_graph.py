@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from onnx import TensorProto, helper
 from upwell.edge.runtimes.onnx.providers import plain_text
 from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.errors import ConfigError
-from upwell.tools.quantize.base import Arithmetic
+from upwell.shared.partition.graph import in_order
+from upwell.shared.partition.onnx_proto import opset_of, with_bodies
+from upwell.tools.quantize.base import Arithmetic, own_names
 
 LEAST_OPSET = 13
 """The first in which DequantizeLinear has an axis, which weights per channel need."""
@@ -52,7 +54,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         model = onnx.load(str(path))
     except Exception as error:  # noqa: BLE001 (protobuf, ValidationError and OSError share no base class)
         raise ConfigError.at(path, f"the onnx package cannot read it: {plain_text(error)}") from None
-    found = sorted({node.op_type for node in _all_nodes(model.graph)} & _QUANTIZED)
+    found = sorted({node.op_type for node in with_bodies(model.graph.node)} & _QUANTIZED)
     if found:
         raise ConfigError.at(path, f"it is quantized already (it has {', '.join(found)}); expected a float model")
     return model
@@ -74,21 +76,16 @@ def prepared(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     except Exception as error:  # noqa: BLE001 (the converter raises what C++ gives it)
         raise ConfigError.at(
             path,
-            f"its opset {version} is too old for weights per channel and cannot be raised to {LEAST_OPSET}: "
+            f"its opset {version} is too old for per-channel weights and cannot be raised to {LEAST_OPSET}: "
             f"{plain_text(error)}; export it with opset 18",
         ) from None
     made = _folded(model, path)
-    kept = {node.domain for node in _all_nodes(made.graph)} | {""}
+    kept = {node.domain for node in with_bodies(made.graph.node)} | {""}
     imports = [one for one in made.opset_import if one.domain in kept]
     del made.opset_import[:]
     made.opset_import.extend(imports)
     _name_nodes(made)
     return onnx.shape_inference.infer_shapes(made)
-
-
-def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ONNX's own operators that the model uses."""
-    return next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 1)
 
 
 def float_tensors(model: onnx.ModelProto) -> set[str]:
@@ -108,32 +105,16 @@ def float_weights(model: onnx.ModelProto) -> set[str]:
 
 
 def put_in_order(graph: onnx.GraphProto) -> None:
-    """Put each node of the main graph behind those whose results it, or a body in it, reads, as ONNX asks for.
-
-    Only nodes that were added last may be out of place, so the way back from one to another is short.
-    """
+    """Put each node of the main graph behind those whose results it, or a body in it, reads, as ONNX asks for."""
     nodes = list(graph.node)
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    ordered: list[onnx.NodeProto] = []
-    begun: set[int] = set()
-
-    def place(index: int) -> None:
-        if index in begun:
-            return
-        begun.add(index)
-        for node in _and_inner(nodes[index]):
-            for name in node.input:
-                if name in makers:
-                    place(makers[name])
-        ordered.append(nodes[index])
-
-    for index in range(len(nodes)):
-        place(index)
+    read = ({name for one in with_bodies([node]) for name in one.input} for node in nodes)
+    order = in_order([{makers[name] for name in names & makers.keys()} for names in read])
     del graph.node[:]
-    graph.node.extend(ordered)
+    graph.node.extend(nodes[index] for index in order)
 
 
-def exposing(model: onnx.ModelProto, names: Iterator[tuple[str, int]] | list[tuple[str, int]]) -> onnx.ModelProto:
+def exposing(model: onnx.ModelProto, names: Iterable[tuple[str, int]]) -> onnx.ModelProto:
     """A copy whose outputs are these values, each with its ONNX datatype."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -167,26 +148,7 @@ def _fix_weights(model: onnx.ModelProto) -> None:
 
 def _name_nodes(model: onnx.ModelProto) -> None:
     """Give each node of the main graph a name of its own, by which it can be kept float and reported."""
-    used: set[str] = set()
-    taken = {node.name for node in model.graph.node}
-    for index, node in enumerate(model.graph.node):
-        name = base = node.name or f"{node.op_type}_{index}"
-        count = 0
-        while name in used or (name != node.name and name in taken):
-            count += 1
-            name = f"{base}_{count}"
+    nodes = model.graph.node
+    names = own_names([node.name for node in nodes], [f"{node.op_type}_{at}" for at, node in enumerate(nodes)])
+    for node, name in zip(nodes, names, strict=True):
         node.name = name
-        used.add(name)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield from _and_inner(node)
-
-
-def _and_inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """The node, and those in the bodies of control flow that it has."""
-    yield node
-    for attribute in node.attribute:
-        for body in (attribute.g, *attribute.graphs):
-            yield from _all_nodes(body)

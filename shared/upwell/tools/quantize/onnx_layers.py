@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from upwell.shared.tensors import Array
 from upwell.tools.quantize.base import Arithmetic, Feed, Layer, added_error
@@ -27,40 +27,35 @@ class _Rounded:
     scale: Array
     zero_point: Array
 
+    @property
+    def datatype(self) -> int:
+        """ONNX's number of that of the integers."""
+        return int(helper.np_dtype_to_tensor_dtype(self.zero_point.dtype))
+
     def real(self, integers: Array) -> Array:
         """What the integers stand for."""
         real: Array = (integers.astype(np.float32) - self.zero_point.astype(np.float32)) * self.scale
         return real
 
 
-@dataclass
-class _Graphs:
-    """How the values of the int8 graph correspond to those of the float graph.
-
-    `pairs` gives for each value of the float graph where the int8 graph has it: rounded, or as it is by its name.
-    """
-
-    before: onnx.ModelProto
-    after: onnx.ModelProto
-    pairs: dict[str, _Rounded | str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        constants = {one.name: one for one in self.after.graph.initializer}
-        floats = float_tensors(self.before)
-        present = {node.name for node in self.after.graph.node}
-        readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.before.graph.node:
-            for name in node.input:
-                readers.setdefault(name, []).append(node)
-        for node in self.after.graph.node:
-            if node.op_type == _Q and node.input[0] not in constants:
-                value = _followed(node.input[0].removesuffix(_SUFFIX), readers, present)
-                scale, zero_point = (numpy_helper.to_array(constants[name]) for name in node.input[1:3])
-                if value in floats:
-                    self.pairs[value] = _Rounded(node.output[0], scale, zero_point)
-        made = {name for node in self.after.graph.node for name in node.output if node.op_type not in (_Q, _DQ)}
-        for name in floats & made:
-            self.pairs.setdefault(name, name)
+def _paired(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, _Rounded | str]:
+    """For each value of the float graph where the int8 graph has it: rounded, or as it is by its name."""
+    pairs: dict[str, _Rounded | str] = {}
+    constants = {one.name: one for one in after.graph.initializer}
+    floats = float_tensors(before)
+    present = {node.name for node in after.graph.node}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in before.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    for node in after.graph.node:
+        if node.op_type == _Q and node.input[0] not in constants:
+            value = _followed(node.input[0].removesuffix(_SUFFIX), readers, present)
+            scale, zero_point = (numpy_helper.to_array(constants[name]) for name in node.input[1:3])
+            if value in floats:
+                pairs[value] = _Rounded(node.output[0], scale, zero_point)
+    made = {name for node in after.graph.node for name in node.output if node.op_type not in (_Q, _DQ)}
+    return {name: name for name in floats & made} | pairs
 
 
 def layers_of(
@@ -70,8 +65,7 @@ def layers_of(
 
     The integers of the int8 model are read where they are made, so that its nodes stay fused as they are without.
     """
-    graphs = _Graphs(before, after)
-    errors = _measured(graphs, feeds, arithmetic)
+    errors = _measured(before, after, feeds, arithmetic)
     dequantized = {node.output[0] for node in after.graph.node if node.op_type == _DQ}
     real = dequantized | float_tensors(before) | float_weights(after)
     inputs = {node.name: list(node.input) for node in after.graph.node if node.op_type not in (_Q, _DQ)}
@@ -114,26 +108,25 @@ def _absorbed(node: onnx.NodeProto, before: onnx.ModelProto, present: set[str]) 
     return found
 
 
-def _measured(graphs: _Graphs, feeds: Iterable[Feed], arithmetic: Arithmetic) -> dict[str, float]:
+def _measured(
+    before: onnx.ModelProto, after: onnx.ModelProto, feeds: Iterable[Feed], arithmetic: Arithmetic
+) -> dict[str, float]:
     """The relative error of each value that both graphs have."""
-    names = list(graphs.pairs)
+    pairs = _paired(before, after)
+    names = list(pairs)
     if not names:
         return {}
-    before = session_of(exposing(graphs.before, [(name, TensorProto.FLOAT) for name in names]))
-    wanted: dict[str, int] = {}
-    types = {one.name: one.data_type for one in graphs.after.graph.initializer}
-    zero_points = {node.output[0]: types[node.input[2]] for node in graphs.after.graph.node if node.op_type == _Q}
-    for pair in graphs.pairs.values():
-        if isinstance(pair, str):
-            wanted[pair] = TensorProto.FLOAT
-        else:
-            wanted[pair.integers] = zero_points[pair.integers]
-    after = session_of(exposing(graphs.after, list(wanted.items())), arithmetic)
+    plain = session_of(exposing(before, [(name, TensorProto.FLOAT) for name in names]))
+    wanted = {
+        pair if isinstance(pair, str) else pair.integers: TensorProto.FLOAT if isinstance(pair, str) else pair.datatype
+        for pair in pairs.values()
+    }
+    rounded = session_of(exposing(after, wanted.items()), arithmetic)
     differences = {name: ErrorSummary() for name in names}
     for feed in feeds:
-        expected = dict(zip(names, before.run(names, dict(feed)), strict=True))
-        got = dict(zip(wanted, after.run(list(wanted), dict(feed)), strict=True))
-        for name, pair in graphs.pairs.items():
+        expected = dict(zip(names, plain.run(names, dict(feed)), strict=True))
+        got = dict(zip(wanted, rounded.run(list(wanted), dict(feed)), strict=True))
+        for name, pair in pairs.items():
             value = got[pair] if isinstance(pair, str) else pair.real(got[pair.integers])
             differences[name].add(expected[name], value)
     return {name: one.relative for name, one in differences.items()}

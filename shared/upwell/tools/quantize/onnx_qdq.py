@@ -20,8 +20,9 @@ from upwell.edge.runtimes.onnx.tensors import caller_for
 from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.tensors import text_of
+from upwell.shared.partition.onnx_proto import opset_of
 from upwell.tools.quantize.base import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
-from upwell.tools.quantize.onnx_graph import opset_of, prepared, put_in_order, read_model, session_of
+from upwell.tools.quantize.onnx_graph import prepared, put_in_order, read_model, session_of
 from upwell.tools.quantize.onnx_layers import layers_of
 
 _METHODS = {
@@ -94,7 +95,9 @@ class OnnxQuantizer:
         self._ranges = TensorsData(method, finite)
         endless = [repr(name) for name, _ in ranges if name not in finite][:_SHOWN]
         if endless:
-            self._without_range = f"{', '.join(endless)} is not finite on some row of the data; --keep-float its nodes"
+            self._without_range = (
+                f"{', '.join(endless)} is not finite on some row of the data; keep its nodes float with --keep-float"
+            )
 
     def quantized(self, keep_float: Sequence[str]) -> bytes:
         """The int8 model; see `Quantizer.quantized`."""

@@ -70,12 +70,13 @@ def open_float_model(path: Path) -> FloatModel:
     size_bytes = _size_bytes(path)
     if size_bytes > MAX_BYTES:
         raise ConfigError.at(
-            path, f"it holds {size_bytes >> 20} MiB; models of more than {MAX_BYTES >> 20} MiB cannot be quantized here"
+            path, f"it has {size_bytes >> 20} MiB; models of more than {MAX_BYTES >> 20} MiB cannot be quantized"
         )
     folder = tempfile.gettempdir()
     if shutil.disk_usage(folder).free < _ROOM * size_bytes:
         raise ConfigError.at(
-            Path(folder), f"no room for temporary files of {_ROOM * size_bytes >> 20} MiB; TMPDIR names another folder"
+            Path(folder),
+            f"no room for {_ROOM * size_bytes >> 20} MiB of temporary files; TMPDIR can name another folder",
         )
     runtime = load_runtime(path, RuntimeOptions(threads=1))
     kind: Format = "onnx" if runtime.name == "onnx" else "tflite"
@@ -186,11 +187,11 @@ class _Work:
             if not saturation(file, _WITHOUT_VNNI):
                 return ()
         plain, exact = (self._error(model, arithmetic) for arithmetic in ("plain", "exact"))
-        here = "as" if plain > _OVERFLOWS * exact else "unlike"
+        here = "like" if plain > _OVERFLOWS * exact else "unlike"
         return (
-            f"weights s8 overflow on x86 CPUs without VNNI, {here} this one: "
-            f"relative error {plain:.4f} in plain ONNX Runtime here, {exact:.4f} with exact sums. The agent makes such "
-            "CPUs take a slower kernel that does not overflow; --weights u8 is right on all of them",
+            f"s8 weights overflow on x86 CPUs without VNNI, {here} this one: "
+            f"relative error {plain:.4f} in plain ONNX Runtime here, {exact:.4f} with exact sums. On such CPUs the "
+            "agent uses a slower kernel that does not overflow; --weights u8 is right on all CPUs",
         )
 
     def _error(self, model: bytes, arithmetic: Arithmetic) -> float:

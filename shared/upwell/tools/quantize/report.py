@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from upwell.tools.quantize.base import Layer
 from upwell.tools.quantize.compare import OutputComparison
+from upwell.tools.terminal import finite, plain
 
 _WORST = 5
 
@@ -89,40 +89,40 @@ class QuantizeReport:
             "size_bytes": {"before": self.size_before, "after": self.size_after},
             "accuracy": None if accuracy is None else asdict(accuracy),
             "outputs": [
-                {**asdict(one), "relative_error": _finite(one.relative_error)} for one in self.comparison.outputs
+                {**asdict(one), "relative_error": finite(one.relative_error)} for one in self.comparison.outputs
             ],
             "layers": [
                 {
                     "node": one.node,
                     "operator": one.operator,
                     "precision": one.precision,
-                    "error": _finite(one.error),
-                    "added": _finite(one.added),
-                    "sqnr_db": _finite(one.sqnr_db),
+                    "error": finite(one.error),
+                    "added": finite(one.added),
+                    "sqnr_db": finite(one.sqnr_db),
                 }
                 for one in self.worst_first
             ],
             "kept_float": list(self.kept_float),
-            "time_here_ms": self.times and {**asdict(self.times), "ratio": _finite(self.times.ratio)},
+            "time_here_ms": self.times and {**asdict(self.times), "ratio": finite(self.times.ratio)},
             "warnings": list(self.warnings),
-            "advice": [{**asdict(one), "worst_error": _finite(one.worst_error)} for one in self.advice],
+            "advice": [{**asdict(one), "worst_error": finite(one.worst_error)} for one in self.advice],
         }
 
 
 def show(report: QuantizeReport, console: Console) -> None:
     """Print what matters: size, accuracy or agreement, the worst layers, warnings."""
-    console.print(_shown(f"{report.model}: {report.scheme}, {report.method} ranges, for {report.target}"))
-    console.print(_shown(_data_line(report.data)))
+    console.print(plain(f"{report.model}: {report.scheme}, {report.method} ranges, for {report.target}"))
+    console.print(plain(_data_line(report.data)))
     console.print(_before_and_after(report))
     console.print(_worst_layers(report))
     kept = [layer.node for layer in report.layers if layer.node in set(report.kept_float)]
     if kept:
-        console.print(_shown(f"kept float: {', '.join(kept)}"))
+        console.print(plain(f"kept float: {', '.join(kept)}"))
     for warning in report.warnings:
-        console.print(_shown(f"warning: {warning}"))
+        console.print(plain(f"warning: {warning}"))
     if report.advice:
         console.print(_advice(report.advice))
-    console.print(_shown(f"written to {report.out}"))
+    console.print(plain(f"written to {report.out}"))
 
 
 def _data_line(data: DataUsed) -> str:
@@ -145,7 +145,7 @@ def _before_and_after(report: QuantizeReport) -> Table:
     for one in report.comparison.outputs:
         error = "" if one.relative_error is None else f"relative error {_number(one.relative_error)}"
         same = "" if one.agreement is None else f"same answer in {one.agreement:.2%}"
-        table.add_row(_shown(f"output {one.name}"), "", "", "; ".join(part for part in (error, same) if part))
+        table.add_row(plain(f"output {one.name}"), "", "", "; ".join(part for part in (error, same) if part))
     times = report.times
     if times is not None:
         ratio_here = f"{times.ratio:.2f} times, median of one thread here"
@@ -163,7 +163,7 @@ def _worst_layers(report: QuantizeReport) -> Table:
     worst = report.worst_first
     for one in worst[:_WORST]:
         numbers = _number(one.added), _number(one.error), _number(one.sqnr_db, 1)
-        table.add_row(_shown(one.node), _shown(one.operator), one.precision, *numbers)
+        table.add_row(plain(one.node), plain(one.operator), one.precision, *numbers)
     if len(worst) > _WORST:
         table.caption = f"and {len(worst) - _WORST} more with --json"
         table.caption_justify = "left"
@@ -178,7 +178,7 @@ def _advice(advice: Sequence[Suggestion]) -> Table:
     for one in advice:
         accuracy = "" if one.accuracy is None else f"{one.accuracy:.4f}"
         table.add_row(
-            _shown(" ".join(f"--keep-float {shlex.quote(node)}" for node in one.nodes)),
+            plain(" ".join(f"--keep-float {shlex.quote(node)}" for node in one.nodes)),
             accuracy,
             _number(one.worst_error),
         )
@@ -187,12 +187,3 @@ def _advice(advice: Sequence[Suggestion]) -> Table:
 
 def _number(value: float, digits: int = 4) -> str:
     return "unknown" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _shown(text: str) -> Text:
-    """Names that a model or a file brought along, without anything that a terminal would obey."""
-    return Text("".join(one if one.isprintable() else "�" for one in text))

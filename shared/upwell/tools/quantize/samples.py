@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from upwell.edge.runtimes.inputs import describe, shape_fits
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
 from upwell.shared.formats.npy import read_npy, read_npz
+from upwell.shared.partition.split.describing import description_of
 from upwell.shared.signature.binding import chunk_of
 from upwell.shared.signature.description import load_description
 from upwell.shared.signature.processor import Processor
@@ -35,7 +35,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
     except OSError as error:
         raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", "--data") from None
     except ValueError as error:
-        raise ConfigError.at(path, f"cannot be read as arrays of numpy: {error}", "--data") from None
+        raise ConfigError.at(path, f"cannot be read as NumPy arrays: {error}", "--data") from None
     return arrays
 
 
@@ -69,13 +69,18 @@ class Samples:
     """
 
     def __init__(
-        self, path: Path, processor: Processor, arrays: Mapping[str, Array], labels: Array | None, chunk: int
+        self,
+        path: Path,
+        described_by: Path | None,
+        processor: Processor,
+        arrays: Mapping[str, Array],
+        labels: Array | None,
+        chunk: int,
     ) -> None:
         self.path = path
-        self.described_by: Path | None = None
+        self.described_by = described_by
         self.labels = labels
         self.has_rows = processor.signature.has_rows
-        self.scores = processor.signature.scores
         self.count = len(next(iter(arrays.values())))
         self._arrays = arrays
         self._processor = processor
@@ -118,7 +123,7 @@ def read_samples(path: Path, model: FloatModel) -> Samples:
     send, and goes through its `pre`; else the arrays are the model's own tensors.
     """
     arrays = read_arrays(path)
-    described_by = _description_of(model.path)
+    described_by = description_of(model.path)
     plain = Processor(None, model.inputs, model.outputs, model.format)
     processor = plain
     if described_by is not None:
@@ -130,18 +135,8 @@ def read_samples(path: Path, model: FloatModel) -> Samples:
                 raise
     for one, source in ((processor, described_by), (plain, None)):
         if _names_fit(arrays, one):
-            samples = _samples(path, one, arrays, chunk_of(model.inputs))
-            samples.described_by = source if one is not plain else None
-            return samples
+            return _samples(path, None if one is plain else source, one, arrays, chunk_of(model.inputs))
     raise _wrong_names(path, arrays, processor, plain)
-
-
-def _description_of(path: Path) -> Path | None:
-    """The description beside a model: of its own name, else `model.yaml`."""
-    for candidate in (path.with_suffix(".yaml"), path.parent / "model.yaml"):
-        if os.path.lexists(candidate):
-            return candidate
-    return None
 
 
 def _names_fit(arrays: Mapping[str, Array], processor: Processor) -> bool:
@@ -166,7 +161,9 @@ def _wrong_names(path: Path, arrays: Mapping[str, Array], processor: Processor, 
     )
 
 
-def _samples(path: Path, processor: Processor, arrays: Mapping[str, Array], chunk: int) -> Samples:
+def _samples(
+    path: Path, described_by: Path | None, processor: Processor, arrays: Mapping[str, Array], chunk: int
+) -> Samples:
     problems: list[str] = []
     fitted: dict[str, Array] = {}
     signature = processor.signature
@@ -182,14 +179,14 @@ def _samples(path: Path, processor: Processor, arrays: Mapping[str, Array], chun
         counts[LABELS] = len(arrays[LABELS])
     if len(set(counts.values())) > 1:
         each = ", ".join(f"{name!r} {count}" for name, count in counts.items())
-        problems.append(f"the arrays must have as many rows as each other, and have {each}")
+        problems.append(f"the arrays must all have the same number of rows, but have {each}")
     try:
         labels = _labels(arrays[LABELS]) if is_label else None
     except ValueError as error:
         problems.append(f"array {LABELS!r} {error}")
     if problems:
         raise ConfigError([Problem(path, None, None, "--data", problem) for problem in problems])
-    return Samples(path, processor, fitted, labels, chunk)
+    return Samples(path, described_by, processor, fitted, labels, chunk)
 
 
 def _fitted(array: Array, one: LogicalInput, has_rows: bool) -> Array:
@@ -213,7 +210,7 @@ def _converted(array: Array, datatype: str) -> Array:
     if array.dtype != wanted:
         if array.dtype.kind != wanted.kind or array.dtype.kind not in "fiu":
             raise ValueError(
-                f"is {array.dtype}, and the input takes {wanted}; scale it as the model was trained, then .astype"
+                f"is {array.dtype}, but the input takes {wanted}; scale it as in training, then convert it with .astype"
             )
         made = array.astype(wanted)
         if wanted.kind != "f" and not np.array_equal(made, array):
@@ -248,5 +245,5 @@ def _labels(labels: Array) -> Array:
     if labels.ndim == 0 or labels.dtype.kind not in "iu":
         raise ValueError(f"is {labels.dtype} {list(labels.shape)}; expected the number of a class for each row")
     if labels.size and int(labels.min()) < 0:
-        raise ValueError(f"holds {int(labels.min())}, and classes count from 0")
+        raise ValueError(f"holds {int(labels.min())}, but classes count from 0")
     return labels.astype(np.int64)

@@ -1,19 +1,29 @@
-"""A TFLite model made ready to be quantized: checked, its tensors with names of their own, with one signature."""
+"""A TFLite model made ready to be quantized, and the error of each of its nodes once it is.
+
+It is checked, its tensors get names of their own, and it has one signature. Errors are told from the tensors of two
+interpreters that keep them all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flatbuffers
+import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter
+from numpy.typing import DTypeLike
 
 from upwell.shared.errors import ConfigError
-from upwell.tools.quantize.base import FloatModel, LayerNode
-
-_IDENTIFIER = b"TFL3"
-_NAMES = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}
+from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
+from upwell.shared.formats.tflite.model import TfliteSubgraph, read_model
+from upwell.shared.partition.read_tflite import OPERATORS
+from upwell.shared.partition.split.tflite_half import flatbuffer_of, signature_of
+from upwell.shared.tensors import Array
+from upwell.tools.quantize.base import Feed, FloatModel, Layer, LayerNode, added_error, own_names
+from upwell.tools.quantize.compare import ErrorSummary
 
 
 @dataclass(frozen=True)
@@ -35,45 +45,35 @@ class FloatGraph:
 
 def read_graph(model: FloatModel) -> FloatGraph:
     """The float model. Raises `ConfigError` where it cannot be quantized at all."""
+    data = model.path.read_bytes()
     try:
-        made = schema.ModelT.InitFromPackedBuf(model.path.read_bytes(), 0)
-        return _graph(model, made)
-    except (IndexError, TypeError, ValueError, AttributeError, UnicodeDecodeError) as error:
+        return _graph(model, read_model(data)[0], schema.ModelT.InitFromPackedBuf(data, 0))
+    except (BadTfliteFile, IndexError, TypeError, ValueError, AttributeError, UnicodeDecodeError) as error:
         raise ConfigError.at(model.path, f"the model file cannot be read: {error}") from None
 
 
-def _graph(model: FloatModel, made: Any) -> FloatGraph:
-    main = made.subgraphs[0]
+def _graph(model: FloatModel, main: TfliteSubgraph, made: Any) -> FloatGraph:
     _check_float(model, made)
     _name_tensors(made)
     signature = _with_signature(model, made)
-    constants = {index for index, tensor in enumerate(main.tensors) if _holds_data(made, tensor)}
+    tensors = made.subgraphs[0].tensors
+    constants = {index for index, tensor in enumerate(tensors) if _holds_data(made, tensor)}
 
-    def names(indexes: Any) -> list[str]:
-        values = [int(index) for index in indexes if index >= 0 and int(index) not in constants]
-        return [main.tensors[index].name.decode() for index in values]
+    def names(indexes: Iterable[int]) -> list[str]:
+        return [tensors[index].name for index in indexes if index >= 0 and index not in constants]
 
-    codes = [_code(made.operatorCodes[operator.opcodeIndex]) for operator in main.operators]
-    read = {int(index) for operator in main.operators for index in operator.inputs}
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(made.Pack(builder), _IDENTIFIER)
+    codes = [operator.code for operator in main.operators]
+    read = {index for operator in main.operators for index in operator.inputs}
+    operators = [OPERATORS.get(code, "CUSTOM") for code in codes]
     return FloatGraph(
-        bytes(builder.Output()),
+        flatbuffer_of(made),
         signature,
-        [
-            LayerNode(f"{index} {_NAMES.get(code, 'CUSTOM')}", _NAMES.get(code, "CUSTOM"))
-            for index, code in enumerate(codes)
-        ],
+        [LayerNode(f"{index} {operator}", operator) for index, operator in enumerate(operators)],
         codes,
         [names(operator.inputs) for operator in main.operators],
         [names(operator.outputs) for operator in main.operators],
-        names(index for index in main.outputs if int(index) in read),
+        names(index for index in main.outputs if index in read),
     )
-
-
-def _code(operator_code: Any) -> int:
-    """Old files have the code in one field and new ones in both; the larger counts."""
-    return max(int(operator_code.builtinCode), int(operator_code.deprecatedBuiltinCode))
 
 
 def _check_float(model: FloatModel, made: Any) -> None:
@@ -93,17 +93,10 @@ def _holds_data(made: Any, tensor: Any) -> bool:
 
 def _name_tensors(made: Any) -> None:
     """Ranges are kept by name, so two values must not share one."""
-    used: set[bytes] = set()
-    taken = {tensor.name for graph in made.subgraphs for tensor in graph.tensors}
-    for graph in made.subgraphs:
-        for index, tensor in enumerate(graph.tensors):
-            name = base = tensor.name or f"tensor_{index}".encode()
-            count = 0
-            while name in used or (name != tensor.name and name in taken):
-                count += 1
-                name = base + f"_{count}".encode()
-            tensor.name = name
-            used.add(name)
+    tensors = [(index, tensor) for graph in made.subgraphs for index, tensor in enumerate(graph.tensors)]
+    given = [(tensor.name or b"").decode() for _, tensor in tensors]
+    for (_, tensor), name in zip(tensors, own_names(given, [f"tensor_{index}" for index, _ in tensors]), strict=True):
+        tensor.name = name
 
 
 def _with_signature(model: FloatModel, made: Any) -> str:
@@ -113,12 +106,13 @@ def _with_signature(model: FloatModel, made: Any) -> str:
         keys = ", ".join(repr(one.signatureKey.decode()) for one in signatures)
         raise ConfigError.at(model.path, f"it has the signatures {keys}; expected a model with one")
     if not signatures:
-        signature = schema.SignatureDefT()
-        signature.signatureKey, signature.subgraphIndex = b"serving_default", 0
         main = made.subgraphs[0]
-        signature.inputs = _entries([spec.name for spec in model.inputs], main.inputs)
-        signature.outputs = _entries([spec.name for spec in model.outputs], main.outputs)
-        made.signatureDefs = signatures = [signature]
+        inputs, outputs = (
+            [(spec.name, int(index)) for spec, index in zip(specs, indexes, strict=True)]
+            for specs, indexes in ((model.inputs, main.inputs), (model.outputs, main.outputs))
+        )
+        made.signatureDefs = [signature_of("serving_default", inputs, outputs)]
+        return "serving_default"
     (only,) = signatures
     for entries, specs in ((only.inputs, model.inputs), (only.outputs, model.outputs)):
         if {entry.name.decode() for entry in entries or []} != {spec.name for spec in specs}:
@@ -127,10 +121,92 @@ def _with_signature(model: FloatModel, made: Any) -> str:
     return key
 
 
-def _entries(names: Sequence[str], indexes: Sequence[int]) -> list[Any]:
-    entries = []
-    for name, index in zip(names, indexes, strict=True):
-        entry = schema.TensorMapT()
-        entry.name, entry.tensorIndex = name.encode(), int(index)
-        entries.append(entry)
-    return entries
+class _Open:
+    """An interpreter whose intermediate tensors can be read, by name and as real numbers."""
+
+    def __init__(self, content: bytes) -> None:
+        self._interpreter: Any = Interpreter(
+            model_content=content, experimental_preserve_all_tensors=True, num_threads=1
+        )
+        self._interpreter.allocate_tensors()
+        (signature,) = self._interpreter._get_full_signature_list().values()
+        self._inputs: Mapping[str, int] = signature["inputs"]
+        self._details = {one["name"]: one for one in self._interpreter.get_tensor_details()}
+        self._by_index = {one["index"]: one for one in self._interpreter.get_input_details()}
+
+    def holds_integers(self, name: str) -> bool:
+        """Whether the value is quantized here."""
+        return name in self._details and _quantization(self._details[name]) is not None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._details and self._details[name]["dtype"] != np.object_
+
+    def run(self, feed: Feed) -> None:
+        """Run once."""
+        for name, array in feed.items():
+            index = self._inputs[name]
+            detail = self._by_index[index]
+            if tuple(detail["shape"]) != array.shape:
+                self._interpreter.resize_tensor_input(index, array.shape, strict=True)
+                detail["shape"] = np.asarray(array.shape)
+                self._interpreter.allocate_tensors()
+        for name, array in feed.items():
+            detail = self._by_index[self._inputs[name]]
+            scales = _quantization(detail)
+            if scales is not None and array.dtype.kind == "f":
+                array = stored(array, *scales, detail["dtype"])
+            self._interpreter.set_tensor(self._inputs[name], array)
+        self._interpreter.invoke()
+
+    def value(self, name: str) -> Array:
+        """A value of the last run, as real numbers."""
+        detail = self._details[name]
+        value: Array = self._interpreter.get_tensor(detail["index"])
+        scales = _quantization(detail)
+        return value if scales is None else real(value, *scales)
+
+
+def layers_of(graph: FloatGraph, model: bytes, feeds: Iterable[Feed]) -> list[Layer]:
+    """A layer for each node of the float graph whose result both models have, in order, measured on `feeds`."""
+    before, after = _Open(graph.content), _Open(model)
+    wanted = {name for names in (*graph.inputs, *graph.outputs) for name in names}
+    differences = {name: ErrorSummary() for name in wanted if name in before and name in after}
+    for feed in feeds:
+        before.run(feed)
+        after.run(feed)
+        for name, difference in differences.items():
+            expected = before.value(name)
+            if expected.dtype.kind == "f":
+                difference.add(expected, after.value(name))
+    errors = {name: difference.relative for name, difference in differences.items()}
+    layers = []
+    for node, inputs, outputs in zip(graph.nodes, graph.inputs, graph.outputs, strict=True):
+        made = [errors[name] for name in outputs if name in errors]
+        error = max(made, default=math.nan)
+        earlier = [errors[name] for name in inputs if name in errors]
+        is_int8 = any(after.holds_integers(name) for name in outputs)
+        added = math.nan if math.isnan(error) else added_error(error, earlier)
+        layers.append(Layer(node.name, node.operator, "int8" if is_int8 else "float", error, added))
+    return layers
+
+
+def _quantization(detail: Mapping[str, Any]) -> tuple[float, int] | None:
+    """Scale and zero point of a tensor that holds integers for real numbers, None for any other."""
+    parameters = detail["quantization_parameters"]
+    if len(parameters["scales"]) != 1:
+        return None
+    return parameters["scales"][0], parameters["zero_points"][0]
+
+
+def stored(values: Array, scale: float, zero_point: int, dtype: DTypeLike) -> Array:
+    """Real numbers as the integers that stand for them."""
+    limits = np.iinfo(dtype)
+    integers = np.rint(values / np.float32(scale)) + np.float32(zero_point)
+    clipped: Array = np.clip(integers, limits.min, limits.max).astype(limits.dtype)
+    return clipped
+
+
+def real(integers: Array, scale: float, zero_point: int) -> Array:
+    """What integers stand for."""
+    values: Array = (integers.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
+    return values

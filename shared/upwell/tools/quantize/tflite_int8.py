@@ -21,8 +21,7 @@ from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array, numpy_dtype
 from upwell.tools.quantize.base import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
-from upwell.tools.quantize.tflite_graph import read_graph
-from upwell.tools.quantize.tflite_layers import layers_of
+from upwell.tools.quantize.tflite_graph import layers_of, read_graph, real, stored
 
 _MAX_TEXT = 300
 _SHOWN = 3
@@ -33,9 +32,11 @@ class TfliteQuantizer:
 
     def __init__(self, model: FloatModel, settings: QuantizeSettings) -> None:
         if settings.weights == "u8":
-            raise ConfigError.at(model.path, "TFLite's kernels take s8 weights alone", "--weights")
+            raise ConfigError.at(model.path, "TFLite's kernels take only s8 weights", "--weights")
         if settings.method != "minmax":
-            raise ConfigError.at(model.path, f"only ONNX models have {settings.method}; TFLite has minmax", "--method")
+            raise ConfigError.at(
+                model.path, f"only ONNX models support {settings.method}; TFLite supports minmax", "--method"
+            )
         self._path = model.path
         self._outputs = [spec.name for spec in model.outputs]
         self._keeps_float_edges = settings.interface == "float"
@@ -107,7 +108,8 @@ class TfliteQuantizer:
         if nodes:
             shown = ", ".join(nodes[:_SHOWN])
             raise ConfigError.at(
-                self._path, f"{shown} read or make what is not finite on some row of the data; --keep-float such nodes"
+                self._path,
+                f"{shown} read or make values that are not finite on some row of the data: --keep-float such nodes",
             )
 
     def _open(self, model: bytes) -> TfliteRuntime:
@@ -126,26 +128,23 @@ class TfliteQuantizer:
         if self._graph.read_outputs:
             names = ", ".join(map(repr, self._graph.read_outputs))
             reason += f". Its own nodes read the output {names}: --interface int8 without --keep-float may work"
-        raise ConfigError.at(self._path, f"ai-edge-quantizer makes no model of it that runs: {reason}")
+        raise ConfigError.at(self._path, f"ai-edge-quantizer made no model that runs: {reason}")
 
 
 def _stored(runtime: TfliteRuntime, feed: Feed) -> dict[str, Array]:
-    stored = dict(feed)
+    given = dict(feed)
     for spec in runtime.inputs:
         if spec.name in runtime.quantization:
-            scale, zero_point = runtime.quantization[spec.name]
-            limits = np.iinfo(numpy_dtype(spec.datatype))
-            integers = np.rint(feed[spec.name] / np.float32(scale)) + zero_point
-            stored[spec.name] = np.clip(integers, limits.min, limits.max).astype(limits.dtype)
-    return stored
+            given[spec.name] = stored(feed[spec.name], *runtime.quantization[spec.name], numpy_dtype(spec.datatype))
+    return given
 
 
 def _real(runtime: TfliteRuntime, outputs: Mapping[str, Array]) -> dict[str, Array]:
-    real = dict(outputs)
-    for name, (scale, zero_point) in runtime.quantization.items():
-        if name in real and real[name].dtype.kind in "iu":
-            real[name] = (real[name].astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
-    return real
+    made = dict(outputs)
+    for name, quantization in runtime.quantization.items():
+        if name in made and made[name].dtype.kind in "iu":
+            made[name] = real(made[name], *quantization)
+    return made
 
 
 def _text(error: Exception) -> str:

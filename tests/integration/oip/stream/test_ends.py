@@ -16,8 +16,7 @@ from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.fastpath import inner_parts
 from upwell.shared.oip.grpc.server import start_server
-from upwell.shared.oip.grpc.stream import Stream
-from upwell.shared.oip.grpc.stream_limits import StreamLimits
+from upwell.shared.oip.grpc.stream import Stream, StreamLimits
 
 
 def test_the_end_of_the_requests_ends_the_stream_when_all_are_answered(stream: Open, fake: FakeDataplane) -> None:
@@ -56,12 +55,12 @@ def test_a_client_that_never_reads_is_broken_off(limited: Limited, fake: FakeDat
 
 
 def test_an_idle_stream_is_ended_and_one_at_work_is_not(limited: Limited, fake: FakeDataplane) -> None:
-    with limited(fake, StreamLimits(idle_s=0.1)) as (channel, *_):
+    with limited(fake, StreamLimits(idle_s=0.5)) as (channel, *_):
         busy, idle = Open(channel), Open(channel)
         fake.hold()
         busy.put(message("1"))
         assert fake.arrived(1, TIMEOUT_S)
-        assert "no request came for 0.1 s" in idle.ends_with(grpc.StatusCode.UNAVAILABLE)
+        assert "no request came for 0.5 s" in idle.ends_with(grpc.StatusCode.UNAVAILABLE)
         fake.release()
         assert busy.good() == "1"
         busy.ends_with(grpc.StatusCode.UNAVAILABLE)

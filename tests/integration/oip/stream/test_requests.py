@@ -18,7 +18,7 @@ from upwell.shared.oip.auth.permits import Permits
 from upwell.shared.oip.auth.tokens import KnownTokens, TokenInterceptor
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake import FakeDataplane
-from upwell.shared.oip.grpc.stream_limits import StreamLimits
+from upwell.shared.oip.grpc.stream import StreamLimits
 from upwell.shared.platform.call_threads import yield_permit
 
 

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.edge.bundle.bundles import END, FILES, entry, header, plain_tar, write
-from upwell.edge.bundle.archive import DEFAULT_LIMITS, ArchiveLimits, unpacked, write_archive
+from upwell.edge.bundle import archive as archive_module
+from upwell.edge.bundle.archive import unpacked, write_archive
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.shared.errors import ConfigError
 
@@ -24,11 +25,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(tmp_path: Path, data: bytes, limits: ArchiveLimits = DEFAULT_LIMITS) -> BundleRefused:
+def refused(tmp_path: Path, data: bytes) -> BundleRefused:
     """Why an archive of these bytes is refused; nothing but the archive is there afterwards."""
     archive = tmp_path / "x.bundle.tar"
     archive.write_bytes(data)
-    with pytest.raises(BundleRefused) as caught, unpacked(archive, tmp_path / "into", limits):
+    with pytest.raises(BundleRefused) as caught, unpacked(archive, tmp_path / "into"):
         pytest.fail("it was unpacked")
     assert os.listdir(tmp_path) == [archive.name]
     assert caught.value.problems[0].path == archive
@@ -83,16 +84,16 @@ GOOD = entry("a.txt", b"abc")
     ("data", "refusal", "says"),
     [
         (b"", Refusal.TRUNCATED, "ends after 0 bytes"),
-        (GOOD, Refusal.TRUNCATED, "without the mark of its end"),
-        (GOOD + END[:512], Refusal.TRUNCATED, "without the mark"),
+        (GOOD, Refusal.TRUNCATED, "without an end-of-archive marker"),
+        (GOOD + END[:512], Refusal.TRUNCATED, "without an end-of-archive marker"),
         (GOOD[:700], Refusal.TRUNCATED, "in the middle of a.txt"),
         (GOOD[:300], Refusal.TRUNCATED, "ends after 300 bytes"),
         (header("big", 1 << 30) + b"x", Refusal.TRUNCATED, "in the middle of big"),
         (b"no tar at all".ljust(2048), Refusal.MALFORMED, "not a tar file"),
         (gzip.compress(plain_tar(FILES) + os.urandom(2000)), Refusal.MALFORMED, "not a tar file"),
         (GOOD.replace(b"a.txt", b"b.txt", 1) + END, Refusal.MALFORMED, "bad checksum"),
-        (GOOD + END + GOOD + END, Refusal.MALFORMED, "follows the mark"),
-        (GOOD + END[:512] + GOOD + END, Refusal.MALFORMED, "follows the mark"),
+        (GOOD + END + GOOD + END, Refusal.MALFORMED, "data after the end-of-archive marker"),
+        (GOOD + END[:512] + GOOD + END, Refusal.MALFORMED, "data after the end-of-archive marker"),
         (header("folder/", 512, tarfile.DIRTYPE) + bytes(512) + END, Refusal.MALFORMED, "impossible size"),
         (entry("/etc/passwd") + END, Refusal.UNCONFINED, "leads out"),
         (entry("../x") + END, Refusal.UNCONFINED, "leads out"),
@@ -105,10 +106,10 @@ GOOD = entry("a.txt", b"abc")
         (entry("pipe", kind=tarfile.FIFOTYPE) + END, Refusal.UNCONFINED, "a device"),
         (entry("pax", b"30 path=../../x\n", tarfile.XHDTYPE) + GOOD + END, Refusal.UNCONFINED, "an extension"),
         (entry("pax", b"30 path=../../x\n", tarfile.XGLTYPE) + GOOD + END, Refusal.UNCONFINED, "an extension"),
-        (GOOD + GOOD + END, Refusal.UNCONFINED, "one file on some systems"),
-        (GOOD + entry("A.TXT") + END, Refusal.UNCONFINED, "one file on some systems"),
-        (GOOD + entry("a.txt/b") + END, Refusal.UNCONFINED, "one file on some systems"),
-        (entry("a.txt", kind=tarfile.DIRTYPE) + GOOD + END, Refusal.UNCONFINED, "one file on some systems"),
+        (GOOD + GOOD + END, Refusal.UNCONFINED, "the same file on some systems"),
+        (GOOD + entry("A.TXT") + END, Refusal.UNCONFINED, "the same file on some systems"),
+        (GOOD + entry("a.txt/b") + END, Refusal.UNCONFINED, "the same file on some systems"),
+        (entry("a.txt", kind=tarfile.DIRTYPE) + GOOD + END, Refusal.UNCONFINED, "the same file on some systems"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, data: bytes, refusal: Refusal, says: str) -> None:
@@ -130,17 +131,22 @@ def test_sizes_that_cannot_be_are_refused(tmp_path: Path, size: bytes) -> None:
     assert refused(tmp_path, bytes(raw) + END).refusal in (Refusal.MALFORMED, Refusal.TOO_LARGE)
 
 
-def test_limits_are_checked_by_headers(tmp_path: Path) -> None:
+def test_limits_are_checked_by_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive promises a gigabyte and has none of it: the promise is too large before the lack is noticed."""
-    error = refused(tmp_path, header("big", 1 << 30), ArchiveLimits(max_bytes=1 << 20))
+    monkeypatch.setattr(archive_module, "MAX_BYTES", 1 << 20)
+    error = refused(tmp_path, header("big", 1 << 30))
     assert error.refusal is Refusal.TOO_LARGE
     assert "1048576 bytes" in str(error)
     two = entry("a.txt", b"abc") + entry("b.txt", b"abc") + END
-    assert refused(tmp_path, two, ArchiveLimits(max_bytes=5)).refusal is Refusal.TOO_LARGE
+    monkeypatch.setattr(archive_module, "MAX_BYTES", 5)
+    assert refused(tmp_path, two).refusal is Refusal.TOO_LARGE
     many = b"".join(entry(f"folder{n}", kind=tarfile.DIRTYPE) for n in range(3)) + GOOD + END
-    assert refused(tmp_path, many, ArchiveLimits(max_entries=3)).refusal is Refusal.TOO_LARGE
+    monkeypatch.setattr(archive_module, "MAX_ENTRIES", 3)
+    assert refused(tmp_path, many).refusal is Refusal.TOO_LARGE
+    monkeypatch.setattr(archive_module, "MAX_ENTRIES", 4)
+    monkeypatch.setattr(archive_module, "MAX_BYTES", 3)
     (tmp_path / "x.bundle.tar").write_bytes(many)
-    with unpacked(tmp_path / "x.bundle.tar", tmp_path / "into", ArchiveLimits(max_bytes=3, max_entries=4)) as folder:
+    with unpacked(tmp_path / "x.bundle.tar", tmp_path / "into") as folder:
         assert contents(folder) == {"a.txt": b"abc"}
 
 
@@ -161,7 +167,7 @@ def test_a_folder_that_cannot_be_written_is_no_fault_of_the_bundle(tmp_path: Pat
 
 
 def test_too_many_files_are_not_packed(tmp_path: Path) -> None:
-    write(tmp_path / "folder", {f"{n}.txt": b"" for n in range(DEFAULT_LIMITS.max_entries + 1)})
+    write(tmp_path / "folder", {f"{n}.txt": b"" for n in range(archive_module.MAX_ENTRIES + 1)})
     with pytest.raises(BundleRefused) as caught:
         write_archive(tmp_path / "x.tar", tmp_path / "folder")
     assert caught.value.refusal is Refusal.TOO_LARGE

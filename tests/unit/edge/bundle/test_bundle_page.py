@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.test_docs import ROOT, names, prose
-from upwell.edge.bundle.archive import DEFAULT_LIMITS
+from upwell.edge.bundle.archive import MAX_BYTES, MAX_ENTRIES
 from upwell.edge.bundle.base import Refusal
 from upwell.tools.bundle.cli import PASSPHRASE_VARIABLE
 
@@ -15,5 +15,5 @@ def test_every_refusal_is_explained() -> None:
 
 
 def test_figures_and_names_are_those_of_the_code() -> None:
-    assert f"more than {DEFAULT_LIMITS.max_bytes >> 30} GiB or {DEFAULT_LIMITS.max_entries:,} files" in prose(PAGE)
+    assert f"more than {MAX_BYTES >> 30} GiB or {MAX_ENTRIES:,} files" in prose(PAGE)
     assert f"`{PASSPHRASE_VARIABLE}`" in prose(PAGE)

@@ -68,9 +68,9 @@ def test_every_file_is_listed_with_its_digest_and_size(tmp_path: Path) -> None:
         ({"files": {"x": {"sha256": "0" * 64, "size_bytes": -1}}}, "size_bytes"),
         ({"files": {"x": {"sha256": "0" * 64, "size_bytes": 1, "mode": 4}}}, "mode"),
         ({"files": {"../x": {"sha256": "0" * 64, "size_bytes": 1}}}, "leads out"),
-        ({"files": {MANIFEST_NAME: {"sha256": "0" * 64, "size_bytes": 1}}}, "listed nowhere"),
-        ({"files": {"model.sig": {"sha256": "0" * 64, "size_bytes": 1}}}, "listed nowhere"),
-        ({"files": {one: {"sha256": "0" * 64, "size_bytes": 1} for one in ("a", "A")}}, "one file on some"),
+        ({"files": {MANIFEST_NAME: {"sha256": "0" * 64, "size_bytes": 1}}}, "must not be listed"),
+        ({"files": {"model.sig": {"sha256": "0" * 64, "size_bytes": 1}}}, "must not be listed"),
+        ({"files": {one: {"sha256": "0" * 64, "size_bytes": 1} for one in ("a", "A")}}, "the same file on some"),
     ],
 )
 def test_other_documents_are_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

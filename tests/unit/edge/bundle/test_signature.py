@@ -197,7 +197,7 @@ def test_openssl_agrees_with_the_signature(tmp_path: Path) -> None:
 def test_an_encrypted_key_asks_for_its_passphrase(tmp_path: Path) -> None:
     private, public = keys(tmp_path, "key", encrypted=True)
     assert load_private_key(private, passphrase).fingerprint == load_public_key(public).fingerprint
-    with pytest.raises(ConfigError, match="passphrase does not fit"):
+    with pytest.raises(ConfigError, match="passphrase is wrong"):
         load_private_key(private, lambda: "wrong")
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.edge.bundle.bundles import END, FILES, entry, keys, make, plain_tar, signed, write
-from upwell.edge.bundle.archive import ArchiveLimits, write_archive
+from upwell.edge.bundle import archive
+from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.base import MANIFEST_NAME, SIGNATURE_NAME, Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.manifest import manifest_bytes
 from upwell.edge.bundle.verify import NO_TRUST, open_archive, open_bundle
@@ -59,7 +60,7 @@ FAULTS: dict[str, tuple[Fault, Refusal, str]] = {
     "a folder for a file": (lambda b: refolder(b / "labels.txt"), Refusal.TAMPERED, "missing"),
     "a manifest cut short": (lambda b: os.truncate(b / MANIFEST_NAME, 100), Refusal.MALFORMED, MANIFEST_NAME),
     "no manifest": (lambda b: (b / MANIFEST_NAME).unlink(), Refusal.MALFORMED, "signs nothing"),
-    "another manifest": (lambda b: reversion(b, 9), Refusal.WRONG_SIGNATURE, "of other files: 'manifest.json'"),
+    "another manifest": (lambda b: reversion(b, 9), Refusal.WRONG_SIGNATURE, "covers other files: 'manifest.json'"),
     "nothing at all": (shutil.rmtree, Refusal.MISSING, "no such folder"),
 }
 
@@ -225,15 +226,16 @@ def test_an_archive_without_a_manifest_is_malformed(tmp_path: Path) -> None:
     refused(lambda: open_archive(tmp_path / "x.tar", tmp_path / "into"), Refusal.MALFORMED, "holds no manifest.json")
 
 
-def test_limits_hold_for_archives(tmp_path: Path) -> None:
+def test_limits_hold_for_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archive_of(tmp_path, make(tmp_path / "b"))
-    refused(lambda: open_archive(path, tmp_path / "into", limits=ArchiveLimits(max_bytes=100)), Refusal.TOO_LARGE)
+    monkeypatch.setattr(archive, "MAX_BYTES", 100)
+    refused(lambda: open_archive(path, tmp_path / "into"), Refusal.TOO_LARGE)
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
     path = archive_of(tmp_path, make(tmp_path / "b"))
     (tmp_path / "into").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         open_archive(path, tmp_path / "into")
     assert sorted(os.listdir(tmp_path)) == ["into", "x.bundle.tar"]
 

@@ -207,7 +207,7 @@ def test_a_token_is_fetched_from_a_safe_address_alone(tmp_path: Path) -> None:
         challenge = 'Bearer realm="http://tokens.example.com/token",service="tests"'
         server.answers["v2/digits/manifests/1"] = lambda: (401, {"Www-Authenticate": challenge}, b"")
         source = open_source(f"oci://127.0.0.1:{server.port}/digits:1")
-        with pytest.raises(FetchFailed, match="no safe address for tokens"):
+        with pytest.raises(FetchFailed, match="no safe token address"):
             source.newest()
         source.close()
 

@@ -18,7 +18,6 @@ from upwell.edge.updates.sources.folder_source import FolderSource
 from upwell.edge.updates.sources.partial import Partial
 
 ROOT = Path(__file__).parents[4]
-LIMIT = 100 << 20
 
 CHILD = """
 import os, resource, signal, sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed
 from upwell.edge.updates.sources.partial import Partial
 
-partial = Partial(Path(sys.argv[1]), AvailableBundle("a"), lambda *_: None, max_bytes=100 << 20)
+partial = Partial(Path(sys.argv[1]), AvailableBundle("a"), lambda *_: None)
 if sys.argv[2] == "kill":
     for _ in range(40):
         partial.append(bytes(100_000))
@@ -49,7 +48,7 @@ OFFER = AvailableBundle("a")
 
 
 def opened(folder: Path, offer: AvailableBundle = OFFER) -> Partial:
-    return Partial(folder, offer, nobody, max_bytes=LIMIT)
+    return Partial(folder, offer, nobody)
 
 
 def test_a_kill_costs_no_more_than_a_checkpoint(tmp_path: Path) -> None:
@@ -69,11 +68,9 @@ def test_a_disk_that_is_full_keeps_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_room_is_said_before_anything_comes(tmp_path: Path) -> None:
-    with (
-        Partial(tmp_path, AvailableBundle("a"), nobody, max_bytes=1 << 60) as it,
-        pytest.raises(FetchFailed, match="are free"),
-    ):
+def test_too_little_room_is_said_before_anything_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "MAX_BYTES", 1 << 60)
+    with opened(tmp_path) as it, pytest.raises(FetchFailed, match="are free"):
         it.expect(1 << 59)
 
 
@@ -93,7 +90,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_the_disk_is_looked_at_while_it_comes(small_disk: Path, size_bytes: int) -> None:
     """Room for twice the archive and to spare is left at every moment, whoever takes it; nothing stays behind."""
     folder = small_disk / "incoming"
-    with Partial(folder, AvailableBundle("a"), nobody, max_bytes=LIMIT) as it:
+    with Partial(folder, AvailableBundle("a"), nobody) as it:
         it.expect(size_bytes)
         if size_bytes:
             (small_disk / "other").write_bytes(bytes(10 << 20))
@@ -111,7 +108,7 @@ def _fetch(it: Partial, folder: Path) -> None:
 def test_a_folder_is_copied_only_as_far_as_there_is_room(small_disk: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "source" / "digits"
     make(bundle, {f"part-{number}.bin": bytes(4 << 20) for number in range(8)}, version=1)
-    source = FolderSource(bundle.parent, max_bytes=LIMIT)
+    source = FolderSource(bundle.parent)
     (offer,) = filter(None, [source.newest()])
     with pytest.raises(FetchFailed, match=r"bytes are free on the disk; expected .* to copy it"):
         source.fetch(offer, small_disk / "incoming", nobody)
@@ -160,8 +157,9 @@ def test_a_new_beginning_is_not_vouched_for_by_the_old_record(tmp_path: Path) ->
     again.close()
 
 
-def test_the_limit_holds_while_bytes_come(tmp_path: Path) -> None:
-    it = Partial(tmp_path, AvailableBundle("a"), nobody, max_bytes=10)
+def test_the_limit_holds_while_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "MAX_BYTES", 10)
+    it = opened(tmp_path)
     it.append(b"0123456789")
     with pytest.raises(BundleRefused) as caught:
         it.append(b"x")

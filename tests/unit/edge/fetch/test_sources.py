@@ -15,6 +15,7 @@ from upwell.edge.bundle.address import check_source, names_folder
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.bundle.files import sizes_in
 from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.updates.sources import folder_source
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Source
 from upwell.edge.updates.sources.folder_source import FolderSource
 from upwell.edge.updates.sources.sources import open_source
@@ -60,7 +61,7 @@ def test_what_may_be_a_source(text: str) -> None:
         ("http://models.example.com/digits.bundle.tar", "expected https://"),
         ("https://models.example.com", "expected a folder"),
         ("https:///digits.bundle.tar", "expected a folder"),
-        ("https://models.example.com:port/x", "no address"),
+        ("https://models.example.com:port/x", "not an address"),
         ("https://user:secret@models.example.com/digits.bundle.tar", "netrc"),
         ("https://:secret@models.example.com/digits.bundle.tar", "netrc"),
         ("file://server/share", "expected a folder"),
@@ -120,7 +121,7 @@ def test_the_greatest_version_of_a_folder_is_offered(tmp_path: Path) -> None:
     assert offer_of(source).token == offer.token
     bundle_archive(offered / "b.bundle.tar", 9, size=3000)
     assert offer_of(source).token != offer.token
-    with pytest.raises(FetchFailed, match="gone or changed"):
+    with pytest.raises(FetchFailed, match="is gone or has changed"):
         source.fetch(offer, tmp_path / "in", nobody)
 
 
@@ -149,12 +150,14 @@ def test_a_pinned_digest_wants_an_archive(tmp_path: Path) -> None:
     assert caught.value.refusal is Refusal.DIGEST_MISMATCH
 
 
-def test_a_folder_is_bounded_and_its_links_lead_nowhere(tmp_path: Path) -> None:
+def test_a_folder_is_bounded_and_its_links_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "from").mkdir()
     folder = bundle_folder(tmp_path / "from" / "a", 1, size=5000)
-    small = FolderSource(tmp_path / "from", max_bytes=4000)
-    with pytest.raises(BundleRefused) as caught:
-        small.fetch(offer_of(small), tmp_path / "in", nobody)
+    small = FolderSource(tmp_path / "from")
+    with monkeypatch.context() as limited:
+        limited.setattr(folder_source, "MAX_BYTES", 4000)
+        with pytest.raises(BundleRefused) as caught:
+            small.fetch(offer_of(small), tmp_path / "in", nobody)
     assert caught.value.refusal is Refusal.TOO_LARGE
     (tmp_path / "secret").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret")
@@ -178,5 +181,5 @@ def test_a_copy_ends_where_the_source_is_closed(tmp_path: Path) -> None:
     source = open_source(str(tmp_path))
     offer = offer_of(source)
     source.close()
-    with pytest.raises(FetchFailed, match="ended"):
+    with pytest.raises(FetchFailed, match="stopped"):
         source.fetch(offer, tmp_path / "in", nobody)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -150,6 +151,9 @@ def _pool() -> schema.Pool2DOptionsT:
 def save_data(path: Path, rows: slice = slice(TRAINED, None), *, labels: bool = True, last: bool = False) -> Path:
     """Digits that training has not seen, named as the models' input; `last` puts the channel last, as TFLite has it."""
     pictures, classes = (array[rows] for array in digits())
-    arrays = {"x": pictures.transpose(0, 2, 3, 1) if last else pictures, **({"labels": classes} if labels else {})}
+    arrays: dict[str, Any] = {
+        "x": pictures.transpose(0, 2, 3, 1) if last else pictures,
+        **({"labels": classes} if labels else {}),
+    }
     np.savez(path, **arrays)
     return path

@@ -6,6 +6,7 @@ import io
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from upwell.tools.quantize.samples import UNNAMED, read_arrays
 
 
 def test_what_numpy_writes_is_read(tmp_path: Path) -> None:
-    written = {
+    written: dict[str, Any] = {
         "floats": np.arange(6, dtype=np.float32).reshape(2, 3),
         "columns": np.asfortranarray(np.arange(6).reshape(2, 3)),
         "big": np.arange(3, dtype=">i4"),
@@ -86,7 +87,7 @@ def test_an_archive_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
     data = path.read_bytes()
     size = struct.pack("<I", len(plain.getvalue()))
     path.write_bytes(data.replace(size, struct.pack("<I", 500)))
-    with pytest.raises(ConfigError, match="cannot be read as arrays"):
+    with pytest.raises(ConfigError, match="cannot be read as NumPy arrays"):
         read_arrays(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def model_of(*shapes: tuple[int, ...], path: Path = Path("model.onnx")) -> Float
     return FloatModel(path, "onnx", 0, [TensorSpec("x", "FP32", shapes[0])], specs, lambda feed: feed)
 
 
-def samples_of(folder: Path, model: FloatModel, **data: Array) -> Samples:
+def samples_of(folder: Path, model: FloatModel, **data: Any) -> Samples:
     np.savez(folder / "data.npz", **data)
     return read_samples(folder / "data.npz", model)
 

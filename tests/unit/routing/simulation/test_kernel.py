@@ -1,4 +1,4 @@
-"""Simulated time, the queue of the link, and the turns of the device."""
+"""Simulated time, and the queue of the link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from upwell.shared.routing.simulation.capacity import PacketTrace, constant
 from upwell.shared.routing.simulation.kernel import Event, Kernel, Process
 from upwell.shared.routing.simulation.pilot import Habits, Pilot
 from upwell.shared.routing.simulation.prober import SimulatedProber
-from upwell.shared.routing.simulation.scheduler import SimulatedScheduler
 from upwell.shared.routing.simulation.uplink import CloudBehaviour, SimulatedCall, SimulatedUplink
 
 
@@ -116,45 +115,3 @@ class TestProber:
 
     def test_a_link_that_failed_is_left_to_the_breaker(self) -> None:
         assert self.probes((0, "candidate"), (0.1, "answer"), (0.2, "failure")) == 0
-
-
-class TestLane:
-    def test_the_most_urgent_runs_first_and_who_cannot_leaves(self) -> None:
-        kernel, seen = Kernel(), list[tuple[str, float, bool]]()
-        scheduler = SimulatedScheduler(kernel)
-
-        def run(name: str, deadline_s: float) -> Process[None]:
-            ran = yield from scheduler.run(1.0, deadline_s)
-            seen.append((name, kernel.now_s, ran))
-
-        for name, deadline_s in (("first", 9.0), ("patient", 9.0), ("hasty", 0.5), ("urgent", 5.0)):
-            kernel.start(0.0, run(name, deadline_s))
-        kernel.call(0.2, lambda: seen.append(("ahead", scheduler.ahead_of(6.0), True)))
-        kernel.run()
-        assert seen == [
-            ("hasty", 0.0, False), ("ahead", 2, True), ("first", 1.0, True), ("urgent", 2.0, True),
-            ("patient", 3.0, True),
-        ]  # fmt: skip
-        assert scheduler.ahead_of(9.0) == 0
-
-    def test_who_was_taken_on_is_not_made_late_by_a_more_urgent_one_unless_that_is_owed(self) -> None:
-        kernel, seen = Kernel(), list[tuple[str, bool]]()
-        scheduler = SimulatedScheduler(kernel)
-
-        def run(name: str, deadline_s: float, is_owed: bool = False) -> Process[None]:
-            seen.append((name, (yield from scheduler.run(1.0, deadline_s, is_owed=is_owed))))
-
-        kernel.start(0.0, run("first", 9.0))
-        kernel.start(0.0, run("tight", 2.0))
-        kernel.start(0.1, run("urgent", 1.9))
-        kernel.start(0.2, run("owed", 1.9, True))
-        kernel.run()
-        assert seen == [("urgent", False), ("first", True), ("tight", False), ("owed", True)]
-
-    def test_promised_slots_do_not_overlap(self) -> None:
-        scheduler = SimulatedScheduler(Kernel())
-        assert scheduler.promise(8.0, 9.0) == (8.0, 9.0)
-        assert scheduler.promise(8.0, 9.0) == (6.0, 8.0)
-        assert scheduler.promise(8.0, 9.0) == (4.0, 6.0)
-        scheduler.release((6.0, 8.0))
-        assert scheduler.promise(8.0, 9.0) == (6.0, 8.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from upwell.shared.routing.simulation.runs import (
     thresholds,
 )
 from upwell.shared.routing.simulation.served import SimulatedOutcome, SimulationReport
+from upwell.shared.routing.simulation.uplink import CloudBehaviour, CloudScript, as_logged
 
 
 def outcome(served: SimulatedOutcome) -> tuple[Route | None, Reason, float]:
@@ -88,6 +90,62 @@ def test_a_device_with_more_than_it_can_do_refuses_and_those_it_takes_are_in_tim
     assert {one.route for one in served} == {Route.EDGE, None}
     assert all(one.in_time for one in served[10:] if one.route is not None)
     assert sum(one.route is None for one in served) > 150
+
+
+PRIORITIES = """
+defaults: {deadline: 1s, hard: off}
+rules:
+  - {name: alarm, match: {tags: {kind: alarm}}, set: {priority: high}}
+  - {name: hasty, match: {tags: {kind: hasty}}, set: {deadline: 250ms}}
+"""
+
+
+def on_a_busy_device(*kinds: str) -> list[SimulatedOutcome]:
+    """A run of 0.1 s and those of these kinds behind it, a millisecond apart; how long they take was learnt before."""
+    lines = [easy(0.1 * n, edge_s=0.1) for n in range(4)]
+    lines += [easy(0.4 + 0.001 * n, edge_s=0.1, tags={"kind": kind}) for n, kind in enumerate(("none", *kinds))]
+    return edge_only(rules(PRIORITIES), scene(lines))[5:]
+
+
+def test_the_most_urgent_runs_first_and_who_cannot_be_in_time_is_refused_at_once() -> None:
+    plain, hasty, late = on_a_busy_device("none", "hasty", "hasty")
+    assert hasty.answered_s == pytest.approx(0.6)
+    assert plain.answered_s == pytest.approx(0.7)
+    assert (late.route, late.reason) == (None, Reason.EDGE_BUSY)
+
+
+def test_a_higher_priority_goes_first_and_takes_the_place_of_a_lower_one_that_would_be_late() -> None:
+    hasty, alarm = on_a_busy_device("hasty", "alarm")
+    assert hasty.in_time
+    assert alarm.answered_s == pytest.approx(0.7)  # so both are in time
+    outcomes = on_a_busy_device(*["none"] * 8, "alarm")
+    assert [one.route for one in outcomes] == [Route.EDGE] * 7 + [None, Route.EDGE]
+    assert all(one.in_time for one in outcomes if one.route is not None)
+    assert outcomes[-1].answered_s == pytest.approx(0.6)
+
+
+def with_exits(*lines: LogLine, text: str = POLICY, script: CloudScript = as_logged) -> list[SimulatedOutcome]:
+    return routed(rules(text), replace(scene(lines), exits=("photos",), script=script))
+
+
+def test_a_head_that_is_sure_answers_early_and_the_tail_is_asked_about_the_rest() -> None:
+    sure, unsure = with_exits(easy(), line(1.0))
+    assert outcome(sure) == (Route.EXIT, Reason.EASY, 0.01)
+    assert sure.left_bytes == 0
+    assert outcome(unsure) == (Route.SPLIT, Reason.HARD, 0.01 + 0.01 + 0.06 + 0.01)
+    assert (unsure.edge_runs, unsure.left_bytes, unsure.is_right) == (1, 10_000, True)
+
+
+def test_a_tail_that_fails_leaves_the_early_answer() -> None:
+    for wanted in (POLICY, "defaults: {deadline: 300ms}\nrules: [{name: cut, match: {}, route: split}]"):
+        [one] = with_exits(line(), text=wanted, script=lambda *_: CloudBehaviour(0.0, Reason.CLOUD_ERROR))
+        assert outcome(one) == (Route.EXIT, Reason.CLOUD_ERROR, 0.08)
+
+
+def test_a_head_always_runs_before_its_tail_is_asked() -> None:
+    [one] = with_exits(line(), text="defaults: {deadline: 300ms, hard: off, large: {above: 1kB}}")
+    assert outcome(one) == (Route.SPLIT, Reason.LARGE, 0.09)
+    assert one.edge_runs == 1
 
 
 def test_a_target_counts_the_large_cases_too() -> None:

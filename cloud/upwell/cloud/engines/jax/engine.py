@@ -22,14 +22,12 @@ import flatbuffers  # noqa: F401  jax.export reads its files with it, and JAX do
 import jax
 import numpy as np
 from jax import export
-from safetensors import SafetensorError, safe_open
 
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.buckets import buckets_for
 from upwell.cloud.engines.checks import check_batch, reason_of, zeros
-from upwell.cloud.engines.steady import steady
 from upwell.cloud.engines.trusted import read_trusted
-from upwell.cloud.engines.weights_header import check_header
+from upwell.cloud.engines.weights import misfits, open_weights, refuse_misfits
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec, oip_datatype
 
@@ -118,37 +116,21 @@ def read_weights(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """
     if not specs:
         return {}
-    try:
-        check_header(path)
-        with steady(path) as copy, safe_open(str(copy), framework="numpy") as file:
-            names = set(file.keys())
-            slices = {spec.name: file.get_slice(spec.name) for spec in specs if spec.name in names}
-            _compare(path, specs, slices)
-            return {spec.name: file.get_tensor(spec.name) for spec in specs}
-    except FileNotFoundError:
-        raise ModelFailed(f"no {path.name} beside it; the program names {len(specs)} weights") from None
-    except (SafetensorError, OSError) as error:
-        raise ModelFailed(f"{path.name} is not a readable safetensors file: {reason_of(error)}") from error
-
-
-def _compare(path: Path, specs: Sequence[TensorSpec], slices: Mapping[str, Any]) -> None:
-    """Raise `ModelFailed` where the tensors of the file, as its header describes them, are not those of the program."""
-    there = [spec for spec in specs if spec.name in slices]
-    shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
-    wrong = [f"{spec.name} is missing" for spec in specs if spec.name not in slices]
-    wrong += [
-        f"{spec.name} has shape {list(shapes[spec.name])}, the program {list(spec.shape)}"
-        for spec in there
-        if shapes[spec.name] != spec.shape
-    ]
-    wrong += [
-        f"{spec.name} is {slices[spec.name].get_dtype()}, the program takes {_DTYPES.get(spec.datatype, spec.datatype)}"
-        for spec in there
-        if slices[spec.name].get_dtype() != _DTYPES.get(spec.datatype)
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ModelFailed(f"{path.name} does not fit the program: {'; '.join(wrong[:5])}{more}")
+    if not path.exists():
+        raise ModelFailed(f"no {path.name} beside it; the program names {len(specs)} weights")
+    with open_weights(path, "numpy") as file:
+        names = set(file.keys())
+        slices = {spec.name: file.get_slice(spec.name) for spec in specs if spec.name in names}
+        shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
+        dtypes = {name: one.get_dtype() for name, one in slices.items()}
+        wrong = [*misfits("program", {spec.name: spec.shape for spec in specs}, shapes)]
+        wrong += [
+            f"{spec.name} is {dtypes[spec.name]}, the program takes {_DTYPES.get(spec.datatype, spec.datatype)}"
+            for spec in specs
+            if spec.name in dtypes and dtypes[spec.name] != _DTYPES.get(spec.datatype)
+        ]
+        refuse_misfits(path, "the program", wrong)
+        return {spec.name: file.get_tensor(spec.name) for spec in specs}
 
 
 AUTOMATIC = "auto"

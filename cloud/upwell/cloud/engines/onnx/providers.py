@@ -21,7 +21,7 @@ INSTALL: Mapping[str, str] = MappingProxyType(
         CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' (in place of onnxruntime), and the driver",
         "CANNExecutionProvider": "pip install onnxruntime-cann (in place of onnxruntime), and Huawei's CANN",
         OPENVINO: "pip install onnxruntime-openvino (in place of onnxruntime)",
-        "CoreMLExecutionProvider": "it takes onnxruntime on a Mac",
+        "CoreMLExecutionProvider": "it needs onnxruntime on a Mac",
         CPU: "pip install onnxruntime",
     }
 )
@@ -90,15 +90,15 @@ def choose_providers(available: Sequence[str], wanted: WantedProvider) -> Choice
     if wanted.first:
         chains = [_chain(name, available) for name in names if name in available]
         if not chains:
-            raise ModelFailed(told(skipped))
+            raise ModelFailed(why_skipped(skipped))
         return Choice(tuple(chains), skipped)
     if skipped:
-        raise ModelFailed(f"{told(skipped)}; it has {', '.join(map(short_name, available))}")
+        raise ModelFailed(f"{why_skipped(skipped)}; it has {', '.join(map(short_name, available))}")
     accelerators = dict.fromkeys(name for name in names if name != CPU)
     return Choice(((*accelerators, CPU),), {})  # before others the CPU would take every node
 
 
-def told(skipped: Mapping[str, str]) -> str:
+def why_skipped(skipped: Mapping[str, str]) -> str:
     """Why providers are not used, as one sentence."""
     return "; ".join(f"{short_name(name)} is {reason}" for name, reason in skipped.items())
 

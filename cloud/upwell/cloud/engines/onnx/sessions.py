@@ -6,7 +6,6 @@ the answers of the model in force, or ended the whole service with a bus error w
 
 from __future__ import annotations
 
-import importlib
 import logging
 import mmap
 import os
@@ -26,10 +25,10 @@ from upwell.cloud.engines.onnx.providers import (
     choose_providers,
     full_name,
     short_name,
-    told,
     wanted_providers,
+    why_skipped,
 )
-from upwell.cloud.engines.ort import onnxruntime
+from upwell.cloud.engines.ort import onnxruntime, openvino_devices
 from upwell.cloud.engines.steady import MAX_COPIED_BYTES
 from upwell.shared.errors import ModelFailed
 from upwell.shared.files import open_plain
@@ -45,12 +44,13 @@ _MAX_FILE_BYTES = (1 << 31) - 1
 def copied_weights(options: Any, path: Path) -> Iterator[None]:
     """In this block a session with these `options` copies the weights of the model at `path`.
 
-    It checks their places against the sizes of their files. ONNX Runtime before 1.24 cannot, and maps them. Raises
+    It checks their places against the sizes of their files. ONNX Runtime before 1.24 cannot copy, and maps. Raises
     `ModelFailed` where a file cannot be read or lies outside the model's folder.
     """
     with ExitStack() as held:
         try:
-            files = dict(_contents(path, held)) if hasattr(options, _METHOD) else {}
+            places = external_places(path)
+            files = dict(_contents(places, held)) if hasattr(options, _METHOD) else {}
         except BadOnnxFile as error:
             raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {error}") from None
         except OSError as error:
@@ -60,9 +60,9 @@ def copied_weights(options: Any, path: Path) -> Iterator[None]:
         yield
 
 
-def _contents(path: Path, held: ExitStack) -> Iterator[tuple[str, bytes | mmap.mmap]]:
+def _contents(places: Mapping[str, Path], held: ExitStack) -> Iterator[tuple[str, bytes | mmap.mmap]]:
     """Each location that the model names, as written there, with what lies there."""
-    for location, weights in external_places(path).items():
+    for location, weights in places.items():
         with open_plain(weights) as file:
             size = os.fstat(file.fileno()).st_size
             if 0 < size <= MAX_COPIED_BYTES:
@@ -106,9 +106,9 @@ def open_session(name: str, path: Path, settings: ModelSettings) -> Any:
             skipped[chain[0]] = str(error)
             continue
         passed = {one: why for one, why in skipped.items() if one != chain[0]}
-        _log.info("model %s runs on %s%s", name, taken, f" ({told(passed)})" if passed and wanted.first else "")
+        _log.info("model %s runs on %s%s", name, taken, f" ({why_skipped(passed)})" if passed and wanted.first else "")
         return session
-    raise ModelFailed(f"no provider that it is to run on is in effect: {told(skipped)}")
+    raise ModelFailed(f"none of its providers can be used: {why_skipped(skipped)}")
 
 
 def _open(path: Path, settings: ModelSettings, chain: Sequence[str], required: Sequence[str]) -> tuple[Any, str]:
@@ -173,8 +173,7 @@ def _options_of(provider: str, device: str) -> dict[str, str]:
 
 def _openvino_device(kind: str, number: str) -> str:
     """OpenVINO's own name of the device. Raises `_NotInEffect` where it finds none, for which it would say nothing."""
-    state = importlib.import_module("onnxruntime.capi._pybind_state")
-    found: list[str] = list(state.get_available_openvino_device_ids())
+    found = openvino_devices()
     gpus = [one for one in found if one.startswith("GPU")]
     if kind == "cpu" or (kind == "auto" and not gpus):
         return "CPU"

@@ -40,9 +40,9 @@ all of torch with it."""
 
 _BUILDS: Mapping[str, str] = MappingProxyType(
     {
-        "cuda": "it takes a torch built for CUDA or ROCm, its driver and a device",
-        "xpu": "it takes torch's build for Intel GPUs, its driver and a device",
-        "mps": "it takes torch on a Mac with Apple silicon",
+        "cuda": "it needs a torch built for CUDA or ROCm, its driver and a device",
+        "xpu": "it needs torch's build for Intel GPUs, its driver and a device",
+        "mps": "it needs torch on a Mac with Apple silicon",
     }
 )
 
@@ -103,7 +103,7 @@ def _automatic() -> torch.device:
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is None:
         names = ", ".join(PACKAGES)
-        _log.info("device auto: torch finds no accelerator and runs on the CPU (%s must be named to be tried)", names)
+        _log.info("device auto: torch finds no accelerator and runs on the CPU (%s are tried only if named)", names)
         return torch.device("cpu")
     _log.info("device auto: torch runs on %s", found)
     return found

@@ -16,7 +16,6 @@ from typing import ClassVar
 # A failing plugin of another accelerator would break `import torch` itself.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
-import ml_dtypes
 import numpy as np
 import torch
 
@@ -39,9 +38,9 @@ from upwell.cloud.engines.torch.steps import (
     record_on,
 )
 from upwell.shared.errors import ModelFailed
-from upwell.shared.tensors import DTYPES, Array
+from upwell.shared.tensors import DTYPES, Array, numpy_dtype
 
-_BF16 = np.dtype(ml_dtypes.bfloat16)
+_BF16 = numpy_dtype("BF16")
 
 
 class TorchEngine:
@@ -186,7 +185,5 @@ def _to_torch(array: Array, kind: torch.dtype, is_pinned: bool) -> torch.Tensor:
 def _to_numpy(tensor: torch.Tensor) -> Array:
     """A fresh array, also where the network returned its input or one of its weights."""
     if tensor.dtype is torch.bfloat16:
-        bits: Array = tensor.view(torch.int16).cpu().numpy()
-        return bits.view(_BF16).copy()
-    array: Array = tensor.detach().cpu().numpy()
-    return array.copy()
+        return np.array(tensor.view(torch.int16).cpu().numpy().view(_BF16))
+    return np.array(tensor.detach().cpu().numpy())

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from upwell.cloud.engines.checks import reason_of
-from upwell.cloud.engines.steady import steady
-from upwell.cloud.engines.weights_header import check_header
+from upwell.cloud.engines.weights import misfits, open_weights, refuse_misfits
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import DTYPES, TensorSpec
 
@@ -109,26 +107,9 @@ def _read_weights(path: Path, network: str, expected: Mapping[str, tuple[int, ..
 
     Raises `ModelFailed` for a file that is none or does not fit.
     """
-    try:
-        check_header(path)
-        with steady(path) as copy, safe_open(str(copy), framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
-            _compare(path, network, expected, found)
-            return {name: file.get_tensor(name) for name in found}  # of the mapping, which lasts as long as they do
-    except (SafetensorError, OSError) as error:
-        raise ModelFailed(f"{path.name} is not a readable safetensors file: {reason_of(error)}") from error
-
-
-def _compare(
-    path: Path, network: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
-) -> None:
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not in the class" for name in found if name not in expected]
-    wrong += [
-        f"{name} has shape {list(found[name])}, the class {list(shape)}"
-        for name, shape in expected.items()
-        if found.get(name, shape) != shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ModelFailed(f"{path.name} does not fit class {network}: {'; '.join(wrong[:5])}{more}")
+    with open_weights(path, "pt") as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
+        wrong = [*misfits("class", expected, found)]
+        wrong += [f"{name} is not in the class" for name in found if name not in expected]
+        refuse_misfits(path, f"class {network}", wrong)
+        return {name: file.get_tensor(name) for name in found}  # of the mapping, which lasts as long as they do

@@ -101,7 +101,9 @@ def check_graphs(device: torch.device) -> None:
     if device.type == "cpu":
         raise ModelFailed("`graphs: true` needs a device that has graphs, such as cuda; a CPU has none")
     if not hasattr(torch.accelerator, "Graph"):
-        raise ModelFailed(f"`graphs: true` needs torch.accelerator.Graph, which torch {torch.__version__} has not")
+        raise ModelFailed(
+            f"`graphs: true` needs torch.accelerator.Graph, which torch {torch.__version__} does not have"
+        )
 
 
 class GraphStep:

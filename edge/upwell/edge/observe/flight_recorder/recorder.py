@@ -1,4 +1,4 @@
-"""The recorder: takes flights from the request path and keeps the last of them, on disk or in memory."""
+"""The recorder: takes traces from the request path and keeps the last of them, on disk or in memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FOLDER_NAME = "flights"
 
 LIMIT = 10_000
 ROOM_BYTES = 3300
-"""So many bytes are allowed for each flight on average; most have about a third of that."""
+"""So many bytes are allowed for each trace on average; most have about a third of that."""
 
 MOST_PENDING = 4096
-"""Flights that wait to be written; more are dropped and counted."""
+"""Traces that wait to be written; more are dropped and counted."""
 
 GATHERED = 256
-"""In memory so many flights wait for the recorder; a disk is there for what a crash leaves behind, and gets each."""
+"""In memory so many traces wait for the recorder; a disk is there for what a crash leaves behind, and gets each."""
 
 PAUSE_S = 0.05
-"""So long flights are gathered: the request path wakes the recorder at most that often."""
+"""So long traces are gathered: the request path wakes the recorder at most that often."""
 
 RETRY_S = 1.0
 """After a failure the disk is left alone for so long."""
@@ -40,17 +40,17 @@ RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class UnknownFlight(UpwellError):
-    """No flight of that id is recorded, or several begin like that."""
+class UnknownRequest(UpwellError):
+    """No trace of that id is recorded, or several begin like that."""
 
 
 class FlightRecorder:
-    """Keeps the last `limit` flights as lines of JSON; none where it is 0.
+    """Keeps the last `limit` traces as lines of JSON; none where it is 0.
 
     Fewer where they come to more than `limit_bytes`, by default `ROOM_BYTES` for each. With a `folder` they are kept
     there, where `upwell explain` finds them, else in memory, and those of the usual size become JSON only when they are
     asked for: that takes longer than all else that the agent does for a request. `note` costs the request path a few
-    microseconds and never fails; one thread does the rest. `dropped` and `failed` count the flights that were lost
+    microseconds and never fails; one thread does the rest. `dropped` and `failed` count the traces that were lost
     because they came too fast, and because they could not be written.
     """
 
@@ -73,7 +73,7 @@ class FlightRecorder:
         self._thread.start()
 
     def note(self, request_trace: RequestTrace) -> None:
-        """Keep a flight. Never blocks, never fails."""
+        """Keep a trace. Never blocks, never fails."""
         if not self._limit:
             return
         if len(self._pending) >= MOST_PENDING or self._is_closed:
@@ -86,11 +86,11 @@ class FlightRecorder:
             self._wake.set()
 
     def find(self, id: str) -> dict[str, Any]:
-        """The newest flight of that id, or the only one whose id begins so. Raises `UnknownFlight`."""
+        """The newest trace of that id, or the only one whose id begins so. Raises `UnknownRequest`."""
         return find(self._lines(), id)
 
     def last(self, count: int) -> list[dict[str, Any]]:
-        """The last flights, the newest first."""
+        """The last traces, the newest first."""
         return last(self._lines(), count)
 
     def close(self) -> None:
@@ -135,23 +135,25 @@ class FlightRecorder:
             except OSError as error:
                 self._retry_at_s = time.monotonic() + RETRY_S
                 if not self.failed:
-                    _log.warning("cannot record flights in %s: %s; requests go on", self._folder, error.strerror)
+                    _log.warning(
+                        "cannot record requests in %s: %s; they are still answered", self._folder, error.strerror
+                    )
                 self.failed += len(lines)
 
     def _drained(self) -> Iterator[RequestTrace]:
         while self._pending:
             yield self._pending.popleft()
 
-    def _as_lines(self, flights: Iterable[bytes | RequestTrace]) -> Iterator[bytes]:
-        for request_trace in flights:
+    def _as_lines(self, traces: Iterable[bytes | RequestTrace]) -> Iterator[bytes]:
+        for request_trace in traces:
             if isinstance(request_trace, bytes):
                 yield request_trace
                 continue
             try:
                 yield to_line(request_trace)
-            except Exception:  # noqa: BLE001 (the boundary of a thread that must live on, whatever a flight holds)
+            except Exception:  # noqa: BLE001 (the boundary of a thread that must live on, whatever a trace holds)
                 self.failed += 1
-                _log.exception("flight %r cannot be recorded", request_trace.id)
+                _log.exception("request %r cannot be recorded", request_trace.id)
 
     def _keep(self) -> None:
         for request_trace in self._drained():
@@ -167,9 +169,9 @@ def _size_bytes(kept: bytes | RequestTrace) -> int:
 
 
 def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:
-    """The first `count` flights of lines that come the newest first."""
+    """The first `count` traces of lines that come the newest first."""
     found: list[dict[str, Any]] = []
-    for request_trace in _flights(lines):
+    for request_trace in _traces(lines):
         if len(found) >= count:
             break
         found.append(request_trace)
@@ -177,14 +179,14 @@ def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:
 
 
 def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
-    """The newest flight of that id in lines that come the newest first, else the only one whose id begins so.
+    """The newest trace of that id in lines that come the newest first, else the only one whose id begins so.
 
-    Raises `UnknownFlight`, which says how far back the lines go.
+    Raises `UnknownRequest`, which says how far back the lines go.
     """
     id = id[:LONGEST_ID]
     alike: dict[str, dict[str, Any]] = {}
     count, oldest_s = 0, None
-    for request_trace in _flights(lines):
+    for request_trace in _traces(lines):
         if request_trace["id"] == id:
             return request_trace
         if id and str(request_trace["id"]).startswith(id):
@@ -194,8 +196,8 @@ def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
         return next(iter(alike.values()))
     if alike:
         some = ", ".join([*alike][:3])
-        raise UnknownFlight(f"{len(alike)} recorded requests have an id that begins with {id!r}, such as {some}")
-    raise UnknownFlight(f"no request {id!r} is recorded: {_reach(count, oldest_s)}")
+        raise UnknownRequest(f"{len(alike)} recorded requests have an id that begins with {id!r}, such as {some}")
+    raise UnknownRequest(f"no request {id!r} is recorded: {_reach(count, oldest_s)}")
 
 
 def _reach(count: int, oldest_s: float | None) -> str:
@@ -209,8 +211,8 @@ def local_time(wall_time_s: float) -> str:
     return datetime.fromtimestamp(wall_time_s, timezone.utc).astimezone().isoformat(" ", "milliseconds")
 
 
-def _flights(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The lines that are flights; a torn one is not."""
+def _traces(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines that are traces; a torn one is not."""
     for line in lines:
         try:
             request_trace = parse_json(line)

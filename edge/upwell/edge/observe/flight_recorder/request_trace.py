@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from upwell.edge.request.answer import Answer, Timings
+from upwell.edge.request.answer import Answer
 from upwell.edge.request.record import RequestRecord
 from upwell.shared.routing.decide.state import Decision, RouterState, Signals
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.estimators.link import LinkEstimate
 from upwell.shared.routing.flow.actions import CloudFailure
-from upwell.shared.routing.reasons import Plan, Reason, Route
 
 MOST_ROWS = 16
 """Of longer requests the first rows are noted, and how many there were."""
@@ -22,13 +23,19 @@ LONGEST_TAG = 100
 LONGEST_ID = 200
 LONGEST_TEXT = 500
 
+NAMES = ("edge_digest", "accelerator", "edge_state", "cloud_digest", "spool_id")
+ANSWER_FIELDS = ("plan", "route", "reason", "routes", "degraded", "timings", *NAMES)
+"""What is kept of an `Answer`."""
+
+answer_fields = attrgetter(*ANSWER_FIELDS)
+
 
 class RequestTrace(NamedTuple):
     """What is known of a request that has ended; made in microseconds, of values that never change.
 
-    No inputs and no outputs: of an answer, what `Answer` calls the same. Where there is none `timings` is None, and
-    `error` says why: its type and its text. `link` and `breakers` are as the router knew them when the request ended.
-    `ended_s` is an instant of the monotonic clock.
+    No inputs and no outputs: `answer` has the `ANSWER_FIELDS`. Where there is none it is None, and `error` says why:
+    its type and its text. `link` and `breakers` are as the router knew them when the request ended. `ended_s` is an
+    instant of the monotonic clock.
     """
 
     id: str
@@ -43,24 +50,14 @@ class RequestTrace(NamedTuple):
     breakers: Mapping[str, Breaker]
     policy_digest: str
     ended_s: float
-    error: tuple[str, str]
-    timings: Timings | None = None
-    plan: Plan = Plan.EDGE
-    route: Route = Route.EDGE
-    routes: tuple[Route, ...] = ()
-    reason: Reason = Reason.EASY
-    degraded: bool = False
-    edge_digest: str = ""
-    cloud_digest: str = ""
-    spool_id: str = ""
-    accelerator: str = ""
-    edge_state: str = ""
+    answer: tuple[Any, ...] | None
+    error: tuple[str, str] = ("", "")
 
     @classmethod
     def of(
         cls, done: RequestRecord, ended: Answer | Exception, state: RouterState, ended_s: float, policy_digest: str = ""
     ) -> RequestTrace:
-        """The flight of a request that ended with an answer or an error.
+        """The trace of a request that ended with an answer or an error.
 
         Of an error no more is kept than its text: its traceback would hold on to the inputs.
         """
@@ -68,26 +65,32 @@ class RequestTrace(NamedTuple):
         if done.attempts:
             misses = [a.outcome for a in done.attempts if isinstance(a.outcome, CloudFailure)]
             uplink_s = max(attempt.elapsed_s for attempt in done.attempts)
-        if not isinstance(ended, Answer):
-            return cls(
-                done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s,
-                state.link, state.breakers, policy_digest, ended_s, (type(ended).__name__, str(ended)),
-            )  # fmt: skip
+        is_answer = isinstance(ended, Answer)
         return cls(
-            done.id, done.signals, done.first, done.second, done.hardness, misses, done.edge_s, uplink_s,
-            state.link, state.breakers, policy_digest, ended_s, _NO_ERROR,
-            ended.timings, ended.plan, ended.route, ended.routes, ended.reason, ended.degraded,
-            ended.edge_digest, ended.cloud_digest, ended.spool_id, ended.accelerator, ended.edge_state,
-        )  # fmt: skip
+            id=done.id,
+            signals=done.signals,
+            first=done.first,
+            second=done.second,
+            hardness=done.hardness,
+            misses=misses,
+            edge_s=done.edge_s,
+            uplink_s=uplink_s,
+            link=state.link,
+            breakers=state.breakers,
+            policy_digest=policy_digest,
+            ended_s=ended_s,
+            answer=answer_fields(ended) if is_answer else None,
+            error=("", "") if is_answer else (type(ended).__name__, str(ended)),
+        )
 
 
 USUAL_BYTES = 1200
-"""What a flight of the usual size takes in memory."""
+"""What a trace of the usual size takes in memory."""
 MOST_LETTERS = 200
 
 
 def is_usual(request_trace: RequestTrace) -> bool:
-    """Whether the flight takes about `USUAL_BYTES`: nothing in it has a size that a caller chose."""
+    """Whether the trace takes about `USUAL_BYTES`: nothing in it has a size that a caller chose."""
     if len(request_trace.signals.row_sizes_bytes) != 1 or request_trace.misses:
         return False
     tags = request_trace.signals.request_facts.tags
@@ -99,17 +102,16 @@ def is_usual(request_trace: RequestTrace) -> bool:
     return letters <= MOST_LETTERS
 
 
-_NO_ERROR = ("", "")
 _NO_MISSES: Sequence[CloudFailure] = ()
 
 
 def to_line(request_trace: RequestTrace) -> bytes:
-    """The flight as one line of JSON: what is not finite is null, what is long is cut."""
+    """The trace as one line of JSON: what is not finite is null, what is long is cut."""
     return json.dumps(_finite(record(request_trace)), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
 
 def record(request_trace: RequestTrace) -> dict[str, Any]:
-    """The flight as an object for JSON; durations in seconds, instants of the request in seconds from its arrival."""
+    """The trace as an object for JSON; durations in seconds, instants of the request in seconds from its arrival."""
     signals, verdict = request_trace.signals, request_trace.first.verdict
     settings, request_facts = verdict.settings, signals.request_facts
     hard = settings.hard
@@ -169,7 +171,7 @@ def _decision(decision: Decision, arrived_s: float) -> dict[str, Any]:
     return {
         "plan": str(decision.plan),
         "reason": str(decision.reason),
-        "way": None if decision.way is None else decision.way.key[:LONGEST_ID],
+        "way": None if decision.split_route is None else decision.split_route.key[:LONGEST_ID],
         "obstacle": None if decision.obstacle is None else str(decision.obstacle),
         "up_rows": list(decision.up_rows[:MOST_ROWS]),
         "kept_rows": list(decision.kept_rows[:MOST_ROWS]),
@@ -190,26 +192,16 @@ def _end(request_trace: RequestTrace) -> dict[str, Any]:
         "uplink_s": request_trace.uplink_s,
         "late_s": request_trace.ended_s - request_trace.first.deadline_s,
     }
-    times = request_trace.timings
-    if times is None:
+    if request_trace.answer is None:
         kind, text = request_trace.error
         return {**end, "answer": None, "error": {"type": kind, "text": text[:LONGEST_TEXT]}}
+    answer = dict(zip(ANSWER_FIELDS, request_trace.answer, strict=True))
     end["answer"] = {
-        "plan": str(request_trace.plan),
-        "route": str(request_trace.route),
-        "routes": [str(route) for route in request_trace.routes[:MOST_ROWS]],
-        "reason": str(request_trace.reason),
-        "degraded": request_trace.degraded,
-        "total_s": times.total_s,
-        "edge_s": times.edge_s,
-        "uplink_s": times.uplink_s,
-        "cloud_queue_s": times.cloud_queue_s,
-        "cloud_compute_s": times.cloud_compute_s,
-        "edge_digest": request_trace.edge_digest[:LONGEST_ID],
-        "accelerator": request_trace.accelerator[:LONGEST_ID],
-        "edge_state": request_trace.edge_state,
-        "cloud_digest": request_trace.cloud_digest[:LONGEST_ID],
-        "spool_id": request_trace.spool_id[:LONGEST_ID],
+        **{name: str(answer[name]) for name in ("plan", "route", "reason")},
+        "routes": [str(route) for route in answer["routes"][:MOST_ROWS]],
+        "degraded": answer["degraded"],
+        **asdict(answer["timings"]),
+        **{name: answer[name][:LONGEST_ID] for name in NAMES},
     }
     return {**end, "error": None}
 

@@ -1,4 +1,4 @@
-"""A recorded flight in words: the signals, the rule, the decisions, the times predicted and actual, the reason."""
+"""A recorded trace in words: the signals, the rule, the decisions, the times predicted and actual, the reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def meanings(kind: str) -> Mapping[str, str]:
 
 
 def tell(request_trace: Mapping[str, Any]) -> list[Section]:
-    """The flight for a person, in sections. Keys that are missing (of another version) are left out."""
+    """The trace for a person, in sections. Keys that are missing (of another version) are left out."""
     decisions = request_trace.get("decisions") or [{}]
     return [
         ("request", [*_request(request_trace)]),
@@ -48,7 +48,7 @@ def tell(request_trace: Mapping[str, Any]) -> list[Section]:
         ("policy", [*_policy(request_trace.get("policy") or {})]),
         *(
             (title, [*_decision(decision)])
-            for title, decision in zip(("decided on arrival", "decided after that"), decisions, strict=False)
+            for title, decision in zip(("decided on arrival", "decided after the edge run"), decisions, strict=False)
         ),
         ("predicted and actual", [*_times(request_trace, decisions)]),
         ("outcome", [*_outcome(request_trace)]),
@@ -83,7 +83,7 @@ def _request(request_trace: Mapping[str, Any]) -> Iterator[str]:
 def _signals(request_trace: Mapping[str, Any]) -> Iterator[str]:
     caller = request_trace.get("caller_deadline_s")
     yield f"deadline {ms(request_trace.get('deadline_s'))}" + ("" if caller is None else f", the caller's {ms(caller)}")
-    yield f"runs ahead on the device: {request_trace.get('queue_ahead', 'unknown')}"
+    yield f"runs queued ahead on the device: {request_trace.get('queue_ahead', 'unknown')}"
     link = request_trace.get("link") or {}
     if link.get("rtt_s") is None:
         yield "link unknown"

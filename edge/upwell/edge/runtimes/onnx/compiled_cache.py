@@ -22,7 +22,7 @@ from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.onnx.providers import OPENVINO, QNN, Provider
 from upwell.edge.runtimes.options import AcceleratorOptions
 from upwell.edge.runtimes.ort import onnxruntime
-from upwell.shared.digest import model_digest
+from upwell.shared.digest import model_digest, sha256_of
 from upwell.shared.files import read_json
 
 _SEAL = "seal.json"
@@ -48,7 +48,7 @@ class CompiledCache:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-KEEPING: Mapping[str, CompiledCache] = {
+COMPILED_CACHES: Mapping[str, CompiledCache] = {
     QNN: CompiledCache(context=True),
     OPENVINO: CompiledCache(options={"cache_dir": "{}"}),
     "TensorrtExecutionProvider": CompiledCache(
@@ -72,20 +72,20 @@ class CacheEntry:
     """What one provider compiled of one model: `folder` may be there or not."""
 
     folder: Path
-    keeping: CompiledCache
+    cache: CompiledCache
 
     @property
     def context(self) -> Path | None:
         """The compiled model to load in place of the original, for a provider that makes one."""
-        return self.folder / _CONTEXT if self.keeping.context else None
+        return self.folder / _CONTEXT if self.cache.context else None
 
     def options(self, folder: Path) -> dict[str, str]:
         """The provider's options for keeping its files in `folder`."""
-        return {key: value.replace("{}", str(folder)) for key, value in self.keeping.options.items()}
+        return {key: value.replace("{}", str(folder)) for key, value in self.cache.options.items()}
 
     def settings(self, folder: Path) -> dict[str, str]:
         """The session's settings that make a context in `folder`."""
-        if not self.keeping.context:
+        if not self.cache.context:
             return {}
         # Embedded, a context could not be larger than the 2 GB of a protobuf message.
         context = {"ep.context_enable": "1", "ep.context_embed_mode": "0"}
@@ -115,8 +115,8 @@ class CacheEntry:
 
     def keep(self, folder: Path, placement: Placement) -> bool:
         """Seal what was compiled into `folder` and put it in its place; False where the provider wrote nothing."""
-        files = {path.relative_to(folder).as_posix(): _digest(path) for path in sorted(_files(folder))}
-        if not files or (self.keeping.context and _CONTEXT not in files):
+        files = {path.relative_to(folder).as_posix(): sha256_of(path).hex() for path in sorted(_files(folder))}
+        if not files or (self.cache.context and _CONTEXT not in files):
             return False
         facts = {"files": files, "nodes": placement.nodes, "left_on_cpu": placement.left_on_cpu}
         with (folder / _SEAL).open("w", encoding="utf-8") as file:
@@ -157,13 +157,13 @@ def entry_for(
     the other.
     Raises `OSError` where a file cannot be read.
     """
-    keeping = KEEPING.get(provider.name)
+    cache = COMPILED_CACHES.get(provider.name)
     # On its CPU device OpenVINO 1.24.1 writes its cache anew at each load.
-    if keeping is None or (provider.name == OPENVINO and "CPU" in provider.options.get("device_type", "CPU")):
+    if cache is None or (provider.name == OPENVINO and "CPU" in provider.options.get("device_type", "CPU")):
         return None
     # `must` compiles in strict mode, in which some providers take more nodes.
     what = [model_digest(path), batch, provider.name, sorted(provider.options.items()), wanted.require]
-    return CacheEntry(cache_dir / f"{_short(what)}-{_short(_versions(provider))}", keeping)
+    return CacheEntry(cache_dir / f"{_short(what)}-{_short(_versions(provider))}", cache)
 
 
 def _versions(provider: Provider) -> list[str]:
@@ -171,7 +171,7 @@ def _versions(provider: Provider) -> list[str]:
     if provider.library is not None:
         # The libraries of a vendor's SDK lie beside the plugin; their sizes tell one release from another.
         beside = sorted(one for one in provider.library.parent.iterdir() if one.is_file())
-        found += [_digest(provider.library), *(f"{one.name} {one.stat().st_size}" for one in beside)]
+        found += [sha256_of(provider.library).hex(), *(f"{one.name} {one.stat().st_size}" for one in beside)]
     if provider.device is not None:
         device = provider.device.device
         found += [str(provider.device.ep_metadata), f"{device.vendor_id} {device.device_id} {device.metadata}"]
@@ -188,7 +188,7 @@ def _sealed_placement(folder: Path) -> Placement:
     if {path.relative_to(folder).as_posix() for path in _files(folder)} != {*facts["files"], _SEAL}:
         raise ValueError(folder)
     for name, digest in facts["files"].items():
-        if _digest(folder / name) != digest:
+        if sha256_of(folder / name).hex() != digest:
             raise ValueError(name)
     nodes, left = int(facts["nodes"]), tuple(map(str, facts["left_on_cpu"]))
     return Placement(str(facts["accelerator"]), nodes, nodes - len(left), left)
@@ -200,14 +200,6 @@ def _is_abandoned(folder: Path) -> bool:
     if Path("/proc/self").exists():
         return not Path("/proc", pid).exists()
     return time.time() - folder.stat().st_mtime > _ABANDONED_S
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from upwell.edge.runtimes.options import AcceleratorOptions
-from upwell.edge.runtimes.ort import onnxruntime
+from upwell.edge.runtimes.ort import onnxruntime, openvino_devices
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 
 CPU = "CPUExecutionProvider"
@@ -51,13 +51,17 @@ def find_provider(wanted: AcceleratorOptions) -> Provider:
     """
     name, options = _full_name(wanted.provider), wanted.option_texts()
     if name == CPU:
-        raise AcceleratorNotUsable("ONNX Runtime's CPU provider is no accelerator; leave it out, it comes last anyway")
+        raise AcceleratorNotUsable(
+            "ONNX Runtime's CPU provider is not an accelerator; leave it out, it is always tried last"
+        )
     # A plugin that has been registered is listed as available too, and asked for by name it gives the CPU.
     if wanted.library is None and name not in _registered and name in onnxruntime.get_available_providers():
         _refuse_pretenders(name, options)
         return Provider(name, options)
     if not hasattr(onnxruntime, "get_ep_devices"):
-        raise AcceleratorNotUsable(f"onnxruntime {onnxruntime.__version__} has no {name} and knows no plugin providers")
+        raise AcceleratorNotUsable(
+            f"onnxruntime {onnxruntime.__version__} has no {name} and does not support plugin providers"
+        )
     library = wanted.library or _registered.get(name) or _packaged_library(name)
     _register(name, library)
     _refuse_pretenders(name, options)
@@ -95,8 +99,8 @@ def _refuse_pretenders(name: str, options: Mapping[str, str]) -> None:
         backend = options.get("backend_type", library).lower()
         if backend in _QNN_WRITERS:
             raise AcceleratorNotUsable(
-                f"QNN's backend {backend!r} writes the model down and executes nothing: its outputs would be whatever "
-                "was in memory; use 'htp'"
+                f"QNN's backend {backend!r} writes the model to a file and executes nothing: its outputs would be "
+                "whatever was in memory; use 'htp'"
             )
     elif name == OPENVINO:
         _check_openvino_device(options.get("device_type", ""))
@@ -106,13 +110,12 @@ def _check_openvino_device(device_type: str) -> None:
     """Refuse a device that is not there, for which OpenVINO leaves a line in its log and runs nothing."""
     several, _, names = device_type.rpartition(":")
     devices = [] if names in _SEVERAL_DEVICES else [name for name in names.split(",") if name]
-    state = importlib.import_module("onnxruntime.capi._pybind_state")
-    found = tuple(state.get_available_openvino_device_ids())
+    found = openvino_devices()
     here = ", ".join(found) or "nothing"
     if names in _SEVERAL_DEVICES or (several and len(devices) != 1):
         raise AcceleratorNotUsable(
-            f"with device_type {device_type!r} OpenVINO chooses the device, the CPU too, and does not tell which one "
-            f"runs; name one (OpenVINO finds here: {here})"
+            f"with device_type {device_type!r} OpenVINO chooses the device, which may be the CPU, and does not say "
+            f"which one; name one (OpenVINO finds here: {here})"
         )
     for device in devices:
         if device not in found and not any(one.startswith(f"{device}.") for one in found):
@@ -139,7 +142,7 @@ def _register(name: str, library: Path) -> None:
         if name in _registered:
             return
         if not library.is_file():
-            raise AcceleratorNotUsable(f"there is no library {library}")
+            raise AcceleratorNotUsable(f"no such library: {library}")
         try:
             onnxruntime.register_execution_provider_library(name, str(library))
         except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)

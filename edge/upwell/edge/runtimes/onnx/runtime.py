@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from upwell.edge.runtimes.onnx.sessions import open_on_accelerator, open_on_cpu
 from upwell.edge.runtimes.onnx.tensors import Call, caller_for, symbols_of
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.ort import onnxruntime
-from upwell.edge.runtimes.placement import lost
+from upwell.edge.runtimes.placement import AcceleratorFailed
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.files import external_weights
@@ -29,9 +28,9 @@ class OnnxRuntime:
     other things than tensors; `AcceleratorNotUsable` where `accelerator` takes no node, or not every node and is a
     must. Nodes are counted as the runtime hands them out, after it removed and rewrote some.
 
-    `cache_dir` keeps what the accelerator compiled for the next start. An accelerator that fails later never costs an
-    answer: the model goes on on the CPU and `placement.reason` says so. `instances` says how many runs make sense at
-    one time; one session, whose runs may overlap, serves them all.
+    `cache_dir` keeps what the accelerator compiled for the next start. An accelerator that fails later raises
+    `AcceleratorFailed`. `instances` says how many runs make sense at one time; one session, whose runs may overlap,
+    serves them all.
     """
 
     name: str = "onnx"
@@ -49,14 +48,13 @@ class OnnxRuntime:
         self.version = f"onnxruntime {onnxruntime.__version__}"
         self.placement: Placement
         self._path = path
-        self._options = options or RuntimeOptions()
-        self._recovery = threading.Lock()
+        options = options or RuntimeOptions()
         if accelerator is None:
-            self.instances = self._options.instance_count
-            session, self.placement = open_on_cpu(path, self._options)
+            self.instances = options.instance_count
+            session, self.placement = open_on_cpu(path, options)
         else:
-            self.instances = self._options.instances or 1
-            session, self.placement = open_on_accelerator(path, self._options, accelerator, cache_dir)
+            self.instances = options.instances or 1
+            session, self.placement = open_on_accelerator(path, options, accelerator, cache_dir)
         try:
             self.inputs = tuple(map(spec_of, session.get_inputs()))
             self.outputs = tuple(map(spec_of, session.get_outputs()))
@@ -77,39 +75,21 @@ class OnnxRuntime:
         except UpwellError:
             raise
         except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
-            if self.placement.nodes_on_accelerator and not self._misfit(inputs):
-                return self._run_without_accelerator(inputs, error)
             raise self._explained(error, inputs) from None
 
     def close(self) -> None:
         """Free the model; see `Runtime.close`."""
         self._call = None
 
-    def _run_without_accelerator(self, inputs: Mapping[str, Array], failure: Exception) -> dict[str, Array]:
-        """Answer on the CPU. Where that works the accelerator was at fault and is left; else the request was."""
-        with self._recovery:
-            if not self.placement.nodes_on_accelerator:
-                return self.run(inputs)
-            try:
-                session, _ = open_on_cpu(self._path, self._options)
-                call = caller_for(session, self.inputs, self.outputs)
-                answer = call(inputs)
-            except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
-                raise self._explained(error, inputs) from None
-            if self._call is not None:
-                self._call, self.placement = call, lost(self._path, self.placement, plain_text(failure))
-        return answer
-
     def _explained(self, error: Exception, inputs: Mapping[str, Array]) -> UpwellError:
-        misfit = self._misfit(inputs)
+        misfit = self._check.mismatch(inputs) or self._unequal_symbols(inputs)
         if misfit:
             return InvalidRequest(misfit)
+        if self.placement.nodes_on_accelerator:
+            return AcceleratorFailed(plain_text(error))
         text = f"{self._path.name}: {plain_text(error)}"
         # Kernels report values they cannot take, such as an index out of bounds, as invalid arguments too.
         return InvalidRequest(text) if type(error).__name__ == "InvalidArgument" else ModelFailed(text)
-
-    def _misfit(self, inputs: Mapping[str, Array]) -> str:
-        return self._check.mismatch(inputs) or self._unequal_symbols(inputs)
 
     def _unequal_symbols(self, inputs: Mapping[str, Array]) -> str:
         """Dimensions that the model gives one name and the inputs different sizes."""

@@ -1,7 +1,7 @@
-"""Fixing the batch of an ONNX model that was exported with an open one.
+"""Sessions of ONNX Runtime: on the CPU, or on an accelerator with evidence of what it took.
 
-ONNX Runtime fixes a dimension by its name, wherever it occurs, and infers the shapes that follow from it. It has no way
-to fix one that has no name.
+An open batch is fixed by the name of its dimension, wherever that occurs, and ONNX Runtime infers the shapes that
+follow from it. It has no way to fix one that has no name.
 """
 
 from __future__ import annotations
@@ -29,6 +29,23 @@ from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_graph
 
 _TOOL = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
+_FLOAT16 = 10
+_REMOVED = ("Identity", "Dropout")
+_LOG_ERRORS = 3
+_LOG_FATAL = 4
+_NO_FALLBACK = {"enable_fallback": 0}
+"""Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_STRICT: Mapping[str, str] = MappingProxyType({"session.disable_cpu_ep_fallback": "1"})
+_LEFT_NODES = "assigned to the default CPU EP"
+_EXACT: Mapping[str, str] = MappingProxyType({"session.x64quantprecision": "1"})
+"""Rewrites int8 weights as uint8, which takes another kernel. Only heeded on x86-64."""
+
+Opened: TypeAlias = "tuple[Any, Sequence[AssignedNode]]"
+"""A session and where its nodes are."""
+
+_log = logging.getLogger(__name__)
 
 
 def names_to_fix(path: Path, batch: int) -> Sequence[str]:
@@ -45,14 +62,14 @@ def names_to_fix(path: Path, batch: int) -> Sequence[str]:
     for name, symbol in opened.items():
         if not symbol:
             how = f"fix it in the file ({_TOOL} --input_name {name} --input_shape …), or export it with a name"
-            raise unkept_batch(path, batch, f"input {name!r} leads with an open dimension that has no name; {how}")
+            raise unkept_batch(path, batch, f"the first dimension of input {name!r} is open and has no name; {how}")
         if any(symbol in shape[1:] for shape in inputs.values()):
             raise unkept_batch(
-                path, batch, f"{symbol!r}, with which input {name!r} leads, is the name of other dimensions too"
+                path, batch, f"{symbol!r}, the first dimension of input {name!r}, also names other dimensions"
             )
     if not opened and batch not in [shape[0] for shape in inputs.values() if shape]:
         fixed = ", ".join(f"{name!r} {list(shape)}" for name, shape in inputs.items())
-        raise unkept_batch(path, batch, f"the model leaves no batch open: it takes {fixed}")
+        raise unkept_batch(path, batch, f"the model has no open batch dimension: it takes {fixed}")
     return sorted(set(opened.values()))
 
 
@@ -75,11 +92,6 @@ def _open(inputs: Mapping[str, tuple[int | str, ...]]) -> Mapping[str, str]:
     return {name: size for name, size in leading.items() if isinstance(size, str)}
 
 
-_CPU = "CPUExecutionProvider"
-_FLOAT16 = 10
-_REMOVED = ("Identity", "Dropout")
-
-
 def has_float16(path: Path) -> bool:
     """Whether an input, an output or a weight of the model at `path` is float16."""
     try:
@@ -96,33 +108,16 @@ def unassigned(path: Path, assigned: Sequence[AssignedNode]) -> Sequence[Assigne
     graph = read_graph(path)
     constants, known = constant_tensors(graph), {node.name for node in assigned}
     found = [
-        AssignedNode(node.name, node.operator, _CPU)
+        AssignedNode(node.name, node.operator, CPU)
         for node in graph.nodes
         if node.name
         and node.name not in known
         and node.operator not in _REMOVED
         and not constants.issuperset(node.outputs)
     ]
-    if found or any(node.provider == _CPU for node in assigned):
+    if found or any(node.provider == CPU for node in assigned):
         return found
-    return [AssignedNode("", "one that ONNX Runtime does not name", _CPU)]
-
-
-_LOG_ERRORS = 3
-_LOG_FATAL = 4
-_NO_FALLBACK = {"enable_fallback": 0}
-"""Else a session prints to standard output, makes itself anew on the CPU and says nothing to the program."""
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
-_STRICT: Mapping[str, str] = MappingProxyType({"session.disable_cpu_ep_fallback": "1"})
-_LEFT_NODES = "assigned to the default CPU EP"
-_EXACT: Mapping[str, str] = MappingProxyType({"session.x64quantprecision": "1"})
-"""Rewrites int8 weights as uint8, which takes another kernel. Only heeded on x86-64."""
-
-Opened: TypeAlias = "tuple[Any, Sequence[AssignedNode]]"
-"""A session and where its nodes are."""
-
-_log = logging.getLogger(__name__)
+    return [AssignedNode("", "one that ONNX Runtime does not name", CPU)]
 
 
 def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
@@ -151,7 +146,7 @@ def open_on_accelerator(
         if entry is not None:
             return _kept(opening, entry) or _compiled(opening, entry)
     except OSError as error:
-        _log.warning("%s: what %s compiles cannot be kept: %s", path, opening.provider.name, error)
+        _log.warning("%s: what %s compiles cannot be cached: %s", path, opening.provider.name, error)
     return _judged(opening, opening.open())
 
 
@@ -251,7 +246,7 @@ def _kept(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement] | None:
         reason = f"it leaves other nodes on the CPU: {', '.join(placement.left_on_cpu)}"
     except AcceleratorNotUsable as error:
         reason = str(error)
-    _log.warning("%s: what %s compiled before is compiled anew: %s", opening.path, opening.provider.name, reason)
+    _log.warning("%s: what %s compiled before is compiled again: %s", opening.path, opening.provider.name, reason)
     entry.remove()
     return None
 
@@ -263,7 +258,7 @@ def _compiled(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement]:
             opened = opening.open(entry.settings(folder), entry.options(folder))
         except AcceleratorNotUsable as error:  # it may be the disk that is full
             opened = opening.open()
-            _log.warning("%s: what %s compiles cannot be kept: %s", opening.path, opening.provider.name, error)
+            _log.warning("%s: what %s compiles cannot be cached: %s", opening.path, opening.provider.name, error)
             return _judged(opening, opened)
         session, placement = _judged(opening, opened)
         if not entry.keep(folder, placement):
@@ -298,7 +293,7 @@ def cpu_settings(path: Path) -> Mapping[str, str]:
     warning = saturation(path)
     if not warning:
         return _NOTHING
-    _log.info("%s: %s; here it is run with uint8 weights, exactly and slower", path, warning)
+    _log.info("%s: %s; here it runs with uint8 weights, which is exact but slower", path, warning)
     return _EXACT
 
 

@@ -12,12 +12,11 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
 from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.formats.onnx.tensors import Unsupported, bytes_of, text_of
-from upwell.shared.tensors import Array, TensorSpec
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _ONNX_BFLOAT16 = 16
 _LOG_FATAL = 4
@@ -42,8 +41,8 @@ def caller_for(session: Any, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         return _with_strings(plain, texts, bytes_out) if "BYTES" in datatypes else plain
     if "BYTES" in datatypes:
         raise Unsupported("the model mixes BF16 and string tensors, which ONNX Runtime's Python interface cannot pass")
-    if not hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
-        raise Unsupported(f"onnxruntime {onnxruntime.__version__} cannot pass BF16 tensors, 1.21 and later can")
+    if not hasattr(onnxruntime.OrtValue, "tensor_size_in_bytes"):
+        raise Unsupported(f"onnxruntime {onnxruntime.__version__} cannot pass BF16 tensors, 1.23 and later can")
     return _with_bfloat16(session, names)
 
 
@@ -84,7 +83,7 @@ def _with_bfloat16(session: Any, names: list[str]) -> Call:
 
 
 def _ort_value(array: Array) -> Any:
-    if array.dtype == ml_dtypes.bfloat16:
+    if array.dtype == numpy_dtype("BF16"):
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
@@ -93,4 +92,5 @@ def _from_ort_value(value: Any) -> Array:
     if value.element_type() != _ONNX_BFLOAT16:
         return np.array(value.numpy())
     copied = bytearray(ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()))
-    return np.frombuffer(copied, dtype=ml_dtypes.bfloat16).reshape(value.shape())
+    array: Array = np.frombuffer(copied, dtype=numpy_dtype("BF16")).reshape(value.shape())
+    return array

@@ -1,22 +1,43 @@
-"""LiteRT's own way to an NPU, behind the interface of a runtime."""
+"""LiteRT's own way to an NPU (`CompiledModel`), behind the interface of a runtime."""
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from upwell.edge.runtimes.base import Placement
-from upwell.edge.runtimes.inputs import InputCheck
+from upwell.edge.runtimes.inputs import InputCheck, blank
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, lost
+from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable, from_nodes
 from upwell.edge.runtimes.tflite.interpreter import INTERPRETER_ERRORS, describe, one_line
-from upwell.edge.runtimes.tflite.npu_graph import CompiledGraph, Incomplete
-from upwell.edge.runtimes.tflite.npu_options import litert
+from upwell.edge.runtimes.tflite.npu_options import litert, litert_module, npu_options, unloadable
 from upwell.edge.runtimes.tflite.npu_plan import explained
-from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
-from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
-from upwell.shared.tensors import Array, TensorSpec
+from upwell.shared.errors import InvalidRequest, ModelFailed
+from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+_SOURCE_LINE = re.compile(r"(└ )?ERROR: \[[^\]]*\]\s*(└ )?")
+_HOST_MEMORY = 1  # LiteRtTensorBufferType: what the CPU's kernels take
+
+
+class Incomplete(Exception):
+    """LiteRT did not bring the whole model to the NPU; the text says what it says of that."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """One input or output with its buffer, and how to read it."""
+
+    spec: TensorSpec
+    buffer: Any
+    dtype: np.dtype[Any]
+    elements: int
 
 
 class CompiledRuntime:
@@ -32,7 +53,7 @@ class CompiledRuntime:
 
     Raises `ConfigError` for a file that is no model for LiteRT and `AcceleratorNotUsable` for every reason why it
     cannot on the NPU, naming the nodes that were left where LiteRT's partitioning tool is there to tell. An NPU that
-    fails later never costs an answer: the model goes on on the CPU and `placement.reason` says so.
+    fails later raises `AcceleratorFailed`.
     """
 
     name: str = "tflite"
@@ -42,54 +63,110 @@ class CompiledRuntime:
         package = litert(options)
         self.version = package.version
         self._path = path
-        self._options = options.model_copy(update={"package": package.name, "instances": 1})
         inputs, outputs, nodes = describe(package, path)
-        self._graph: CompiledGraph | None
         try:
-            self._graph = CompiledGraph(
-                path, accelerator, (port.spec for port in inputs), (port.spec for port in outputs)
-            )
+            self._model = compile_for_npu(path, accelerator)
         except Incomplete as error:
             raise AcceleratorNotUsable(f"{error}{explained(path, options, accelerator)}") from None
+        if not runs_on_npu(self._model):
+            raise AcceleratorNotUsable(f"{accelerator.provider}: LiteRT compiled the model and runs it on the CPU")
         self.placement: Placement = from_nodes(accelerator, len(nodes), ())
-        _check_batch(accelerator, options.batch, self._graph.inputs)
-        self.inputs, self.outputs = self._graph.inputs, self._graph.outputs
+        try:
+            self._given, self._gives = self._bind([port.spec for port in inputs], [port.spec for port in outputs])
+            self.inputs = tuple(bound.spec for bound in self._given)
+            self.outputs = tuple(bound.spec for bound in self._gives)
+            self._run_now({spec.name: blank(spec.datatype, spec.shape) for spec in self.inputs})
+        except INTERPRETER_ERRORS as error:
+            raise AcceleratorNotUsable(f"{accelerator.provider} cannot run the model: {one_line(error)}") from None
+        _check_batch(accelerator, options.batch, self.inputs)
         self._check = InputCheck(self.inputs)
-        self._shapes = {spec.name: spec.shape for spec in self.inputs}
-        self._on_cpu: TfliteRuntime | None = None
         self._lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once; see `Runtime.run`."""
         self._check(inputs)
-        if any(inputs[name].shape != shape for name, shape in self._shapes.items()):
+        if any(inputs[spec.name].shape != spec.shape for spec in self.inputs):
             raise InvalidRequest(self._check.mismatch(inputs))
         with self._lock:
-            if self._on_cpu is not None:
-                return self._on_cpu.run(inputs)
-            if self._graph is None:
+            if self._model is None:
                 raise ModelFailed(f"{self._path.name} is closed")
             try:
-                return self._graph.run(inputs)
+                return self._run_now(inputs)
             except INTERPRETER_ERRORS as error:
-                return self._run_without_accelerator(inputs, error)
+                raise AcceleratorFailed(one_line(error)) from None
 
     def close(self) -> None:
         """Free the model; see `Runtime.close`."""
         with self._lock:
-            self._graph = None
-            if self._on_cpu is not None:
-                self._on_cpu.close()
+            self._model = None
+            self._given, self._gives = [], []
+            self._given_buffers = self._gives_buffers = ()
 
-    def _run_without_accelerator(self, inputs: Mapping[str, Array], failure: Exception) -> dict[str, Array]:
-        try:
-            on_cpu = TfliteRuntime(self._path, self._options)
-        except ConfigError as error:
-            raise ModelFailed(f"the model cannot be opened again after a failure: {error}") from None
-        answer = on_cpu.run(inputs)
-        self._on_cpu, self._graph = on_cpu, None
-        self.placement = lost(self._path, self.placement, one_line(failure))
-        return answer
+    def _run_now(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        for bound in self._given:
+            bound.buffer.write(inputs[bound.spec.name])
+        self._model.run_by_index(0, self._given_buffers, self._gives_buffers)
+        return {
+            bound.spec.name: bound.buffer.read(bound.elements, bound.dtype).reshape(bound.spec.shape)
+            for bound in self._gives
+        }
+
+    def _bind(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> tuple[list[_Bound], list[_Bound]]:
+        signature, names = next(iter(self._model.get_signature_list().items()))
+        self._given_buffers = self._model.create_input_buffers(0)
+        self._gives_buffers = self._model.create_output_buffers(0)
+        return (
+            _bound(inputs, names["inputs"], self._model.get_input_tensor_details(signature), self._given_buffers),
+            _bound(outputs, names["outputs"], self._model.get_output_tensor_details(signature), self._gives_buffers),
+        )
+
+
+def compile_for_npu(path: Path, accelerator: AcceleratorOptions) -> Any:
+    """LiteRT's model, compiled for the NPU and nothing beside it.
+
+    Raises `Incomplete`, and `AcceleratorNotUsable` for a wrong option.
+    """
+    options, environment = npu_options(accelerator)
+    compiled_model = litert_module("compiled_model").CompiledModel
+    try:
+        return compiled_model.from_file(str(path), options=options, environment=environment)
+    except INTERPRETER_ERRORS as error:
+        why = unloadable(environment) or _said(error)
+        raise Incomplete(f"{accelerator.provider} did not compile the model: {why}") from None
+
+
+def _said(error: Exception) -> str:
+    """What LiteRT says without source lines and without its advice to allow the CPU, which would hide the failure."""
+    text = _SOURCE_LINE.sub("", one_line(error)).partition(" Add kLiteRt")[0]
+    return f"{text or 'without saying why'} (LiteRT writes the cause to standard error)"
+
+
+def runs_on_npu(model: Any) -> bool:
+    """Whether a compiled model is not the CPU's: fully accelerated, and with buffers that are not plain host memory.
+
+    The first alone is no evidence: LiteRT also says it of models that it runs on the CPU. But there the inputs and
+    outputs take host memory only, while a dispatcher adds the kinds of memory that its device shares.
+    """
+    given, gives = (len(model.get_signature_by_index(0)[side]) for side in ("inputs", "outputs"))
+    requirements = [model.get_input_buffer_requirements(index) for index in range(given)]
+    requirements += [model.get_output_buffer_requirements(index) for index in range(gives)]
+    return bool(model.is_fully_accelerated()) and all(one["supported_types"] != [_HOST_MEMORY] for one in requirements)
+
+
+def _bound(
+    specs: Sequence[TensorSpec], names: Sequence[str], details: Mapping[str, Any], buffers: Sequence[Any]
+) -> list[_Bound]:
+    """Each specification with its buffer: by name where the compiled model has the same names, else by position."""
+    if len(names) != len(specs):
+        raise ValueError(f"the compiled model has {len(names)} tensors for {len(specs)}")
+    by_name = {spec.name for spec in specs} == set(names)
+    bound = []
+    for position, spec in enumerate(specs):
+        index = names.index(spec.name) if by_name else position
+        shape = tuple(int(size) for size in details[names[index]]["shape"])
+        fixed = replace(spec, shape=shape)
+        bound.append(_Bound(fixed, buffers[index], numpy_dtype(spec.datatype), math.prod(shape)))
+    return bound
 
 
 def _check_batch(accelerator: AcceleratorOptions, batch: int | None, inputs: Sequence[TensorSpec]) -> None:

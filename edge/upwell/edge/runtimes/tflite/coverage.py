@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from upwell.edge.runtimes.coverage import Coverage
-from upwell.edge.runtimes.load import LITERT_NPU
-from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.tflite.interpreter import describe, open_nodes
 from upwell.edge.runtimes.tflite.package import find_package
@@ -29,7 +28,7 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
 
 
 def _compiled(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
-    from upwell.edge.runtimes.tflite.npu_graph import Incomplete, compile_for_npu, runs_on_npu
+    from upwell.edge.runtimes.tflite.compiled import Incomplete, compile_for_npu, runs_on_npu
     from upwell.edge.runtimes.tflite.npu_options import litert
     from upwell.edge.runtimes.tflite.npu_plan import planned
 

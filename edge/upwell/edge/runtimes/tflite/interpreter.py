@@ -17,7 +17,7 @@ from upwell.edge.runtimes.coverage import NodeCover
 from upwell.edge.runtimes.inputs import InputCheck, blank, check_file, unkept_batch
 from upwell.edge.runtimes.options import AcceleratorOptions, RuntimeOptions
 from upwell.edge.runtimes.placement import AcceleratorNotUsable, from_nodes, judge
-from upwell.edge.runtimes.tflite.nodes import walk
+from upwell.edge.runtimes.tflite.nodes import apply_delegates, walk
 from upwell.edge.runtimes.tflite.package import TflitePackage
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import open_plain
@@ -43,9 +43,13 @@ def ports_of(interpreter: Any) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
     with `_1`, `_2`, ... added to names that occur before. Raises `InvalidRequest` for a datatype without a name.
     """
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-    signatures = list(interpreter._get_full_signature_list().values())
+    signatures = list(interpreter.get_signature_list())
     if len(signatures) == 1:
-        given, gives = signatures[0]["inputs"], signatures[0]["outputs"]
+        runner = interpreter.get_signature_runner(signatures[0])
+        given, gives = (
+            {name: int(detail["index"]) for name, detail in details.items()}
+            for details in (runner.get_input_details(), runner.get_output_details())
+        )
         if _covers(given, inputs) and _covers(gives, outputs):
             return _by_signature(given, inputs), _by_signature(gives, outputs)
     return _by_tensor(inputs), _by_tensor(outputs)
@@ -127,7 +131,6 @@ class OpenModel:
 
     def __init__(self, interpreter: Any, placement: Placement, batch: int | None = None) -> None:
         self.placement = placement
-        self.accelerated = placement.nodes_on_accelerator > 0
         self._interpreter = interpreter
         self.inputs, self.outputs = (with_batch(ports, batch) for ports in ports_of(interpreter))
         self._shapes = {port.index: port.shape for port in self.inputs}
@@ -200,7 +203,7 @@ def open_nodes(
         )
         if options.batch is not None:
             _fix_batch(path, interpreter, options.batch)
-            _delegate(interpreter, delegates)
+            apply_delegates(interpreter, delegates)
         # Before the first allocation every DELEGATE node is ours; XNNPACK takes what is left during it.
         nodes = () if own else walk(interpreter)
         interpreter.allocate_tensors()
@@ -232,16 +235,9 @@ def _fix_batch(path: Path, interpreter: Any, batch: int) -> None:
     opened = [one for one in given if tuple(one["shape_signature"][:1]) == (-1,)]
     if not opened and batch not in [int(one["shape"][0]) for one in given if len(one["shape"])]:
         fixed = ", ".join(f"{one['name']!r} {one['shape'].tolist()}" for one in given)
-        raise unkept_batch(path, batch, f"the model leaves no batch open: it takes {fixed}")
+        raise unkept_batch(path, batch, f"the model has no open batch dimension: it takes {fixed}")
     for one in opened:
         interpreter.resize_tensor_input(one["index"], (batch, *one["shape"][1:]), strict=True)
-
-
-def _delegate(interpreter: Any, delegates: list[Any]) -> None:
-    """What the interpreter's constructor does with delegates, which is too early where a batch is to be fixed."""
-    interpreter._delegates = delegates  # keeps them alive
-    for delegate in delegates:
-        interpreter._interpreter.ModifyGraphWithDelegate(delegate._get_native_delegate_pointer())
 
 
 def _check_contents(path: Path, *, is_all: bool) -> None:
@@ -269,7 +265,7 @@ def _load_delegate(package: TflitePackage, accelerator: AcceleratorOptions) -> A
         # load_delegate prints a traceback from its destructor where the library is missing or no delegate.
         entry = hasattr(ctypes.CDLL(library), _DELEGATE_ENTRY)
         if not entry:
-            raise AcceleratorNotUsable(f"{library} is no external delegate: it has no {_DELEGATE_ENTRY}")
+            raise AcceleratorNotUsable(f"{library} is not an external delegate: it does not export {_DELEGATE_ENTRY}")
         return package.interpreter.load_delegate(library, accelerator.option_texts())
     except (OSError, ValueError) as error:
         raise AcceleratorNotUsable(f"delegate {library} cannot be loaded: {one_line(error)}") from None

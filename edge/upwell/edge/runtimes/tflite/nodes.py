@@ -1,4 +1,8 @@
-"""The nodes of a TFLite interpreter: which of them a delegate took, and an estimate of what each costs."""
+"""The nodes of a TFLite interpreter: which of them a delegate took, and an estimate of what each costs.
+
+This module alone uses names that begin with an underscore in the TFLite packages; what they do is not to be had in
+public.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,13 @@ from upwell.edge.runtimes.coverage import NodeCover
 from upwell.shared.formats.work import work_of
 
 _DELEGATE = "DELEGATE"
+
+
+def apply_delegates(interpreter: Any, delegates: list[Any]) -> None:
+    """What the interpreter's constructor does with delegates, which is too early where a batch is to be fixed."""
+    interpreter._delegates = delegates  # keeps them alive
+    for delegate in delegates:
+        interpreter._interpreter.ModifyGraphWithDelegate(delegate._get_native_delegate_pointer())
 
 
 def walk(interpreter: Any) -> tuple[NodeCover, ...]:

@@ -27,7 +27,7 @@ def npu_options(accelerator: AcceleratorOptions) -> tuple[Any, Any]:
     Of `accelerator.options`, `vendor` (such as `intel_openvino` or `qualcomm`) chooses the vendor's compiler plugin
     and dispatch library among those that the package carries; `compiler_plugin_path` and `dispatch_library_path` are
     folders to take instead. Everything else goes to the field of that name of the vendor's option group: enum members
-    by name, `field.KEY` for a field that is a map, numbers parted by commas for one that is a list. Without `vendor`
+    by name, `field.KEY` for a field that is a map, numbers separated by commas for one that is a list. Without `vendor`
     LiteRT takes the first whose dispatch library it finds.
 
     The NPU is asked for alone, for with the CPU allowed beside it LiteRT runs there without a word and still says
@@ -52,7 +52,7 @@ def npu_options(accelerator: AcceleratorOptions) -> tuple[Any, Any]:
 def litert(options: RuntimeOptions) -> TflitePackage:
     """ai-edge-litert, the one package that has a way to NPUs; `AcceleratorNotUsable` without it."""
     if options.package not in (None, _LITERT):
-        raise AcceleratorNotUsable(f"only {_LITERT} has a way to NPUs, and `package: {options.package}` is written")
+        raise AcceleratorNotUsable(f"only {_LITERT} supports NPUs, but `package: {options.package}` is set")
     try:
         return find_package(_LITERT)
     except ConfigError as error:
@@ -92,7 +92,7 @@ def _vendor_paths(folder: Path, vendor: str) -> dict[str, str]:
 def _no_group(options: Any, vendor: str, given: typing.Iterable[str]) -> str:
     known = [name.removesuffix(_SUFFIX) for name in dir(options) if name.endswith(_SUFFIX) and not name.startswith("_")]
     vendors = ", ".join(name for name in known if name not in _NO_NPU)
-    what = f"vendor {vendor!r} has no options here" if vendor else "`vendor` must be written for the options"
+    what = f"vendor {vendor!r} has no options here" if vendor else "`vendor` must be set for these options"
     return f"{what}: {', '.join(given)}; this LiteRT has options for {vendors}"
 
 
@@ -103,7 +103,7 @@ def _set(group: Any, name: str, text: str) -> None:
         raise AcceleratorNotUsable(f"unknown option {name!r}; the vendor's options are {', '.join(hints)}")
     kind = _without_none(hints[field])
     if (typing.get_origin(kind) is dict) != bool(key):
-        raise AcceleratorNotUsable(f"option {name!r}: `{field}.KEY` is written for a map, and for nothing else")
+        raise AcceleratorNotUsable(f"option {name!r}: `{field}.KEY` is for an option that is a map, and for no other")
     try:
         if key:
             getattr(group, field)[key] = text
@@ -132,4 +132,4 @@ def _value(text: str, kind: Any) -> Any:
 def _wanted(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return ", ".join(member.name for member in kind)
-    return {bool: "true or false", int: "a number", str: "text"}.get(kind, "numbers parted by commas")
+    return {bool: "true or false", int: "a number", str: "text"}.get(kind, "numbers separated by commas")

@@ -9,15 +9,16 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from upwell.edge.bundle.archive import DEFAULT_LIMITS
+from upwell.edge.bundle.archive import MAX_ENTRIES
 from upwell.edge.bundle.base import MANIFEST_NAME, BundleRefused, Refusal
 from upwell.edge.bundle.manifest import MAX_MANIFEST_BYTES, MAX_VERSION
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
-from upwell.edge.updates.sources.partial import Partial, check_room
+from upwell.edge.updates.sources.partial import MAX_BYTES, Partial, check_room, fetch_archive
 
 SUFFIX = ".bundle.tar"
 FOLDER_NAME = "folder"
@@ -49,10 +50,9 @@ class FolderSource:
     With `sha256`, that of an archive, bundles that are folders do not count.
     """
 
-    def __init__(self, folder: Path, *, sha256: str = "", max_bytes: int) -> None:
+    def __init__(self, folder: Path, *, sha256: str = "") -> None:
         self._folder = folder
         self._sha256 = sha256
-        self._max_bytes = max_bytes
         self._skipped: frozenset[str] = frozenset()
         self._is_closed = False
 
@@ -67,14 +67,10 @@ class FolderSource:
         """A copy, since the folder may change or go at any time."""
         found = next((one for one in self._candidates() if one.token == offer.token), None)
         if found is None:
-            raise FetchFailed(f"{self._folder}: what was to be fetched has gone or changed")
+            raise FetchFailed(f"{self._folder}: the bundle to be fetched is gone or has changed")
         if found.path.is_dir():
             return self._copy_folder(found, into, progress)
-        with Partial(into, offer, progress, max_bytes=self._max_bytes) as partial:
-            if not partial.is_complete:
-                partial.expect(offer.size_bytes)
-                self._copy_archive(found, partial)
-            return partial.finish()
+        return fetch_archive(offer, into, progress, partial(self._copy_archive, found))
 
     def close(self) -> None:
         """End a copy that is under way."""
@@ -95,7 +91,7 @@ class FolderSource:
             if candidate is not None:
                 found.append(candidate)
         for name in skipped.keys() - self._skipped:  # said once for each
-            _log.warning("%s: passed over, its manifest cannot be read", self._folder / name)
+            _log.warning("%s: skipped, its manifest cannot be read", self._folder / name)
         self._skipped = frozenset(skipped)
         return found
 
@@ -112,13 +108,13 @@ class FolderSource:
             version = _version(file.read(MAX_MANIFEST_BYTES))
         return _Candidate(version, path, f"folder {path.name} {about.st_size} {about.st_mtime_ns}", 0)
 
-    def _copy_archive(self, found: _Candidate, partial: Partial) -> None:
+    def _copy_archive(self, found: _Candidate, archive: Partial) -> None:
         try:
             with found.path.open("rb") as file:
-                file.seek(partial.size_bytes)
+                file.seek(archive.size_bytes)
                 while data := file.read(_CHUNK_BYTES):
                     self._check_open()
-                    partial.append(data)
+                    archive.append(data)
         except OSError as error:
             raise FetchFailed(f"{found.path}: cannot be read: {error.strerror}") from None
 
@@ -131,9 +127,9 @@ class FolderSource:
             for count, path in enumerate(_files(found.path)):
                 self._check_open()
                 copied_bytes += path.lstat().st_size
-                if copied_bytes > self._max_bytes or count >= DEFAULT_LIMITS.max_entries:
+                if copied_bytes > MAX_BYTES or count >= MAX_ENTRIES:
                     shutil.rmtree(into, ignore_errors=True)
-                    raise BundleRefused(Refusal.TOO_LARGE, found.path, f"has more than {self._max_bytes} bytes")
+                    raise BundleRefused(Refusal.TOO_LARGE, found.path, f"has more than {MAX_BYTES} bytes")
                 check_room(into, path.lstat().st_size, "to copy it")
                 to = target / path.relative_to(found.path)
                 to.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +145,7 @@ class FolderSource:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise FetchFailed("fetching was ended")
+            raise FetchFailed("fetching was stopped")
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -159,14 +155,14 @@ def _files(folder: Path) -> Iterator[Path]:
         for name in sorted([*names, *links]):
             path = Path(root) / name
             if not (stat.S_ISREG(path.lstat().st_mode) or path.is_symlink()):
-                raise BundleRefused(Refusal.UNCONFINED, path, "does not belong in a bundle: it is no plain file")
+                raise BundleRefused(Refusal.UNCONFINED, path, "does not belong in a bundle: it is not a plain file")
             yield path
 
 
 def _version_in(path: Path) -> int:
     """The version that the manifest in an archive states. Raises where there is none that can be read."""
     with tarfile.open(path, "r:") as archive:
-        for _ in range(DEFAULT_LIMITS.max_entries):
+        for _ in range(MAX_ENTRIES):
             member = archive.next()
             if member is None:
                 break

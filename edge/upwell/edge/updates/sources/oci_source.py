@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from upwell.edge.bundle.address import Reference
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
-from upwell.edge.updates.sources.download import download, length_of
-from upwell.edge.updates.sources.partial import Partial
-from upwell.edge.updates.sources.web import Web, failure, host_of, is_safe
+from upwell.edge.updates.sources.partial import Partial, fetch_archive
+from upwell.edge.updates.sources.web import Web, download, failure, host_of, is_safe, length_of
 
 USER_VARIABLE, PASSWORD_VARIABLE = "ORAS_USER", "ORAS_PASS"
 """Where credentials may be in the environment; they go before those of Docker's configuration."""
@@ -48,27 +49,29 @@ class Access:
         response = self._web.open("GET", url, {**headers, **self._authorization})
         if response.status_code in (requests.codes.unauthorized, requests.codes.forbidden):
             response.close()
-            raise self._denied("it refuses the credentials that it was given")
+            raise self._denied("it rejects the credentials")
         return response
 
     def _authorize(self, response: requests.Response) -> dict[str, str]:
         challenge = response.headers.get("Www-Authenticate", "")
         if host_of(response.url) != self._reference.registry:
-            raise FetchFailed(f"{host_of(response.url)}: wants credentials, where {self._reference.registry} sent us")
+            raise FetchFailed(
+                f"{host_of(response.url)}: asks for credentials, and {self._reference.registry} sent us there"
+            )
         kind = "basic" if challenge.lower().startswith("basic") else "token"
         backend = self._backend(kind)
         if kind == "token":
             realm = oras.auth.utils.parse_auth_header(challenge).realm or ""
             if not is_safe(realm, after=response.url):
-                raise self._denied("it names no safe address for tokens; expected one that begins with https://")
+                raise self._denied("it names no safe token address; expected one that begins with https://")
         try:
             found, is_changed = backend.authenticate_request(response, {})
         except AttributeError:  # what `oras` comes to for basic access without credentials
-            raise self._denied("it wants a user and a password") from None
+            raise self._denied("it requires a user and a password") from None
         except (requests.RequestException, ValueError, OSError):
-            raise self._denied("its address for tokens gives none") from None
+            raise self._denied("its token address returned no token") from None
         if not is_changed or not found.get("Authorization"):
-            raise self._denied("it gives no token")
+            raise self._denied("it returned no token")
         return {"Authorization": str(found["Authorization"])}
 
     def _backend(self, kind: str) -> Any:
@@ -101,7 +104,7 @@ LAYER_TYPE = "application/vnd.upwell.bundle.v1.tar"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 
 _MAX_MANIFEST_BYTES = 4 << 20
-_DIGEST = r"^sha256:[0-9a-f]{64}$"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class _Document(BaseModel):
@@ -116,10 +119,6 @@ class _Layer(_Document):
     mediaType: str  # noqa: N815  the specification's names
     digest: str
     size: int = Field(ge=0)
-
-
-class _Sha256Layer(_Layer):
-    digest: str = Field(pattern=_DIGEST)
 
 
 class _Manifest(_Document):
@@ -137,11 +136,10 @@ class RegistrySource:
     without limit, and gives no bytes of a manifest to check.
     """
 
-    def __init__(self, reference: Reference, *, sha256: str = "", ca: Path | None = None, max_bytes: int) -> None:
+    def __init__(self, reference: Reference, *, sha256: str = "", ca: Path | None = None) -> None:
         """`sha256` is that of the archive, which is the layer, where it is known from elsewhere."""
         self._reference = reference
         self._sha256 = sha256
-        self._max_bytes = max_bytes
         self._web = Web(ca)
         is_plain = reference.is_loopback and ca is None
         self._access = Access(self._web, reference, is_plain=is_plain)
@@ -168,12 +166,7 @@ class RegistrySource:
 
     def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
         """The layer, fetched or taken up again."""
-        with Partial(into, offer, progress, max_bytes=self._max_bytes) as partial:
-            if not partial.is_complete:
-                partial.expect(offer.size_bytes)
-                if partial.size_bytes < offer.size_bytes:
-                    self._download(offer, partial)
-            return partial.finish()
+        return fetch_archive(offer, into, progress, partial(self._download, offer))
 
     def close(self) -> None:
         """End what is under way."""
@@ -201,25 +194,21 @@ class RegistrySource:
         layers = [layer for layer in manifest.layers if layer.mediaType == LAYER_TYPE]
         if len(layers) != 1 or len(manifest.layers) != 1:
             raise self._malformed(f"{len(manifest.layers)} layers, {len(layers)} of them of type {LAYER_TYPE}")
-        try:
-            return _Sha256Layer.model_validate(layers[0].model_dump())
-        except ValidationError:
-            raise self._malformed("a layer that is not named by its SHA-256") from None
+        if not _DIGEST.fullmatch(layers[0].digest):
+            raise self._malformed("a layer that is not named by its SHA-256")
+        return layers[0]
 
     def _malformed(self, found: str) -> BundleRefused:
         expected = f"an artifact of type {ARTIFACT_TYPE} with one layer of type {LAYER_TYPE}"
         return BundleRefused(Refusal.MALFORMED, None, f"{self._reference}: holds {found}; expected {expected}")
 
-    def _download(self, offer: AvailableBundle, partial: Partial) -> None:
+    def _download(self, offer: AvailableBundle, archive: Partial) -> None:
         url = f"{self._base}/blobs/sha256:{offer.sha256}"
 
-        def ask(headers: Mapping[str, str]) -> requests.Response:
-            return self._access.open(url, headers)
-
         def check(response: requests.Response) -> None:
-            missing_bytes = offer.size_bytes - partial.size_bytes
+            missing_bytes = offer.size_bytes - archive.size_bytes
             expected = missing_bytes if response.status_code == requests.codes.partial_content else offer.size_bytes
             if length_of(response) not in (0, expected):
                 raise FetchFailed(f"{host_of(url)}: sends {length_of(response)} bytes; expected {expected}")
 
-        download(self._web, ask, partial, {}, check)
+        download(self._web, partial(self._access.open, url), archive, {}, check)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
@@ -20,6 +21,9 @@ RECORD_NAME = "download.json"
 CHECKPOINT_BYTES = 1 << 20
 """So many bytes at most are fetched again after a crash or a power failure; after a broken link, none."""
 
+MAX_BYTES = 2 << 30
+"""The largest archive that is fetched."""
+
 SPARE_BYTES = 16 << 20
 """Left free on the disk by what is fetched: others write there too."""
 
@@ -33,6 +37,16 @@ def check_room(folder: Path, needed_bytes: int, purpose: str) -> None:
     if needed_bytes + SPARE_BYTES > free_bytes:
         expected = f"expected {needed_bytes + SPARE_BYTES} {purpose}"
         raise FetchFailed(f"{folder}: {free_bytes} bytes are free on the disk; {expected}", _ANEW_S)
+
+
+def fetch_archive(offer: AvailableBundle, into: Path, progress: Progress, bring: Callable[[Partial], None]) -> Path:
+    """The archive of `offer` in the folder `into`; `bring` adds what is missing. Raises as `Source.fetch`."""
+    with Partial(into, offer, progress) as partial:
+        if not partial.is_complete:
+            partial.expect(offer.size_bytes)
+            if not offer.size_bytes or partial.size_bytes < offer.size_bytes:
+                bring(partial)
+        return partial.finish()
 
 
 class _Record(BaseModel):
@@ -52,11 +66,11 @@ class Partial:
     failure garbles is not taken for a part of the archive.
     """
 
-    def __init__(self, folder: Path, offer: AvailableBundle, progress: Progress, *, max_bytes: int) -> None:
+    def __init__(self, folder: Path, offer: AvailableBundle, progress: Progress) -> None:
         """Take up what is there of `offer`, and drop what is there of another. Raises `FetchFailed`."""
         self.path = folder / ARCHIVE_NAME
         self._record_path = folder / RECORD_NAME
-        self._offer, self._progress, self._max_bytes = offer, progress, max_bytes
+        self._offer, self._progress = offer, progress
         self._expected_bytes = offer.size_bytes
         self._file: FileIO | None = None
         self.is_complete = False
@@ -77,10 +91,10 @@ class Partial:
         """Learn the size of the whole (0 if unknown). Raises where it is too much for the limit or the disk."""
         self._expected_bytes = size_bytes or self._expected_bytes
         self._progress(self._size_bytes, self._expected_bytes)
-        if self._expected_bytes > self._max_bytes:
+        if self._expected_bytes > MAX_BYTES:
             self.drop()
             raise BundleRefused(
-                Refusal.TOO_LARGE, None, f"has {self._expected_bytes} bytes; expected at most {self._max_bytes}"
+                Refusal.TOO_LARGE, None, f"has {self._expected_bytes} bytes; expected at most {MAX_BYTES}"
             )
         if self._expected_bytes:
             self._check_room()
@@ -88,9 +102,9 @@ class Partial:
     def append(self, data: bytes) -> None:
         """Add what came next. Raises `BundleRefused` beyond the limit and `FetchFailed` where the disk is full."""
         assert self._file is not None  # noqa: S101  appended to before it is closed
-        if self._size_bytes + len(data) > self._max_bytes:
+        if self._size_bytes + len(data) > MAX_BYTES:
             self.drop()
-            raise BundleRefused(Refusal.TOO_LARGE, None, f"has more bytes than the {self._max_bytes} allowed")
+            raise BundleRefused(Refusal.TOO_LARGE, None, f"has more bytes than the {MAX_BYTES} allowed")
         try:
             rest = memoryview(data)
             while rest:
@@ -134,7 +148,7 @@ class Partial:
         if self._offer.sha256 and found != self._offer.sha256:
             self.drop()
             if self.is_resumed:
-                raise FetchFailed("the parts of what was fetched do not fit together; it is begun anew", _ANEW_S)
+                raise FetchFailed("the fetched parts do not fit together; the download starts over", _ANEW_S)
             raise BundleRefused(
                 Refusal.DIGEST_MISMATCH,
                 None,

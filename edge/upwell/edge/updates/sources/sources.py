@@ -10,11 +10,8 @@ from upwell.edge.updates.sources.base import Source
 from upwell.edge.updates.sources.folder_source import FolderSource
 from upwell.shared.errors import ConfigError
 
-MAX_BYTES = 2 << 30
-"""The largest archive that is fetched."""
 
-
-def open_source(text: str, *, digest: str = "", ca: Path | None = None, max_bytes: int = MAX_BYTES) -> Source:
+def open_source(text: str, *, digest: str = "", ca: Path | None = None) -> Source:
     """The source that `text` names: a folder, `file:///...`, `https://...` or `oci://...`.
 
     `digest` (`sha256:` and 64 digits, or empty) is that of the archive; nothing else is taken then. `ca` is a PEM file
@@ -25,16 +22,16 @@ def open_source(text: str, *, digest: str = "", ca: Path | None = None, max_byte
     if ca is not None and not ca.is_file():
         raise ConfigError.at(ca, "no such file; expected the issuers of the server's certificate in PEM")
     if names_folder(text) or text.startswith("file:"):
-        return FolderSource(_folder(text), sha256=sha256, max_bytes=max_bytes)
+        return FolderSource(_folder(text), sha256=sha256)
     try:
         if text.startswith(SCHEME):
             from upwell.edge.updates.sources.oci_source import RegistrySource
 
-            return RegistrySource(Reference.parse(text), sha256=sha256, ca=ca, max_bytes=max_bytes)
+            return RegistrySource(Reference.parse(text), sha256=sha256, ca=ca)
         from upwell.edge.updates.sources.web_source import WebSource
     except ModuleNotFoundError as error:
         raise ConfigError.at(None, f"{text}: needs the package {error.name}: pip install 'upwell[bundle]'") from None
-    return WebSource(text, sha256=sha256, ca=ca, max_bytes=max_bytes)
+    return WebSource(text, sha256=sha256, ca=ca)
 
 
 def _folder(text: str) -> Path:

@@ -1,13 +1,17 @@
-"""Requests over HTTPS as every source makes them: never for ever, never off to plain HTTP, no secret in a message."""
+"""Requests over HTTPS as every source makes them: never for ever, never off to plain HTTP, no secret in a message.
+
+A file that broke off is taken up where it did.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import email.utils
 import http.client
+import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -17,6 +21,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.sources.partial import Partial
 from upwell.shared.config.security import Address
 
 CONNECT_S = 10.0
@@ -27,6 +32,8 @@ _CHUNK_BYTES = 64 << 10
 _MOST_REDIRECTS = 5
 _MOST_RETRY_AFTER_S = 86400.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
+_LENGTH = re.compile(r"\d{1,18}")
 
 
 class Web:
@@ -69,7 +76,7 @@ class Web:
     def chunks(self, response: requests.Response) -> Iterator[bytes]:
         """The body as it comes, each piece as soon as it is there. Raises `FetchFailed` where it breaks off."""
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise FetchFailed(f"{host_of(response.url)}: sends it compressed; expected it as it is")
+            raise FetchFailed(f"{host_of(response.url)}: sends it compressed; expected it uncompressed")
         while True:
             self._check_open()
             try:
@@ -114,7 +121,7 @@ class Web:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise FetchFailed("fetching was ended")
+            raise FetchFailed("fetching was stopped")
 
 
 class _Impatient(HTTPAdapter):
@@ -124,6 +131,58 @@ class _Impatient(HTTPAdapter):
         """As `HTTPAdapter.send`."""
         kwargs["timeout"] = kwargs.get("timeout") or (CONNECT_S, READ_S)
         return super().send(request, *args, **kwargs)
+
+
+def download(
+    web: Web,
+    ask: Callable[[Mapping[str, str]], requests.Response],
+    partial: Partial,
+    condition: Mapping[str, str] | None,
+    check: Callable[[requests.Response], None],
+) -> None:
+    """Bring what is missing into `partial`. Raises `FetchFailed`; what came by then is kept.
+
+    `ask` sends the request with the headers given. `condition` goes with a request for the rest (`If-Range`); with None
+    the rest is not asked for, and the whole is fetched anew. `check` raises where the answer is not what was offered.
+    """
+    headers: dict[str, str] = {}
+    if partial.size_bytes and condition is not None:
+        headers = {"Range": f"bytes={partial.size_bytes}-", **condition}
+    with ask(headers) as response:
+        if response.status_code == requests.codes.requested_range_not_satisfiable:
+            partial.restart()
+            raise FetchFailed(f"{host_of(response.url)}: has fewer bytes now than were fetched; they were discarded")
+        if response.status_code not in (requests.codes.ok, requests.codes.partial_content):
+            raise failure(response)
+        check(response)
+        whole_bytes = _begin(response, partial)
+        partial.expect(whole_bytes)
+        for data in web.chunks(response):
+            partial.append(data)
+        if whole_bytes and partial.size_bytes != whole_bytes:
+            raise FetchFailed(
+                f"{host_of(response.url)}: the connection broke after {partial.size_bytes} of {whole_bytes} bytes"
+            )
+
+
+def length_of(response: requests.Response) -> int:
+    """What `Content-Length` says; 0 if nothing."""
+    found = _LENGTH.fullmatch(response.headers.get("Content-Length", ""))
+    return int(found[0]) if found else 0
+
+
+def _begin(response: requests.Response, partial: Partial) -> int:
+    """Make `partial` ready for the body that comes; the size of the whole, 0 if unknown."""
+    if response.status_code == requests.codes.ok:
+        if partial.size_bytes:  # a server without ranges, or a file that has changed
+            partial.restart()
+        return length_of(response)
+    found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if found is None or int(found[1]) != partial.size_bytes:
+        raise FetchFailed(
+            f"{host_of(response.url)}: sends another range than the one from byte {partial.size_bytes} onwards"
+        )
+    return 0 if found[2] == "*" else int(found[2])
 
 
 def is_safe(url: str, *, after: str = "") -> bool:

@@ -9,9 +9,8 @@ from pathlib import Path
 import requests
 
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
-from upwell.edge.updates.sources.download import download, length_of
-from upwell.edge.updates.sources.partial import Partial
-from upwell.edge.updates.sources.web import Web, failure, host_of
+from upwell.edge.updates.sources.partial import Partial, fetch_archive
+from upwell.edge.updates.sources.web import Web, download, failure, host_of, length_of
 
 _NOTHING_THERE = frozenset({404, 410})
 _NO_HEAD = frozenset({405, 501})
@@ -23,11 +22,10 @@ class WebSource:
     Credentials come from netrc (`NETRC`, `~/.netrc`), never from the address.
     """
 
-    def __init__(self, url: str, *, sha256: str = "", ca: Path | None = None, max_bytes: int) -> None:
+    def __init__(self, url: str, *, sha256: str = "", ca: Path | None = None) -> None:
         """`sha256` is that of the archive, where it is known from elsewhere."""
         self._url = url
         self._sha256 = sha256
-        self._max_bytes = max_bytes
         self._web = Web(ca)
 
     def newest(self) -> AvailableBundle | None:
@@ -45,19 +43,13 @@ class WebSource:
 
     def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
         """The archive, fetched or taken up again. One that changed meanwhile is `FetchFailed`: look again."""
-        with Partial(into, offer, progress, max_bytes=self._max_bytes) as partial:
-            if not partial.is_complete:
-                partial.expect(offer.size_bytes)
-                self._download(offer, partial)
-            return partial.finish()
+        return fetch_archive(offer, into, progress, bound(self._download, offer))
 
     def close(self) -> None:
         """End what is under way."""
         self._web.close()
 
     def _download(self, offer: AvailableBundle, partial: Partial) -> None:
-        if offer.size_bytes and partial.size_bytes == offer.size_bytes:
-            return
         kind, _, value = offer.token.partition(" ")
         # A weak ETag does not promise the same bytes, so that nothing may be put together by it.
         condition = None if kind == "weak" else {"If-Range": value}
@@ -69,7 +61,9 @@ class WebSource:
             return  # the server has compared it
         if _token(response.headers, self._url) != offer.token:
             partial.drop()
-            raise FetchFailed(f"{host_of(self._url)}: the file changed while it was fetched; it is begun anew")
+            raise FetchFailed(
+                f"{host_of(self._url)}: the file changed while it was being fetched; the download starts over"
+            )
 
 
 def _token(headers: Mapping[str, str], url: str) -> str:
@@ -78,6 +72,6 @@ def _token(headers: Mapping[str, str], url: str) -> str:
         return f"weak {etag}" if etag.startswith("W/") else f"etag {etag}"
     if not modified:
         raise FetchFailed(
-            f"{host_of(url)}: states neither ETag nor Last-Modified; expected one, to tell when there is something new"
+            f"{host_of(url)}: sends neither ETag nor Last-Modified; expected one, to know when there is something new"
         )
     return f"modified {modified}"

@@ -73,7 +73,9 @@ def opened(path: Path) -> Iterator[Contents]:
         if size == 0:
             raise BadOnnxFile("the file is empty")
         if size > _MAX_FILE_BYTES:  # before anything reads it whole: the end of a file made to be long may take days
-            raise BadOnnxFile(f"it has {size} bytes; at most 2 GiB are read, with weights in files of their own")
+            raise BadOnnxFile(
+                f"it has {size} bytes; expected at most 2 GiB; larger models keep their weights in separate files"
+            )
         yield Contents(file, size)
 
 

@@ -89,9 +89,9 @@ class ExternalData:
             there_bytes = file.stat().st_size - begin
             size_bytes = int(self.length or there_bytes)
         except ValueError:
-            raise BadOnnxFile(f"where it lies in {file.name} is not told by numbers") from None
+            raise BadOnnxFile(f"its offset or length in {file.name} is not a number") from None
         if begin < 0 or not 0 <= size_bytes <= there_bytes:
-            raise BadOnnxFile(f"{file.name} holds {begin + there_bytes} bytes, and not {size_bytes} at {begin}")
+            raise BadOnnxFile(f"{file.name} has {begin + there_bytes} bytes; expected {size_bytes} at offset {begin}")
         return file, begin, size_bytes
 
 

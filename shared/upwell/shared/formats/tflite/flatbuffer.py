@@ -26,6 +26,7 @@ class Flatbuffer:
     def __init__(self, data: Data) -> None:
         self._data = data
         self._left = _SHARED_TIMES * len(data)
+        self._vtables: dict[int, tuple[int, ...]] = {}
 
     def root(self) -> Table:
         """The table that the file begins with."""
@@ -55,8 +56,15 @@ class Flatbuffer:
         self.within(position, size_bytes)
         self._left -= size_bytes
         if self._left < 0:
-            raise BadTfliteFile("its parts are larger than itself")
+            raise BadTfliteFile("its parts together are larger than the file")
         return self._data[position : position + size_bytes]
+
+    def vtable(self, position: int) -> tuple[int, ...]:
+        """The numbers of the vtable at `position`, which many tables share: its size, theirs, and each slot's place."""
+        if position not in self._vtables:
+            count = max(2, self.number(position, "<H") // 2)
+            self._vtables[position] = struct.unpack(f"<{count}H", self.take(position, 2 * count))
+        return self._vtables[position]
 
 
 class Table:
@@ -65,19 +73,17 @@ class Table:
     def __init__(self, file: Flatbuffer, position: int) -> None:
         self._file = file
         self._position = position
-        self._vtable = position - file.number(position, "<i")
-        self._slots = (file.number(self._vtable, "<H") - 4) // 2
-        file.within(self._vtable, 4 + 2 * self._slots)
-        file.within(position, file.number(self._vtable + 2, "<H"))
+        self._vtable = file.vtable(position - file.number(position, "<i"))
+        file.within(position, self._vtable[1])
 
     def has(self, slot: int) -> bool:
         """Whether the field is there."""
         return self._field(slot) is not None
 
-    def number(self, slot: int, layout: str, default: int = 0) -> int:
-        """A number of a layout as in `struct`."""
+    def number(self, slot: int, layout: str) -> int:
+        """A number of a layout as in `struct`; 0 where it is absent."""
         field = self._field(slot)
-        return default if field is None else self._file.number(field, layout)
+        return 0 if field is None else self._file.number(field, layout)
 
     def table(self, slot: int) -> Table | None:
         """A table."""
@@ -90,10 +96,10 @@ class Table:
         offsets = struct.unpack(f"<{count}I", self._file.take(start, 4 * count))
         return [Table(self._file, start + 4 * at + offset) for at, offset in enumerate(offsets)]
 
-    def numbers(self, slot: int, item: str = "i") -> tuple[int, ...]:
-        """A vector of numbers of a kind as in `struct`."""
+    def numbers(self, slot: int) -> tuple[int, ...]:
+        """A vector of numbers of 32 bits."""
         start, count = self._vector(slot)
-        return struct.unpack(f"<{count}{item}", self._file.take(start, struct.calcsize(f"<{item}") * count))
+        return struct.unpack(f"<{count}i", self._file.take(start, 4 * count)) if count else ()
 
     def text(self, slot: int) -> bytes:
         """A string; empty where there is none."""
@@ -105,7 +111,8 @@ class Table:
     def check(self, slot: int, item_bytes: int = 1) -> None:
         """Raise `BadTfliteFile` unless a vector of plain numbers lies in the file; it is not read."""
         start, count = self._vector(slot)
-        self._file.within(start, item_bytes * count)
+        if count:
+            self._file.within(start, item_bytes * count)
 
     def _vector(self, slot: int) -> tuple[int, int]:
         """First byte and number of items."""
@@ -116,5 +123,5 @@ class Table:
         return start + 4, self._file.number(start, "<I")
 
     def _field(self, slot: int) -> int | None:
-        offset = self._file.number(self._vtable + 4 + 2 * slot, "<H") if slot < self._slots else 0
+        offset = self._vtable[slot + 2] if slot + 2 < len(self._vtable) else 0
         return self._position + offset if offset else None

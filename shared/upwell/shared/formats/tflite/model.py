@@ -75,7 +75,7 @@ def read_model(data: Data) -> Sequence[TfliteSubgraph]:
         raise BadTfliteFile("it has no subgraph")
     for called in (at for graph in graphs for operator in graph.operators for at in operator.subgraphs):
         if not 0 <= called < len(graphs):
-            raise BadTfliteFile(f"it names subgraph {called}, and has {len(graphs)}")
+            raise BadTfliteFile(f"it refers to subgraph {called} but has only {len(graphs)}")
     model.check(3)
     for buffer in model.tables(4):
         buffer.check(0)
@@ -129,7 +129,7 @@ def _tensor(table: Table) -> TfliteTensor:
 def _operator(table: Table, codes: Sequence[int], tensors: int) -> TfliteOperator:
     at = table.number(0, "<I")
     if at >= len(codes):
-        raise BadTfliteFile(f"it names operator code {at}, and has {len(codes)}")
+        raise BadTfliteFile(f"it refers to operator code {at} but has only {len(codes)}")
     inputs, outputs = (_indices(table, slot, tensors) for slot in (1, 2))
     for slot, item_bytes in ((5, 1), (7, 1), (8, 4)):
         table.check(slot, item_bytes)
@@ -154,5 +154,5 @@ def _indices(table: Table, slot: int, count: int) -> tuple[int, ...]:
     found = table.numbers(slot)
     for index in found:
         if not -1 <= index < count:
-            raise BadTfliteFile(f"it names tensor {index}, and has {count}")
+            raise BadTfliteFile(f"it refers to tensor {index} but has only {count}")
     return found

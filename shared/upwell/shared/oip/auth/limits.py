@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from upwell.shared.config.yaml import FilePart
 from upwell.shared.routing.estimators.token_bucket import Refill
 from upwell.shared.units import SIZE_UNIT_PATTERN, parse_bytes, parse_count, parse_rate, rate_schema
 
@@ -42,10 +43,8 @@ _RATE_AS_WRITTEN = PlainSerializer(_as_written, when_used="json")
 _BYTES_AS_WRITTEN = PlainSerializer(lambda rate: _as_written(rate, "B"), when_used="json")
 
 
-class Limits(BaseModel):
+class Limits(FilePart):
     """What one client may ask for. What is not written has no limit here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rate: Annotated[Refill | None, BeforeValidator(parse_request_rate), rate_schema(), _RATE_AS_WRITTEN] = Field(
         None, description="Inference requests, such as 100/s; per s, min, h or day."

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 from upwell.shared.oip.auth.callers import check_may_use, naming_no_others
-from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.dataplane import Call, DataplaneLayer, InferRequest, InferResponse, ModelMetadata
 
 
-class Permits:
+class Permits(DataplaneLayer):
     """Raises `NotAllowed` for a model that the current caller may not use, and passes everything else through.
 
     The answer is the same whether there is such a model or not, so it tells nobody what is served.
     """
-
-    def __init__(self, dataplane: Dataplane) -> None:
-        self._dataplane = dataplane
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """See `Dataplane.infer`."""
@@ -29,16 +24,8 @@ class Permits:
         with naming_no_others(model, version):
             return self._dataplane.metadata(model, version)
 
-    def server_metadata(self) -> ServerMetadata:
-        """See `Dataplane.server_metadata`."""
-        return self._dataplane.server_metadata()
-
     def ready(self, model: str | None = None, version: str = "") -> bool:
         """See `Dataplane.ready`."""
         if model is not None:
             check_may_use(model)
         return self._dataplane.ready(model, version)
-
-    def reading(self, call: Call, size_bytes: int) -> AbstractContextManager[None]:
-        """See `Dataplane.reading`."""
-        return self._dataplane.reading(call, size_bytes)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from upwell.shared.errors import Refused
 from upwell.shared.oip.auth.callers import Grant, client_key, current_caller
 from upwell.shared.oip.auth.limits import UNLIMITED, Limits
-from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, ServerMetadata
+from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse
 from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.tensors import Array
 
@@ -29,7 +29,7 @@ def limited(dataplane: Dataplane, defaults: Limits, *, by_token: bool) -> Datapl
     return Quotas(dataplane, defaults) if by_token or defaults != UNLIMITED else dataplane
 
 
-class Quotas:
+class Quotas(DataplaneLayer):
     """Refuses what a client asks beyond its limits, before anything is done for it; the rest passes through.
 
     A client is a token, else the common name of a certificate, else an address (of IPv6, its /64 network) whatever
@@ -37,7 +37,7 @@ class Quotas:
     """
 
     def __init__(self, dataplane: Dataplane, defaults: Limits) -> None:
-        self._dataplane = dataplane
+        super().__init__(dataplane)
         self._defaults = defaults
         self._lock = threading.Lock()
         self._clients: OrderedDict[str, ClientQuota] = OrderedDict()
@@ -57,18 +57,6 @@ class Quotas:
         finally:
             quota.leave(answered_bytes, time.monotonic())
 
-    def metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """As the dataplane's."""
-        return self._dataplane.metadata(model, version)
-
-    def server_metadata(self) -> ServerMetadata:
-        """As the dataplane's."""
-        return self._dataplane.server_metadata()
-
-    def ready(self, model: str | None = None, version: str = "") -> bool:
-        """As the dataplane's."""
-        return self._dataplane.ready(model, version)
-
     @contextmanager
     def reading(self, call: Call, size_bytes: int) -> Iterator[None]:
         """Nothing is read for a client that has had its share, and what cannot be read counts as a request does."""
@@ -78,7 +66,7 @@ class Quotas:
         try:
             with self._dataplane.reading(call, size_bytes):
                 yield
-        except BaseException:
+        except BaseException:  # whatever says that it cannot be read, it came
             if quota is not None:
                 quota.charge(size_bytes, time.monotonic())
             raise
@@ -156,7 +144,7 @@ class ClientQuota:
             self._take("bytes", request_bytes, now_s)
 
     def check(self, now_s: float) -> None:
-        """Raise `Refused` where the client has had its share of requests or bytes."""
+        """Raise `Refused` where the client has used up its share of requests or bytes."""
         with self._lock:
             self._check("requests", 1.0, now_s)
             self._check("bytes", 0.0, now_s)
@@ -188,7 +176,7 @@ class ClientQuota:
         self._buckets[what] = bucket = self._buckets[what].refilled(refill, now_s)
         wait_s = bucket.wait_s(least, refill)
         if wait_s > 0:
-            raise Refused(f"this client has had its share of {what}; more in {wait_s:.3g} s", retry_after_s=wait_s)
+            raise Refused(f"this client has used up its share of {what}; more in {wait_s:.3g} s", retry_after_s=wait_s)
 
     def _take(self, what: str, amount: float, now_s: float) -> None:
         if what in self._refills:

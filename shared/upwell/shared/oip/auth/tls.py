@@ -40,7 +40,7 @@ def watch_pem(files: TlsFiles) -> WatchedFiles[PemFiles]:
 
 def _load(files: TlsFiles) -> PemFiles:
     if (files.cert is None) != (files.key is None):
-        raise ConfigError.at(files.cert or files.key, "a certificate and its key go together; only one is given")
+        raise ConfigError.at(files.cert or files.key, "a certificate and its key go together; only one was given")
     for _ in range(_TRIES):
         pem = _read(files)
         problem = _problem(files, pem)
@@ -78,7 +78,7 @@ def _check_pair(cert: Path, key: Path) -> None:
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
         raise ConfigError.at(
-            cert, f"this and {key} are no certificate (PEM) with its key, without passphrase ({reason})"
+            cert, f"this and {key} are not a certificate and its key in PEM form without a passphrase ({reason})"
         ) from None
 
 

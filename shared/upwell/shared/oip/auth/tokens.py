@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import grpc
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from upwell.shared.config.security import ServerSecurity
-from upwell.shared.config.yaml import load_yaml
+from upwell.shared.config.yaml import FilePart, load_yaml
 from upwell.shared.errors import ConfigError, Unauthenticated
 from upwell.shared.files import read_file
 from upwell.shared.oip.auth.callers import ANONYMOUS, Caller, Grant, certificate_name, set_caller
@@ -29,9 +29,7 @@ OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/inference.GRPCInfere
 _UNKNOWN = "this server needs a token: send the metadata `authorization: Bearer <token>`"
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Entry(FilePart):
     models: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] | None = Field(
         None, description="Models it may use, as globs such as `digits-*`. Default: all."
     )
@@ -70,10 +68,8 @@ class ClientEntry(_Entry):
     )
 
 
-class TokensConfig(BaseModel):
+class TokensConfig(FilePart):
     """`tokens.yaml`: who may call this server."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: Literal[1] = Field(1, description="Version of this file format.")
     tokens: tuple[TokenEntry, ...] = Field(default=(), description="The tokens that are let in.")

@@ -27,7 +27,7 @@ from upwell.shared.oip.codec.contents import (
     refuse_long_id,
 )
 from upwell.shared.oip.codec.messages import parse, read_parameters, read_wanted, write_parameters
-from upwell.shared.oip.codec.wire import Span, before_value, refuse_larger, take_apart
+from upwell.shared.oip.codec.wire import MAX_PLAIN_BYTES, Span, before_value, refuse_larger, take_apart
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
 from upwell.shared.tensors import DTYPES, Array, oip_datatype
 
@@ -122,11 +122,11 @@ def read_cached(data: bytes) -> InferRequest | None:
 
 
 def _frame_of(data: bytes) -> _Frame | None:
-    taken = take_apart(data, _ID, _RAW_INPUTS)
+    taken = take_apart(data, _RAW_INPUTS, _ID)
     if taken is None:
         return None
     description, name, raws = taken
-    layout = _layout(description)
+    layout = _layout(description) if len(description) <= MAX_PLAIN_BYTES else None
     if layout is None or [end - start for start, end in raws] != [one.size_bytes for one in layout.inputs]:
         return None
     return _Frame.of(data, name, raws, layout)

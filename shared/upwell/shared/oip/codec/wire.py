@@ -34,11 +34,9 @@ MAX_PLAIN_BYTES = 2048
 """As much may a message hold beside id and raw contents to be one of those that are worth remembering."""
 
 _LENGTH_DELIMITED = 2
-_MAX_PLAIN_FIELDS = 128
 _MAX_FIELDS = 1024
 _MAX_VARINT_BYTES = 5
 _HEADS_KEPT = 4096
-_SHORT_VARINTS = [bytes([value]) for value in range(0x80)]
 
 
 def refuse_larger(what: str, size_bytes: int) -> None:
@@ -62,15 +60,10 @@ def refuse_costly(description: bytes, *, is_split: bool) -> None:
 
 def append_raw_contents(description: bytes, field: int, raws: Sequence[bytes | memoryview]) -> bytes:
     """The serialized `description` with `raws` as the repeated bytes field of number `field`; one copy of each."""
-    return join([description, *fields_of(field, raws)])
-
-
-def fields_of(field: int, values: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """The parts of a message that are the values of the length-delimited field of number `field`, not yet copied."""
-    parts: list[bytes | memoryview] = []
-    for value in values:
-        parts += (before_value(field, len(value)), value)
-    return parts
+    parts: list[bytes | memoryview] = [description]
+    for raw in raws:
+        parts += (before_value(field, len(raw)), raw)
+    return join(parts)
 
 
 @lru_cache(_HEADS_KEPT)
@@ -90,75 +83,57 @@ def join(parts: Sequence[bytes | memoryview], within: int | None = None) -> byte
     return b"".join(parts if within is None else (before_value(within, size_bytes), *parts))
 
 
-def take_apart(data: bytes, name: int, field: int) -> tuple[bytes, Span, list[Span]] | None:
-    """The message without its fields of the numbers `name` and `field` (below 16), and where the values of these are.
+def take_apart(data: bytes, field: int, id_field: int | None = None) -> tuple[bytes, Span, list[Span]] | None:
+    """The message without its fields of the numbers `field` and `id_field`, and where the values of these are.
 
-    Of `name` that is the last one, (0, 0) without any; `field` may be there several times. None where the message is
-    not as plain as nearly all are: few fields, all length-delimited, with numbers below 16.
+    Of `id_field` that is the last one, (0, 0) without any; `field` may be there several times. None where the message
+    is not as plain as those of the protocol are: few fields, all length-delimited.
     """
-    name_key, raw_key = name << 3 | _LENGTH_DELIMITED, field << 3 | _LENGTH_DELIMITED
     kept: list[bytes] = []
     found, values = (0, 0), list[Span]()
-    size_bytes, start, kept_from = len(data), 0, 0
+    start = kept_from = 0
     try:
-        while start < size_bytes:
-            key, length = data[start], data[start + 1]
-            at = start + 2
+        for _ in range(_MAX_FIELDS):
+            if start == len(data):
+                kept.append(data[kept_from:])
+                return b"".join(kept), found, values
+            key, at = data[start], start + 1
+            if key > 0x7F:
+                key, at = _read_varint(data, start)
+            length, at = data[at], at + 1
             if length > 0x7F:
-                length, at = length & 0x7F | data[at] << 7, at + 1
-                if length > 0x3FFF:
-                    length, at = _read_varint(data, start + 1)
-            end = at + length
-            if key & 0x87 != _LENGTH_DELIMITED or end > size_bytes or len(kept) > _MAX_PLAIN_FIELDS:
+                length, at = _read_varint(data, at - 1)
+            number, end = key >> 3, at + length
+            if key & 7 != _LENGTH_DELIMITED or end > len(data):
                 return None
-            if key == raw_key:
-                values.append((at, end))
-                kept.append(data[kept_from:start])
-                kept_from = end
-            elif key == name_key:
-                found = at, end
+            if number in (field, id_field):
+                if number == field:
+                    values.append((at, end))
+                else:
+                    found = at, end
                 kept.append(data[kept_from:start])
                 kept_from = end
             start = end
     except IndexError:
         return None
-    kept.append(data[kept_from:])
-    description = b"".join(kept)
-    return (description, found, values) if len(description) <= MAX_PLAIN_BYTES else None
+    return None
 
 
 def split_raw_contents(data: bytes, field: int) -> tuple[bytes, list[memoryview]] | None:
     """The serialized message without the repeated bytes field of number `field`, and views of that field's values.
 
-    None where that is not worth while, or `data` is not as plain as the messages of the protocol are:
-    length-delimited fields only, and few of them. Then the generated classes must read the whole, or refuse it.
+    None where that is not worth while, or the generated classes must read the whole, or refuse it (`take_apart`).
     """
-    if len(data) < MIN_SPLIT_BYTES:
+    taken = take_apart(data, field) if len(data) >= MIN_SPLIT_BYTES else None
+    if taken is None:
         return None
+    description, _, values = taken
     view = memoryview(data)
-    kept: list[memoryview] = []
-    raws: list[memoryview] = []
-    start = 0
-    for _ in range(_MAX_FIELDS):
-        key, at = _read_varint(data, start)
-        size_bytes, at = _read_varint(data, at)
-        end = at + size_bytes
-        if key & 7 != _LENGTH_DELIMITED or end > len(data):
-            return None
-        if key >> 3 == field:
-            raws.append(view[at:end])
-        else:
-            kept.append(view[start:end])
-        if end == len(data):
-            return b"".join(kept), raws
-        start = end
-    return None
+    return description, [view[start:end] for start, end in values]
 
 
 def _varint(value: int) -> bytes:
     """Base-128 encoding: seven bits a byte, lowest first, the high bit set on all but the last."""
-    if value <= 0x7F:
-        return _SHORT_VARINTS[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

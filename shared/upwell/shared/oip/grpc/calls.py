@@ -6,11 +6,12 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import grpc
 
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import InvalidRequest, UpwellError
 from upwell.shared.oip.auth.callers import certificate_name, current_caller
 from upwell.shared.oip.codec.converters import parse_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, Flag, InferRequest, InferResponse
@@ -66,10 +67,18 @@ def infer(dataplane: Dataplane, request: InferRequest, call: Call) -> InferRespo
     return dataplane.infer(request, call)
 
 
+def serialized(serialize: Callable[[InferResponse], bytes], response: InferResponse) -> bytes:
+    """The message that `serialize` makes of an answer. What the protocol cannot carry is no fault of the caller's."""
+    try:
+        return serialize(response)
+    except UpwellError as error:
+        raise RuntimeError("the answer cannot be serialized") from error
+
+
 def timeout_s(value: object) -> float | None:
     """The parameter `timeout` in seconds, None for none. Raises `InvalidRequest`."""
     if type(value) is not int or value < 0:
-        raise InvalidRequest("the parameter 'timeout' is a number of microseconds, a whole one")
+        raise InvalidRequest("the parameter 'timeout' must be a whole number of microseconds")
     # Triton's 0 is no timeout.
     return value / 1e6 if 0 < value < 2**63 else None
 

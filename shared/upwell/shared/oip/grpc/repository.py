@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 
 from upwell.rpc.oip.v2 import model_repository_pb2 as pb
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.auth.callers import check_may_control, may_use, naming_no_others
-from upwell.shared.oip.grpc.calls import client_name
+from upwell.shared.oip.codec.messages import parse
+from upwell.shared.oip.dataplane import Call
 from upwell.shared.oip.grpc.servicer import add_methods
 from upwell.shared.platform.call_threads import yield_permit
 
@@ -25,7 +25,6 @@ EXTENSION = "model_repository"
 _UNLOAD_PARAMETERS = frozenset({"unload_dependents"})  # no model here depends on another, so it may say either
 
 _log = logging.getLogger(__name__)
-M = TypeVar("M", bound=Message)
 
 
 class ModelState(str, Enum):
@@ -78,8 +77,8 @@ class _Servicer:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
 
-    def index(self, data: bytes, _: grpc.ServicerContext) -> bytes:
-        request = _parse(pb.RepositoryIndexRequest, data)
+    def index(self, data: bytes, _: Call) -> bytes:
+        request = parse(pb.RepositoryIndexRequest, data)
         _refuse_named(request.repository_name)
         entries = [one for one in self._repository.index() if one.state is ModelState.READY or not request.ready]
         response = pb.RepositoryIndexResponse()
@@ -87,35 +86,26 @@ class _Servicer:
             response.models.add(name=one.model, version=one.version, state=one.state.value, reason=one.reason)
         return response.SerializeToString()
 
-    def load(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        request = _parse(pb.RepositoryModelLoadRequest, data)
+    def load(self, data: bytes, call: Call) -> bytes:
+        request = parse(pb.RepositoryModelLoadRequest, data)
         _refuse_named(request.repository_name)
         _refuse_parameters(request.parameters, frozenset())
-        check_may_control(request.model_name)
-        _log.info("%s asks to load the model %r", client_name(context), request.model_name)
-        yield_permit()
-        with naming_no_others(request.model_name):
-            self._repository.load(request.model_name)
+        self._change(request.model_name, call, "load", self._repository.load)
         return pb.RepositoryModelLoadResponse().SerializeToString()
 
-    def unload(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        request = _parse(pb.RepositoryModelUnloadRequest, data)
+    def unload(self, data: bytes, call: Call) -> bytes:
+        request = parse(pb.RepositoryModelUnloadRequest, data)
         _refuse_named(request.repository_name)
         _refuse_parameters(request.parameters, _UNLOAD_PARAMETERS)
-        check_may_control(request.model_name)
-        _log.info("%s asks to unload the model %r", client_name(context), request.model_name)
-        yield_permit()
-        with naming_no_others(request.model_name):
-            self._repository.unload(request.model_name)
+        self._change(request.model_name, call, "unload", self._repository.unload)
         return pb.RepositoryModelUnloadResponse().SerializeToString()
 
-
-def _parse(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        name = kind.DESCRIPTOR.name
-        raise InvalidRequest(f"the message cannot be read as a {name}: it is damaged or not one") from None
+    def _change(self, model: str, call: Call, what: str, change: Callable[[str], None]) -> None:
+        check_may_control(model)
+        _log.info("%s asks to %s the model %r", call.client, what, model)
+        yield_permit()
+        with naming_no_others(model):
+            change(model)
 
 
 def _refuse_named(repository: str) -> None:

@@ -20,7 +20,7 @@ from upwell.shared.oip.auth.tls import server_credentials
 from upwell.shared.oip.auth.tokens import TokenInterceptor, known_tokens
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.pending_calls import PendingCalls, Registrar
-from upwell.shared.oip.grpc.servicer import add_oip_service
+from upwell.shared.oip.grpc.servicer import add_methods, methods_of
 from upwell.shared.oip.grpc.streams import DEFAULT_LIMITS, Streams
 from upwell.shared.platform.call_threads import CallThreads
 
@@ -32,9 +32,7 @@ except ImportError:  # Windows
 DEFAULT_MAX_MESSAGE_BYTES = 64 << 20
 """gRPC's own default of 4 MiB refuses an ordinary batch of pictures."""
 
-LOOPBACK_ONLY = ServerSecurity()
-"""No protection, so no address that another machine can reach."""
-
+_LOOPBACK_ONLY = ServerSecurity()
 _MAX_SOCKET_PATH_BYTES = 107
 _MOST_FILES = 1 << 16
 _AFTER_CANCEL_S = 2.0
@@ -43,20 +41,24 @@ _AFTER_CANCEL_S = 2.0
 
 @dataclass(frozen=True)
 class Connections:
-    """How a server takes connections, and how long it keeps them.
+    """How a server takes connections, what they may carry, and how long it keeps them.
 
+    `security`: without it no address that another machine can reach. Larger messages than `max_message_bytes` are
+    refused before they are read.
     `shares_ports`: other processes of the same user listen on the same TCP ports (SO_REUSEPORT), and each connection
     goes to one of them. `age_s`: after about so long (a tenth more or less) the client is told to connect anew, while
     what it has sent is answered; what is not done `grace_s` after that is broken off. None: for as long as it likes.
     """
 
+    security: ServerSecurity = _LOOPBACK_ONLY
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     shares_ports: bool = False
     age_s: float | None = None
     grace_s: float = 30.0
 
 
-UNSHARED = Connections()
-"""Ports of its own, and connections that last."""
+LOCAL = Connections()
+"""On loopback, without protection, on ports of its own and for as long as clients like."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,7 @@ def start_server(
     *,
     max_workers: int,
     at_work: int | None = None,
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-    security: ServerSecurity = LOOPBACK_ONLY,
-    connections: Connections = UNSHARED,
+    connections: Connections = LOCAL,
     extra: Sequence[Callable[[grpc.Server], None]] = (),
 ) -> RunningServer:
     """Serve `dataplane` on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
@@ -105,6 +105,7 @@ def start_server(
     Raises `ConfigError` for an address that is unprotected, malformed, in use or not writable, and for broken
     TLS or token files; nothing listens then.
     """
+    security = connections.security
     addresses = check_listen(listen, security)
     _allow_many_files()
     for address in addresses:
@@ -118,14 +119,14 @@ def start_server(
     server = grpc.server(
         executor,
         interceptors=interceptors,
-        options=[*_options(max_message_bytes), *_connection_options(connections)],
+        options=_options(connections),
         maximum_concurrent_rpcs=max_workers,
     )
     # It takes services as the server itself does, which has more methods.
     registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers)))
     permitted = Permits(dataplane) if tokens else dataplane
     streams = Streams(permitted, executor)
-    add_oip_service(registrar, permitted)
+    add_methods(registrar, methods_of(permitted))
     streams.add_to(registrar)
     for add_service in extra:
         add_service(registrar)
@@ -147,22 +148,19 @@ def _allow_many_files() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
+def _options(connections: Connections) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.max_receive_message_length", connections.max_message_bytes),
+        ("grpc.max_send_message_length", connections.max_message_bytes),
         # Agents ping idle links to find half-open ones; gRPC's default takes that for an attack.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         # Devices vanish without a goodbye; find out within minutes rather than hours.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        # Unasked for, a second server on the same port would silently take half of the connections.
+        ("grpc.so_reuseport", int(connections.shares_ports)),
     ]
-
-
-def _connection_options(connections: Connections) -> list[tuple[str, int]]:
-    # Unasked for, a second server on the same port would silently take half of the connections.
-    options = [("grpc.so_reuseport", int(connections.shares_ports))]
     if connections.age_s is not None:
         options += [
             ("grpc.max_connection_age_ms", round(1e3 * connections.age_s)),
@@ -209,7 +207,7 @@ def _try_socket(path: Path) -> None:
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, f"the path is longer than {_MAX_SOCKET_PATH_BYTES} bytes")
     if path.exists() and not path.is_socket():
-        raise OSError(errno.ENOTSOCK, "a file that is no socket is there")
+        raise OSError(errno.ENOTSOCK, "a file that is not a socket is in the way")
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(str(path)) == 0:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

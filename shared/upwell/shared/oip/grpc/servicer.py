@@ -11,10 +11,9 @@ from typing import NoReturn, TypeAlias
 
 import grpc
 
-from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec import converters
-from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.grpc.calls import call_of, failure, infer, read_request
+from upwell.shared.oip.dataplane import Call, Dataplane
+from upwell.shared.oip.grpc.calls import call_of, failure, infer, read_request, serialized
 from upwell.shared.oip.grpc.retrying import trailers
 from upwell.shared.oip.statuses import Status
 
@@ -23,14 +22,14 @@ SERVICE = "inference.GRPCInferenceService"
 
 METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 
-Handler: TypeAlias = Callable[[bytes, grpc.ServicerContext], bytes]
-"""A method of the protocol, from serialized request to serialized answer."""
+Method: TypeAlias = Callable[[bytes, Call], bytes]
+"""A method of the protocol, from serialized request to serialized answer. Raises `UpwellError`s."""
 
 
-def add_oip_service(server: grpc.Server, dataplane: Dataplane) -> None:
-    """Serve the six methods that are single calls on `server` (before it is started) from `dataplane`."""
+def methods_of(dataplane: Dataplane) -> Mapping[str, Method]:
+    """The six methods that are single calls, by name."""
     servicer = _Servicer(dataplane)
-    behaviours: tuple[Handler, ...] = (
+    methods: tuple[Method, ...] = (
         servicer.server_live,
         servicer.server_ready,
         servicer.model_ready,
@@ -38,11 +37,11 @@ def add_oip_service(server: grpc.Server, dataplane: Dataplane) -> None:
         servicer.model_metadata,
         servicer.model_infer,
     )
-    add_methods(server, dict(zip(METHODS, behaviours, strict=True)))
+    return dict(zip(METHODS, methods, strict=True))
 
 
-def add_methods(server: grpc.Server, methods: Mapping[str, Handler]) -> None:
-    """Serve `methods`, by name, as methods of the protocol's service, beside those it has already."""
+def add_methods(server: grpc.Server, methods: Mapping[str, Method]) -> None:
+    """Serve `methods`, by name, as methods of the protocol's service, beside those that `server` has already."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         name: grpc.unary_unary_rpc_method_handler(_guarded(method)) for name, method in methods.items()
     }
@@ -55,44 +54,38 @@ class _Servicer:
     def __init__(self, dataplane: Dataplane) -> None:
         self._dataplane = dataplane
 
-    def server_live(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+    def server_live(self, data: bytes, _: Call) -> bytes:
         converters.parse_empty(data)
         return converters.serialize_flag(True)
 
-    def server_ready(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+    def server_ready(self, data: bytes, _: Call) -> bytes:
         converters.parse_empty(data)
         return converters.serialize_flag(self._dataplane.ready())
 
-    def model_ready(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+    def model_ready(self, data: bytes, _: Call) -> bytes:
         model, version = converters.parse_model_name(data)
         return converters.serialize_flag(self._dataplane.ready(model, version))
 
-    def server_metadata(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+    def server_metadata(self, data: bytes, _: Call) -> bytes:
         converters.parse_empty(data)
         return converters.serialize_server_metadata(self._dataplane.server_metadata())
 
-    def model_metadata(self, data: bytes, _: grpc.ServicerContext) -> bytes:
+    def model_metadata(self, data: bytes, _: Call) -> bytes:
         model, version = converters.parse_model_name(data)
         return converters.serialize_model_metadata(self._dataplane.metadata(model, version))
 
-    def model_infer(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        call = call_of(context)
+    def model_infer(self, data: bytes, call: Call) -> bytes:
         with self._dataplane.reading(call, len(data)):
             request = read_request(data)
-        response = infer(self._dataplane, request, call)
-        try:
-            return converters.serialize_infer_response(response)
-        except UpwellError as error:
-            # The model made what the protocol cannot carry, which is no fault of the caller's.
-            raise RuntimeError("the answer cannot be serialized") from error
+        return serialized(converters.serialize_infer_response, infer(self._dataplane, request, call))
 
 
-def _guarded(method: Handler) -> Handler:
+def _guarded(method: Method) -> Callable[[bytes, grpc.ServicerContext], bytes]:
     """`method`, with what it raises turned into a status. Failures inside the server are logged whole."""
 
     def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return method(data, context)
+            return method(data, call_of(context))
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
             abort(context, failure(error))
 

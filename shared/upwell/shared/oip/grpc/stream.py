@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 import grpc
 
-from upwell.shared.errors import Unauthenticated, Unavailable, UpwellError
+from upwell.shared.errors import Unauthenticated, Unavailable
 from upwell.shared.oip.auth.callers import client_key, current_caller, renewed, set_caller
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Dataplane, InferRequest
-from upwell.shared.oip.grpc.calls import call_of, failure, infer, read_request
+from upwell.shared.oip.grpc.calls import call_of, failure, infer, read_request, serialized
 from upwell.shared.oip.grpc.fastpath.polling import SHORT_BYTES
 from upwell.shared.oip.grpc.fastpath.stream_io import Send, flow_of
-from upwell.shared.oip.grpc.stream_limits import StreamLimits
 from upwell.shared.oip.statuses import Status
 from upwell.shared.platform.call_threads import CallFuture, CallThreads, goes_on
 
@@ -31,6 +30,33 @@ _OK = Status(grpc.StatusCode.OK, "")
 _LEFT = Status(grpc.StatusCode.CANCELLED, "the caller has left")
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """What streams may take of a server. A stream that ends for one of the times may be opened again at once.
+
+    Of the `streams` each has one request answered at a time, and the next one is read meanwhile. Where answers take
+    longer than `quick_s`, up to `ahead` are under way, each in a thread of its own, of which all streams together have
+    `helpers` beside the first of each. What is not answered yet counts, until the client has taken the answer: one
+    that reads slowly cannot pile answers up. `idle_s`: without a request. `stall_s`: an answer that the client does
+    not take. `age_s`: for what a caller may do is found out when its stream opens. `spare_s`: silent for so long, it
+    may have to make room for another one.
+    """
+
+    streams: int = 64
+    ahead: int = 16
+    helpers: int = 64
+    quick_s: float = 0.001
+    idle_s: float = 300.0
+    stall_s: float = 60.0
+    age_s: float = 3600.0
+    spare_s: float = 1.0
+
+    @property
+    def threads(self) -> int:
+        """How many there may have to be: one that waits for a request of each stream, and one for each under way."""
+        return 2 * self.streams + self.helpers
 
 
 @dataclass(frozen=True)
@@ -212,12 +238,7 @@ class Stream:
                 set_caller(caller)
             with self._dataplane.reading(self._call, len(data)):
                 request = read_request(data)
-            response = infer(self._dataplane, request, self._call)
-            try:
-                answer = converters.serialize_stream_response(response)
-            except UpwellError as error:
-                # The model made what the protocol cannot carry, which is no fault of the caller's.
-                raise RuntimeError("the answer cannot be serialized") from error
+            answer = serialized(converters.serialize_stream_response, infer(self._dataplane, request, self._call))
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must not show its insides to the caller)
             status = failure(error)
             if isinstance(error, Unauthenticated) or (isinstance(error, Unavailable) and not self._dataplane.ready()):
@@ -279,4 +300,4 @@ class Stream:
 
 
 def _over(why: str) -> Status:
-    return Status(grpc.StatusCode.UNAVAILABLE, f"{why}, which ends it here; open another one")
+    return Status(grpc.StatusCode.UNAVAILABLE, f"{why}, so this stream ends; open another one")

@@ -18,8 +18,7 @@ import grpc
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.fastpath.stream_io import Send
 from upwell.shared.oip.grpc.servicer import SERVICE, abort
-from upwell.shared.oip.grpc.stream import Stream, StreamResources
-from upwell.shared.oip.grpc.stream_limits import StreamLimits
+from upwell.shared.oip.grpc.stream import Stream, StreamLimits, StreamResources
 from upwell.shared.oip.statuses import Status
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.platform.call_threads import CallThreads
@@ -61,7 +60,7 @@ class Streams:
             if refusal is None and len(self._open) >= self._limits.streams:
                 spared = self._spare()
             if refusal is None and len(self._open) >= self._limits.streams:
-                text = f"{self._limits.streams} streams are open already, as many as there may be; send single requests"
+                text = f"{self._limits.streams} streams are open already, the most allowed; send single requests"
                 refusal = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             if refusal is None:
                 self._open.add(stream)

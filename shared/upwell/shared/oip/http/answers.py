@@ -42,7 +42,7 @@ def write_infer_request(request: InferRequest) -> tuple[bytes, list[bytes | memo
     try:
         return json.dumps(message, separators=(",", ":"), allow_nan=False).encode(), raws
     except ValueError:
-        raise InvalidRequest("a parameter is no finite number, and JSON has no others") from None
+        raise InvalidRequest("a parameter is not finite, which JSON cannot express") from None
 
 
 def parse_infer_response(body: bytes, head_bytes: int) -> InferResponse:

@@ -23,7 +23,6 @@ from upwell.shared.oip.auth.callers import Caller, calling
 from upwell.shared.oip.auth.tokens import KnownTokens
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
 from upwell.shared.oip.error_counter import note_error_answer
-from upwell.shared.oip.http.access import caller_for
 from upwell.shared.oip.http.memory import Memory, Share
 from upwell.shared.oip.http.messages import (
     MAX_JSON_BYTES,
@@ -34,14 +33,16 @@ from upwell.shared.oip.http.messages import (
     write_model_metadata,
     write_server_metadata,
 )
-from upwell.shared.oip.http.raw import PICTURES, fact_headers, input_of
 from upwell.shared.oip.http.replies import BINARY, STATUS_HEADER, Rejected, Reply, error_reply, json_reply
 from upwell.shared.oip.http.request import (
     HEAD_LENGTH_HEADER,
     ID_HEADER,
-    Incoming,
+    PICTURES,
+    HttpRequest,
     content_type,
+    fact_headers,
     head_bytes,
+    input_of,
     is_raw,
     timeout_s,
     with_tags,
@@ -60,6 +61,8 @@ _JSON_EXPANSION = 20
 LIVE = ("v2", "health", "live")
 READY = ("v2", "health", "ready")
 """With `LIVE`, the routes that probes may call without a token. They say nothing about models."""
+
+_MAX_TOKEN_CHARACTERS = 4096
 
 _READING = ("GET", "HEAD")
 _MAX_ID_CHARACTERS = 200
@@ -109,7 +112,7 @@ class InferCall:
 
     model: str
     version: str
-    incoming: Incoming
+    http_request: HttpRequest
     client: str
 
 
@@ -132,12 +135,12 @@ class Application:
         self._calls: set[Signal] = set()
         self._is_over = False
 
-    def begin(self, incoming: Incoming) -> Reply | Pending:
+    def begin(self, http_request: HttpRequest) -> Reply | Pending:
         """What follows from the first lines of a request alone: a reply, or that it may be answered. Waits for nothing
         and raises nothing. To HEAD, the reply is that to GET.
         """
         try:
-            return self._begin(incoming)
+            return self._begin(http_request)
         except Exception as error:  # noqa: BLE001 (as in `Pending.answer`)
             return failure_reply(error)
 
@@ -148,26 +151,26 @@ class Application:
             for cancelled in self._calls:
                 cancelled.set()
 
-    def _begin(self, incoming: Incoming) -> Reply | Pending:
+    def _begin(self, http_request: HttpRequest) -> Reply | Pending:
         note_request("")
-        path = _path(incoming.target)
-        if incoming.headers.get("sec-fetch-site", "").strip() == "cross-site":
+        path = _path(http_request.target)
+        if http_request.headers.get("sec-fetch-site", "").strip() == "cross-site":
             # A page of somebody else's, in the browser of a person who can reach this server.
             raise Rejected(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
-        client, caller = incoming.client, None
+        client, caller = http_request.client, None
         if self._tokens is not None and path not in (LIVE, READY):
-            caller = caller_for(self._tokens, incoming.headers.get("authorization"), incoming.certificate)
+            caller = _caller_for(self._tokens, http_request.headers.get("authorization"), http_request.certificate)
             client = caller.name
-        method, answer = self._route(path, incoming, client)
-        if incoming.method != method and not (method == "GET" and incoming.method == "HEAD"):
+        method, answer = self._route(path, http_request, client)
+        if http_request.method != method and not (method == "GET" and http_request.method == "HEAD"):
             allowed = ", ".join(_READING) if method == "GET" else method
             raise Rejected(HTTPStatus.METHOD_NOT_ALLOWED, f"this path answers {allowed}", (("Allow", allowed),))
         if method == "POST":  # what is wrong with the headers is said before the body is read
-            is_raw(incoming.headers)
-            timeout_s(incoming.headers)
+            is_raw(http_request.headers)
+            timeout_s(http_request.headers)
         return Pending(method == "POST", answer, caller)
 
-    def _route(self, path: tuple[str, ...], incoming: Incoming, client: str) -> tuple[str, _Answer]:
+    def _route(self, path: tuple[str, ...], http_request: HttpRequest, client: str) -> tuple[str, _Answer]:
         if path == ("v2",):
             return "GET", lambda *_: json_reply(write_server_metadata(self._dataplane.server_metadata()))
         if path == LIVE:
@@ -183,7 +186,7 @@ class Application:
             if rest == ("ready",):
                 return "GET", lambda *_: self._model_ready(model, version)
             if rest == ("infer",):
-                call = InferCall(model, version, incoming, client)
+                call = InferCall(model, version, http_request, client)
                 return "POST", lambda body, share: self._infer(call, body, share)
         raise Rejected(HTTPStatus.NOT_FOUND, "there is no such path here; the protocol's begin with /v2")
 
@@ -195,23 +198,23 @@ class Application:
         return _ready_reply(ready)
 
     def _infer(self, asked: InferCall, body: memoryview, share: Share) -> Reply:
-        incoming, model, version = asked.incoming, asked.model, asked.version
-        raw = is_raw(incoming.headers)
-        wait_s = timeout_s(incoming.headers)
+        http_request, model, version = asked.http_request, asked.model, asked.version
+        raw = is_raw(http_request.headers)
+        wait_s = timeout_s(http_request.headers)
         if raw:
-            read = self._read_raw(incoming, body, model, version)
+            read = self._read_raw(http_request, body, model, version)
         else:
-            end = head_bytes(incoming.headers, len(body))
+            end = head_bytes(http_request.headers, len(body))
             share.take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
             with self._dataplane.reading(Call(client=asked.client), len(body)):
                 read = parse_infer_request(model, version, body[:end], body[end:])
         request = dataclasses.replace(
             read.request,
             id=read.request.id or uuid.uuid4().hex,
-            parameters=with_tags(read.request.parameters, incoming.headers),
+            parameters=with_tags(read.request.parameters, http_request.headers),
         )
         wait_s = min(wait_s, math.inf if read.timeout_s is None else read.timeout_s)
-        with self._call(incoming, incoming.arrived_s + wait_s, asked.client) as call:
+        with self._call(http_request, http_request.arrived_s + wait_s, asked.client) as call:
             note_request(request.id, asked.client, model, call.traceparent)
             response = self._dataplane.infer(request, call)
         reply = _infer_reply(response, read.wanted, with_facts=raw)
@@ -219,8 +222,8 @@ class Application:
             raise _too_large("answer", reply.size_bytes, f"{self._max_bytes} are sent")
         return reply
 
-    def _read_raw(self, incoming: Incoming, body: memoryview, model: str, version: str) -> ReadRequest:
-        headers = incoming.headers
+    def _read_raw(self, http_request: HttpRequest, body: memoryview, model: str, version: str) -> ReadRequest:
+        headers = http_request.headers
         is_picture = content_type(headers) in PICTURES
         inputs = input_of(self._dataplane.metadata(model, version), body, is_picture=is_picture)
         name = headers.get(ID_HEADER, "")[:_MAX_ID_CHARACTERS]
@@ -229,16 +232,16 @@ class Application:
         return ReadRequest(InferRequest(model, inputs, version, id=name), wanted)
 
     @contextmanager
-    def _call(self, incoming: Incoming, deadline_s: float, client: str) -> Iterator[Call]:
+    def _call(self, http_request: HttpRequest, deadline_s: float, client: str) -> Iterator[Call]:
         if not self._slots.acquire(blocking=False):
             raise Refused("too many requests are under way")
-        call = Call(deadline_s=deadline_s, client=client, traceparent=incoming.headers.get("traceparent", ""))
+        call = Call(deadline_s=deadline_s, client=client, traceparent=http_request.headers.get("traceparent", ""))
         try:
             with self._lock:
                 if self._is_over:  # it was sent before the end, and read after it
                     raise Unavailable("the server has stopped")
                 self._calls.add(call.cancelled)
-            with incoming.departure.watched(call.cancelled):
+            with http_request.disconnect.watched(call.cancelled):
                 yield call
         finally:
             with self._lock:
@@ -257,13 +260,40 @@ def _too_large(what: str, size_bytes: int, most: str) -> Rejected:
     return Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, ((STATUS_HEADER, "RESOURCE_EXHAUSTED"),))
 
 
+def _caller_for(known: KnownTokens, authorization: str | None, certificate: str) -> Caller:
+    """Who sent a request with that `Authorization` header (None: without) over a connection whose client showed a
+    certificate of that name (empty: none). Raises `Rejected` (401).
+    """
+    if authorization is None:
+        found = known.holder_of(certificate)
+        if found is None:
+            raise _needs_token()
+        return found
+    scheme, _, token = authorization.partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token or len(token) > _MAX_TOKEN_CHARACTERS:
+        raise _needs_token()
+    found = known.caller_of(token.encode("latin-1", "replace"))
+    if found is None:
+        raise _unauthenticated("the token is not known here")
+    return found
+
+
+def _needs_token() -> Rejected:
+    return _unauthenticated("this server needs a token: send the header `Authorization: Bearer <token>`")
+
+
+def _unauthenticated(text: str) -> Rejected:
+    return Rejected(HTTPStatus.UNAUTHORIZED, text, ((STATUS_HEADER, "UNAUTHENTICATED"),))
+
+
 def _path(target: str) -> tuple[str, ...]:
     """The segments of the path, each decoded by itself, so that an encoded slash stays in its segment."""
     path = target.partition("?")[0]
     try:
         return tuple(unquote(segment, errors="strict") for segment in path.strip("/").split("/"))
     except UnicodeDecodeError:
-        raise InvalidRequest("the path is no UTF-8 text") from None
+        raise InvalidRequest("the path is not UTF-8 text") from None
 
 
 def _ready_reply(ready: bool) -> Reply:

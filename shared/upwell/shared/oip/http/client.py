@@ -20,9 +20,8 @@ from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetada
 from upwell.shared.oip.grpc.client import LOOPBACK_ONLY, RemoteError, RemoteErrorKind, closed, parsed
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.http import answers
-from upwell.shared.oip.http.connections_out import CLOSED, CONNECT_S, HttpConnection, ProxyRoute
+from upwell.shared.oip.http.connections_out import CLOSED, CONNECT_S, HttpConnection, Pool, ProxyRoute
 from upwell.shared.oip.http.exchanges import Exchange, Received, converse, failed
-from upwell.shared.oip.http.pool import Pool
 from upwell.shared.oip.http.proxies import proxy_for
 from upwell.shared.oip.http.replies import BINARY
 from upwell.shared.oip.http.tls import watch_client_context
@@ -92,7 +91,7 @@ class HttpClient:
     ) -> None:
         address = check_endpoint(endpoint, security)
         if not address.scheme:
-            raise ConfigError.at(None, f"{endpoint!r} is no URL; expected https://HOST")
+            raise ConfigError.at(None, f"{endpoint!r} is not a URL; expected https://HOST")
         self.endpoint = endpoint
         self._address = address
         self._max_bytes = max_message_bytes

@@ -1,33 +1,32 @@
-"""One client's connection: aiohttp serves the requests on it, behind a scanner that refuses what is ambiguous.
+"""One client's connection: the requests on it, one after the other, and their answers.
 
-What aiohttp leaves open is here: time limits over whole headers and bodies, the memory that a body takes, errors as
-JSON in the order of the requests, and answers without copies.
+`RequestScanner` says where a request ends and refuses what is ambiguous. Here are the limits of time over whole headers
+and bodies, the memory that a body takes, and answers without copies.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, cast
 
 import numpy as np
-from aiohttp import StreamReader, web
 
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.auth.callers import client_key
 from upwell.shared.oip.http.application import Application, Pending, check_size, failure_reply
-from upwell.shared.oip.http.framing import MAX_HEAD_BYTES, RequestHead, RequestScanner
+from upwell.shared.oip.http.framing import RequestHead, RequestScanner
 from upwell.shared.oip.http.memory import Share
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, Rejected, Reply, error_reply
-from upwell.shared.oip.http.request import Departure, Incoming
+from upwell.shared.oip.http.request import Disconnect, HttpRequest
 from upwell.shared.oip.http.tls import certificate_name
 from upwell.shared.platform.call_threads import CallThreads
 
@@ -46,74 +45,91 @@ WRITE_S = 60.0
 KEPT_S = 75.0
 """For the next request: longer than proxies keep their connections by default, so that it is they who close."""
 
+SHORT_BYTES = 64 << 10
+"""What is larger takes longer than a change of threads, and other clients are better read from meanwhile."""
+
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 << 20
 _SMALL_BYTES = 16 << 10
 _READ_AHEAD_BYTES = 256 << 10
-_REFUSED = b"GET / HTTP/1.1\r\nHost: refused\r\n\r\n"
-"""What aiohttp reads instead of a request that is refused, so that the refusal has its turn among the answers."""
 
-_log = logging.getLogger(__name__)
-_aiohttp_log = logging.getLogger(f"{__name__}.aiohttp")
-_aiohttp_log.setLevel(logging.CRITICAL)  # what a client can bring about at will is not worth a line
+_NO_BODY = memoryview(b"")
 
 
 @dataclass
 class HttpListening:
     """What the connections of a server share. `connections` are the open ones, `under_way` counts the requests that are
     being answered, whether their clients have left or not.
+
+    One of `threads` at a time runs the event loop. Where the dataplane says when it waits (`at_work`), that thread also
+    answers a short request, with the loop at a stand: a change of threads would cost as much as the answer. If it waits
+    or takes longer than some milliseconds, another thread runs the loop.
     """
 
     application: Application
     threads: CallThreads
     max_message_bytes: int
     connection_age_s: float
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     connections: set[HttpServerConnection] = field(default_factory=set)
     under_way: int = 0
     is_ending: bool = False
+    _is_running: bool = False
+    _replies: deque[Callable[[], None]] = field(default_factory=deque)
 
+    def run(self) -> None:
+        """Run the loop, until it is stopped or a request is to be answered in this thread."""
+        self._is_running = True  # before the look at the replies, as `answer` does it the other way round
+        try:
+            self._deliver()
+            self.loop.run_forever()
+        finally:
+            self._is_running = False
 
-class _Sent(web.StreamResponse):
-    """An answer that has been sent already: what aiohttp needs to go on, or to close the connection."""
+    def answer(self, pending: Pending, body: memoryview, share: Share, on_reply: Callable[[Reply], None]) -> None:
+        """Answer a request in one of the threads. `on_reply` is called in that of the loop."""
 
-    def __init__(self, *, is_kept: bool) -> None:
-        super().__init__()
-        self._is_kept = is_kept
+        def run() -> None:
+            self._replies.append(partial(on_reply, pending.answer(body, share)))
+            if self._is_running:
+                with suppress(RuntimeError):  # the loop has ended
+                    self.loop.call_soon_threadsafe(self._deliver)
 
-    @property
-    def keep_alive(self) -> bool:
-        """Whether another request may come."""
-        return self._is_kept
+        is_short = self.threads.at_work is not None and len(body) <= SHORT_BYTES
+        self.under_way += 1
+        self.threads.begin(self.threads.expect(), run, is_short=is_short)
+        if is_short:
+            self.loop.stop()
 
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing."""
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing."""
-
-
-_KEPT, _CLOSED = _Sent(is_kept=True), _Sent(is_kept=False)
+    def _deliver(self) -> None:
+        while self._replies:
+            self.under_way -= 1
+            self._replies.popleft()()
 
 
 class HttpServerConnection(asyncio.Protocol):
     """A connection, with or without TLS. Its methods are called in the thread of the event loop, but for `break_off`.
 
-    `deadline_s` is an instant of `time.monotonic()`, after which `expire` is to be called soon.
+    `deadline_s` is an instant of `time.monotonic()`, after which `expire` is to be called soon. A request is read, has
+    its first lines judged, waits for its body (`_pending`), is answered in a thread (`_is_working`) and has its answer
+    written (`_is_replied`); it has a `_share` of the memory from its first lines until the answer has been taken.
     """
 
     def __init__(self, listening: HttpListening) -> None:
         self._listening = listening
-        self._loop = asyncio.get_running_loop()
         self._scanner = RequestScanner(listening.max_message_bytes)
-        self._served: web.RequestHandler | None = None
         self._transport: asyncio.Transport | None = None
-        self._content: StreamReader | None = None
-        self._departure = Departure()
-        self._has_paused = False
-        self._written: asyncio.Future[None] | None = None
-        """Is done when the client has taken what has been written; None where it has."""
-        self._emptied: asyncio.Future[None] | None = None
-        """Is done when a client in the middle of sending has had the time to read its answer."""
+        self._disconnect = Disconnect()
+        self._share: Share | None = None
+        self._pending: Pending | None = None
+        self._body = _NO_BODY
+        self._chunks = bytearray()
+        self._body_bytes = 0
+        self._is_working = self._is_replied = self._is_kept = False
+        self._is_paused = False
+        """Whether the client has not taken all that was written."""
+        self._is_lingering = False
+        """Whether a client in the middle of sending is given the time to read its answer."""
         self._discarded_bytes = 0
         self._has_ended = False
         self._opened_s = self.used_s = time.monotonic()
@@ -147,20 +163,18 @@ class HttpServerConnection(asyncio.Protocol):
         self._address = client_key(where)
         self._listening.connections.add(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         """The client has left, or the connection was closed."""
-        self._transport = None
+        self._transport = self._pending = None
         self._listening.connections.discard(self)
-        self._departure.leave()
-        if self._served is not None:
-            self._served.connection_lost(exc)
-        _settle(self._written)
-        _settle(self._emptied)
+        self._disconnect.leave()
+        if not self._is_working:
+            self._give_back()
 
     def data_received(self, data: bytes) -> None:
         """The client has sent something."""
         self.used_s = time.monotonic()
-        if self._scanner.refusal is not None or self._emptied is not None:
+        if self._scanner.refusal is not None or self._is_lingering:
             self._discarded_bytes += len(data)
             if self._discarded_bytes > _LINGER_BYTES:
                 self.abort()
@@ -172,9 +186,9 @@ class HttpServerConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more; whether the connection stays open for the answer."""
         self._has_ended = True
-        self._departure.leave()
-        if self._emptied is not None:
-            _settle(self._emptied)
+        self._disconnect.leave()
+        if self._is_lingering:
+            self.close()
         elif self.is_idle:
             return False
         elif not self._scanner.is_whole and self._scanner.refusal is None:
@@ -183,26 +197,19 @@ class HttpServerConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not take at once what was written."""
-        self._written = self._loop.create_future()
-        if self._served is not None:
-            self._served.pause_writing()
-            self._has_paused = True
+        self._is_paused = True
 
     def resume_writing(self) -> None:
         """The client has taken it all."""
-        _settle(self._written)
-        self._written = None
-        if self._served is not None and self._has_paused:  # TLS resumes what it has not paused, too
-            self._has_paused = False
-            self._served.resume_writing()
+        was_paused, self._is_paused = self._is_paused, False  # TLS resumes what it has not paused, too
+        if was_paused and self._is_replied:
+            self._sent()
 
     def expire(self) -> None:
         """The time is up."""
-        if self._written is not None:
+        if self._is_paused:
             self.abort()
-        elif self._emptied is not None:
-            _settle(self._emptied)
-        elif self.is_idle:
+        elif self._is_lingering or self.is_idle:
             self.close()
         elif self._scanner.refusal is None:
             self._refuse(Rejected(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time"))
@@ -220,174 +227,155 @@ class HttpServerConnection(asyncio.Protocol):
     def break_off(self) -> None:
         """Give the client up, from any thread."""
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self.close if self._written is None else self.abort)
+            self._listening.loop.call_soon_threadsafe(self.abort if self._is_paused else self.close)
 
     def _scan(self, data: bytes) -> None:
         scanner = self._scanner
         was_idle, had_head = self.is_idle, scanner.head is not None
-        good = scanner.scan(data)
-        if good:
-            self._serve(good)
-        if scanner.refusal is not None:
-            self._refuse(scanner.refusal)
-        elif scanner.is_whole:
+        pieces = scanner.scan(data)
+        head = scanner.head
+        if scanner.is_whole:
             self.deadline_s = math.inf
-        elif scanner.head is None:
+        elif head is None:
             if was_idle:
                 self.deadline_s = self.used_s + HEADERS_S
         else:
             if not had_head:
                 self._body_until_s = self.used_s + IDLE_S
-            self._body_until_s += len(good) / SLOWEST_BYTES_PER_S
+            self._body_until_s += sum(map(len, pieces)) / SLOWEST_BYTES_PER_S
             self.deadline_s = min(self._body_until_s, self.used_s + IDLE_S)
-
-    def _serve(self, data: bytes) -> None:
-        """Let aiohttp have it. Its side is made with the first request: silent clients take no memory for it."""
-        if self._served is None:
-            server = web.Server(
-                self._answer,
-                access_log=None,
-                logger=_aiohttp_log,
-                auto_decompress=False,
-                lingering_time=0.0,
-                read_bufsize=_READ_AHEAD_BYTES,
-                max_line_size=MAX_HEAD_BYTES,
-                max_field_size=MAX_HEAD_BYTES,
-            )
-            self._served = server()
-            assert self._transport is not None  # noqa: S101  it has been connected
-            self._served.connection_made(self._transport)
-        self._served.data_received(data)
+        if head is not None:
+            if not had_head:
+                self._begin(head)
+            if self._pending is not None:
+                self._receive(self._pending, head.body_bytes, pieces)
+        if scanner.refusal is not None:
+            self._refuse(scanner.refusal)
 
     def _refuse(self, refusal: Rejected) -> None:
-        """Read no more; the refusal is the answer, when it has its turn."""
+        """Read no more; the refusal is the answer, unless there is another."""
         self._scanner.refusal = refusal
-        self.deadline_s = math.inf
-        if self._scanner.head is None:
-            self._serve(_REFUSED)
-        elif self._content is not None:
-            self._content.set_exception(refusal)
+        if not self._is_working and not self._is_replied:
+            self.deadline_s = math.inf
+            self._send(error_reply(refusal) if self._scanner.head is None else failure_reply(refusal))
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """aiohttp's handler: answer one request."""
-        try:
-            is_kept = await self._answered(self._scanner.head, request.content)
-        except Exception:  # noqa: BLE001 (the last resort: aiohttp would answer as it sees fit)
-            self.abort()
-            if self._transport is not None:
-                _log.exception("a connection was given up")
-            raise ConnectionResetError("the connection was given up") from None
-        if is_kept:
-            self._go_on()
-        elif not self._scanner.is_whole and not self._has_ended:
-            await self._linger()
-        return _KEPT if is_kept else _CLOSED
-
-    async def _answered(self, head: RequestHead | None, content: StreamReader) -> bool:
-        """Answer the request; whether another one may come."""
+    def _begin(self, head: RequestHead) -> None:
+        """See to the first lines of a request."""
         application = self._listening.application
-        with application.memory.share(self._address, self.break_off) as share:
-            if head is None:
-                refusal = self._scanner.refusal
-                assert refusal is not None  # noqa: S101  or there would be a head
-                return await self._send(error_reply(refusal), share)
-            begun = application.begin(
-                Incoming(
-                    head.method,
-                    head.target,
-                    head.headers,
-                    self._client,
-                    self._certificate,
-                    self._departure,
-                    self.used_s,
-                )
-            )
-            if isinstance(begun, Pending):
-                try:
-                    body = await self._body(head, content, share) if begun.takes_body else memoryview(b"")
-                except UpwellError as error:
-                    begun = failure_reply(error)
-                else:
-                    begun = await self._in_thread(begun.answer, body, share)
-            return await self._send(begun, share)
-
-    async def _body(self, head: RequestHead, content: StreamReader, share: Share) -> memoryview:
-        """The whole body, whose memory is taken of `share` as it comes.
-
-        Raises `UpwellError` for what is to be answered, and others where the client has left.
-        """
-        size_bytes = head.body_bytes
-        if size_bytes is not None:
-            check_size(size_bytes, self._listening.max_message_bytes)
-            share.expect(size_bytes)
-        if self._scanner.refusal is not None:
-            raise self._scanner.refusal
-        if head.expects_continue and self._transport is not None:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._content = content
-        try:
-            if size_bytes is None:
-                chunked = bytearray()
-                while piece := await content.readany():
-                    share.take(len(piece))
-                    chunked += piece
-                whole = memoryview(chunked)
+        self._share = Share(application.memory, self._address, self.break_off)
+        asked = HttpRequest(
+            head.method, head.target, head.headers, self._client, self._certificate, self._disconnect, self.used_s
+        )
+        begun = application.begin(asked)
+        if isinstance(begun, Reply):
+            self._send(begun)
+        elif not begun.takes_body:
+            self._answer(begun, _NO_BODY)
+        elif head.body_bytes is None:
+            self._pending, self._chunks = begun, bytearray()
+        else:
+            try:
+                check_size(head.body_bytes, self._listening.max_message_bytes)
+                self._share.expect(head.body_bytes)
+            except UpwellError as error:
+                self._send(failure_reply(error))
             else:
-                whole, done = np.empty(size_bytes, np.uint8).data, 0  # the kernel gives no page before it is written to
-                while done < size_bytes:
-                    piece = await content.readany()
-                    share.take(len(piece))
-                    whole[done : done + len(piece)] = piece
-                    done += len(piece)
-        finally:
-            self._content = None
-        share.has_come()
-        return whole
+                self._pending = begun
+        if self._pending is not None and head.expects_continue and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    async def _in_thread(self, answer: Callable[[memoryview, Share], Reply], body: memoryview, share: Share) -> Reply:
-        replied: asyncio.Future[Reply] = self._loop.create_future()
+    def _receive(self, pending: Pending, size_bytes: int | None, pieces: list[memoryview]) -> None:
+        """Take what has come of a body, which has that size unless it comes in chunks."""
+        assert self._share is not None  # noqa: S101  it lasts as long as the request
+        try:
+            for piece in pieces:
+                self._share.take(len(piece))
+                if size_bytes is None:
+                    self._chunks += piece
+                elif len(piece) == size_bytes:
+                    self._body = piece
+                else:
+                    if self._body_bytes == 0:
+                        self._body = np.empty(
+                            size_bytes, np.uint8
+                        ).data  # no page of it is taken before it is written to
+                    self._body[self._body_bytes : self._body_bytes + len(piece)] = piece
+                    self._body_bytes += len(piece)
+        except UpwellError as error:
+            self._send(failure_reply(error))
+            return
+        if self._scanner.is_whole:
+            self._share.has_come()
+            self._answer(pending, memoryview(self._chunks) if size_bytes is None else self._body)
 
-        def run() -> None:
-            reply = answer(body, share)
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(tell, reply)
+    def _answer(self, pending: Pending, body: memoryview) -> None:
+        assert self._share is not None  # noqa: S101  as above
+        self._pending, self._body = None, _NO_BODY
+        self._is_working = True
+        self._listening.answer(pending, body, self._share, self._answered)
 
-        def tell(reply: Reply) -> None:
-            self._listening.under_way -= 1
-            _settle(replied, reply)
+    def _answered(self, reply: Reply) -> None:
+        self._is_working = False
+        try:
+            self._send(reply)
+        except BaseException:
+            self.abort()
+            raise
 
-        self._listening.under_way += 1
-        self._listening.threads.submit(run)
-        return await replied
-
-    async def _send(self, reply: Reply, share: Share) -> bool:
-        """Send the answer, until the client has taken it; whether another request may come."""
+    def _send(self, reply: Reply) -> None:
+        """Write the answer, and go on when the client has taken it."""
         head, listening = self._scanner.head, self._listening
+        self._pending, self._body = None, _NO_BODY
+        if self._transport is None:
+            self._give_back()
+            return
         is_young = time.monotonic() - self._opened_s < listening.connection_age_s
-        is_kept = head is not None and head.is_kept and self._scanner.is_whole and is_young and not listening.is_ending
-        pieces = (_head(reply, head, is_kept), *(() if head is not None and head.method == "HEAD" else reply.body))
+        may_stay = is_young and not listening.is_ending
+        self._is_kept = head is not None and head.is_kept and self._scanner.is_whole and may_stay
+        pieces = (
+            _head(reply, head, self._is_kept),
+            *(() if head is not None and head.method == "HEAD" else reply.body),
+        )
         if sum(map(len, pieces)) <= _SMALL_BYTES:
             pieces = (b"".join(pieces),)  # one packet rather than two
-        if self._transport is None:
-            return False
         for piece in pieces:
             self._transport.write(piece)
-        if self._written is not None:
+        self._is_replied = True
+        if self._is_paused:
             self.deadline_s = time.monotonic() + WRITE_S
-            share.waits(self._transport.get_write_buffer_size())
-            await self._written
-            self.deadline_s = math.inf
-        return is_kept
+            if self._share is not None:
+                self._share.waits(self._transport.get_write_buffer_size())
+        else:
+            self._sent()
+
+    def _sent(self) -> None:
+        """The client has taken the answer."""
+        self._give_back()
+        if self._is_kept and self._scanner.kept_bytes:
+            self._listening.loop.call_soon(self._go_on)  # not from here: there may be thousands
+        elif self._is_kept:
+            self._go_on()
+        elif self._scanner.is_whole or self._has_ended:
+            self.close()
+        else:
+            self._linger()
+
+    def _give_back(self) -> None:
+        if self._share is not None:
+            self._share.give_back()
+            self._share = None
 
     def _go_on(self) -> None:
         """With the next request."""
         if self._transport is None:
             return
         self._scanner.next_request()
-        self._departure = Departure()
+        self._is_replied = False
+        self._body_bytes = 0
+        self._disconnect = Disconnect()
         self.used_s = time.monotonic()
         if self._has_ended:
-            self._departure.leave()
+            self._disconnect.leave()
         if self._scanner.kept_bytes:
             self.deadline_s = self.used_s + HEADERS_S
             self._scan(b"")
@@ -399,21 +387,15 @@ class HttpServerConnection(asyncio.Protocol):
         else:
             self.deadline_s = self.used_s + KEPT_S
 
-    async def _linger(self) -> None:
+    def _linger(self) -> None:
         """Let a client in the middle of sending read its answer: bytes left unread would take it back."""
         if self._transport is None:
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._transport.resume_reading()
-        self._emptied = self._loop.create_future()
+        self._is_lingering = True
         self.deadline_s = time.monotonic() + _LINGER_S
-        await self._emptied
-
-
-def _settle(future: asyncio.Future[Any] | None, result: Reply | None = None) -> None:
-    if future is not None and not future.done():
-        future.set_result(result)
 
 
 def _ends_early() -> Rejected:

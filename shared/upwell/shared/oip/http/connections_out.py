@@ -1,4 +1,4 @@
-"""Connections that an HTTP client makes: to the server or through a proxy, with TLS, and never beyond a deadline."""
+"""Connections that an HTTP client makes, to the server or through a proxy, and keeps. No wait outlasts a deadline."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPResponse
 from typing import Any, TypeAlias
@@ -22,6 +24,12 @@ CONNECT_S = 3.0
 
 _JOINED_BYTES = 64 << 10
 """Up to this size a copy costs less than another system call."""
+
+MOST_IDLE = 8
+"""So many connections are kept; more were of use only in a burst."""
+
+IDLE_S = 50.0
+"""One that was not used for so long is closed: proxies and load balancers give theirs up after a minute."""
 
 CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """What is raised where the other end has ended a connection, and not where it is only silent."""
@@ -74,16 +82,8 @@ class HttpConnection(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Receive what there is, waiting for the first byte."""
-        if self.until_s == 0.0:
-            return self._look(buffer)
-        self.socket.settimeout(left_s(self.until_s))
-        size = self.socket.recv_into(buffer)
-        self._ended = size == 0
-        return size
-
-    def _look(self, buffer: Any) -> int | None:
-        self.socket.settimeout(0.0)
+        """Receive what there is, waiting for the first byte unless it looks alone (None: there is nothing)."""
+        self.socket.settimeout(left_s(self.until_s) if self.until_s else 0.0)
         try:
             size = self.socket.recv_into(buffer)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -128,6 +128,48 @@ class HttpConnection(io.RawIOBase):
         self.socket.close()
 
 
+class Pool:
+    """The idle connections of a client, the latest used first. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[HttpConnection, ssl.SSLContext | None, float]] = []
+        self._closed = False
+
+    def put(self, wire: HttpConnection, context: ssl.SSLContext | None) -> bool:
+        """Keep a connection, made with that context; whether it is kept, and otherwise the caller's to close."""
+        try:  # an idle one is not asked for a sign of life
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
+        except OSError:  # it has just been lost
+            return False
+        with self._lock:
+            if self._closed or len(self._idle) >= MOST_IDLE:
+                return False
+            self._idle.append((wire, context, time.monotonic()))
+            return True
+
+    def take(self, context: ssl.SSLContext | None) -> HttpConnection | None:
+        """A connection that was made with the same context and still looks alive, or None. Others are closed."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                wire, made_with, since_s = self._idle.pop()
+            if made_with is context and time.monotonic() - since_s < IDLE_S and wire.is_quiet():
+                with suppress(OSError):  # the call will find out
+                    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                return wire
+            wire.close()
+
+    def close(self) -> None:
+        """Close them all, and keep none from now on."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for wire, _, _ in idle:
+            wire.close()
+
+
 @dataclass(frozen=True)
 class ProxyRoute:
     """How connections to a server are made. `silence_s`: after so long without a word one is found to be dead."""
@@ -162,28 +204,17 @@ class ProxyRoute:
 _Found: TypeAlias = "list[tuple[Any, ...]]"
 
 
-class _Lookup:
-    """One question to the name service, which may take as long as it likes: a thread of its own waits for it."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.done = threading.Event()
-        self.found: _Found = []
-        self.error: OSError | UnicodeError | None = None
-        self._asked = (host, port)
-        threading.Thread(target=self._run, name="lookup", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.found = socket.getaddrinfo(*self._asked, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            self.error = error
-        with _lookups_lock:
-            _lookups.pop(self._asked, None)
-        self.done.set()
-
-
-_lookups: dict[tuple[str, int], _Lookup] = {}
+_lookups: dict[tuple[str, int], Future[_Found]] = {}
 _lookups_lock = threading.Lock()
+
+
+def _look_up(host: str, port: int, lookup: Future[_Found]) -> None:
+    try:
+        lookup.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError) as error:
+        lookup.set_exception(OSError(f"the name {host!r} has no address: {error}"))
+    with _lookups_lock:
+        del _lookups[host, port]
 
 
 def resolve(host: str, port: int, until_s: float) -> _Found:
@@ -191,16 +222,16 @@ def resolve(host: str, port: int, until_s: float) -> _Found:
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
-        pass  # a name
+        pass  # a name, for which the name service may take as long as it likes: a thread of its own waits for it
     with _lookups_lock:
         lookup = _lookups.get((host, port))
         if lookup is None:
-            _lookups[host, port] = lookup = _Lookup(host, port)
-    if not lookup.done.wait(left_s(until_s)):
+            lookup = Future()
+            threading.Thread(target=_look_up, args=(host, port, lookup), name="lookup", daemon=True).start()
+            _lookups[host, port] = lookup
+    if not wait([lookup], left_s(until_s)).done:
         raise TimeoutError("the name service did not answer in time")
-    if lookup.error is not None:
-        raise OSError(f"the name {host!r} has no address: {lookup.error}") from None
-    return lookup.found
+    return lookup.result()
 
 
 def _connect(found: _Found, until_s: float, hold: Hold) -> socket.socket:

@@ -85,7 +85,7 @@ class Exchange:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._outcome: Received | RemoteError | None = None
-        self._told: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._socket: socket.socket | None = None
 
     def hold(self, connected: socket.socket) -> None:
@@ -101,28 +101,27 @@ class Exchange:
             self._socket = None
             return self._outcome is None
 
-    def settle(self, outcome: Received | RemoteError) -> bool:
-        """End the call so; whether it had not ended yet. Who waits on its socket is woken."""
+    def settle(self, outcome: Received | RemoteError) -> None:
+        """End the call so, unless it has ended. Who waits on its socket is woken."""
         with self._lock:
             if self._outcome is not None:
-                return False
+                return
             self._outcome = outcome
-            told, self._told = self._told, []
+            callbacks, self._callbacks = self._callbacks, []
             if isinstance(outcome, RemoteError) and self._socket is not None:
                 with suppress(OSError):  # not connected, or closed
                     # Not TLS's own method: that would let the waiting thread read on in clear.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             self._socket = None
         self._ended.set()
-        for callback in told:
+        for callback in callbacks:
             callback()
-        return True
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the call has ended, or now if it has."""
         with self._lock:
             if self._outcome is None:
-                self._told.append(callback)
+                self._callbacks.append(callback)
                 return
         callback()
 
@@ -189,10 +188,10 @@ def converse(wire: HttpConnection, exchange: Exchange, max_bytes: int) -> tuple[
 
 def _read(response: http.client.HTTPResponse, max_bytes: int, *, may_cut: bool) -> tuple[bytes, bool]:
     """The body, and whether it is whole."""
-    told = response.length
-    if told is not None and told > max_bytes and not may_cut:
-        raise _too_large(f"{told} bytes", max_bytes)
-    if told is not None and told <= max_bytes:
+    length = response.length
+    if length is not None and length > max_bytes and not may_cut:
+        raise _too_large(f"{length} bytes", max_bytes)
+    if length is not None and length <= max_bytes:
         return response.read(), True
     parts: list[bytes] = []
     size_bytes = 0

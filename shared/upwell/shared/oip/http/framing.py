@@ -50,7 +50,7 @@ class RequestScanner:
     """Follows the bytes of one connection, one request at a time.
 
     `head` is the request's as soon as it is whole, `is_whole` says that the body is too, and `refusal` what is wrong;
-    after one of these nothing more is scanned.
+    after one of the last two nothing more is scanned.
     """
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -74,20 +74,22 @@ class RequestScanner:
         """The request has been answered; what follows it is the next one's."""
         self._begin()
 
-    def scan(self, data: bytes) -> bytes:
-        """What of `data`, and of what was kept before it, belongs to the request and is well formed."""
+    def scan(self, data: bytes) -> list[memoryview]:
+        """Go on with `data` behind what was kept before it. What of them belongs to the body, without its framing."""
         data = self._kept + data if self._kept else data
+        body: list[memoryview] = []
         end = 0
         if not self.is_whole and self.refusal is None:
             try:
                 if self.head is None:
                     end = self._scan_head(data)
                 if self.head is not None:
-                    end = self._scan_body(data, end)
+                    scan = self._scan_chunks if self.head.body_bytes is None else self._scan_sized
+                    end = scan(data, end, body)
             except Rejected as error:
                 self.refusal = error
         self._kept = data[end:]
-        return data if end == len(data) else data[:end]
+        return body
 
     def _scan_head(self, data: bytes) -> int:
         line_end = data.find(b"\r\n", 0, MAX_HEAD_BYTES)
@@ -114,27 +116,27 @@ class RequestScanner:
         self._left_bytes = self.head.body_bytes or 0
         return end + 4
 
-    def _scan_body(self, data: bytes, start: int) -> int:
-        if self.head is not None and self.head.body_bytes is None:
-            return self._scan_chunks(data, start)
+    def _scan_sized(self, data: bytes, start: int, body: list[memoryview]) -> int:
         end = min(start + self._left_bytes, len(data))
+        if end > start:
+            body.append(memoryview(data)[start:end])
         self._left_bytes -= end - start
         self.is_whole = self._left_bytes == 0
         return end
 
-    def _scan_chunks(self, data: bytes, at: int) -> int:
+    def _scan_chunks(self, data: bytes, at: int, body: list[memoryview]) -> int:
         """`_left_bytes` is what is left of a chunk and the end of line behind it, which is scanned in one piece."""
         while True:
             if self._left_bytes:
-                step = min(self._left_bytes, len(data) - at)
-                if step < self._left_bytes:
-                    step = max(0, min(step, self._left_bytes - 2))
-                elif data[at + step - 2 : at + step] != b"\r\n":
+                end = at + min(self._left_bytes - 2, len(data) - at)
+                if end > at:
+                    body.append(memoryview(data)[at:end])
+                self._left_bytes -= end - at
+                if self._left_bytes > 2 or len(data) - end < 2:
+                    return end
+                if data[end : end + 2] != b"\r\n":
                     raise _bad_chunk()
-                at += step
-                self._left_bytes -= step
-                if self._left_bytes:
-                    return at
+                at, self._left_bytes = end + 2, 0
             # Digits and the end of the line alone: whatever else may stand there, another reader might take otherwise,
             # and see the next request begin at another byte.
             line = _CHUNK_LINE.match(data, at)

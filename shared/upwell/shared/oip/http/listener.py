@@ -1,4 +1,4 @@
-"""The event loop of an HTTP server: it accepts connections, closes those that are late, and ends them all."""
+"""The listening sockets of an HTTP server: whose connections it accepts, closes when they are late, and ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Listener:
-    """Accepts connections on `sockets`, in one thread with an event loop of its own."""
+    """Accepts connections on `sockets`, in an event loop of its own."""
 
     def __init__(
         self, sockets: Sequence[socket.socket], listening: HttpListening, tls: WatchedFiles[ssl.SSLContext] | None
@@ -40,16 +40,21 @@ class Listener:
         self._sockets = sockets
         self._listening = listening
         self._tls = tls
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="http-loop", daemon=True)
+        self._loop = listening.loop
         self._connecting: set[asyncio.Task[None]] = set()
+        self._is_over = False
+        self._is_closed = threading.Event()
 
     def start(self) -> None:
-        """Accept from now on."""
+        """Accept from now on. Raises `RuntimeError` where the system gives no thread."""
+        self._loop.set_exception_handler(_note)
         for one in self._sockets:
             one.setblocking(False)
             one.listen(_BACKLOG)
-        self._thread.start()
+            self._watch(one)
+        self._loop.call_later(_LOOK_EVERY_S, self._look)
+        if not self._listening.threads.poll(self._run):
+            raise RuntimeError("cannot start a thread for the HTTP server")
 
     def end(self) -> None:
         """Accept no more and close what is idle. What has been sent is answered, and then its connection closed."""
@@ -63,10 +68,10 @@ class Listener:
             self._call(self._drained(_AFTER_CANCEL_S))
         if self._loop.is_closed():
             return
-        is_over = self._call(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._listening.threads.shutdown(wait=is_over)
+        none_under_way = self._call(self._close())
+        self._loop.call_soon_threadsafe(self._stop)
+        self._is_closed.wait()
+        self._listening.threads.shutdown(wait=none_under_way)
 
     def _call(self, asked: Coroutine[Any, Any, bool]) -> bool:
         if self._loop.is_closed():
@@ -74,14 +79,17 @@ class Listener:
             return True
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 
-    def _run(self) -> None:
-        loop = self._loop
-        loop.set_exception_handler(_note)
-        for one in self._sockets:
-            self._watch(one)
-        loop.call_later(_LOOK_EVERY_S, self._look)
-        loop.run_forever()
-        loop.close()
+    def _run(self) -> bool:
+        """Run the loop until there is something else to do in this thread. False when it has ended."""
+        self._listening.run()
+        if self._is_over:
+            self._loop.close()
+            self._is_closed.set()
+        return not self._is_over
+
+    def _stop(self) -> None:
+        self._is_over = True
+        self._loop.stop()
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept who has connected."""

@@ -5,41 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import NoReturn
 
 from upwell.shared.errors import Refused
 
 PATIENCE_S = 2.0
 """A body that has been coming for so long may be given up for others, where memory is short."""
-
-
-class Share:
-    """What one request has of it. `break_off` ends its connection, from any thread."""
-
-    def __init__(self, memory: Memory, address: str, break_off: Callable[[], object]) -> None:
-        self.address = address
-        self.break_off = break_off
-        self.since_s = time.monotonic()
-        self.taken_bytes = 0
-        self.is_coming = True
-        self._memory = memory
-
-    def expect(self, size_bytes: int) -> None:
-        """Take nothing yet, but raise `Refused` where there would not be so much now."""
-        self._memory.check(size_bytes)
-
-    def take(self, size_bytes: int) -> None:
-        """Take so much more, until the end of the request. Raises `Refused` where there is not so much."""
-        self._memory.take(self, size_bytes)
-
-    def has_come(self) -> None:
-        """The body is whole: it is not given up any more."""
-        self._memory.keep(self)
-
-    def waits(self, size_bytes: int) -> None:
-        """An answer of so many bytes waits for its client, for which it may be given up as a body may."""
-        self._memory.hold(self, size_bytes)
 
 
 class Memory:
@@ -51,59 +23,71 @@ class Memory:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self._free_bytes = size_bytes
-        self._lock = threading.Lock()
-        self._shares: dict[Share, None] = {}  # the oldest first
+        self.free_bytes = size_bytes
+        self.lock = threading.Lock()
+        self.shares: dict[Share, None] = {}  # the oldest first
 
-    @contextmanager
-    def share(self, address: str, break_off: Callable[[], object]) -> Iterator[Share]:
-        """For one request, whose client is at `address`; given back at the end."""
-        share = Share(self, address, break_off)
-        with self._lock:
-            self._shares[share] = None
-        try:
-            yield share
-        finally:
-            with self._lock:
-                del self._shares[share]
-                self._free_bytes += share.taken_bytes
-
-    def check(self, size_bytes: int) -> None:
-        """Raise `Refused` where there is not so much."""
-        if size_bytes > self._free_bytes:
-            self._refuse()
-
-    def take(self, share: Share, size_bytes: int) -> None:
-        """Let a share have so much more, or raise `Refused`."""
-        with self._lock:
-            has_room = size_bytes <= self._free_bytes
-            if has_room:
-                self._free_bytes -= size_bytes
-                share.taken_bytes += size_bytes
-        if not has_room:
-            self._refuse()
-
-    def keep(self, share: Share) -> None:
-        """Never give that one up."""
-        with self._lock:
-            share.is_coming = False
-
-    def hold(self, share: Share, size_bytes: int) -> None:
-        """Count so much more of a share, whether there is room or not, and let it be given up."""
-        with self._lock:
-            self._free_bytes -= size_bytes
-            share.taken_bytes += size_bytes
-            share.since_s, share.is_coming = time.monotonic(), True
-
-    def _refuse(self) -> None:
+    def refuse(self) -> NoReturn:
+        """Give a slow body up, if there is one, and raise `Refused`."""
         slow_s = time.monotonic() - PATIENCE_S
-        with self._lock:
+        with self.lock:
             held: Counter[str] = Counter()
-            for share in self._shares:
+            for share in self.shares:
                 held[share.address] += share.taken_bytes
-            slow = [one for one in self._shares if one.is_coming and one.taken_bytes and one.since_s <= slow_s]
+            slow = [one for one in self.shares if one.is_coming and one.taken_bytes and one.since_s <= slow_s]
             if slow:
                 given_up = max(slow, key=lambda one: held[one.address])
                 given_up.is_coming = False
                 given_up.break_off()
         raise Refused("too many large requests are under way")
+
+
+class Share:
+    """What one request has of it, whose client is at `address`. `break_off` ends its connection, from any thread."""
+
+    def __init__(self, memory: Memory, address: str, break_off: Callable[[], object]) -> None:
+        self.address = address
+        self.break_off = break_off
+        self.since_s = time.monotonic()
+        self.taken_bytes = 0
+        self.is_coming = True
+        self._memory = memory
+        with memory.lock:
+            memory.shares[self] = None
+
+    def expect(self, size_bytes: int) -> None:
+        """Take nothing yet, but raise `Refused` where there would not be so much now."""
+        if size_bytes > self._memory.free_bytes:
+            self._memory.refuse()
+
+    def take(self, size_bytes: int) -> None:
+        """Take so much more, until the end of the request. Raises `Refused` where there is not so much."""
+        with self._memory.lock:
+            has_room = size_bytes <= self._memory.free_bytes
+            if has_room:
+                self._hold(size_bytes)
+        if not has_room:
+            self._memory.refuse()
+
+    def has_come(self) -> None:
+        """The body is whole: it is not given up any more."""
+        with self._memory.lock:
+            self.is_coming = False
+
+    def waits(self, size_bytes: int) -> None:
+        """An answer of so many bytes waits for its client, for which it may be given up as a body may. It counts
+        whether there is room or not.
+        """
+        with self._memory.lock:
+            self._hold(size_bytes)
+            self.since_s, self.is_coming = time.monotonic(), True
+
+    def give_back(self) -> None:
+        """The request has ended."""
+        with self._memory.lock:
+            del self._memory.shares[self]
+            self._memory.free_bytes += self.taken_bytes
+
+    def _hold(self, size_bytes: int) -> None:
+        self._memory.free_bytes -= size_bytes
+        self.taken_bytes += size_bytes

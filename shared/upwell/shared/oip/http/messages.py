@@ -81,7 +81,7 @@ def load_object(head: memoryview) -> dict[str, Any]:
     try:
         message = json.loads(bytes(head).decode(), object_pairs_hook=_without_doubles)
     except UnicodeDecodeError:
-        raise InvalidRequest("the JSON is no UTF-8 text") from None
+        raise InvalidRequest("the JSON is not UTF-8 text") from None
     except RecursionError:
         raise InvalidRequest("the JSON is nested too deeply") from None
     except ValueError as error:
@@ -159,7 +159,7 @@ def text_of(what: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{what} is no Unicode text") from None
+        raise InvalidRequest(f"{what} is not Unicode text") from None
     return value
 
 

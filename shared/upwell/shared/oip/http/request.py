@@ -1,4 +1,4 @@
-"""What the front end needs of an HTTP request, and what its headers say."""
+"""What the front end needs of an HTTP request: what its headers say, and a body that is one input as in a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 
+import numpy as np
+
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.dataplane import Parameter, Signal
-from upwell.shared.oip.http.raw import PICTURES
+from upwell.shared.oip.codec.contents import decode_raw
+from upwell.shared.oip.dataplane import ModelMetadata, Parameter, Signal
 from upwell.shared.oip.http.replies import BINARY, JSON, Rejected
+from upwell.shared.tensors import Array, numpy_dtype
 
 TIMEOUT_HEADER = "upwell-timeout-ms"
 """How long the caller waits for the answer, in milliseconds."""
@@ -25,36 +28,40 @@ ID_HEADER = "upwell-id"
 HEAD_LENGTH_HEADER = "inference-header-content-length"
 """Triton's: how many bytes of the body are JSON; the rest is binary data. 0: all of it is the only input."""
 
+PICTURES = ("image/jpeg", "image/png", "image/webp")
+"""The kinds of picture that a body may be. What it really is, the model's own decoder finds out."""
+
+_MAX_HEADER_CHARACTERS = 1000
 _FORM = "application/x-www-form-urlencoded"
 
 
-class Departure:
+class Disconnect:
     """Whether the client has left. `leave` is the connection's, in its thread; `watched` the call's, in another."""
 
     def __init__(self) -> None:
         self._has_left = False
-        self._told: Signal | None = None
+        self._cancelled: Signal | None = None
 
     def leave(self) -> None:
         """The client has left, or sends no more."""
         self._has_left = True  # before the look, as `watched` does it the other way round: neither misses the other
-        if self._told is not None:
-            self._told.set()
+        if self._cancelled is not None:
+            self._cancelled.set()
 
     @contextmanager
     def watched(self, cancelled: Signal) -> Iterator[None]:
         """For as long as the context lasts, `cancelled` is set when the client leaves."""
-        self._told = cancelled
+        self._cancelled = cancelled
         if self._has_left:
             cancelled.set()
         try:
             yield
         finally:
-            self._told = None
+            self._cancelled = None
 
 
 @dataclass(frozen=True)
-class Incoming:
+class HttpRequest:
     """One HTTP request whose headers have been read, and whose body has not.
 
     `target` is as the client wrote it; `headers` are by lower-case name; `certificate` is the name in the client's
@@ -67,7 +74,7 @@ class Incoming:
     headers: Mapping[str, str]
     client: str
     certificate: str
-    departure: Departure
+    disconnect: Disconnect
     arrived_s: float
 
 
@@ -130,7 +137,56 @@ def with_tags(parameters: Mapping[str, Parameter], headers: Mapping[str, str]) -
                 # Headers are read as Latin-1; whoever means more than ASCII sends UTF-8.
                 text = value.encode("latin-1").decode()
             except UnicodeError:
-                raise InvalidRequest(f"the header {name} is no UTF-8 text") from None
+                raise InvalidRequest(f"the header {name} is not UTF-8 text") from None
             if found.setdefault(f"upwell.tag.{name.removeprefix(TAG_HEADER)}", text) != text:
                 raise InvalidRequest(f"the header {name} and the body's parameters give the tag two values")
     return found
+
+
+def input_of(metadata: ModelMetadata, body: memoryview, *, is_picture: bool) -> dict[str, Array]:
+    """The body as the model's only input: one element of BYTES, or a tensor whose shape the size decides.
+
+    At most one dimension may vary. Raises `InvalidRequest` where the model takes something else.
+    """
+    if len(metadata.inputs) != 1:
+        names = ", ".join(repr(spec.name) for spec in metadata.inputs)
+        raise InvalidRequest(f"a raw body is one input, and {metadata.name!r} has {len(metadata.inputs)}: {names}")
+    spec = metadata.inputs[0]
+    if spec.datatype == "BYTES":
+        if spec.shape not in ((-1,), (1,)):
+            raise InvalidRequest(f"a raw body is one element, and {spec.name!r} has the shape {list(spec.shape)}")
+        array = np.empty(1, dtype=np.object_)
+        array[0] = bytes(body)
+        return {spec.name: array}
+    if is_picture:
+        raise InvalidRequest(f"{metadata.name!r} takes {spec.datatype} tensors, not pictures; send their raw contents")
+    shape = _fitting(spec.name, spec.datatype, spec.shape, len(body))
+    return {spec.name: decode_raw(spec.name, spec.datatype, shape, body)}
+
+
+def _fitting(name: str, datatype: str, shape: tuple[int, ...], size_bytes: int) -> tuple[int, ...]:
+    unknown = [index for index, size in enumerate(shape) if size < 0]
+    if len(unknown) > 1:
+        raise InvalidRequest(
+            f"{name!r} has the shape {list(shape)}: the size of a body does not say which one is meant"
+        )
+    row_bytes = math.prod(size for size in shape if size >= 0) * numpy_dtype(datatype).itemsize
+    if not unknown or row_bytes == 0:
+        return shape
+    if size_bytes == 0 or size_bytes % row_bytes:
+        raise InvalidRequest(
+            f"{name!r} is {datatype} of shape {list(shape)}, a multiple of {row_bytes} bytes; the body has {size_bytes}"
+        )
+    return tuple(size_bytes // row_bytes if size < 0 else size for size in shape)
+
+
+def fact_headers(parameters: Mapping[str, Parameter]) -> list[tuple[str, str]]:
+    """The answer's facts as headers: `upwell.cloud_compute_ms` as `Upwell-Cloud-Compute-Ms`."""
+    headers: list[tuple[str, str]] = []
+    for key, value in parameters.items():
+        name = key.replace(".", "-").replace("_", "-")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        plain = all(" " <= character <= "~" for character in text)
+        if key.startswith("upwell.") and name.isascii() and name.replace("-", "").isalnum() and plain:
+            headers.append((name.title(), text[:_MAX_HEADER_CHARACTERS]))
+    return headers

@@ -7,20 +7,19 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from upwell.shared.config.security import Address, ServerSecurity, check_listen, parse_address
+from upwell.shared.config.security import Address, check_listen, parse_address
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.permits import Permits
 from upwell.shared.oip.auth.tokens import known_tokens
 from upwell.shared.oip.dataplane import Dataplane
-from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES, LOOPBACK_ONLY, UNSHARED, Connections, check_free
+from upwell.shared.oip.grpc.server import LOCAL, Connections, check_free
 from upwell.shared.oip.http.application import Application
+from upwell.shared.oip.http.connections import HttpListening
+from upwell.shared.oip.http.listener import Listener
 from upwell.shared.oip.http.tls import watch_server_context
 from upwell.shared.platform.call_threads import CallThreads
-
-if TYPE_CHECKING:
-    from upwell.shared.oip.http.listener import Listener
 
 READERS = 32
 """So many threads more than inferences: they read JSON, answer probes and refuse."""
@@ -51,23 +50,17 @@ def start_http_server(
     listen: Sequence[str],
     *,
     max_workers: int,
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
-    security: ServerSecurity = LOOPBACK_ONLY,
-    connections: Connections = UNSHARED,
+    connections: Connections = LOCAL,
     at_work: int | None = None,
 ) -> RunningHttpServer:
     """Serve `dataplane` over HTTP/1.1 on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
 
-    `max_workers` inferences run at once; a further one is refused at once with 429. A body of more than
-    `max_message_bytes` is refused with 413 before it is read. A connection of the age that `connections` allows is
+    `max_workers` inferences run at once; a further one is refused at once with 429. A body that is larger than
+    `connections` allow is refused with 413 before it is read. A connection of the age that `connections` allows is
     closed after an answer, which says so. `at_work`: see `CallThreads`, as for `start_server`. Raises `ConfigError` as
-    that does, and where the extra `http` is not installed; nothing listens then.
+    that does; nothing listens then.
     """
-    try:
-        from upwell.shared.oip.http.connections import HttpListening
-        from upwell.shared.oip.http.listener import Listener
-    except ImportError:
-        raise ConfigError.at(None, "serving HTTP needs an extra: pip install 'upwell[http]'") from None
+    security, max_message_bytes = connections.security, connections.max_message_bytes
     addresses = check_listen(listen, security)
     tls = watch_server_context(security.tls) if security.tls else None
     tokens = known_tokens(security)

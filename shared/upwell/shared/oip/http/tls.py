@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.callers import usable_name
 from upwell.shared.oip.auth.tls import watch_pem
 from upwell.shared.platform.watched_files import WatchedFiles
+
+_READS, _REPLACED_S = 10, 0.02
+"""Certificate and key are two files: who replaces them needs a moment between the two."""
 
 
 def watch_server_context(files: TlsFiles) -> WatchedFiles[ssl.SSLContext]:
@@ -48,12 +52,16 @@ def _bare(side: ssl._SSLMethod, files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    try:
-        if files.cert is not None:
+    if files.cert is None:
+        return context
+    for _ in range(_READS):
+        try:
             context.load_cert_chain(files.cert, files.key, password=lambda: b"")
-    except (OSError, ValueError):  # replaced since they were checked
-        raise ConfigError.at(files.cert, "the certificate or its key changed while it was read") from None
-    return context
+        except (OSError, ValueError):  # replaced since they were checked, and perhaps one of the two only
+            time.sleep(_REPLACED_S)
+        else:
+            return context
+    raise ConfigError.at(files.cert, "the certificate or its key changed while it was read")
 
 
 def certificate_name(certificate: Mapping[str, Any] | None) -> str:

@@ -33,7 +33,7 @@ def best_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> Chosen:
     if edge is None:
         only = "".join(set(plan.placement.values()))
         raise ConfigError.at(
-            path, f"the plan puts every node on {only!r}: there is nothing to split; --cut N cuts all the same"
+            path, f"the plan puts every node on {only!r}: there is nothing to split; --cut N splits it anyway"
         )
     piece = next((one for one in plan.envelope if one.placement == plan.placement), None)
     return _named([_chosen(edge, piece)])[0]
@@ -42,13 +42,10 @@ def best_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> Chosen:
 def all_of_plan(plan: PlanFacts, graph: Graph, path: Path) -> list[Chosen]:
     """Every cut of the plan's envelope and its own, the shortest head first. Raises `ConfigError` for none."""
     found: dict[frozenset[int], Chosen] = {}
-    for piece in plan.envelope:
-        edge = _edge_of(piece.placement, plan, graph, path)
+    for placement, piece in (*((one.placement, one) for one in plan.envelope), (plan.placement, None)):
+        edge = _edge_of(placement, plan, graph, path)
         if edge is not None:
             found.setdefault(edge, _chosen(edge, piece))
-    edge = _edge_of(plan.placement, plan, graph, path)
-    if edge is not None:
-        found.setdefault(edge, _chosen(edge, None))
     if not found:
         raise ConfigError.at(
             path, "no placement of the plan or its envelope splits the model: there is nothing to write"
@@ -77,7 +74,7 @@ def _position(name: str, graph: Graph) -> int:
             return index + 1
     names = [node.name for node in graph.nodes]
     near = [one for one in names if name and name in one][:_SHOWN] or names[:_SHOWN]
-    raise ConfigError.at(None, f"no node {name!r}; there are {', '.join(map(repr, near))}, …", "--cut")
+    raise ConfigError.at(None, f"there is no node {name!r}; there are {', '.join(map(repr, near))}, …", "--cut")
 
 
 def _chosen(edge: frozenset[int], piece: PieceFacts | None) -> Chosen:
@@ -100,7 +97,7 @@ def _edge_of(placement: Mapping[str, str], plan: PlanFacts, graph: Graph, path: 
     tiers = list(dict.fromkeys(placement.values()))
     if len(tiers) > 2:
         raise ConfigError.at(
-            path, f"the plan uses {len(tiers)} tiers ({', '.join(tiers)}); a model is split in two halves"
+            path, f"the plan uses {len(tiers)} tiers ({', '.join(tiers)}); a model is split into two halves"
         )
     if len(tiers) < 2:
         return None
@@ -110,7 +107,7 @@ def _edge_of(placement: Mapping[str, str], plan: PlanFacts, graph: Graph, path: 
     }
     lower = [tier for tier in tiers if graph.is_downset(sides[tier])]
     if not lower:
-        raise ConfigError.at(path, f"not a cut: {tiers[0]!r} reads what {tiers[1]!r} makes, and the other way round")
+        raise ConfigError.at(path, f"not a cut: {tiers[0]!r} reads what {tiers[1]!r} makes, and vice versa")
     senders = {one.from_ for one in plan.sent} | {_EDGE}
     return sides[next((tier for tier in lower if tier in senders), lower[0])]
 
@@ -120,6 +117,6 @@ def _check_nodes(placement: Mapping[str, str], graph: Graph, path: Path) -> None
     missing = [name for name in names if name not in placement]
     unknown = [name for name in placement if name not in set(names)]
     if missing or unknown:
-        kind, examples = ("lacks", missing) if missing else ("has further", unknown)
+        kind, examples = ("lacks", missing) if missing else ("has in addition", unknown)
         shown = ", ".join(map(repr, examples[:_SHOWN])) + (", …" if len(examples) > _SHOWN else "")
         raise ConfigError.at(path, f"it is not a plan of this model: it {kind} {len(examples)} nodes: {shown}")

@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import Tensor
-from upwell.shared.partition.onnx_proto import with_bodies
+from upwell.shared.partition.onnx_proto import opset_of, with_bodies
 from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.partition.split.onnx_half import (
     ELEMENT_TYPES,
@@ -61,7 +61,7 @@ def with_codec(halves: Halves, codec: CutCodec, ranges: Ranges | None = None) ->
         if known[name].datatype == _CODED
     }
     if not coded:
-        raise ConfigError.at(None, f"no tensor of this cut is {_CODED}: there is nothing to encode")
+        raise ConfigError.at(None, f"no tensor in this cut is {_CODED}, so there is nothing to encode")
     sent = {name: coded[name].sent if name in coded else known[name] for name in halves.cut}
     also_given = set(json.loads(metadata(head, "outputs") or "[]")).intersection(coded)
     given = [tensor for tensor in halves.head.outputs if tensor.name not in sent or tensor.name in also_given]
@@ -99,7 +99,7 @@ class _Coded:
             arrays = zip(("scale", "zero_point"), _parameters(plain.name, ranges), strict=True)
             constants = tuple(numpy_helper.from_array(array, f"{name}_{kind}") for kind, array in arrays)
         elif max(map(abs, ranges.get(plain.name, (0.0,)))) > _LARGEST_FP16:
-            raise ConfigError.at(None, f"values of {plain.name!r} exceed {_LARGEST_FP16:.0f}, the largest FP16")
+            raise ConfigError.at(None, f"values of {plain.name!r} exceed {_LARGEST_FP16:.0f}, the largest FP16 number")
         return cls(plain, replace(plain, name=name, datatype=_SENT_AS[codec]), constants)
 
     def node(self, side: str) -> onnx.NodeProto:
@@ -149,10 +149,10 @@ def _declare(ends: Any, before: Sequence[Tensor], after: Sequence[Tensor]) -> No
 
 
 def _check_opset(model: onnx.ModelProto, codec: CutCodec) -> None:
-    version = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
+    version = opset_of(model)
     if version < _LEAST_OPSET[codec]:
         raise ConfigError.at(
-            None, f"{codec} at the cut needs opset {_LEAST_OPSET[codec]} or later, and the model has {version}"
+            None, f"{codec} at the cut needs opset {_LEAST_OPSET[codec]} or later, but the model has opset {version}"
         )
 
 

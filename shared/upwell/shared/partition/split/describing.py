@@ -9,8 +9,10 @@ them does `post` with the file of the whole.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from ruamel.yaml import YAML
@@ -21,7 +23,7 @@ from upwell.shared.partition.graph import Tensor
 from upwell.shared.partition.split.halves import Halves, ModelHalf
 from upwell.shared.signature.binding import bind
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.pipeline import Pipeline
+from upwell.shared.signature.steps import Steps
 from upwell.shared.tensors import TensorSpec
 
 DESCRIPTION_FILE = "model.yaml"
@@ -42,6 +44,12 @@ class Descriptions:
     tail: Mapping[str, bytes]
     outputs: tuple[str, ...]
     left_out: str = ""
+
+
+def description_of(path: Path) -> Path | None:
+    """The description beside a model file: of its own name, else `model.yaml`; None where there is none."""
+    beside = (path.with_suffix(".yaml"), path.parent / DESCRIPTION_FILE)
+    return next((one for one in beside if os.path.lexists(one)), None)
 
 
 def made_by_head(halves: Halves, outputs: Sequence[TensorSpec]) -> tuple[str, ...]:
@@ -68,14 +76,16 @@ def describe(
     Raises `ConfigError` where the description does not fit the model.
     """
     _, pre, post = bind(description, inputs, outputs, runtime)
-    whole = _Whole(description, post, runtime, sees_picture=pre.makes_pictures)
+    whole = _UnsplitDescription(description, post, runtime, sees_picture=pre.makes_pictures)
     head, tail = whole.half(halves.head, halves.cut, is_head=True), whole.half(halves.tail, (), is_head=False)
     lost = [name for name in description.signature.outputs if name not in {*head.outputs, *tail.outputs}]
     why = ""
     if lost:
         head, tail = _Post(), _Post()
         names = ", ".join(map(repr, lost))
-        why = f"{names} cannot be made by one half alone: both give the model's own tensors, without `post`"
+        why = (
+            f"{names} cannot be computed by one half alone, so both halves give the model's own tensors, without `post`"
+        )
     given, prepared = whole.facts["signature"]["inputs"], whole.steps("pre")
     taken = {
         one.name: {"kind": "tensor", "dtype": one.datatype, "shape": list(spec_of(one).shape)}
@@ -98,11 +108,11 @@ class _Post:
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _UnsplitDescription:
     """The description of the whole as plain values, and its `post` as it is bound."""
 
     description: ModelDescription
-    post: Pipeline
+    post: Steps
     runtime: Format
     sees_picture: bool
 
@@ -142,7 +152,12 @@ class _Whole:
 
 
 def _files(
-    whole: _Whole, takes: Mapping[str, Any], pre: Sequence[Any], post: _Post, half: ModelHalf, cut: Sequence[str]
+    whole: _UnsplitDescription,
+    takes: Mapping[str, Any],
+    pre: Sequence[Any],
+    post: _Post,
+    half: ModelHalf,
+    cut: Sequence[str],
 ) -> dict[str, bytes]:
     """`model.yaml`, in a form that loads for the tensors of the half, and the files with labels that it names."""
     outputs: dict[str, Any] = {name: {"kind": "tensor"} for name in cut}
@@ -153,20 +168,22 @@ def _files(
         "pre": list(pre),
         "post": post.steps if post.outputs else [],
     }
-    if not whole.description.signature.rows or not _loads(document, half, whole.runtime):
+    with_rows = whole.description.signature.rows
+    try:
+        if with_rows:  # tensors between operators may not have the rows of a request
+            _check(document, half, whole.runtime)
+    except ConfigError:
+        with_rows = False
+    if not with_rows:
         document["signature"] = {"rows": False, "inputs": dict(takes), "outputs": outputs}
-        bind(parse_yaml(_yaml(document), ModelDescription), *_specs(half), whole.runtime)
+        _check(document, half, whole.runtime)
     files: dict[str, bytes] = {}
     return {DESCRIPTION_FILE: _yaml(_with_label_files(document, files)).encode(), **files}
 
 
-def _loads(document: Any, half: ModelHalf, runtime: Format) -> bool:
-    """Whether tensors between operators have the rows of a request as well."""
-    try:
-        bind(parse_yaml(_yaml(document), ModelDescription), *_specs(half), runtime)
-    except ConfigError:
-        return False
-    return True
+def _check(document: Any, half: ModelHalf, runtime: Format) -> None:
+    inputs, outputs = (tuple(map(spec_of, side)) for side in (half.inputs, half.outputs))
+    bind(parse_yaml(_yaml(document), ModelDescription), inputs, outputs, runtime)
 
 
 def _with_label_files(value: Any, files: dict[str, bytes]) -> Any:
@@ -192,7 +209,3 @@ def _yaml(document: Any) -> str:
     text = io.StringIO()
     writer.dump(document, text)
     return text.getvalue()
-
-
-def _specs(half: ModelHalf) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    return tuple(map(spec_of, half.inputs)), tuple(map(spec_of, half.outputs))

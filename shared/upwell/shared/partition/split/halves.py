@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from upwell.shared.errors import ConfigError
-from upwell.shared.partition.graph import Graph, Tensor
+from upwell.shared.partition.graph import Tensor
 
 DIGEST_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a half is to hold: operators by position in the file, in a topological order, inputs and outputs by name.
+
+    `cut` are the tensors from head to tail; they come first among the head's outputs and the tail's inputs.
+    """
+
+    side: str
+    operators: Sequence[int]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    cut: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,12 @@ class ModelHalf:
             whole.update(f"{name} {len(data)}\n".encode())
             whole.update(data)
         return whole.hexdigest()
+
+    def write(self, folder: Path) -> Path:
+        """Put its files into a folder; gives the model's."""
+        for name, data in self.files.items():
+            (folder / name).write_bytes(data)
+        return folder / next(iter(self.files))
 
     @property
     def size_bytes(self) -> int:
@@ -56,19 +75,6 @@ class Halves:
     def digest(self) -> str:
         """Of both halves: it changes where either does, so that a head only ever meets its own tail."""
         return hashlib.sha256(f"{self.head.digest}{self.tail.digest}".encode()).hexdigest()[:DIGEST_LENGTH]
-
-
-def check_cut(path: Path, graph: Graph, edge: frozenset[int]) -> None:
-    """Raise `ConfigError`, naming the model at `path`, where the nodes in `edge` are no head of a legal cut."""
-    if not edge:
-        raise ConfigError.at(path, "the head would be empty: nothing is on the edge side")
-    if edge.issuperset(range(len(graph.nodes))):
-        raise ConfigError.at(path, "the tail would be empty: everything is on the edge side")
-    if not graph.is_downset(edge):
-        raise ConfigError.at(path, "not a cut: the edge side reads what the other side makes")
-    unsized = [repr(name) for name in graph.crossing(edge) if not graph.tensors[name].is_sized]
-    if unsized:
-        raise ConfigError.at(path, f"cannot be cut here: the size of {', '.join(unsized)} is not known")
 
 
 def tail_name(model: str, cut_name: str, digest: str) -> str:

@@ -1,142 +1,156 @@
-"""Head and tail of an ONNX model: two models that hold each operator once, and the free ones where they are needed.
+"""An ONNX file that is to be split, read once, and its halves: which parts of it each of them holds.
 
-A half is made from the operators of its side and not found by going back from its outputs, so nothing is lost that only
-the body of an If or Loop reads, and nothing is done twice but what is free: a quantized tensor crosses as it is, and
-each half that reads it dequantizes it with a scale and zero point of its own.
+The weights of an older or a large model may lie in files beside it. They are read per half, and only those that it
+uses; their paths were found to stay in the model's folder before anything is read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import onnx
 
+from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.order import in_order
-from upwell.shared.partition.split.halves import Halves, ModelHalf, check_cut
+from upwell.shared.files import open_plain
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.shared.formats.onnx.files import ExternalData
+from upwell.shared.formats.onnx.graph import OnnxGraph, read_graph
+from upwell.shared.partition.graph import Graph, Tensor
+from upwell.shared.partition.onnx_proto import held_tensors, load_proto, with_bodies
+from upwell.shared.partition.split.halves import ModelHalf, Part
 from upwell.shared.partition.split.onnx_half import files_of, put_metadata, value_info
-from upwell.shared.partition.split.onnx_whole import OnnxWhole
 
+FunctionKey = tuple[str, str, str]
+"""Domain, name and overload: what an operator names a function by."""
 
-def split_whole(whole: OnnxWhole, graph: Graph, edge: frozenset[int]) -> Halves:
-    """Split a model: the nodes of its contracted `graph` in `edge` make the head, the others the tail.
-
-    The head gives the cut tensors and then those outputs of the model that it makes; the tail takes the cut tensors and
-    then those inputs of the model that it reads, and gives the other outputs in the model's order. Each half keeps the
-    model's metadata and adds `upwell.split.half`, `.whole` (digest), `.cut` and `.outputs` (names, as JSON).
-
-    Raises `ConfigError` where the graph is another model's, or it cannot be cut so.
-    """
-    _check(whole, graph, edge)
-    head = {operator for index in edge for operator in graph.nodes[index].members}
-    tail = {operator for node in graph.nodes for operator in node.members} - head
-    crossing = graph.crossing(edge)
-    cut = tuple(name for name in crossing if name not in graph.inputs)
-    made = [name for name in graph.outputs if whole.maker.get(name) not in tail]
-    rest = [name for name in graph.outputs if name not in made]
-    if not cut and not made:
-        raise ConfigError.at(whole.path, "the head would give nothing: no output of the model and nothing to send")
-    if not rest:
-        raise ConfigError.at(whole.path, "the tail would give nothing: the head makes every output of the model")
-    operators = _with_free(whole, head, tail, ())
-    taken = {name for index in operators for name in whole.graph.nodes[index].reads}.union(made)
-    inputs = [name for name in graph.inputs if name in taken]
-    head_part = _Part("head", operators, inputs, [*cut, *(name for name in made if name not in cut)])
-    raw = [name for name in graph.inputs if name in crossing]
-    tail_part = _Part("tail", _with_free(whole, tail, head, cut), [*cut, *raw], rest)
-    return Halves(head_part.written(whole, graph, cut), tail_part.written(whole, graph, cut), cut)
-
-
-def _check(whole: OnnxWhole, graph: Graph, edge: frozenset[int]) -> None:
-    nodes = whole.graph.nodes
-    for node in graph.nodes:
-        made = {name for index in node.members if index < len(nodes) for name in nodes[index].outputs}
-        if graph.format != "onnx" or not made.issuperset(node.outputs):
-            raise ConfigError.at(whole.path, f"the graph is of another model: {node.name!r} is not in this file")
-    check_cut(whole.path, graph, edge)
-
-
-def _with_free(whole: OnnxWhole, own: set[int], other: set[int], given: Collection[str]) -> list[int]:
-    """The operators of a half: its own, and the free ones that it needs; `given` are the tensors that it takes.
-
-    Raises `ConfigError` where it needs something else from the other half, as a graph that is not contracted may say.
-    """
-    found = set(own)
-    todo = list(own)
-    while todo:
-        index = todo.pop()
-        for name in whole.graph.nodes[index].reads:
-            maker = whole.maker.get(name)
-            if maker is None or maker in found or name in given:
-                continue
-            if maker in other:
-                raise ConfigError.at(whole.path, f"cannot be cut here: {name!r} is read on the other side, too")
-            found.add(maker)
-            todo.append(maker)
-    return _in_order(whole, found)
-
-
-def _in_order(whole: OnnxWhole, operators: set[int]) -> list[int]:
-    """As in the file, but each behind what it reads: some files have them otherwise, and runtimes cope."""
-    listed = sorted(operators)
-    place = {index: at for at, index in enumerate(listed)}
-    makers = ({whole.maker.get(name) for name in whole.graph.nodes[index].reads} for index in listed)
-    return [listed[at] for at in in_order([{place[one] for one in made if one in place} for made in makers])]
+_PARTS = ("graph", "functions", "training_info")
+_ABOUT_GRAPH = ("name", "doc_string", "metadata_props")
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What a half is to hold: operators by position in the file, inputs and outputs by name."""
+class OnnxModelFile:
+    """A `ModelFile`, without the weights that lie elsewhere: its graph, and the objects that halves are made of."""
 
-    side: str
-    operators: Sequence[int]
-    inputs: Sequence[str]
-    outputs: Sequence[str]
+    path: Path
+    main: OnnxGraph
+    model: onnx.ModelProto
+    digest: str
 
-    def written(self, whole: OnnxWhole, graph: Graph, cut: Sequence[str]) -> ModelHalf:
-        """The half as files. Raises `ConfigError` where it is no valid model."""
-        model = whole.frame()
-        nodes = [whole.model.graph.node[index] for index in self.operators]
+    @classmethod
+    def read(cls, path: Path) -> OnnxModelFile:
+        """Raises `ConfigError` where the file or one of its weights' files cannot be used."""
+        try:
+            digest = model_digest(path).partition(":")[2]
+            main = read_graph(path)
+        except OSError as error:
+            raise ConfigError.at(path, f"cannot read the model: {error.strerror or error}") from None
+        except BadOnnxFile as error:
+            raise ConfigError.at(path, str(error)) from None
+        return cls(path, main, load_proto(path), digest)
+
+    @cached_property
+    def reads(self) -> list[tuple[str, ...]]:
+        """See `ModelFile`."""
+        return [node.reads for node in self.main.nodes]
+
+    @cached_property
+    def maker(self) -> Mapping[str, int]:
+        """See `ModelFile`."""
+        return {name: index for index, node in enumerate(self.main.nodes) for name in node.outputs if name}
+
+    def ends(self, graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `ModelFile.ends`."""
+        inputs, outputs = (tuple(graph.tensors[name] for name in side) for side in (graph.inputs, graph.outputs))
+        return inputs, outputs
+
+    def half(self, part: Part, graph: Graph) -> ModelHalf:
+        """See `ModelFile.half`. It keeps the model's metadata and adds facts behind `upwell.split.`.
+
+        They are `half`, `whole` (digest), `cut` and `outputs` (names, as JSON).
+        """
+        model = self._frame()
+        nodes = [self.model.graph.node[index] for index in part.operators]
         model.graph.node.extend(nodes)
-        model.functions.extend(whole.functions_of(nodes))
-        self._put_weights(whole, model.graph)
-        self._put_ends(whole, graph, model.graph)
-        self._put_facts(whole, model.graph)
-        facts = {"whole": whole.digest, "cut": json.dumps(cut), "outputs": json.dumps(graph.outputs)}
-        put_metadata(model, {"half": self.side, **facts})
-        whole.fill(model)
+        model.functions.extend(self._functions_of(nodes))
+        self._put_weights(part, model.graph)
+        self._put_ends(part, graph, model.graph)
+        self._put_facts(model.graph)
+        facts = {"whole": self.digest, "cut": json.dumps(part.cut), "outputs": json.dumps(graph.outputs)}
+        put_metadata(model, {"half": part.side, **facts})
+        self._fill(model)
         try:
             files = files_of(model)
         except ConfigError as error:
-            raise ConfigError.at(whole.path, error.problems[0].message) from None
+            raise ConfigError.at(self.path, error.problems[0].message) from None
         return ModelHalf(
-            files, *(tuple(graph.tensors[name] for name in names) for names in (self.inputs, self.outputs))
+            files, *(tuple(graph.tensors[name] for name in names) for names in (part.inputs, part.outputs))
         )
 
-    def _put_weights(self, whole: OnnxWhole, graph: onnx.GraphProto) -> None:
-        """The weights that the half uses, each under the one name that all share who use it."""
-        used = {name for index in self.operators for name in whole.graph.nodes[index].reads}.union(self.outputs)
-        graph.initializer.extend(one for one in whole.model.graph.initializer if one.name in used)
-        sparse = whole.model.graph.sparse_initializer
-        graph.sparse_initializer.extend(one for one in sparse if one.values.name in used)
+    def _frame(self) -> onnx.ModelProto:
+        """A model without operators, weights, inputs and outputs that is otherwise like this one.
 
-    def _put_ends(self, whole: OnnxWhole, graph: Graph, made: onnx.GraphProto) -> None:
+        What trains the model is no part of a half.
+        """
+        fields = {field.name: value for field, value in self.model.ListFields() if field.name not in _PARTS}
+        about = {field.name: value for field, value in self.model.graph.ListFields() if field.name in _ABOUT_GRAPH}
+        return onnx.ModelProto(**fields, graph=onnx.GraphProto(**about))
+
+    def _functions_of(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
+        """The model's own functions that these operators call, also from bodies and functions, in the model's order."""
+        functions = {(one.domain, one.name, one.overload): one for one in self.model.functions}
+        called: set[FunctionKey] = set()
+        todo = list(with_bodies(nodes))
+        while todo:
+            node = todo.pop()
+            key = (node.domain, node.op_type, node.overload)
+            if key in functions and key not in called:
+                called.add(key)
+                todo.extend(with_bodies(functions[key].node))
+        return [function for key, function in functions.items() if key in called]
+
+    def _put_weights(self, part: Part, made: onnx.GraphProto) -> None:
+        """The weights that the half uses, each under the one name that all share who use it."""
+        used = {name for index in part.operators for name in self.main.nodes[index].reads}.union(part.outputs)
+        made.initializer.extend(one for one in self.model.graph.initializer if one.name in used)
+        sparse = self.model.graph.sparse_initializer
+        made.sparse_initializer.extend(one for one in sparse if one.values.name in used)
+
+    def _put_ends(self, part: Part, graph: Graph, made: onnx.GraphProto) -> None:
         """Inputs and outputs: those of the whole as it declares them, with the weights that it has among its inputs."""
-        source = whole.model.graph
+        source = self.model.graph
         declared = {one.name: one for one in (*source.input, *source.output)}
-        for names, ends in ((self.inputs, made.input), (self.outputs, made.output)):
+        for names, ends in ((part.inputs, made.input), (part.outputs, made.output)):
             ends.extend(declared[name] if name in declared else value_info(graph.tensors[name]) for name in names)
         weights = {one.name for one in made.initializer}
         made.input.extend(one for one in source.input if one.name in weights)
 
-    def _put_facts(self, whole: OnnxWhole, made: onnx.GraphProto) -> None:
+    def _put_facts(self, made: onnx.GraphProto) -> None:
         """What the file says about the tensors between operators."""
-        source = whole.model.graph
+        source = self.model.graph
         ends = {one.name for one in made.input} | {one.name for one in made.output}
         inner = {name for node in made.node for name in node.output} - ends
         made.value_info.extend(one for one in source.value_info if one.name in inner)
         known = inner | ends | {one.name for one in made.initializer}
         made.quantization_annotation.extend(one for one in source.quantization_annotation if one.tensor_name in known)
+
+    def _fill(self, model: onnx.ModelProto) -> None:
+        """Put weights that lie elsewhere into a half. Raises `ConfigError` where they are not there."""
+        for tensor in held_tensors(model):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                external = ExternalData.of((entry.key, entry.value) for entry in tensor.external_data)
+                try:
+                    file, offset, size_bytes = external.part(self.path)
+                    with open_plain(file) as opened:
+                        opened.seek(offset)
+                        tensor.raw_data = opened.read(size_bytes)
+                except BadOnnxFile as error:
+                    raise ConfigError.at(self.path, f"{tensor.name!r}: {error}") from None
+                except OSError as error:
+                    raise ConfigError.at(self.path, f"cannot read its weights: {error.strerror or error}") from None
+                del tensor.external_data[:]
+                tensor.ClearField("data_location")

@@ -1,112 +1,163 @@
-"""Head and tail of a TFLite model: two models that hold each operator once, and the free ones where they are needed.
-
-A half is the operators of its side, in the order of the file, with all that they refer to: a quantized tensor crosses
-as it is, since both halves keep its scale and zero point.
-"""
+"""A TFLite file that is to be split, read once: what each operator of its main graph reads, and what is called how."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from upwell.shared.digest import model_digest
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.graph import Graph
-from upwell.shared.partition.split.halves import Halves, ModelHalf, check_cut
+from upwell.shared.files import open_plain
+from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
+from upwell.shared.formats.tflite.model import TfliteSubgraph, read_model
+from upwell.shared.partition.graph import Graph, Tensor
+from upwell.shared.partition.read_tflite import tensor_names
+from upwell.shared.partition.split.halves import ModelHalf, Part
 from upwell.shared.partition.split.tflite_half import MODEL_FILE, Named, Rewriting, add_metadata, packed
-from upwell.shared.partition.split.tflite_whole import TfliteWhole
 
-
-def split_whole(whole: TfliteWhole, graph: Graph, edge: frozenset[int]) -> Halves:
-    """Split a model: the nodes of its contracted `graph` in `edge` make the head, the others the tail.
-
-    Raises `ConfigError` where the graph is another model's, or it cannot be cut so.
-    """
-    _check(whole, graph, edge)
-    crossing = [whole.number[name] for name in graph.crossing(edge)]
-    raw = [one for one in whole.inputs if one[1] in crossing]
-    taken = {tensor for _, tensor in whole.inputs}
-    cut = [(whole.cut_name(tensor), tensor) for tensor in crossing if tensor not in taken]
-    sides = _Sides(whole, graph, edge)
-    given = [one for one in whole.outputs if sides.is_of_head(one[1])]
-    rest = [one for one in whole.outputs if one not in given]
-    if not cut and not given:
-        raise ConfigError.at(whole.path, "the head would give nothing: no output of the model and no tensor to cut at")
-    if not rest:
-        raise ConfigError.at(whole.path, "the tail would give nothing: the head makes every output of the model")
-    outputs = [*cut, *(one for one in given if one not in cut)]
-    crossed = {tensor for _, tensor in cut}
-    head_operators = sides.closed(sides.head, (tensor for _, tensor in outputs), ())
-    tail_operators = sides.closed(sides.tail, (tensor for _, tensor in rest), crossed)
-    read = {tensor for index in head_operators for tensor in whole.reads[index]} | {tensor for _, tensor in given}
-    head = _Part("head", head_operators, [one for one in whole.inputs if one[1] in read], outputs)
-    tail = _Part("tail", tail_operators, [*cut, *raw], rest)
-    names = tuple(name for name, _ in cut)
-    return Halves(head.written(whole, graph, names), tail.written(whole, graph, names), names)
-
-
-def _check(whole: TfliteWhole, graph: Graph, edge: frozenset[int]) -> None:
-    operators = whole.main.operators
-    for node in graph.nodes:
-        made = {tensor for index in node.members if index < len(operators) for tensor in operators[index].outputs}
-        if graph.format != "tflite" or not made.issuperset(whole.number.get(name, -1) for name in node.outputs):
-            raise ConfigError.at(whole.path, f"the graph is of another model: {node.name!r} is not in this file")
-    check_cut(whole.path, graph, edge)
-
-
-class _Sides:
-    """Which operators of the file belong to which half."""
-
-    def __init__(self, whole: TfliteWhole, graph: Graph, edge: frozenset[int]) -> None:
-        self._whole = whole
-        self.head = {one for index in edge for one in graph.nodes[index].members}
-        self.tail = {one for node in graph.nodes for one in node.members} - self.head
-
-    def is_of_head(self, output: int) -> bool:
-        """Whether the head can make an output of the model; it does then, so that nothing is sent for it."""
-        todo, seen = [output], set()
-        while todo:
-            index = self._whole.maker.get(todo.pop())
-            if index in self.tail:
-                return False
-            if index is not None and index not in self.head and index not in seen:
-                seen.add(index)
-                todo.extend(self._whole.reads[index])
-        return True
-
-    def closed(self, own: Collection[int], outputs: Iterable[int], given: Collection[int]) -> list[int]:
-        """The operators of a half in the order of the file: its own, and the free ones that it or its outputs need.
-
-        `given` are the tensors that it takes. Raises `ConfigError` where it needs another from the other half.
-        """
-        found = set(own)
-        todo = [*outputs, *(tensor for index in own for tensor in self._whole.reads[index])]
-        while todo:
-            tensor = todo.pop()
-            index = self._whole.maker.get(tensor)
-            if index is None or index in found or tensor in given:
-                continue
-            if index in self.head or index in self.tail:
-                name = self._whole.tensor_names[tensor]
-                raise ConfigError.at(self._whole.path, f"cannot be cut here: {name!r} is needed on the other side, too")
-            found.add(index)
-            todo.extend(self._whole.reads[index])
-        return sorted(found)
+_UNREADABLE = (IndexError, KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error)
+_DEFAULT_KEY = "serving_default"
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What a half is to hold: operators of the main graph, and inputs and outputs with their names."""
+class TfliteModelFile:
+    """A `ModelFile`: its main graph, which is split, and the objects of the schema that halves are made of.
 
-    side: str
-    operators: Sequence[int]
-    inputs: Sequence[Named]
-    outputs: Sequence[Named]
+    All of its weights are in the buffers of the objects. Where it has exactly one signature and that names every input
+    and output, callers use the names there, else those of the tensors.
+    """
 
-    def written(self, whole: TfliteWhole, graph: Graph, cut: Sequence[str]) -> ModelHalf:
-        """The half as a file."""
-        model = Rewriting(whole.model).model(self.operators, self.inputs, self.outputs, whole.key)
-        facts = {"half": self.side, "whole": whole.digest, "cut": list(cut)}
+    path: Path
+    main: TfliteSubgraph
+    model: Any
+    digest: str
+
+    @classmethod
+    def read(cls, path: Path) -> TfliteModelFile:
+        """Raises `ConfigError` for what is no TFLite model, or one with weights in files of their own."""
+        try:
+            with open_plain(path) as file:
+                data = file.read()
+            digest = model_digest(path).partition(":")[2]
+        except OSError as error:
+            raise ConfigError.at(path, f"cannot read the model: {error.strerror or error}") from None
+        try:
+            main = read_model(data)[0]
+            model = schema.ModelT.InitFromPackedBuf(data, 0)
+            _pull_in(model, data)
+            outside = any(getattr(one, "externalBuffer", 0) for graph in model.subgraphs for one in graph.tensors)
+            whole = cls(path, main, model, digest)
+            complete = bool(whole._inputs) and bool(whole._outputs)
+        except (BadTfliteFile, *_UNREADABLE) as error:
+            raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
+        if outside:
+            raise ConfigError.at(path, "its weights are in separate files; export it with its weights inside")
+        if not complete:
+            raise ConfigError.at(path, "it has no inputs or no outputs")
+        return whole
+
+    @cached_property
+    def reads(self) -> list[tuple[str, ...]]:
+        """See `ModelFile`."""
+        return [tuple(self._names[one] for one in operator.inputs if one >= 0) for operator in self.main.operators]
+
+    @cached_property
+    def maker(self) -> Mapping[str, int]:
+        """See `ModelFile`."""
+        return {self._names[one]: at for at, operator in enumerate(self.main.operators) for one in operator.outputs}
+
+    def ends(self, graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `ModelFile.ends`. A tensor that has two names in the signature is two outputs."""
+        return self._described(self._inputs, graph), self._described(self._outputs, graph)
+
+    def half(self, part: Part, graph: Graph) -> ModelHalf:
+        """See `ModelFile.half`; the operators are in the order of the file, with all that they refer to.
+
+        A cut tensor is called as in the graph, or as the output of the model that it is.
+        """
+        cut = [self._called(name) for name in part.cut]
+        sent, taken = (cut, ()) if part.side == "head" else ((), cut)
+        inputs = [*taken, *_among(self._inputs, part.inputs, self._names)]
+        outputs = [*sent, *(one for one in _among(self._outputs, part.outputs, self._names) if one not in sent)]
+        key = _DEFAULT_KEY if self._signature is None else self._signature.signatureKey.decode()
+        model = Rewriting(self.model).model(part.operators, inputs, outputs, key)
+        facts = {"half": part.side, "whole": self.digest, "cut": [name for name, _ in cut]}
         add_metadata(model, "upwell.split", json.dumps(facts).encode())
-        inputs, outputs = (whole.described(side, graph) for side in (self.inputs, self.outputs))
-        return ModelHalf({MODEL_FILE: packed(model)}, inputs, outputs)
+        return ModelHalf({MODEL_FILE: packed(model)}, self._described(inputs, graph), self._described(outputs, graph))
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """By tensor: its name in the graph that is planned on."""
+        return tensor_names(tensor.name for tensor in self.main.tensors)
+
+    @cached_property
+    def _inputs(self) -> tuple[Named, ...]:
+        """The model's inputs in the order of its graph, by the names that a caller uses."""
+        return self._named(self.main.inputs, "inputs")
+
+    @cached_property
+    def _outputs(self) -> tuple[Named, ...]:
+        """The model's outputs, likewise."""
+        return self._named(self.main.outputs, "outputs")
+
+    def _called(self, name: str) -> Named:
+        tensor = self._names.index(name)
+        given = next((one for one in self._outputs if one[1] == tensor), None)
+        taken = {name for name, _ in (*self._inputs, *self._outputs)}
+        while given is None and name in taken:
+            name += "#"
+        return given or (name, tensor)
+
+    def _described(self, names: Sequence[Named], graph: Graph) -> tuple[Tensor, ...]:
+        """These tensors as the graph knows them, by these names."""
+        return tuple(replace(graph.tensors[self._names[tensor]], name=name) for name, tensor in names)
+
+    @cached_property
+    def _signature(self) -> Any:
+        """The one that names the inputs and outputs, or None."""
+        (*others, one) = self.model.signatureDefs or (None,)
+        if others or one is None or one.subgraphIndex != 0:
+            return None
+        covers = all(
+            {int(each.tensorIndex) for each in names or ()} == {*tensors}
+            for names, tensors in ((one.inputs, self.main.inputs), (one.outputs, self.main.outputs))
+        )
+        return one if covers else None
+
+    def _named(self, tensors: Sequence[int], side: str) -> tuple[Named, ...]:
+        ordered = dict.fromkeys(tensors)
+        if self._signature is None:
+            return tuple((self._names[one], one) for one in ordered)
+        maps = getattr(self._signature, side)
+        return tuple((each.name.decode(), one) for one in ordered for each in maps if int(each.tensorIndex) == one)
+
+
+def _among(ends: Sequence[Named], names: Collection[str], known: Sequence[str]) -> list[Named]:
+    return [one for one in ends if known[one[1]] in names]
+
+
+def _pull_in(model: Any, data: bytes) -> None:
+    """Bring in what a large file keeps behind its flatbuffer. Raises `ValueError` where that is not there."""
+    for buffer in model.buffers:
+        if buffer.offset > 1:
+            buffer.data, buffer.offset, buffer.size = _part(data, buffer.offset, buffer.size), 0, 0
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            if operator.largeCustomOptionsOffset > 1:
+                start, size = operator.largeCustomOptionsOffset, operator.largeCustomOptionsSize
+                operator.customOptions = _part(data, start, size)
+                operator.largeCustomOptionsOffset = operator.largeCustomOptionsSize = 0
+
+
+def _part(data: bytes, start: int, size: int) -> Any:
+    if start + size > len(data):
+        raise ValueError("its weights are said to lie beyond its end")
+    return np.frombuffer(data, np.uint8, size, start)

@@ -69,7 +69,9 @@ class Rewriting:
         bodies = [self._body(whole.subgraphs[old]) for old in self._subgraphs if old != 0]
         made.subgraphs = [main, *bodies]
         made.operatorCodes = [whole.operatorCodes[old] for old in self._codes]
-        made.signatureDefs = [_signature(key, inputs, outputs, numbers)]
+        made.signatureDefs = [
+            signature_of(key, *([(name, numbers(old)) for name, old in side] for side in (inputs, outputs)))
+        ]
         made.metadata = [
             self._with(one, buffer=self._buffers(one.buffer))
             for one in whole.metadata or ()
@@ -143,21 +145,22 @@ def packed(model: Any, most_inline_bytes: int = _MOST_INLINE_BYTES) -> bytes:
     """
     large = [one for one in model.buffers if one.data is not None and len(one.data) >= _LEAST_BEHIND_BYTES]
     if sum(len(one.data) for one in large) <= most_inline_bytes:
-        return _flatbuffer(model)
+        return flatbuffer_of(model)
     weights = [one.data for one in large]
     for one, data in zip(large, weights, strict=True):
         one.data, one.offset, one.size = None, 1, len(data)
-    end = len(_flatbuffer(model))  # numbers have a fixed size: the right ones do not make it longer
+    end = len(flatbuffer_of(model))  # numbers have a fixed size: the right ones do not make it longer
     parts = []
     for one, data in zip(large, weights, strict=True):
         gap = -end % _ALIGNMENT_BYTES
         parts += [bytes(gap), data.tobytes()]
         one.offset = end + gap
         end = one.offset + len(data)
-    return b"".join([_flatbuffer(model), *parts])
+    return b"".join([flatbuffer_of(model), *parts])
 
 
-def _flatbuffer(model: Any) -> bytes:
+def flatbuffer_of(model: Any) -> bytes:
+    """The model as the bytes of a file."""
     builder = _Aligned(1 << 16)
     builder.Finish(model.Pack(builder), IDENTIFIER)
     return bytes(builder.Output())
@@ -170,10 +173,11 @@ class _Aligned(flatbuffers.Builder):  # type: ignore[misc]  # it has no stubs
         return int(super().StartVector(elem_size, count, _ALIGNMENT_BYTES if elem_size == 1 else alignment))
 
 
-def _signature(key: str, inputs: Sequence[Named], outputs: Sequence[Named], numbers: _Numbers) -> Any:
+def signature_of(key: str, inputs: Sequence[Named], outputs: Sequence[Named]) -> Any:
+    """A signature of the main graph."""
     made = schema.SignatureDefT()
     made.signatureKey, made.subgraphIndex = key, 0
-    made.inputs, made.outputs = ([_tensor_map(name, numbers(old)) for name, old in one] for one in (inputs, outputs))
+    made.inputs, made.outputs = ([_tensor_map(*named) for named in side] for side in (inputs, outputs))
     return made
 
 

@@ -10,9 +10,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -23,17 +22,17 @@ from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, 
 from upwell.shared.partition.graph import Graph, Tensor
 from upwell.shared.partition.split.choosing import Chosen
 from upwell.shared.partition.split.describing import (
-    DESCRIPTION_FILE,
     Descriptions,
     Format,
     describe,
+    description_of,
     made_by_head,
     spec_of,
 )
 from upwell.shared.partition.split.folder import FILE_NAME, CutFacts, CutTensor, SplitFacts
-from upwell.shared.partition.split.halves import Halves, ModelHalf, tail_name
+from upwell.shared.partition.split.halves import Halves, tail_name
+from upwell.shared.partition.split.model_file import ModelFile, open_model_file, split_model
 from upwell.shared.signature.description import ModelDescription, load_description
-from upwell.shared.tensors import TensorSpec
 
 HEADS, TAILS = "heads", "tails"
 
@@ -44,51 +43,40 @@ _MOST_NAME = 72
 
 _MOST_FACTS_BYTES = 16 << 20
 
-Divide = Callable[[frozenset[int]], Halves]
-
 
 @dataclass(frozen=True)
-class WholeModel:
-    """The model that is split. `inputs` and `outputs` are as a runtime names them; `divide` cuts it."""
+class UnsplitModel:
+    """The model that is split, its contracted graph, and its `model.yaml` where there is one."""
 
-    path: Path
+    file: ModelFile
     name: str
-    digest: str
     graph: Graph
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
     description: ModelDescription | None
-    divide: Divide
 
     @classmethod
-    def open(cls, path: Path, graph: Graph, name: str) -> WholeModel:
+    def open(cls, path: Path, graph: Graph, name: str) -> UnsplitModel:
         """The model at `path`, of which `graph` is the contracted graph. Raises `ConfigError`."""
         if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
             raise ConfigError.at(
                 None, f"{name!r}: a name is letters, digits, '.', '_' and '-', at most {_MOST_NAME}", "--name"
             )
-        beside = (path.with_suffix(".yaml"), path.parent / DESCRIPTION_FILE)  # of a bare file, of a bundle
-        written = next((one for one in beside if os.path.lexists(one)), None)
+        written = description_of(path)
         description = None if written is None else load_description(written)
         try:
-            digest, inputs, outputs, divide = _opened(path, graph)
+            file = open_model_file(path, graph)
         except ModuleNotFoundError as error:
             package = (error.name or "a package").partition(".")[0]
             raise ConfigError.at(path, f"{package} is not installed: pip install 'upwell[partition]'") from None
-        return cls(path, name, digest, graph, inputs, outputs, description, divide)
+        return cls(file, name, graph, description)
 
     @property
     def format(self) -> Format:
         """Of its file and those of its halves."""
         return cast(Format, self.graph.format)
 
-
-@dataclass(frozen=True)
-class Made:
-    """A cut with its halves, as they are to be written."""
-
-    chosen: Chosen
-    halves: Halves
+    def divide(self, edge: frozenset[int]) -> Halves:
+        """The halves of a cut; see `split_model`."""
+        return split_model(self.file, self.graph, edge)
 
 
 @dataclass(frozen=True)
@@ -117,29 +105,30 @@ def check_free(out: Path) -> None:
     if not os.path.lexists(out):
         return
     if not out.is_dir():
-        raise ConfigError.at(out, "this is a file; --out names a folder", "--out")
+        raise ConfigError.at(out, "this is a file; --out must name a folder", "--out")
     there = {one.name for one in out.iterdir()}
-    if there and not (there <= {FILE_NAME, HEADS, TAILS} and _is_split(out / FILE_NAME)):
-        raise ConfigError.at(out, "the folder holds other files; --out names a new one, or one to replace", "--out")
+    if there and not (there <= {FILE_NAME, HEADS, TAILS} and _is_split(out)):
+        raise ConfigError.at(
+            out, "the folder holds other files; --out must name a new folder, or an earlier split to replace", "--out"
+        )
 
 
-def write_split(out: Path, whole: WholeModel, cuts: Iterable[Made]) -> Written:
+def write_split(out: Path, whole: UnsplitModel, cuts: Iterable[tuple[Chosen, Halves]]) -> Written:
     """Write the halves of all cuts to `out`. Raises `ConfigError` where that cannot be done; nothing is left then."""
     check_free(out)
     facts: list[CutFacts] = []
     sizes: dict[str, FileSizes] = {}
     remarks: dict[str, None] = {}
     with _replacing(out) as draft:
-        for made in cuts:
-            name, halves = made.chosen.name, made.halves
-            described = _described(whole, halves)
+        for chosen, halves in cuts:
+            name, described = chosen.name, _described(whole, halves)
             tail = tail_name(whole.name, name, halves.digest)
             _put(draft / HEADS / name, {**halves.head.files, **described.head})
             _put(draft / TAILS / tail / _VERSION, {**halves.tail.files, **described.tail})
-            facts.append(_facts(made, tail, described))
+            facts.append(_facts(chosen, halves, tail, described))
             sizes[name] = FileSizes(halves.head.size_bytes, halves.tail.size_bytes)
             remarks.update(dict.fromkeys([described.left_out] if described.left_out else []))
-        split = SplitFacts(model=whole.name, format=whole.format, whole=whole.digest, cuts=tuple(facts))
+        split = SplitFacts(model=whole.name, format=whole.format, whole=whole.file.digest, cuts=tuple(facts))
         _put(draft, {FILE_NAME: f"{split.model_dump_json(indent=1)}\n".encode()})
     return Written(split, sizes, tuple(remarks))
 
@@ -166,53 +155,30 @@ def half_paths(folder: Path, facts: SplitFacts, cut: CutFacts) -> tuple[Path, Pa
     return head, tail
 
 
-def _opened(path: Path, graph: Graph) -> tuple[str, tuple[TensorSpec, ...], tuple[TensorSpec, ...], Divide]:
-    """Digest, inputs and outputs of a model file, and what cuts it."""
-    if graph.format == "onnx":
-        from upwell.shared.partition.split import onnx
-        from upwell.shared.partition.split.onnx_whole import OnnxWhole
-
-        model = OnnxWhole.read(path)
-        inputs, outputs = (
-            tuple(spec_of(graph.tensors[name]) for name in side) for side in (graph.inputs, graph.outputs)
-        )
-        return model.digest, inputs, outputs, partial(onnx.split_whole, model, graph)
-    from upwell.shared.partition.split import tflite
-    from upwell.shared.partition.split.tflite_whole import TfliteWhole
-
-    flat = TfliteWhole.read(path)
-    inputs, outputs = (tuple(map(spec_of, flat.described(side, graph))) for side in (flat.inputs, flat.outputs))
-    return flat.digest, inputs, outputs, partial(tflite.split_whole, flat, graph)
-
-
-def _described(whole: WholeModel, halves: Halves) -> Descriptions:
+def _described(whole: UnsplitModel, halves: Halves) -> Descriptions:
+    inputs, outputs = (tuple(map(spec_of, side)) for side in whole.file.ends(whole.graph))
     if whole.description is None:
-        return Descriptions({}, {}, made_by_head(halves, whole.outputs))
-    return describe(whole.description, whole.inputs, whole.outputs, halves, whole.format)
+        return Descriptions({}, {}, made_by_head(halves, outputs))
+    return describe(whole.description, inputs, outputs, halves, whole.format)
 
 
-def _facts(made: Made, tail: str, described: Descriptions) -> CutFacts:
-    head, cut = made.halves.head, made.halves.cut
-    crossing = {one.name: one for one in head.outputs}
+def _facts(chosen: Chosen, halves: Halves, tail: str, described: Descriptions) -> CutFacts:
+    crossing = {one.name: one for one in halves.head.outputs}
     return CutFacts(
-        name=made.chosen.name,
-        head=f"{HEADS}/{made.chosen.name}/{_model_file(head)}",
+        name=chosen.name,
+        head=f"{HEADS}/{chosen.name}/{next(iter(halves.head.files))}",
         tail=tail,
-        tensors=tuple(_cut_tensor(crossing[name]) for name in cut),
-        raw_inputs=tuple(one.name for one in made.halves.tail.inputs if one.name not in cut),
+        tensors=tuple(_cut_tensor(crossing[name]) for name in halves.cut),
+        raw_inputs=tuple(one.name for one in halves.tail.inputs if one.name not in halves.cut),
         outputs=described.outputs,
         needs_post=bool(described.left_out),
-        edge_s=made.chosen.edge_s,
-        cloud_s=made.chosen.cloud_s,
+        edge_s=chosen.edge_s,
+        cloud_s=chosen.cloud_s,
     )
 
 
 def _cut_tensor(tensor: Tensor) -> CutTensor:
     return CutTensor(name=tensor.name, datatype=tensor.datatype, shape=spec_of(tensor).shape, bytes=tensor.size_bytes())
-
-
-def _model_file(half: ModelHalf) -> str:
-    return next(iter(half.files))
 
 
 def _put(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -221,12 +187,11 @@ def _put(folder: Path, files: Mapping[str, bytes]) -> None:
         (folder / name).write_bytes(data)
 
 
-def _is_split(path: Path) -> bool:
-    try:
-        read_split(path.parent)
-    except ConfigError:
-        return False
-    return True
+def _is_split(folder: Path) -> bool:
+    with contextlib.suppress(ConfigError):
+        read_split(folder)
+        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from upwell.shared.routing.decide.offload import OffloadCase, OffloadOption, attempt
 from upwell.shared.routing.decide.state import Decision, RouterState, Signals
-from upwell.shared.routing.estimators.edge_time import NO_EDGE_TIME, EdgeTime
+from upwell.shared.routing.estimators.edge_time import EdgeTime
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.rules import Verdict
 from upwell.shared.routing.policy.settings import HardSettings
@@ -29,23 +29,21 @@ def before_edge(case: OffloadCase) -> Decision:
     signals, verdict = case.signals, case.verdict
     rows = tuple(range(len(signals.row_sizes_bytes)))
     wanted, reason = _candidates(signals, verdict, rows)
-    edge = EdgeTime.of(case.state, signals, len(rows), case.now_s)
     if not signals.has_edge:
-        found = attempt(case, edge, rows, must=True)
-        up, refusal = (rows, "") if found.obstacle is None else ((), _no_edge_refusal(found, verdict))
-        plan = Plan.CLOUD if found.way is None else Plan.SPLIT
-        return _decision(case, edge, found, plan, reason, up=up, kept=rows, refusal=refusal)
-    found = attempt(case, edge, wanted) if wanted else _NOTHING_UP
+        found = attempt(case, rows, must=True)
+        decision = _decision(case, found, Plan.CLOUD if found.split_route is None else Plan.SPLIT, reason, rows)
+        return decision if found.obstacle is None else replace(decision, refusal=_no_edge_refusal(found, verdict))
+    found = attempt(case, wanted) if wanted else _NOTHING_UP
     up = wanted if found.obstacle is None else ()
-    here = edge if not up else EdgeTime.of(case.state, signals, len(rows) - len(up), case.now_s)
+    here = case.edge if not up else EdgeTime.of(case.state, signals, len(rows) - len(up), case.now_s)
     if len(up) < len(rows) and not here.in_time(case.deadline_s, case.now_s):
-        return _around_busy_edge(case, here, rows)
+        return _around_busy_edge(replace(case, edge=here), rows)
     escalate = len(wanted) < len(rows) and _may_escalate(signals, verdict)
-    if up and found.way is not None:
+    if up and found.split_route is not None:
         plan = Plan.SPLIT
     else:
         plan = Plan.CLOUD if len(up) == len(rows) else Plan.CASCADE if escalate or up else Plan.EDGE
-    return _decision(case, edge, found, plan, reason, up=up, kept=wanted, escalate=escalate)
+    return _decision(case, found, plan, reason, wanted, escalate=escalate)
 
 
 def after_edge(case: OffloadCase) -> Decision:
@@ -60,12 +58,11 @@ def after_edge(case: OffloadCase) -> Decision:
     )
     easy, reason = (Reason.EASY, Reason.HARD) if settings.hard.calibrated else (Reason.UNCALIBRATED,) * 2
     if not hard:
-        return _decision(case, NO_EDGE_TIME, _NOTHING_UP, Plan.CASCADE, easy)
+        return _decision(case, _NOTHING_UP, Plan.CASCADE, easy)
     # The device's answer is there: nothing is sooner, and what it cost is spent.
     only_better = settings.objective == "accuracy"
-    found = attempt(case, NO_EDGE_TIME, hard) if only_better else OffloadOption(Reason.CLOUD_NOT_BETTER)
-    up = hard if found.obstacle is None else ()
-    return _decision(case, NO_EDGE_TIME, found, Plan.CASCADE, reason, up=up, kept=hard)
+    found = attempt(case, hard) if only_better else OffloadOption(Reason.CLOUD_NOT_BETTER)
+    return _decision(case, found, Plan.CASCADE, reason, hard)
 
 
 def threshold_of(state: RouterState, hard: HardSettings) -> float:
@@ -83,16 +80,16 @@ def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tu
     if not signals.has_edge:
         return rows, Reason.NO_EDGE
     if verdict.route == "split":
-        return (rows, Reason.RULE) if signals.ways or signals.exits else ((), Reason.NO_SPLIT)
+        return (rows, Reason.RULE) if signals.split_routes or signals.exits else ((), Reason.NO_SPLIT)
     settings = verdict.settings
     sizes, above_bytes = signals.row_sizes_bytes, settings.large_above_bytes
     if max(sizes) > above_bytes:
         return tuple(row for row in rows if sizes[row] > above_bytes), Reason.LARGE
     if verdict.denial is not None:
         return (), verdict.denial
-    if not signals.may_ascend:
+    if not signals.may_offload:
         return (), Reason.NO_CLOUD
-    if signals.ways and settings.objective != "accuracy":
+    if signals.split_routes and settings.objective != "accuracy":
         return rows, Reason.PLACED
     if settings.hard is None:
         return (), Reason.ALWAYS_EDGE if math.isinf(settings.large_above_bytes) else Reason.EASY
@@ -104,7 +101,7 @@ def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tu
 def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
     return (
         signals.has_scores
-        and signals.may_ascend
+        and signals.may_offload
         and verdict.route is None
         and not verdict.egress_rule
         and verdict.settings.hard is not None
@@ -113,17 +110,15 @@ def _may_escalate(signals: Signals, verdict: Verdict) -> bool:
 
 def _decision(
     case: OffloadCase,
-    edge: EdgeTime,
     found: OffloadOption,
     plan: Plan,
     reason: Reason,
+    wanted: tuple[int, ...] = (),
     *,
-    up: tuple[int, ...] = (),
-    kept: tuple[int, ...] = (),
     escalate: bool = False,
-    refusal: str = "",
 ) -> Decision:
-    """The decision in full; `kept` holds the rows that wanted to go up, which count only under an obstacle."""
+    """The decision in full. `wanted` are the rows that `found` is about: they go up, or are kept by its obstacle."""
+    edge, may_go = case.edge, found.obstacle is None
     return Decision(
         plan=plan,
         reason=found.obstacle or reason,
@@ -131,38 +126,40 @@ def _decision(
         deadline_s=case.deadline_s,
         give_up_s=case.give_up_s,
         fallback_start_s=case.give_up_s - (0.0 if math.isnan(edge.cautious_s) else edge.cautious_s),
-        up_rows=up,
-        kept_rows=kept if found.obstacle is not None else (),
+        up_rows=wanted if may_go else (),
+        kept_rows=() if may_go else wanted,
         obstacle=found.obstacle,
         escalate=escalate,
-        refusal=refusal,
         probes=found.probes,
         predicted_edge_s=edge.usual_s,
         predicted_cloud_s=found.predicted.usual_s,
         predicted_sure_s=found.predicted.sure_s,
         hedge_after_s=found.hedge_after_s,
         draws=found.draws,
-        turn=found.turn,
+        side_change=found.side_change,
         model=case.signals.request_facts.model,
-        way=found.way if up else None,
+        split_route=found.split_route if may_go and wanted else None,
         retry_after_s=found.retry_after_s,
     )
 
 
-def _around_busy_edge(case: OffloadCase, edge: EdgeTime, rows: tuple[int, ...]) -> Decision:
-    """Every row up where the device is too busy and nothing speaks against the cloud, else a refusal."""
-    found = attempt(case, edge, rows, must=True)
-    if found.obstacle is None:
-        plan = Plan.CLOUD if found.way is None else Plan.SPLIT
-        decision = _decision(case, edge, found, plan, Reason.EDGE_BUSY, up=rows)
+def _around_busy_edge(case: OffloadCase, rows: tuple[int, ...]) -> Decision:
+    """Every row up where the device is too busy and nothing speaks against the cloud, else a refusal.
+
+    What a head gives for its tail goes up only after the head's run, so that there is no way around it.
+    """
+    found = attempt(case, rows, must=True)
+    if found.obstacle is None and not case.signals.exits:
+        plan = Plan.CLOUD if found.split_route is None else Plan.SPLIT
+        decision = _decision(case, found, plan, Reason.EDGE_BUSY, rows)
         # The device is asked only once the cloud has failed.
         return replace(decision, fallback_start_s=case.give_up_s)
     refusal = (
         f"no allowed route is predicted to answer in time: {(case.deadline_s - case.now_s) * 1e3:.1f} ms are left and "
-        f"the device needs {edge.usual_s * 1e3:.1f} ms behind {case.signals.edge_ahead} other requests"
+        f"the device needs {case.edge.usual_s * 1e3:.1f} ms behind {case.signals.edge_ahead} other requests"
     )
-    busy = OffloadOption(Reason.EDGE_BUSY, predicted=found.predicted, turn=found.turn)
-    return _decision(case, edge, busy, Plan.EDGE, Reason.EDGE_BUSY, refusal=refusal)
+    busy = OffloadOption(Reason.EDGE_BUSY, predicted=found.predicted, side_change=found.side_change)
+    return replace(_decision(case, busy, Plan.EDGE, Reason.EDGE_BUSY), refusal=refusal)
 
 
 def _no_edge_refusal(found: OffloadOption, verdict: Verdict) -> str:

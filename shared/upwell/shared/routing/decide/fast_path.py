@@ -8,6 +8,7 @@ from datetime import timezone
 from upwell.shared.routing.decide.decide import before_edge, reserve_s
 from upwell.shared.routing.decide.offload import OffloadCase
 from upwell.shared.routing.decide.state import Decision, RouterState, Signals
+from upwell.shared.routing.estimators.edge_time import NO_EDGE_TIME
 from upwell.shared.routing.estimators.latency import FRESH_S
 from upwell.shared.routing.policy.request_facts import RequestFacts
 from upwell.shared.routing.policy.rules import Verdict
@@ -38,7 +39,7 @@ class FastPath:
         if (
             window is None
             or not signals.has_edge
-            or signals.ways
+            or signals.split_routes
             or signals.hardness is not None
             or max(sizes) > self._above_bytes
             or now_s - window.last_at_s > FRESH_S
@@ -66,4 +67,6 @@ class FastPath:
 
 def _usual(verdict: Verdict, has_cloud: bool, has_scores: bool) -> Decision:
     signals = Signals(RequestFacts("", {}, 0, 0.0), (0,), 0.0, has_cloud=has_cloud, has_scores=has_scores)
-    return before_edge(OffloadCase(RouterState(), signals, verdict, math.inf, math.inf, 0.0, timezone.utc))
+    return before_edge(
+        OffloadCase(RouterState(), signals, verdict, math.inf, math.inf, 0.0, timezone.utc, NO_EDGE_TIME)
+    )

@@ -35,9 +35,12 @@ def sent(state: RouterState, outcome: CloudSent, now_s: float) -> RouterState:
     link = state.link
     judged_s = expected.usual_s / link.fading(now_s) if link.fading(now_s) > 0.0 else math.nan
     in_flight = InFlight(outcome.call, outcome.sent_bytes, now_s, judged_s, expected.usual_s, expected.server_s)
-    whole, way = (outcome.whole, outcome.model) if outcome.whole else (outcome.model, "")
-    ways = state.ways if state.ways.get(whole, "") == way else {**state.ways, whole: way}
-    return replace(state, backlog=state.backlog.sent(in_flight, link.inverse_bandwidth_s_per_byte), ways=ways)
+    whole, route = (outcome.whole, outcome.model) if outcome.whole else (outcome.model, "")
+    last = state.last_split_route
+    if last.get(whole, "") != route:
+        last = {**last, whole: route}
+    backlog = state.backlog.sent(in_flight, link.inverse_bandwidth_s_per_byte)
+    return replace(state, backlog=backlog, last_split_route=last)
 
 
 def answered(state: RouterState, answer: CloudAnswered, now_s: float) -> RouterState:
@@ -94,7 +97,7 @@ def _with_reply(replies: Mapping[str, float], answer: CloudAnswered) -> Mapping[
 
 def probed(state: RouterState, probe: LinkProbed, now_s: float) -> RouterState:
     """An empty call came back: a sample of the round trip, if nothing else was on the link, and the link is there."""
-    if not state.backlog.flights:
+    if not state.backlog.in_flight:
         state = replace(state, link=state.link.add(LinkSample(now_s, 0, 0, probe.total_s)))
     breaker = state.breakers.get(LINK)
     if breaker is None or not breaker.is_open:
@@ -126,8 +129,8 @@ def ended(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: fl
         breakers[key] = breakers[key].release_probe()
     if isinstance(outcome, CloudCallFailed):
         # Who was sent before the cloud said when to come back, and is refused like the first, tells nothing new.
-        is_told = outcome.reason is Reason.CLOUD_EXHAUSTED and state.is_held(outcome.model, now_s)
-        if outcome.probes or not is_told:
+        is_known = outcome.reason is Reason.CLOUD_EXHAUSTED and state.is_held(outcome.model, now_s)
+        if outcome.probes or not is_known:
             _count(breakers, outcome, in_flight, now_s)
     return replace(state, breakers=breakers)
 

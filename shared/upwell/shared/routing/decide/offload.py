@@ -29,7 +29,8 @@ RETURN_MARGIN = 0.05
 @quick
 @dataclass(frozen=True, slots=True)
 class OffloadCase:
-    """One request in one moment: what is known, what is asked, what the policy says, and until when."""
+    """One request in one moment: what is known, what is asked, what the policy says, until when, and `edge`, what the
+    device is predicted to need for it."""
 
     state: RouterState
     signals: Signals
@@ -38,6 +39,7 @@ class OffloadCase:
     give_up_s: float
     now_s: float
     zone: tzinfo
+    edge: EdgeTime
 
     def size_bytes(self, rows: tuple[int, ...]) -> int:
         """Bytes that these rows cost on the wire."""
@@ -59,7 +61,7 @@ UNKNOWN = Prediction()
 
 @dataclass(frozen=True, slots=True)
 class OffloadOption:
-    """Whether a set of rows may go up, by `way`: the obstacle, or None and what going up takes.
+    """Whether a set of rows may go up, by `split_route`: the obstacle, or None and what going up takes.
 
     `retry_after_s`: the cloud wants to be left alone for so many seconds more; None where it did not say so.
     """
@@ -68,9 +70,9 @@ class OffloadOption:
     probes: tuple[str, ...] = ()
     predicted: Prediction = UNKNOWN
     draws: tuple[Draw, ...] = ()
-    turn: bool | None = None
+    side_change: bool | None = None
     hedge_after_s: float = math.inf
-    way: SplitRoute | None = None
+    split_route: SplitRoute | None = None
     retry_after_s: float | None = None
 
 
@@ -108,7 +110,7 @@ def _inverse(s_per_byte: float) -> float:
     return 1.0 / s_per_byte if s_per_byte > 0.0 else math.nan
 
 
-def attempt(case: OffloadCase, edge: EdgeTime, rows: tuple[int, ...], *, must: bool = False) -> OffloadOption:
+def attempt(case: OffloadCase, rows: tuple[int, ...], *, must: bool = False) -> OffloadOption:
     """Whether `rows` may go up now, and how. `must`: nothing else can answer them, so it need not be better, only in
     time.
 
@@ -119,15 +121,15 @@ def attempt(case: OffloadCase, edge: EdgeTime, rows: tuple[int, ...], *, must: b
     if obstacle is not None:
         return OffloadOption(obstacle)
     signals = case.signals
-    if not signals.ways:
-        return _by(case, edge, rows, None, must=must)
+    if not signals.split_routes:
+        return _by(case, rows, None, must=must)
     takes_whole = signals.has_cloud and case.verdict.route != "split"
-    ways = sorted(signals.ways, key=lambda way: way.row_bytes)
-    found = [_by(case, edge, rows, way, must=must) for way in ((None, *ways) if takes_whole else ways)]
+    routes = sorted(signals.split_routes, key=lambda route: route.row_bytes)
+    found = [_by(case, rows, route, must=must) for route in ((None, *routes) if takes_whole else routes)]
     best = min(found, key=_rank)
-    last = case.state.ways.get(signals.request_facts.model)
+    last = case.state.last_split_route.get(signals.request_facts.model)
     for one in found:
-        stays = (one.way.key if one.way else "") == last and one.obstacle is best.obstacle is None
+        stays = (one.split_route.key if one.split_route else "") == last and one.obstacle is best.obstacle is None
         if stays and not best.predicted.usual_s < one.predicted.usual_s * (1.0 - MARGIN):
             return one
     return best
@@ -139,15 +141,13 @@ def _rank(found: OffloadOption) -> tuple[bool, float]:
     return found.obstacle is not None, math.inf if math.isnan(usual_s) else usual_s
 
 
-def _by(
-    case: OffloadCase, edge: EdgeTime, rows: tuple[int, ...], way: SplitRoute | None, *, must: bool
-) -> OffloadOption:
+def _by(case: OffloadCase, rows: tuple[int, ...], route: SplitRoute | None, *, must: bool) -> OffloadOption:
     """Whether `rows` may go up now by this way, None for the whole model."""
     state, settings = case.state, case.verdict.settings
     model = case.signals.request_facts.model
     available_s = case.give_up_s - case.now_s
-    size_bytes = case.size_bytes(rows) if way is None else way.row_bytes * len(rows)
-    times_key = model if way is None else way.key
+    size_bytes = case.size_bytes(rows) if route is None else route.row_bytes * len(rows)
+    times_key = model if route is None else route.key
     if state.is_held(times_key, case.now_s):
         return OffloadOption(Reason.CLOUD_EXHAUSTED, retry_after_s=state.backoff_until[times_key] - case.now_s)
     probes: tuple[str, ...] = ()
@@ -161,51 +161,54 @@ def _by(
         if admission is BreakerVerdict.PROBE:
             probes = (*probes, key)
     predicted = predict(state, times_key, len(rows), size_bytes, settings.confidence, case.now_s)
-    if way is not None:
-        predicted = _with_head(case, way, len(rows), predicted)
+    if route is not None:
+        predicted = _with_head(case, route, len(rows), predicted)
     side = state.last_side.get(model)
     obstacle = _too_slow(predicted, available_s, was_kept=side is False)
-    if obstacle is None and not must and not _is_better(case, predicted, edge, len(rows), size_bytes, way):
+    if obstacle is None and not must and not _is_better(case, predicted, len(rows), size_bytes, route):
         obstacle = Reason.CLOUD_NOT_BETTER
-    turns = side is False if obstacle is None else side is not False
+    has_changed = side is False if obstacle is None else side is not False
     if settings.objective == "latency":
-        turns = side is not (obstacle is None)
-    turn = (obstacle is None) if turns else None
+        has_changed = side is not (obstacle is None)
+    side_change = (obstacle is None) if has_changed else None
     if obstacle is not None:
         # A case that the link, as it was, is too slow for would find out nothing about the cloud.
         is_poor_probe = bool(probes) and obstacle is Reason.CLOUD_TOO_SLOW
         return OffloadOption(
-            Reason.BREAKER_OPEN if is_poor_probe else obstacle, predicted=predicted, turn=turn, way=way
+            Reason.BREAKER_OPEN if is_poor_probe else obstacle,
+            predicted=predicted,
+            side_change=side_change,
+            split_route=route,
         )
     draws = tuple(
         draw_of(limit, settings.prices, size_bytes, case.signals.request_facts.wall_time_s) for limit in settings.budget
     )
     if draws and not state.budgets.has_all(draws, case.zone):
-        return OffloadOption(Reason.BUDGET_SPENT, predicted=predicted, way=way)
+        return OffloadOption(Reason.BUDGET_SPENT, predicted=predicted, split_route=route)
     after_s = math.inf
     if settings.hedge is not None and not probes:
         after_s = hedge_after_s(settings.hedge, state.answers.get(times_key), available_s)
-    return OffloadOption(None, probes, predicted, draws, turn, after_s, way)
+    return OffloadOption(None, probes, predicted, draws, side_change, after_s, route)
 
 
-def _with_head(case: OffloadCase, way: SplitRoute, rows: int, predicted: Prediction) -> Prediction:
+def _with_head(case: OffloadCase, route: SplitRoute, rows: int, predicted: Prediction) -> Prediction:
     """With the head's run before it, behind the runs that the device owes, and the plan's time of a tail never used."""
     state, model = case.state, case.signals.request_facts.model
-    head_s = _head_s(state, way, rows)
+    head_s = _head_s(state, route, rows)
     window = state.edge[model].expect(rows) if case.signals.edge_ahead and model in state.edge else None
     more_s = head_s + (case.signals.edge_ahead * window.lately_s if window is not None else 0.0)
-    if way.key not in state.cloud and not math.isnan(way.tail_s):
-        more_s += way.tail_s * rows
+    if route.key not in state.cloud and not math.isnan(route.tail_s):
+        more_s += route.tail_s * rows
     return Prediction(predicted.usual_s + more_s, predicted.sure_s + more_s, predicted.server_s)
 
 
-def _head_s(state: RouterState, way: SplitRoute, rows: int) -> float:
+def _head_s(state: RouterState, route: SplitRoute, rows: int) -> float:
     """Seconds that a head is predicted to take; 0 where neither a run nor a plan says, so that it is tried."""
-    times = state.edge.get(way.key)
+    times = state.edge.get(route.key)
     window = times.expect(rows) if times is not None else None
     if window is not None:
         return window.lately_s
-    return 0.0 if math.isnan(way.head_s) else way.head_s * rows
+    return 0.0 if math.isnan(route.head_s) else route.head_s * rows
 
 
 def _forbidden(case: OffloadCase) -> Reason | None:
@@ -215,7 +218,7 @@ def _forbidden(case: OffloadCase) -> Reason | None:
         return verdict.denial
     if verdict.route == "edge":
         return Reason.RULE
-    return None if case.signals.may_ascend else Reason.NO_CLOUD
+    return None if case.signals.may_offload else Reason.NO_CLOUD
 
 
 def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> Reason | None:
@@ -224,18 +227,18 @@ def _too_slow(predicted: Prediction, available_s: float, *, was_kept: bool) -> R
     return Reason.CLOUD_TOO_SLOW if available_s <= 0.0 or needed_s > available_s else None
 
 
-def _is_better(
-    case: OffloadCase, predicted: Prediction, edge: EdgeTime, rows: int, size_bytes: int, way: SplitRoute | None
-) -> bool:
+def _is_better(case: OffloadCase, predicted: Prediction, rows: int, size_bytes: int, route: SplitRoute | None) -> bool:
     """Whether going up lowers the quantity that the objective names. Energy and money need no margin: they are known
     beforehand, so nothing flaps. A head takes that share of the whole's energy that it takes of its time."""
-    settings = case.verdict.settings
+    settings, edge = case.verdict.settings, case.edge
+    if case.signals.exits:  # the head runs first, whatever goes up: its answer is the sooner and costs nothing more
+        return settings.objective == "accuracy"
     if settings.objective == "latency":
         side = case.state.last_side.get(case.signals.request_facts.model)
         factor = 1.0 if side is None else 1.0 + MARGIN if side else 1.0 - MARGIN
         return not predicted.usual_s >= edge.usual_s * factor  # NaN: the unknown is tried
     if settings.objective == "energy":
-        share = 0.0 if way is None else _head_s(case.state, way, rows) / edge.usual_s if edge.usual_s > 0.0 else 1.0
+        share = 0.0 if route is None else _head_s(case.state, route, rows) / edge.usual_s if edge.usual_s > 0.0 else 1.0
         return settings.energy.uplink_byte_j * size_bytes < settings.energy.inference_j * rows * (1.0 - share)
     # The device's own answer costs nothing, so no price of the cloud lowers the cost.
     return settings.objective == "accuracy"

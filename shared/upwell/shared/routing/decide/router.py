@@ -34,6 +34,7 @@ from upwell.shared.routing.decide.state import (
 from upwell.shared.routing.estimators.audit import AuditTally
 from upwell.shared.routing.estimators.backlog import Backlog
 from upwell.shared.routing.estimators.budget import Draw
+from upwell.shared.routing.estimators.edge_time import NO_EDGE_TIME, EdgeTime
 from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, paid_hedge
 from upwell.shared.routing.estimators.latency import RunTimes
 from upwell.shared.routing.estimators.link import LinkEstimate
@@ -119,8 +120,10 @@ class Router:
         verdict = self.verdict(state, signals, now_s)
         deadline_s = min(signals.caller_deadline_s, signals.arrived_s + verdict.settings.deadline_s)
         give_up_s = deadline_s - reserve_s(deadline_s - signals.arrived_s)
-        case = OffloadCase(state, signals, verdict, deadline_s, give_up_s, now_s, self.zone)
-        return before_edge(case) if signals.hardness is None else after_edge(case)
+        is_first, rows = signals.hardness is None, len(signals.row_sizes_bytes)
+        edge = EdgeTime.of(state, signals, rows, now_s) if is_first else NO_EDGE_TIME
+        case = OffloadCase(state, signals, verdict, deadline_s, give_up_s, now_s, self.zone, edge)
+        return before_edge(case) if is_first else after_edge(case)
 
     def acquire(self, state: RouterState, decision: Decision, now_s: float) -> tuple[RouterState, bool]:
         """Take what the decision needs for itself: probe slots and budgets; False where others took it first.
@@ -138,7 +141,9 @@ class Router:
             if not budgets.has_all(decision.draws, self.zone):
                 return state, False
             budgets = budgets.take(decision.draws, self.zone)
-        last_side = state.last_side if decision.turn is None else {**state.last_side, decision.model: decision.turn}
+        last_side, change = state.last_side, decision.side_change
+        if change is not None:
+            last_side = {**last_side, decision.model: change}
         hedges, hedge = state.hedges, decision.verdict.settings.hedge
         if hedge is not None and decision.up_rows:
             tokens = hedges.get(decision.model, NO_HEDGES).give(hedge.at_most, HEDGE_BURST)
@@ -202,7 +207,7 @@ class Router:
         edge = dict(state.edge)
         for model, rows, duration_s, at_s in runs:
             edge[model] = edge.get(model, _NO_RUNS).add(rows, duration_s, at_s)
-        return state.with_edge(edge)
+        return replace(state, edge=edge)
 
     def _scored(self, state: RouterState, scored: Scored) -> RouterState:
         hard = self._hard.get(scored.scope)

@@ -30,9 +30,9 @@ class RouterState:
 
     By model: `edge` and `cloud` are the times of runs on either side, `answers` those from sending to answer, `replies`
     the bytes of an answer for one row, `hedges` what may be spent on second requests, `last_side` whether the last
-    candidate went up (True) or was kept for its predicted time (False), `ways` the `SplitRoute.key` by which it went up
-    last, empty for the whole model, `backoff_until` the instants before which the cloud said not to come back. By scope
-    of `HardSettings`: `shares` and `audits`. `budgets` is what a restart must not forget.
+    candidate went up (True) or was kept for its predicted time (False), `last_split_route` the `SplitRoute.key`
+    by which it went up last, empty for the whole model, `backoff_until` the instants before which the cloud said not to
+    come back. By scope of `HardSettings`: `shares` and `audits`. `budgets` is what a restart must not forget.
     """
 
     link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
@@ -47,19 +47,12 @@ class RouterState:
     budgets: BudgetLedger = BudgetLedger()  # noqa: RUF009  likewise
     shares: Mapping[str, ShareController] = field(default_factory=dict)
     audits: Mapping[str, AuditTally] = field(default_factory=dict)
-    ways: Mapping[str, str] = field(default_factory=dict)
+    last_split_route: Mapping[str, str] = field(default_factory=dict)
     backoff_until: Mapping[str, float] = field(default_factory=dict)
 
     def is_held(self, model: str, now_s: float) -> bool:
         """Whether the cloud said lately not to come back with requests of this model before some later instant."""
         return now_s < self.backoff_until.get(model, -math.inf)
-
-    def with_edge(self, edge: Mapping[str, RunTimes]) -> RouterState:
-        """The same with these times of the device; made for every request, and so without `dataclasses.replace`."""
-        return RouterState(
-            self.link, self.backlog, edge, self.cloud, self.answers, self.replies, self.breakers, self.last_side,
-            self.hedges, self.budgets, self.shares, self.audits, self.ways, self.backoff_until,
-        )  # fmt: skip
 
 
 @quick
@@ -85,8 +78,8 @@ class Signals:
     `row_sizes_bytes` are the bytes each row would cost on the wire. `arrived_s` and `caller_deadline_s` are instants
     of the monotonic clock. `edge_ahead` counts the runs that the device owes before it could start this one.
     After the edge run the router is asked again: then `scored_rows` are the rows that ran and `hardness` their scores.
-    `has_cloud` is about the model as a whole, `ways` are the cuts by which it may go up besides. `exits`: the device's
-    model is a head that answers early, so that what goes up goes to its tail.
+    `has_cloud` is about the model as a whole, `split_routes` are the cuts by which it may go up besides. `exits`: the
+    device's model is a head that answers early, so that what goes up goes to its tail.
     """
 
     request_facts: RequestFacts
@@ -99,13 +92,13 @@ class Signals:
     edge_ahead: int = 0
     scored_rows: tuple[int, ...] = ()
     hardness: tuple[float, ...] | None = None
-    ways: tuple[SplitRoute, ...] = ()
+    split_routes: tuple[SplitRoute, ...] = ()
     exits: bool = False
 
     @property
-    def may_ascend(self) -> bool:
+    def may_offload(self) -> bool:
         """Whether there is anything up there that could answer it."""
-        return self.has_cloud or bool(self.ways)
+        return self.has_cloud or bool(self.split_routes)
 
 
 @quick
@@ -120,8 +113,9 @@ class Decision:
     A second, hedging request may be sent where `hedge_after_s` seconds have passed since the first, if
     `Router.acquire_hedge` grants it. `draws` are taken from budgets by `Router.acquire`. `predicted_cloud_s` is
     the most likely time from sending to answer, `predicted_sure_s` the one that is met with the policy's confidence.
-    `turn` is whether candidates of `model` go up now, where that has changed. `way` is the cut by which `up_rows` go,
-    None for the whole model. `retry_after_s`: the cloud wants to be left alone for so long, None where it did not say.
+    `side_change` is whether candidates of `model` go up now, where that has changed. `split_route` is the cut by which
+    `up_rows` go, None for the whole model. `retry_after_s`: the cloud wants to be left alone for so long, None where it
+    did not say.
     """
 
     plan: Plan
@@ -141,16 +135,16 @@ class Decision:
     predicted_sure_s: float = math.nan
     hedge_after_s: float = math.inf
     draws: tuple[Draw, ...] = ()
-    turn: bool | None = None
+    side_change: bool | None = None
     model: str = ""
-    way: SplitRoute | None = None
+    split_route: SplitRoute | None = None
     retry_after_s: float | None = None
 
     @property
     def needs_acquire(self) -> bool:
         """Whether `Router.acquire` must be asked before this is acted on."""
         hedges = bool(self.up_rows) and self.verdict.settings.hedge is not None
-        return bool(self.probes or self.draws) or self.turn is not None or hedges
+        return bool(self.probes or self.draws) or self.side_change is not None or hedges
 
     @property
     def degraded(self) -> bool:
@@ -194,7 +188,7 @@ class CloudSent:
     """A message of `sent_bytes` bytes began to leave for the cloud. Every call ends with exactly one of
     `CloudAnswered`, `CloudCallFailed` and `CloudDropped` with the same `call` (any name that is not under way).
 
-    `whole` is the name of the model where `model` is the key of one of its ways.
+    `whole` is the name of the model where `model` is the key of one of its split routes.
     """
 
     model: str

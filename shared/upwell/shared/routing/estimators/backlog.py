@@ -34,7 +34,7 @@ class Carried(NamedTuple):
 class _Place(NamedTuple):
     """A message in the queue: the stretch that it ends began at `start_s` with all of `size_bytes` to carry."""
 
-    in_flight: InFlight
+    message: InFlight
     start_s: float
     size_bytes: int
     begins_s: float
@@ -46,7 +46,7 @@ class Backlog:
     """A virtual first-in-first-out queue before the link, as a value with time as an argument (Lindley's recursion,
     1952, doi 10.1017/S0305004100027638).
 
-    States: `flights` in order of sending, and `left_s`, when the last byte known to have left had left. A message of
+    States: `in_flight` in order of sending, and `left_s`, when the last byte known to have left had left. A message of
     x bytes sent at s leaves at max(s, when the one before left) + x·λ, for λ seconds per byte. An answer proves that
     its message and all before it have left. A message without an answer that should be there bounds λ from below: the
     link is slower than believed, but for now by no more than `OVERDUE` times, since the server may be what is slow. A
@@ -57,35 +57,35 @@ class Backlog:
     LONGEST: ClassVar[int] = 64
     LONGEST_S: ClassVar[float] = 30.0
 
-    flights: tuple[InFlight, ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
     left_s: float = -math.inf
 
-    def sent(self, in_flight: InFlight, s_per_byte: float) -> Backlog:
+    def sent(self, message: InFlight, s_per_byte: float) -> Backlog:
         """With one more message. Cancelled ones that have left by now, and those of long ago, are forgotten."""
-        now_s = in_flight.sent_s
-        gone = {place.in_flight.call for place in self._places(s_per_byte) if place.ends_s <= now_s}
+        now_s = message.sent_s
+        gone = {place.message.call for place in self._places(s_per_byte) if place.ends_s <= now_s}
         kept = [
             known
-            for known in self.flights
+            for known in self.in_flight
             if not (known.is_cancelled and known.call in gone) and now_s - known.sent_s <= self.LONGEST_S
         ]
-        return Backlog((*kept[-self.LONGEST + 1 :], in_flight), self.left_s)
+        return Backlog((*kept[-self.LONGEST + 1 :], message), self.left_s)
 
     def find(self, call: str) -> InFlight | None:
         """The message of that call, None where it is not (or no longer) known."""
-        return next((in_flight for in_flight in self.flights if in_flight.call == call), None)
+        return next((message for message in self.in_flight if message.call == call), None)
 
     def wait_s(self, now_s: float, s_per_byte: float, rtt_s: float) -> tuple[float, float]:
         """How long a message sent now waits for those before it, and the λ by which it does, in seconds per byte.
 
         λ is `s_per_byte`, or more where messages under way are overdue.
         """
-        if not self.flights:
+        if not self.in_flight:
             return 0.0, s_per_byte
         seen = s_per_byte
         for place in self._places(s_per_byte):
-            if place.size_bytes and not place.in_flight.is_cancelled:
-                elapsed_s = now_s - place.start_s - rtt_s - place.in_flight.server_s
+            if place.size_bytes and not place.message.is_cancelled:
+                elapsed_s = now_s - place.start_s - rtt_s - place.message.server_s
                 seen = max(seen, elapsed_s / place.size_bytes)
         seen = min(seen, self.OVERDUE * s_per_byte)
         ends_s = [place.ends_s for place in self._places(seen)]
@@ -97,47 +97,46 @@ class Backlog:
         Messages that queued in one stretch before it count with it: all their bytes took the time since that began.
         """
         for place in self._places(s_per_byte):
-            if place.in_flight.call == call:
+            if place.message.call == call:
                 return Carried(place.size_bytes, max(0.0, done_s - place.start_s))
         return None
 
     def without(self, call: str) -> Backlog:
         """Without the message of `call`, of which nothing is on its way any more."""
-        return replace(self, flights=tuple(in_flight for in_flight in self.flights if in_flight.call != call))
+        return replace(self, in_flight=tuple(message for message in self.in_flight if message.call != call))
 
     def answered(self, call: str, left_s: float) -> Backlog:
         """Without the message of `call`, whose last byte left at about `left_s`; all sent before it left too."""
-        index = next((index for index, in_flight in enumerate(self.flights) if in_flight.call == call), None)
+        index = next((index for index, message in enumerate(self.in_flight) if message.call == call), None)
         if index is None:
             return self
-        if self.flights[index].has_left:
+        if self.in_flight[index].has_left:
             return self.without(call)
-        before = (replace(in_flight, has_left=True) for in_flight in self.flights[:index] if not in_flight.is_cancelled)
-        return Backlog((*before, *self.flights[index + 1 :]), max(self.left_s, left_s))
+        before = (replace(message, has_left=True) for message in self.in_flight[:index] if not message.is_cancelled)
+        return Backlog((*before, *self.in_flight[index + 1 :]), max(self.left_s, left_s))
 
     def cancelled(self, call: str, now_s: float, s_per_byte: float) -> Backlog:
         """With the message of `call` given up: gone, unless it has begun to leave."""
         begun = any(
-            place.in_flight.call == call and place.begins_s <= now_s < place.ends_s
-            for place in self._places(s_per_byte)
+            place.message.call == call and place.begins_s <= now_s < place.ends_s for place in self._places(s_per_byte)
         )
-        flights = (
-            replace(in_flight, is_cancelled=True) if in_flight.call == call else in_flight
-            for in_flight in self.flights
-            if begun or in_flight.call != call
+        in_flight = (
+            replace(message, is_cancelled=True) if message.call == call else message
+            for message in self.in_flight
+            if begun or message.call != call
         )
-        return replace(self, flights=tuple(flights))
+        return replace(self, in_flight=tuple(in_flight))
 
     def _places(self, s_per_byte: float) -> Iterator[_Place]:
         """The messages that have not left for certain, by λ = `s_per_byte`."""
         start_s, ends_s, size_bytes = -math.inf, self.left_s, 0
-        for in_flight in self.flights:
-            if in_flight.has_left:
+        for message in self.in_flight:
+            if message.has_left:
                 continue
-            if ends_s <= in_flight.sent_s or size_bytes == 0:  # the link was idle before it
-                start_s, size_bytes = max(ends_s, in_flight.sent_s), 0
+            if ends_s <= message.sent_s or size_bytes == 0:  # the link was idle before it
+                start_s, size_bytes = max(ends_s, message.sent_s), 0
                 ends_s = start_s
             begins_s = ends_s
-            size_bytes += in_flight.size_bytes
-            ends_s += in_flight.size_bytes * s_per_byte
-            yield _Place(in_flight, start_s, size_bytes, begins_s, ends_s)
+            size_bytes += message.size_bytes
+            ends_s += message.size_bytes * s_per_byte
+            yield _Place(message, start_s, size_bytes, begins_s, ends_s)

@@ -43,7 +43,7 @@ class RunEdge:
 class RunHead:
     """Run the head of a split model for the rows of `decision`. Gives the run's time in seconds; raises likewise."""
 
-    way: SplitRoute
+    split_route: SplitRoute
     decision: Decision
 
 
@@ -81,14 +81,14 @@ class Send:
 @quick
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until a call ends or the instant is reached, which may have passed. Gives those that `Ended` since."""
+    """Wait until a call ends or the instant is reached, which may have passed. Gives a list of `CallEnded`."""
 
     until_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Cancel a call that is late. Gives how it `Ended`."""
+    """Cancel a call that is late. Gives its `CallEnded`."""
 
     call: str
 
@@ -165,13 +165,13 @@ class CloudFailure:
 
 @dataclass(frozen=True, slots=True)
 class MessageSent:
-    """A message is on its way. `sent_bytes` is its true size, 0 where it is not known yet."""
+    """A message is on its way. `sent_bytes` is its true size; 0 where the call could not begin, and so ends at once."""
 
     sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CallEnded:
     """A call has ended at `ended_s`, `elapsed_s` after it was sent.
 
     `is_blameless`: the failure may be the request's own doing, so it speaks against nobody. `has_others`: another

@@ -15,11 +15,11 @@ from upwell.shared.routing.decide.state import (
     Decision,
 )
 from upwell.shared.routing.flow.actions import (
+    CallEnded,
     Cancel,
     CloudFailure,
     CloudReplyFacts,
     Encode,
-    Ended,
     GiveUp,
     RouterPort,
     Send,
@@ -100,7 +100,7 @@ class CloudAttempt:
         if denied is not None:
             self._stay(denied, self.started_s)
 
-    def take(self, ended: Ended) -> Step[None]:
+    def take(self, ended: CallEnded) -> Step[None]:
         """A call has ended."""
         if ended.call not in self.calls or self.outcome is not None:
             return
@@ -121,6 +121,11 @@ class CloudAttempt:
         if len(self.calls) == 1 and self._router.acquire_hedge(self.decision):
             denied = yield from self._send(apart_from=self.calls[0])  # if denied, the first may still be answered
             self.hedged = denied is None
+
+    def send_no_more(self) -> None:
+        """The device has answered, which is enough: neither a hedge nor a retry follows."""
+        self.hedge_at_s = math.inf
+        self._may_retry = False
 
     def give_up(self) -> Step[None]:
         """End calls that are late; without an answer by now that counts as one failure of the cloud."""
@@ -153,14 +158,14 @@ class CloudAttempt:
         # Told before it is done: on a busy machine the answer may be there before the sending returns.
         router.observe(CloudSent(self.model, call, len(self.rows), self._size_bytes, self.whole))
         try:
-            told = yield Send(self.number, call, known, apart_from)
+            result = yield Send(self.number, call, known, apart_from)
         except BaseException:
             self._tell_not_sent(call)
             raise
-        if isinstance(told, CloudFailure):
+        if isinstance(result, CloudFailure):
             self._tell_not_sent(call)
-            return told
-        router.settle(decision, told.sent_bytes or None)
+            return result
+        router.settle(decision, result.sent_bytes or None)
         self.calls.append(call)
         return None
 
@@ -168,14 +173,14 @@ class CloudAttempt:
         self._router.settle(self.decision, None)
         self._tell_dropped(call)
 
-    def _end_late(self) -> Step[Ended]:
+    def _end_late(self) -> Step[CallEnded]:
         """Give up every call that is under way, and count that as one failure: that of the first."""
         first, *others = self.calls
         self.calls = []
         for hedge in others:  # it had less time than the call before it, so it says nothing more
             yield GiveUp(hedge)
             self._tell_dropped(hedge)
-        ended: Ended = yield GiveUp(first)
+        ended: CallEnded = yield GiveUp(first)
         assert isinstance(ended.outcome, CloudFailure)  # noqa: S101  that is what giving up comes to
         self._tell_failed(ended, ended.outcome)
         return ended
@@ -198,7 +203,7 @@ class CloudAttempt:
             hedged=self.hedged,
         )
 
-    def _miss(self, ended: Ended, miss: CloudFailure) -> Step[None]:
+    def _miss(self, ended: CallEnded, miss: CloudFailure) -> Step[None]:
         """Note a failure; it is the outcome only where no other call is under way and none follows."""
         self.calls.remove(ended.call)
         self._tell_failed(ended, miss)
@@ -212,7 +217,7 @@ class CloudAttempt:
         else:
             yield from self._settle(ended)
 
-    def _is_worth_another(self, ended: Ended, miss: CloudFailure) -> bool:
+    def _is_worth_another(self, ended: CallEnded, miss: CloudFailure) -> bool:
         wanted = self.decision.verdict.settings.on_failure(miss.reason) == "retry" and miss.reason not in HOPELESS
         if miss.retry_after_s is not None and not ended.has_others:  # it said that it would be for nothing
             return False
@@ -225,7 +230,7 @@ class CloudAttempt:
         self.outcome = denied
         self.ended_s = ended_s
 
-    def _settle(self, ended: Ended) -> Step[None]:
+    def _settle(self, ended: CallEnded) -> Step[None]:
         self.outcome = ended.outcome
         self.ended_s = ended.ended_s
         yield from self._drop_others()
@@ -236,7 +241,7 @@ class CloudAttempt:
             yield Cancel(call)
             self._tell_dropped(call)
 
-    def _tell_failed(self, ended: Ended, miss: CloudFailure) -> None:
+    def _tell_failed(self, ended: CallEnded, miss: CloudFailure) -> None:
         waited_s = ended.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
         self._router.observe(CloudCallFailed(self.model, miss.reason, self.decision.probes, waited_s, ended.call))
         if miss.retry_after_s is not None:

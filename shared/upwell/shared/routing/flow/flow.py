@@ -91,11 +91,11 @@ class RequestFlow:
         """The first action. All instants are of one clock, the signals' own."""
         return self.resume(None, now_s)
 
-    def resume(self, told: Any, now_s: float) -> Action | None:
+    def resume(self, result: Any, now_s: float) -> Action | None:
         """The next action, after what came of the one before it."""
         self._clock.now_s = now_s
         try:
-            return self._steps.send(told)
+            return self._steps.send(result)
         except StopIteration:
             return None
 
@@ -113,7 +113,7 @@ class RequestFlow:
         if not self.attempts:
             return (Route.EXIT if self.signals.exits else Route.EDGE,) * len(self.rows)
         here, up = (Route.EXIT, Route.SPLIT) if self.signals.exits else (Route.EDGE, Route.CLOUD)
-        lifted = {row: Route.SPLIT if one.decision.way is not None else up for one in self.answered for row in one.rows}
+        lifted = {row: Route.SPLIT if one.decision.split_route else up for one in self.answered for row in one.rows}
         return tuple(lifted.get(row, here) for row in self.rows)
 
     @property
@@ -203,18 +203,22 @@ class RequestFlow:
         rest = without(self.rows, decision.up_rows) if decision.up_rows and not exits else self.rows
         if not rest or not self._has_edge:
             return
+        # Where a second run, for rows that the cloud misses, would come too late, one run takes them all.
+        is_last_run = self._clock.now_s + decision.predicted_edge_s > decision.fallback_start_s
+        rows = self.rows if is_last_run else rest
         try:
-            yield from self._run_edge(rest, decision.deadline_s)
-        except ModelFailed as error:
-            yield from self._lift_instead(error, Reason.EDGE_FAILED, rest)
-            return
-        except Refused as error:
-            yield from self._lift_instead(error, Reason.EDGE_BUSY, rest)
+            yield from self._run_edge(rows, decision.deadline_s)
+        except BaseException as error:
+            if exits:  # what the head gives was to go up
+                self._router.give_back(decision)
+            if not isinstance(error, ModelFailed | Refused):
+                raise
+            yield from self._lift_instead(error, rest)
             return
         if decision.up_rows and exits:
             yield from self._send(decision)
         if decision.escalate and hard is not None:
-            yield from self._escalate(decision, rest, hard)
+            yield from self._escalate(decision, rows, hard)
         if exits:
             self.plan = _EXIT_PLANS[decision.plan]
 
@@ -242,12 +246,12 @@ class RequestFlow:
             rows = len(self.rows)
             self._router.observe(Scored(self.signals.request_facts.model, hard.scope, rows, rows - scored, values))
 
-    def _lift_instead(self, error: UpwellError, reason: Reason, rows: Rows) -> Step[None]:
+    def _lift_instead(self, error: ModelFailed | Refused, rows: Rows) -> Step[None]:
         """The device failed, or has no time: everything that it should have answered goes up, if it may."""
-        self.reason = reason
+        self.reason = reason = Reason.EDGE_FAILED if isinstance(error, ModelFailed) else Reason.EDGE_BUSY
         if self.signals.exits:  # the tail takes nothing but what the head gives
             raise self._away(error)
-        decision = self._router.decide(replace(self.signals, has_edge=False, ways=()))
+        decision = self._router.decide(replace(self.signals, has_edge=False, split_routes=()))
         if decision.refusal or not decision.up_rows:
             raise self._away(error)
         self.second = decision = replace(decision, up_rows=rows, reason=reason)
@@ -257,19 +261,19 @@ class RequestFlow:
 
     def _send(self, decision: Decision) -> Step[Decision]:
         """Send what goes up; the decision acted on, another one where a head failed that was to run first."""
-        model, way = self.signals.request_facts.model, decision.way
+        model, split_route = self.signals.request_facts.model, decision.split_route
         target = (model, "")
-        if way is not None:
+        if split_route is not None:
             try:
-                duration_s: float = yield RunHead(way, decision)
+                duration_s: float = yield RunHead(split_route, decision)
             except (ModelFailed, Refused, DeadlineExceeded, InvalidRequest) as error:
                 self._router.give_back(decision)
                 return (yield from self._send_otherwise(error))
             except BaseException:
                 self._router.give_back(decision)
                 raise
-            self._router.ran(way.key, len(decision.up_rows), duration_s)
-            target = (way.key, model)
+            self._router.ran(split_route.key, len(decision.up_rows), duration_s)
+            target = (split_route.key, model)
         attempt = CloudAttempt(self._clock, self._router, len(self.attempts), decision, target)
         self.attempts.append(attempt)
         yield from attempt.begin()
@@ -277,7 +281,7 @@ class RequestFlow:
 
     def _send_otherwise(self, error: UpwellError) -> Step[Decision]:
         """No head runs: the whole goes up, or stays here, as if the model were not split."""
-        whole = self._router.decide(replace(self._asked, ways=()))
+        whole = self._router.decide(replace(self._asked, split_routes=()))
         if whole.refusal or (not self._has_edge and not whole.up_rows):
             raise self._away(error)
         return (yield from self._send(whole)) if whole.up_rows else whole
@@ -286,6 +290,9 @@ class RequestFlow:
         duration_s: float = yield RunEdge(rows, deadline_s, is_owed)
         self._router.ran(self.signals.request_facts.model, len(rows), duration_s)
         self.edge_rows.append(rows)
+        for attempt in self.attempts:
+            if attempt.decision.verdict.settings.objective != "accuracy" and self.edge_covers(attempt.rows):
+                attempt.send_no_more()
 
     def _settle(self, decision: Decision) -> Step[None]:
         """Wait for the cloud, with the edge run beside it in time, until every row has an answer or none can come."""

@@ -10,14 +10,15 @@ import hashlib
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from upwell.shared.config.located import Location, located
 from upwell.shared.routing.policy.calibrations import Calibration
+from upwell.shared.routing.policy.consistency import Parts, disagreements, joined
 from upwell.shared.routing.policy.resolution import Resolved
 from upwell.shared.routing.policy.sections import Section, SettingsPatch, Written
 from upwell.shared.routing.policy.settings import ModelPair, Settings
-from upwell.shared.routing.policy.whole import Parts, joined, whole_problems
 from upwell.shared.routing.policy.written_rules import Rule, hours_minutes
 
 __all__ = ("Policy", "Rule", "hours_minutes")
@@ -67,8 +68,8 @@ class Policy(Section):
         try:
             policy = handler(value)
         except ValidationError as error:
-            raise joined(error, {**whole_problems(Parts.readable(value)), **misplaced}) from None
-        problems = {**whole_problems(policy.parts), **misplaced}
+            raise joined(error, {**disagreements(Parts.readable(value)), **misplaced}) from None
+        problems = {**disagreements(policy.parts), **misplaced}
         if problems:
             raise located(problems)
         return policy

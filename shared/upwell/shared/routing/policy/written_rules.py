@@ -55,8 +55,7 @@ def _checked_condition(text: object) -> str:
         from upwell.shared.routing.policy.cel_rules import check
     except ImportError:
         raise ValueError(
-            "`if` needs the package common-expression-language; install upwell[cel] (Python 3.11 or later), or use "
-            "`match`"
+            "`if` needs the package cel-expr-python; install upwell[cel] (Python 3.11 or later), or use `match`"
         ) from None
     check(text)
     return text

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from upwell.shared.errors import ModelFailed, Refused, UpwellError
+from upwell.shared.errors import ModelFailed, UpwellError
 from upwell.shared.routing.decide.state import Signals, SplitRoute
 from upwell.shared.routing.flow.actions import (
     Action,
     Admit,
+    CallEnded,
     Cancel,
     CloudFailure,
     Encode,
-    Ended,
     GiveUp,
     MessageSent,
     Release,
@@ -28,26 +28,33 @@ from upwell.shared.routing.flow.actions import (
 )
 from upwell.shared.routing.flow.flow import RequestFlow
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.routing.scheduling.run_queue import QueuedRun, RunQueue, Slot
+from upwell.shared.routing.scheduling.run_request import RUN_REQUESTS, RunRequest, timed
 from upwell.shared.routing.simulation.kernel import Event, Kernel, Process
 from upwell.shared.routing.simulation.pilot import Pilot
 from upwell.shared.routing.simulation.prober import SimulatedProber
 from upwell.shared.routing.simulation.requests import LoggedRequest
-from upwell.shared.routing.simulation.scheduler import SimulatedScheduler
 from upwell.shared.routing.simulation.served import SimulatedOutcome
 from upwell.shared.routing.simulation.uplink import CloudScript, SimulatedCall, SimulatedUplink
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """What every request is handled with. `splits`: by model, the cuts by which it may go up."""
+    """What every request is handled with.
+
+    `splits`: by model, the cuts by which it may go up. `exits`: models of which the device has a head that answers
+    early; what goes up is what the head gives for the tail, of `size_bytes`. `runs`: those of the one accelerator that
+    all models share.
+    """
 
     kernel: Kernel
-    scheduler: SimulatedScheduler
     uplink: SimulatedUplink
     pilot: Pilot
     prober: SimulatedProber
     script: CloudScript
     splits: Mapping[str, Sequence[SplitRoute]]
+    exits: Collection[str]
+    runs: RunQueue = field(default_factory=RunQueue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +70,42 @@ class SimulatedReply:
     reason: Reason | None = None
 
 
+class _SimulatedRun(QueuedRun):
+    """The turn of a process."""
+
+    __slots__ = ("_kernel", "woken")
+
+    def __init__(self, kernel: Kernel, deadline_s: float, run_request: RunRequest) -> None:
+        super().__init__(deadline_s, run_request)
+        self._kernel, self.woken = kernel, Event()
+
+    def wake(self) -> None:
+        self._kernel.fire(self.woken)
+
+
 class SimulatedDriver:
     """One request of one row. Made at its arrival and run once; `served` then says what became of it."""
 
     def __init__(self, device: SimulatedDevice, request: LoggedRequest) -> None:
         self._device, self._kernel, self._request = device, device.kernel, request
-        has_cloud = device.pilot.habits.has_cloud
+        has_cloud, model = device.pilot.habits.has_cloud, request.line.model
         signals = Signals(
             request_facts=request.request_facts,
             row_sizes_bytes=(request.size_bytes,),
             arrived_s=request.t_s,
             caller_deadline_s=request.t_s + request.deadline_s,
             has_cloud=has_cloud,
-            edge_ahead=device.scheduler.ahead,
-            ways=tuple(device.splits.get(request.line.model, ())) if has_cloud else (),
+            edge_ahead=device.runs.ahead,
+            split_routes=tuple(device.splits.get(model, ())) if has_cloud else (),
+            exits=model in device.exits,
         )
         self._flow = RequestFlow(device.pilot, signals)
-        self._priority_rank = 0
+        self._run_request = RUN_REQUESTS["normal"]
         self._calls: dict[str, SimulatedCall] = {}
-        self._told: set[str] = set()
+        self._ended_calls: set[str] = set()
         self._news = Event()
-        self._slot: tuple[float, float] | None = None
-        settings = device.pilot.settings(request.line.model)
+        self._slot: Slot | None = None
+        settings = device.pilot.settings(model)
         self.served = SimulatedOutcome(request, settings, request.t_s + settings.deadline_s, Reason.EASY)
         self.served.estimate_bits_per_s = _estimate_bits_per_s(device.pilot)
 
@@ -104,15 +125,15 @@ class SimulatedDriver:
         flow, kernel = self._flow, self._kernel
         action = flow.begin(kernel.now_s)
         while action is not None:
-            told: Any = None
+            result: Any = None
             try:
-                told = yield from self._perform(action)
+                result = yield from self._perform(action)
             except UpwellError as error:
                 action = flow.fail(error, kernel.now_s)
                 continue
             was_admitted = isinstance(action, Admit)
             try:
-                action = flow.resume(told, kernel.now_s)
+                action = flow.resume(result, kernel.now_s)
             finally:
                 if was_admitted:
                     self._note_decision()
@@ -121,28 +142,32 @@ class SimulatedDriver:
         first = self._flow.first
         assert first is not None  # noqa: S101  it was decided before it was admitted
         self.served.settings, self.served.deadline_s = first.verdict.settings, first.deadline_s
-        if self._flow.signals.may_ascend and not first.verdict.egress_rule:
+        if self._flow.signals.may_offload and not first.verdict.egress_rule:
             self._device.prober.note_candidate()
 
     def _perform(self, action: Action) -> Process[Any]:
         device, request = self._device, self._request
         if isinstance(action, Admit):
+            self._run_request = RUN_REQUESTS[action.decision.verdict.settings.priority]
             if not self._flow.signals.edge_ahead:
                 return 0
-            return device.scheduler.ahead_of(action.decision.deadline_s, action.decision.verdict.settings.priority)
+            return device.runs.ahead_of(action.decision.deadline_s, self._run_request)
         if isinstance(action, RunEdge):
-            yield from self._run(request.edge_s, action.deadline_s, is_owed=action.is_owed)
+            if math.isnan(request.edge_s):
+                raise ModelFailed("the device fails on this request")
+            owed = replace(self._run_request, is_owed=action.is_owed)
+            yield from self._run(request.edge_s, action.deadline_s, request.line.model, owed)
             self.served.edge_runs += 1
             return request.edge_s
         if isinstance(action, RunHead):
-            head_s = 0.0 if math.isnan(action.way.head_s) else action.way.head_s
-            yield from self._run(head_s, action.decision.deadline_s, is_owed=False)
+            head_s = 0.0 if math.isnan(action.split_route.head_s) else action.split_route.head_s
+            yield from self._run(head_s, action.decision.deadline_s, action.split_route.key, self._run_request)
             return head_s
         if isinstance(action, Score):
             return (device.pilot.habits.scores(request, action.hard),)
         if isinstance(action, Encode):
-            way = self._flow.attempts[action.attempt].decision.way
-            return request.size_bytes if way is None else way.row_bytes
+            split_route = self._flow.attempts[action.attempt].decision.split_route
+            return request.size_bytes if split_route is None else split_route.row_bytes
         if isinstance(action, Send):
             return self._send(action)
         if isinstance(action, Wait):
@@ -154,30 +179,35 @@ class SimulatedDriver:
         if isinstance(action, Cancel):
             device.uplink.give_up(self._calls[action.call])
         if isinstance(action, Reserve):
-            self._slot = device.scheduler.promise(action.start_s, action.end_s)
-            return self._slot[0]
+            self._slot = device.runs.reserve(action.start_s, action.end_s, self)
+            return self._slot.ready_s
         if isinstance(action, Release):
             assert self._slot is not None  # noqa: S101  taken before
-            device.scheduler.release(self._slot)
+            device.runs.release(self._slot, self._kernel.now_s)
         return None
 
-    def _run(self, duration_s: float, deadline_s: float, *, is_owed: bool) -> Process[None]:
-        first = self._flow.first
-        assert first is not None  # noqa: S101  nothing runs before
-        priority = first.verdict.settings.priority
-        if math.isnan(duration_s):
-            raise ModelFailed("the device fails on this request")
-        ran = yield from self._device.scheduler.run(duration_s, deadline_s, priority, is_owed=is_owed)
-        if not ran:
-            raise Refused("the device is busy until the deadline")
+    def _run(self, duration_s: float, deadline_s: float, model: str, run_request: RunRequest) -> Process[None]:
+        """Wait for a turn and run, as `EdfScheduler` of the agent has its threads do. Raises what it does."""
+        kernel, runs = self._kernel, self._device.runs
+        times, now_s = self._device.pilot.state.edge.get(model), kernel.now_s
+        run = _SimulatedRun(kernel, deadline_s, timed(run_request, times, 1, self._request.t_s, now_s))
+        if not runs.join(run, now_s, self):
+            yield run.woken, run.latest_start_s
+            if run.error is not None:
+                raise run.error
+            if not run.woken.is_set:
+                runs.leave(run, kernel.now_s)
+                raise run.late_error()
+        yield None, kernel.now_s + duration_s
+        runs.leave(run, kernel.now_s)
 
     def _send(self, action: Send) -> MessageSent:
         attempt = self._flow.attempts[action.attempt]
-        way = attempt.decision.way
-        size_bytes = self._request.size_bytes if way is None else way.row_bytes
+        split_route = attempt.decision.split_route
+        size_bytes = self._request.size_bytes if split_route is None else split_route.row_bytes
         behaviour = self._device.script(self._request, len(self._calls))
-        if way is not None and not math.isnan(way.tail_s):
-            behaviour = replace(behaviour, cloud_s=way.tail_s)
+        if split_route is not None and not math.isnan(split_route.tail_s):
+            behaviour = replace(behaviour, cloud_s=split_route.tail_s)
         self._calls[action.call] = self._device.uplink.send(size_bytes, behaviour, self._tell)
         return MessageSent(size_bytes)
 
@@ -185,17 +215,19 @@ class SimulatedDriver:
         news, self._news = self._news, Event()
         self._kernel.fire(news)
 
-    def _wait(self, until_s: float) -> Process[list[Ended]]:
+    def _wait(self, until_s: float) -> Process[list[CallEnded]]:
         while True:
             ended = [
-                self._answered(name) for name, call in self._calls.items() if name not in self._told and call.ended
+                self._answered(name)
+                for name, call in self._calls.items()
+                if name not in self._ended_calls and call.ended
             ]
             if ended or self._kernel.now_s >= until_s:
                 return ended
             yield self._news, until_s
 
-    def _answered(self, name: str) -> Ended:
-        self._told.add(name)
+    def _answered(self, name: str) -> CallEnded:
+        self._ended_calls.add(name)
         call = self._calls[name]
         if call.behaviour.failure is not None:
             self._device.prober.note_failure()
@@ -204,10 +236,10 @@ class SimulatedDriver:
         reply_bytes = self._request.line.reply_bytes
         return self._ended(name, SimulatedReply(call.size_bytes, reply_bytes, call.total_s, call.cloud_s))
 
-    def _ended(self, name: str, outcome: SimulatedReply | CloudFailure) -> Ended:
+    def _ended(self, name: str, outcome: SimulatedReply | CloudFailure) -> CallEnded:
         call, now_s = self._calls[name], self._kernel.now_s
         ended_s = now_s if math.isnan(call.total_s) else call.sent_s + call.total_s
-        return Ended(name, outcome, ended_s, ended_s - call.sent_s)
+        return CallEnded(name, outcome, ended_s, ended_s - call.sent_s)
 
 
 def _estimate_bits_per_s(pilot: Pilot) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from upwell.shared.routing.simulation.kernel import Kernel, Process
 from upwell.shared.routing.simulation.pilot import Habits, Pilot
 from upwell.shared.routing.simulation.prober import SimulatedProber
 from upwell.shared.routing.simulation.requests import LoggedRequest, model_pairs, score, verdict
-from upwell.shared.routing.simulation.scheduler import SimulatedScheduler
 from upwell.shared.routing.simulation.served import SimulatedOutcome
 from upwell.shared.routing.simulation.uplink import CloudScript, Queue, SimulatedUplink, as_logged
 
@@ -29,13 +28,14 @@ SWEPT = 10
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What happens, whoever routes: the requests by arrival, and the link."""
+    """What happens, whoever routes: the requests by arrival, and the link. See `SimulatedDevice`."""
 
     requests: Sequence[LoggedRequest]
     capacity: Capacity
     rtt_s: float
     script: CloudScript = as_logged
     splits: Mapping[str, Sequence[SplitRoute]] = field(default_factory=dict)
+    exits: Collection[str] = ()
 
 
 def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[SimulatedOutcome]:  # noqa: B008  immutable
@@ -44,8 +44,7 @@ def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[Simu
     uplink = SimulatedUplink(kernel, scene.capacity, scene.rtt_s)
     pilot = Pilot(policy, model_pairs(scene.requests), kernel, habits)
     prober = SimulatedProber(kernel, uplink, pilot)
-    scheduler = SimulatedScheduler(kernel)
-    device = SimulatedDevice(kernel, scheduler, uplink, pilot, prober, scene.script, scene.splits)
+    device = SimulatedDevice(kernel, uplink, pilot, prober, scene.script, scene.splits, scene.exits)
     handled: list[SimulatedDriver] = []
 
     def handle(request: LoggedRequest) -> Process[None]:

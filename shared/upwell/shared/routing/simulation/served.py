@@ -45,7 +45,8 @@ class SimulatedOutcome:
     def is_right(self) -> bool:
         """Whether the answer came in time and is right."""
         line = self.request.line
-        return self.in_time and bool(line.cloud_correct if self.route is Route.CLOUD else line.edge_correct)
+        is_up = self.route in (Route.CLOUD, Route.SPLIT)
+        return self.in_time and bool(line.cloud_correct if is_up else line.edge_correct)
 
 
 @dataclass(frozen=True, slots=True)

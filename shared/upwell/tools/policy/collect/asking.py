@@ -20,7 +20,7 @@ from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.log import LogLine
 from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.signature.images import encode_for_uplink
+from upwell.shared.signature.image_codec import encode_for_uplink
 from upwell.shared.signature.truth import Judge
 from upwell.shared.tensors import Array
 from upwell.tools.policy.collect.items import Item, read_item

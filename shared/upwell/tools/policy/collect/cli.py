@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from upwell.edge.config import AgentConfig, CloudSection
 from upwell.edge.models.sections import ModelSection
@@ -24,9 +22,10 @@ from upwell.shared.routing.policy.rules import CompiledPolicy, RequestFacts
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.truth import Judge
 from upwell.tools.policy.collect.asking import Asker
-from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same, report_of
+from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same
 from upwell.tools.policy.collect.items import Item, find_items, read_labels
 from upwell.tools.policy.collect.log_file import opened
+from upwell.tools.terminal import AsJson, plain, print_error, progress, stdout_console
 
 _SHOWN = 5
 
@@ -35,16 +34,16 @@ def collect(
     agent: Annotated[Path, typer.Argument(metavar="AGENT_YAML", help="The agent.yaml that names both sides.")],
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, by the name that callers use.")],
     data: Annotated[Path, typer.Option(metavar="DIR", help="Folder of pictures, .npy or .npz files, one item each.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The log to write, or to go on with.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The log to write, or to continue.")],
     labels: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="CSV file,label; without it the cloud's answers count as right."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run both sides of MODEL on every item of a folder, and write what they say as a request log.
 
-    What was collected stays: after an interrupt the same command goes on with the items that are missing.
+    What was collected stays: after an interrupt the same command continues with the items that are missing.
     """
     config = load_yaml(agent, AgentConfig)
     section, cloud = _sides(agent, config, model)
@@ -71,9 +70,13 @@ def _sides(path: Path, config: AgentConfig, name: str) -> tuple[ModelSection, Cl
         raise ConfigError.at(path, f"no model {name!r}; expected one of {', '.join(config.models)}", "models")
     for side, is_there in (("edge", section.edge), ("cloud", section.cloud)):
         if is_there is None:
-            raise ConfigError.at(path, f"it has no {side} side; both sides are asked", f"models.{name}")
+            raise ConfigError.at(
+                path,
+                f"it has no {side} side; collecting asks both",
+                f"models.{name}",
+            )
     if config.cloud is None:
-        raise ConfigError.at(path, "it says nowhere where the cloud is; expected {endpoint: HOST:PORT}", "cloud")
+        raise ConfigError.at(path, "this key is missing; expected {endpoint: HOST:PORT}", "cloud")
     return section, config.cloud
 
 
@@ -90,47 +93,43 @@ def _collected(
     with opened(out) as log:
         check_same(log.former.line, model.edge, model.name, with_labels=classes is not None)
         missing = [item for item in labelled if item.name not in log.former.items]
-        collection = Collection(Asker(model, client, policy, judge, classes), log)
-        _run(collection, missing)
-    return report_of(
-        collection.tally,
-        before=len(labelled) - len(missing),
-        unlabelled=len(items) - len(labelled),
-        out=str(out),
-        with_labels=classes is not None,
-    )
+        report = CollectionReport(
+            out=str(out),
+            truth="cloud" if classes is None else "labels",
+            already_there=len(labelled) - len(missing),
+            unlabelled=len(items) - len(labelled),
+        )
+        _run(Collection(Asker(model, client, policy, judge, classes), log, report), missing)
+    return report
 
 
 def _run(collection: Collection, items: list[Item]) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("asking both sides", total=len(items))
-            collection.run(items, lambda: progress.advance(task))
+        with progress() as bar:
+            task = bar.add_task("asking both sides", total=len(items))
+            collection.run(items, lambda: bar.advance(task))
     except KeyboardInterrupt:
-        done = collection.tally.collected
-        console.print(
-            f"interrupted: {done} of {len(items)} items are in the log; the same command goes on with the rest"
-        )
+        done = collection.report.collected
+        kept = f"{done} of {len(items)} items are in the log"
+        print_error(f"interrupted: {kept}; the same command continues with the rest")
         raise
 
 
 def _show(report: CollectionReport) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    there = f", {report.already_there} were there" if report.already_there else ""
+    console = stdout_console()
+    there = f", {report.already_there} were there already" if report.already_there else ""
     console.print(f"{report.collected} items collected in {report.out}{there}", markup=False)
     if report.unlabelled:
         console.print(f"{report.unlabelled} items have no label and were left out")
     for found, what in (
         (report.skipped, "skipped"),
-        (report.unanswered, "without an answer of the cloud"),
+        (report.unanswered, "without an answer from the cloud"),
         (report.kept_by_egress_rule, "not sent, by a rule of the policy with egress: deny"),
     ):
         if found:
             console.print(f"{len(found)} {what}:")
         for name, why in list(found.items())[:_SHOWN]:
-            console.print(_printable(f"  {name}: {why}"), markup=False)
+            console.print(plain(f"  {name}: {why}"))
         if len(found) > _SHOWN:
             console.print(f"  and {len(found) - _SHOWN} more")
     if report.truth == "cloud":
@@ -138,8 +137,3 @@ def _show(report: CollectionReport) -> None:
     for side, accuracy in (("edge", report.edge_accuracy), ("cloud", report.cloud_accuracy)):
         if accuracy is not None:
             console.print(f"{side} right: {accuracy:.1%}")
-
-
-def _printable(text: str) -> str:
-    """A file's or a server's words without anything that a terminal would obey."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,43 +24,23 @@ class CloudSilent(UpwellError):
     """The cloud does not answer at all; nothing is learnt by going on."""
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class CollectionReport:
-    """The outcome as `--json` prints it; items by name with what happened to them. Accuracies are None where nobody
-    knows of any line."""
+    """What became of the items so far, as `--json` prints it; items by name with what happened to them.
+
+    The accuracies are None where no line knows, and until all items are done.
+    """
 
     out: str
     truth: Literal["labels", "cloud"]
-    collected: int
+    collected: int = 0
     already_there: int
     unlabelled: int
-    skipped: Mapping[str, str]
-    unanswered: Mapping[str, str]
-    kept_by_egress_rule: Mapping[str, str]
-    edge_accuracy: float | None
-    cloud_accuracy: float | None
-
-
-@dataclass
-class CollectionTally:
-    """What became of the items so far. The `*_right` count the lines that know, which `*_judged` counts."""
-
-    collected: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
     unanswered: dict[str, str] = field(default_factory=dict)
-    kept_here: dict[str, str] = field(default_factory=dict)
-    edge_judged: int = 0
-    edge_right: int = 0
-    cloud_judged: int = 0
-    cloud_right: int = 0
-
-    def add(self, line: LogLine) -> None:
-        """Count a line that was written."""
-        self.collected += 1
-        self.edge_judged += line.edge_correct is not None
-        self.edge_right += line.edge_correct is True
-        self.cloud_judged += line.cloud_correct is not None
-        self.cloud_right += line.cloud_correct is True
+    kept_by_egress_rule: dict[str, str] = field(default_factory=dict)
+    edge_accuracy: float | None = None
+    cloud_accuracy: float | None = None
 
 
 def check_same(former: LogLine | None, edge: EdgeModel, model: str, *, with_labels: bool) -> None:
@@ -82,12 +62,14 @@ def check_same(former: LogLine | None, edge: EdgeModel, model: str, *, with_labe
 
 
 class Collection:
-    """Asks for items one after the other and writes their lines. `tally` is right at any moment, also after Ctrl-C."""
+    """Asks for items one after the other and writes their lines. `report` counts them, also where Ctrl-C ends it."""
 
-    def __init__(self, asker: Asker, log: LogFile) -> None:
-        self.tally = CollectionTally()
+    def __init__(self, asker: Asker, log: LogFile, report: CollectionReport) -> None:
+        self.report = report
         self._asker = asker
         self._log = log
+        self._edge_correct: list[bool] = []
+        self._cloud_correct: list[bool] = []
         self._is_warm = False
         self._held: list[tuple[Item, Asked]] = []
 
@@ -105,6 +87,8 @@ class Collection:
             except BaseException:
                 self._asker.close()  # ends the call under way, for which the worker is waited for
                 raise
+        self.report.edge_accuracy = _accuracy(self._edge_correct)
+        self.report.cloud_accuracy = _accuracy(self._cloud_correct)
 
     def _ask(self, item: Item, began_s: float) -> Asked | None:
         try:
@@ -113,7 +97,7 @@ class Collection:
                 self._is_warm = True
             return self._asker.ask(item, time.monotonic() - began_s)
         except UpwellError as error:
-            self.tally.skipped[item.name] = str(error)
+            self.report.skipped[item.name] = str(error)
             return None
 
     def _take(self, item: Item, asked: Asked | None) -> None:
@@ -124,8 +108,8 @@ class Collection:
         silent = sum(held.cloud.is_silent for _, held in self._held)
         if silent == SILENT_LIMIT:
             raise CloudSilent(
-                f"the cloud did not answer {SILENT_LIMIT} items in a row, which are left for another time (the same "
-                f"command goes on with them): {asked.cloud.problem}"
+                f"the cloud did not answer {SILENT_LIMIT} items in a row, which are left for later (the same "
+                f"command continues with them): {asked.cloud.problem}"
             )
         was_heard = not asked.cloud.is_silent and not asked.egress_rule
         if was_heard or not silent:
@@ -136,24 +120,16 @@ class Collection:
             item, asked = self._held[0]
             self._log.append(asked.line)
             del self._held[0]
-            self.tally.add(asked.line)
+            self.report.collected += 1
+            if asked.line.edge_correct is not None:
+                self._edge_correct.append(asked.line.edge_correct)
+            if asked.line.cloud_correct is not None:
+                self._cloud_correct.append(asked.line.cloud_correct)
             if asked.cloud.problem:
-                self.tally.unanswered[item.name] = asked.cloud.problem
+                self.report.unanswered[item.name] = asked.cloud.problem
             if asked.egress_rule:
-                self.tally.kept_here[item.name] = asked.egress_rule
+                self.report.kept_by_egress_rule[item.name] = asked.egress_rule
 
 
-def report_of(tally: CollectionTally, *, before: int, unlabelled: int, out: str, with_labels: bool) -> CollectionReport:
-    """The outcome of a collection; `before` items were in the log when it began."""
-    return CollectionReport(
-        out=out,
-        truth="labels" if with_labels else "cloud",
-        collected=tally.collected,
-        already_there=before,
-        unlabelled=unlabelled,
-        skipped=tally.skipped,
-        unanswered=tally.unanswered,
-        kept_by_egress_rule=tally.kept_here,
-        edge_accuracy=tally.edge_right / tally.edge_judged if tally.edge_judged else None,
-        cloud_accuracy=tally.cloud_right / tally.cloud_judged if tally.cloud_judged else None,
-    )
+def _accuracy(correct: Sequence[bool]) -> float | None:
+    return sum(correct) / len(correct) if correct else None

@@ -42,7 +42,7 @@ def find_items(folder: Path) -> list[Item]:
         raise ConfigError.at(folder, f"cannot be read: {error.strerror}", "--data") from None
     if not found:
         raise ConfigError.at(
-            folder, f"it holds no item; expected files that end in {', '.join(sorted(SUFFIXES))}", "--data"
+            folder, f"no item in it; expected files that end in {', '.join(sorted(SUFFIXES))}", "--data"
         )
     return sorted((Item(path.relative_to(folder).as_posix(), path) for path in found), key=lambda item: item.name)
 
@@ -117,7 +117,7 @@ def _read_rows(path: Path) -> list[tuple[int, Mapping[str, str | None]]]:
     if not {"file", "label"} <= columns:
         raise ConfigError.at(path, "expected a first line with the columns file,label", line=1)
     if not rows:
-        raise ConfigError.at(path, "it holds no label")
+        raise ConfigError.at(path, "no label in it")
     return rows
 
 

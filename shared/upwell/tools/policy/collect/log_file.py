@@ -57,7 +57,7 @@ class LogFile:
 def opened(path: Path) -> Iterator[LogFile]:
     """The log at `path`, made if missing, with an unfinished last line cut off. Raises `ConfigError`."""
     if path.exists() and not path.is_file():
-        raise ConfigError.at(path, "this is no file; expected the log to write or to go on with", "--out")
+        raise ConfigError.at(path, "not a file; expected a log to write or to continue", "--out")
     former = _read(path) if path.exists() else Former()
     with ExitStack() as stack:
         try:
@@ -91,5 +91,5 @@ def _parsed(path: Path, number: int, text: bytes) -> LogLine:
         return LogLine.model_validate_json(text)
     except ValidationError:
         raise ConfigError.at(
-            path, "this line is none of a request log; --out names a new file or a log to go on with", line=number
+            path, "this is not a line of a request log; --out names a new file or a log to continue", line=number
         ) from None

@@ -49,22 +49,22 @@ class StreamIO(Protocol):
 
 
 def flow_of(
-    requests: Iterator[bytes], context: grpc.ServicerContext, send: Send, told: StreamListener, threads: CallThreads
+    requests: Iterator[bytes], context: grpc.ServicerContext, send: Send, listener: StreamListener, threads: CallThreads
 ) -> StreamIO:
     """What to read from and to write with instead of gRPC's own. Bytes on both sides. What has to wait, does in
     `threads`.
     """
-    return _Events(context, send, told) if inner_parts.is_on() else _Waits(requests, send, told, threads)
+    return _Events(context, send, listener) if inner_parts.is_on() else _Waits(requests, send, listener, threads)
 
 
 class _Events:
     """On the fast path."""
 
-    def __init__(self, context: Any, send: Send, told: StreamListener) -> None:
+    def __init__(self, context: Any, send: Send, listener: StreamListener) -> None:
         self._state = context._state
         self._call = context._rpc_event.call
         self._end = send
-        self._told = told
+        self._listener = listener
 
     def ask(self) -> None:
         """See `StreamIO`."""
@@ -75,7 +75,7 @@ class _Events:
                 self._call.start_server_batch(operations, self._received)
                 state.due.add(token)
         if not is_active:
-            self._told.no_more_come(has_left=True)
+            self._listener.no_more_come(has_left=True)
 
     def send(self, answer: bytes) -> bool:
         """See `StreamIO`."""
@@ -102,24 +102,24 @@ class _Events:
         with state.condition:
             finished = server._possibly_finish_call(state, server._RECEIVE_MESSAGE_TOKEN)
             has_left = state.client is server._CANCELLED
-        _tell_of(self._told, data, has_left)
+        _tell_of(self._listener, data, has_left)
         return finished
 
     def _sent(self, _: Any) -> Any:
         state = self._state
         with state.condition:
             finished = server._possibly_finish_call(state, server._SEND_MESSAGE_TOKEN)
-        _tell(self._told, self._told.was_taken)
+        _tell(self._listener, self._listener.was_taken)
         return finished
 
 
 class _Waits:
     """Of any gRPC: a thread waits for each message, and who sends one waits until it has been taken."""
 
-    def __init__(self, requests: Iterator[bytes], send: Send, told: StreamListener, threads: CallThreads) -> None:
+    def __init__(self, requests: Iterator[bytes], send: Send, listener: StreamListener, threads: CallThreads) -> None:
         self._requests = requests
         self._send = send
-        self._told = told
+        self._listener = listener
         self._threads = threads
 
     def ask(self) -> None:
@@ -144,17 +144,17 @@ class _Waits:
             data = next(self._requests, None)
         except Exception:  # noqa: BLE001 (gRPC raises an `RpcError` without any members)
             has_left = True
-        _tell_of(self._told, data, has_left)
+        _tell_of(self._listener, data, has_left)
 
 
-def _tell_of(told: StreamListener, data: bytes | None, has_left: bool) -> None:
+def _tell_of(listener: StreamListener, data: bytes | None, has_left: bool) -> None:
     """Of a message, or that none comes."""
-    _tell(told, (lambda: told.no_more_come(has_left)) if data is None else lambda: told.came(data))
+    _tell(listener, (lambda: listener.no_more_come(has_left)) if data is None else lambda: listener.came(data))
 
 
-def _tell(told: StreamListener, how: Callable[[], None]) -> None:
+def _tell(listener: StreamListener, how: Callable[[], None]) -> None:
     """gRPC's thread of events has to go on, and to know what has finished."""
     try:
         how()
     except Exception:  # noqa: BLE001 (a bug: nobody else would end the stream)
-        told.break_off()
+        listener.break_off()

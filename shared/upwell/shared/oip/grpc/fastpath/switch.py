@@ -71,6 +71,6 @@ def _ask(channel: grpc.Channel) -> None:
     request = InferRequest("echo", {"fp32": np.zeros((1, 1), np.float32)}, id="proof")
     message = serialize_infer_request(request)
     answer: bytes = call(message, timeout=PROOF_S)
-    told: list[bytes] = list(stream(iter([message]), timeout=PROOF_S))
-    if b"proof" not in answer or len(told) != 1 or b"proof" not in told[0]:
+    streamed: list[bytes] = list(stream(iter([message]), timeout=PROOF_S))
+    if b"proof" not in answer or len(streamed) != 1 or b"proof" not in streamed[0]:
         raise ValueError("another answer")

@@ -1,0 +1,58 @@
+"""The keys of a server of the protocol: those that `agent.yaml` and `cloud.yaml` have in common."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ
+from upwell.shared.config.security import ServerSecurity, TlsFiles
+from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.oip.auth.limits import UNLIMITED, Limits
+from upwell.shared.oip.codec.wire import MAX_MESSAGE_BYTES
+from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.telemetry.sections import LogFormat, Traces
+from upwell.shared.units import Bytes
+
+
+class ServerTls(FilePart):
+    """PEM files of a server; watched, new files take over without a restart."""
+
+    cert: RelativePath = Field(description="Certificate chain.")
+    key: RelativePath = Field(description="Its private key.")
+    client_ca: RelativePath | None = Field(
+        None, description="Issuers of client certificates; every client must show one."
+    )
+
+
+class ServerKeys(FilePart):
+    """Where a server listens, whom it lets in, and what it tells its operator."""
+
+    listen: tuple[ListenAddress, ...] = Field(
+        min_length=1, description="Addresses: HOST:PORT (port 0: any free) or unix:/PATH."
+    )
+    listen_http: tuple[ListenAddress, ...] = Field((), description="The same over HTTP/1.1, at other addresses.")
+    tls: ServerTls | None = Field(None, description="TLS for `listen` and `listen_http`.")
+    tokens: RelativePath | None = Field(None, description="A tokens.yaml with the bearer tokens that callers may use.")
+    insecure: bool = Field(False, description="Allow addresses off loopback without TLS or authentication.")
+    limits: Limits = Field(UNLIMITED, description="What each caller may ask for, where tokens.yaml says nothing else.")
+    max_message: Bytes = Field(
+        DEFAULT_MAX_MESSAGE_BYTES, gt=0, le=MAX_MESSAGE_BYTES, description="Largest message taken or sent."
+    )
+    metrics: TcpAddress | None = Field(
+        None,
+        description="Where Prometheus scrapes it, such as 127.0.0.1:9464; without it there is no such endpoint.",
+    )
+    traces: Traces | None = Field(None, description="OpenTelemetry traces; none without it.")
+    log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
+
+    @model_validator(mode="after")
+    def _ports_of_their_own(self) -> ServerKeys:
+        metrics = [self.metrics] if self.metrics else []
+        check_all_differ({"listen": self.listen, "listen_http": self.listen_http, "metrics": metrics})
+        return self
+
+    @property
+    def security(self) -> ServerSecurity:
+        """How the server is protected."""
+        tls = TlsFiles(self.tls.cert, self.tls.key, self.tls.client_ca) if self.tls else None
+        return ServerSecurity(tls, self.tokens, self.insecure)

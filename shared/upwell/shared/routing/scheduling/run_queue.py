@@ -1,0 +1,252 @@
+"""The runs of one device: whose turn it is, who waits, and the slots kept for those who may need one later.
+
+The agent drives it with threads, locks and the clock, the simulator in virtual time. Pure; time is an argument.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from upwell.shared.errors import DeadlineExceeded, Refused, Superseded, UpwellError
+from upwell.shared.routing.scheduling.run_request import RunRequest
+from upwell.shared.routing.scheduling.schedulability import (
+    Job,
+    ScheduledRun,
+    by_deadline,
+    choose,
+    ends_s,
+    is_in_the_way,
+    late,
+    latest_gap,
+    make_room,
+    slots_due,
+)
+
+
+class QueuedRun:
+    """One run that waits for the device or is on it.
+
+    `wake` says that the run has begun, at `began_s` (NaN before), or that `error` says why it never will.
+    """
+
+    __slots__ = ("began_s", "deadline_s", "error", "run_request")
+    ready_s: ClassVar[float] = -math.inf
+
+    def __init__(self, deadline_s: float, run_request: RunRequest) -> None:
+        self.deadline_s = deadline_s
+        self.run_request = run_request
+        self.error: UpwellError | None = None
+        self.began_s = math.nan
+
+    def queue(self) -> None:
+        """Called before it waits."""
+
+    def wake(self) -> None:
+        """Called once, of somebody who waits."""
+
+    @property
+    def latest_start_s(self) -> float:
+        """Until when it may wait; what is owed runs however late it is."""
+        return self.deadline_s - (0.0 if self.run_request.is_owed else self.run_request.known_run_s)
+
+    def late_error(self) -> DeadlineExceeded:
+        """What somebody is told who waited until `latest_start_s`."""
+        if math.isnan(self.run_request.run_s) or self.run_request.is_owed:
+            return DeadlineExceeded("the device was busy until the deadline")
+        needed = f"{self.run_request.run_s * 1e3:.1f} ms"
+        return DeadlineExceeded(f"the device was busy until less than the {needed} were left that the run takes")
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """Kept for a run that may be needed: it would begin at `ready_s`, be over by `deadline_s`, as `run_request` says.
+
+    `is_used` once its `owner` has asked for the run: from then on that run keeps the place.
+    """
+
+    ready_s: float
+    deadline_s: float
+    run_request: RunRequest
+    owner: Hashable
+    is_used: bool = False
+
+
+class RunQueue:
+    """At most `instances` runs at one time, with admission.
+
+    Who asks for a run is taken on only if it will be in time, by the run times that the requests predict, and if
+    nobody who was taken on before is late for it. So what waits here is answered in time, unless runs take longer than
+    predicted or a reservation is made later. The order is the earliest deadline first (Liu & Layland 1973); a higher
+    priority goes before a lower one wherever that makes nobody late, and where it does, takes the place of a lower
+    one, which is told at once. See `schedulability` for the arithmetic, and for what holds for several runs at one
+    time. `waiting` is in the order of coming, `slots` in that of time: at no instant are there more than `instances`.
+    """
+
+    def __init__(self, instances: int = 1) -> None:
+        self.instances = instances
+        self.waiting: list[QueuedRun] = []
+        self.running: list[QueuedRun] = []
+        self.slots: list[Slot] = []
+
+    def resize(self, instances: int, now_s: float) -> None:
+        """From now on so many runs at one time; those in progress go on, and whoever waits keeps its place."""
+        self.instances = instances
+        self._run_waiting(now_s)
+
+    @property
+    def ahead(self) -> int:
+        """Runs that end before one that comes now could begin, one after the other: all others go on beside those."""
+        return (len(self.waiting) + len(self.running)) // self.instances
+
+    def ahead_of(self, deadline_s: float, run_request: RunRequest) -> int:
+        """The same for a request like this one, which does not wait for all that are there."""
+        before = [
+            other
+            for other in self.waiting
+            if not _replaces(run_request, other.run_request)
+            and (other.run_request.rank, -other.deadline_s) >= (run_request.rank, -deadline_s)
+        ]
+        return (len(before) + len(self.running)) // self.instances
+
+    def reserve(self, start_s: float, end_s: float, owner: Hashable) -> Slot:
+        """Keep a slot for a request that may need a run later, from `ready_s` on.
+
+        Wanted is [start_s, end_s]; where as many others lie there already as there are runs at one time, the slot
+        moves to the latest gap before, so that all who wait for the same silent cloud can fall back in time, one
+        after the other. Slots that may follow another are twice as long as wanted: what runs slower than predicted
+        would add up from slot to slot. New runs stay clear of the slots that begin before the device would be done
+        with them: before a slot, or, where they have the time, after it. The run itself is one that `is_owed`.
+        """
+        run_request = RunRequest(run_s=end_s - start_s, is_owed=True)
+        if len(self.slots) >= self.instances:
+            start_s -= end_s - start_s
+        taken = [(slot.ready_s, slot.deadline_s) for slot in self.slots]
+        slot = Slot(*latest_gap(taken, start_s, end_s, self.instances), run_request, owner)
+        bisect.insort(self.slots, slot, key=lambda one: one.ready_s)
+        return slot
+
+    def release(self, slot: Slot, now_s: float) -> None:
+        """Give a slot back."""
+        self.slots.remove(slot)
+        self._run_waiting(now_s)
+
+    def join(self, new: QueuedRun, now_s: float, owner: Hashable = None) -> bool:
+        """Take a free place (True) or one in the queue.
+
+        Raises `Refused` where it cannot be in time or would make others late, `Superseded` where a newer one of its
+        stream waits, and `DeadlineExceeded` where it comes too late.
+        """
+        is_free = len(self.running) < self.instances
+        if is_free and not self.slots:  # then nobody waits
+            self._run(new, now_s)
+            return True
+        if not is_free and new.deadline_s <= now_s:
+            raise new.late_error()
+        twin = next((other for other in self.waiting if _replaces(new.run_request, other.run_request)), None)
+        if twin is not None and twin.run_request.arrived_s > new.run_request.arrived_s:
+            raise _superseded()
+        if new.run_request.is_owed:
+            self._use_slot(owner)
+        waiting = [other for other in self.waiting if other is not twin]
+        starts = self._starts(now_s)
+        due: list[Job] = [*waiting, *slots_due(self.unused_slots(), [*waiting, new], *starts)]
+        runs_now = is_free and not self._must_wait(new, starts)
+        leaving = make_room(due, new, *starts, is_free=runs_now)
+        if leaving is None:
+            raise _refused(due, new, starts, now_s)
+        if twin is not None:
+            self._tell(twin, _superseded())
+        for other in waiting:
+            if other in leaving:
+                self._tell(other, Refused("a request of higher priority took its place on the busy device"))
+        if runs_now:
+            self._run(new, now_s)
+        else:
+            new.queue()
+            self.waiting.append(new)
+        if new.run_request.is_owed:
+            self._run_waiting(now_s)  # who had to wait for its slot may go beside it
+        return runs_now
+
+    def leave(self, run: QueuedRun, now_s: float) -> None:
+        """Stop waiting, or give up the run, or neither: whatever ended the wait, the device is never lost."""
+        if run in self.running:
+            self.running.remove(run)
+            if self.waiting:
+                self._run_waiting(now_s)
+        elif run in self.waiting:
+            self.waiting.remove(run)
+
+    def unused_slots(self) -> list[Slot]:
+        """Those whose runs may still be asked for."""
+        return [slot for slot in self.slots if not slot.is_used]
+
+    def _use_slot(self, owner: Hashable) -> None:
+        slot = next((slot for slot in self.slots if slot.owner == owner and not slot.is_used), None)
+        if slot is not None:
+            slot.is_used = True
+
+    def _starts(self, now_s: float) -> list[ScheduledRun]:
+        """When each place is free, in order. Where more run than may (a resize), the last to end free the places."""
+        busy = [ScheduledRun.after(run.run_request, run.began_s, now_s) for run in self.running]
+        busy.sort(key=lambda start: start.at_s)
+        return [ScheduledRun(now_s)] * (self.instances - len(busy)) + busy[-self.instances :]
+
+    def _must_wait(self, run: QueuedRun, starts: Sequence[ScheduledRun]) -> bool:
+        return is_in_the_way(run, [start.at_s for start in starts], self.unused_slots())
+
+    def _tell(self, run: QueuedRun, error: UpwellError) -> None:
+        self.waiting.remove(run)
+        run.error = error
+        run.wake()
+
+    def _run_waiting(self, now_s: float) -> None:
+        """Fill the free places; who must wait for a reservation runs when the reservation ends."""
+        while self.waiting and len(self.running) < self.instances:
+            for run in [one for one in self.waiting if _is_hopeless(one, now_s)]:
+                self._tell(run, run.late_error())
+            starts = self._starts(now_s)
+            ready = [run for run in self.waiting if not self._must_wait(run, starts)]
+            if not ready:
+                return
+            others = [run for run in self.waiting if run not in ready]
+            due = slots_due(self.unused_slots(), self.waiting, *starts)
+            chosen = choose(ready, *starts, others=[*others, *due])
+            self.waiting.remove(chosen)
+            self._run(chosen, now_s)
+            chosen.wake()
+
+    def _run(self, run: QueuedRun, now_s: float) -> None:
+        run.began_s = now_s
+        self.running.append(run)
+
+
+def _replaces(new: RunRequest, old: RunRequest) -> bool:
+    return new.stream is not None and new.stream == old.stream and not (new.is_owed or old.is_owed)
+
+
+def _is_hopeless(run: QueuedRun, now_s: float) -> bool:
+    """Whether it cannot be in time even if it ran now; running it all the same would make the others late as well."""
+    return not run.run_request.is_owed and now_s > run.latest_start_s
+
+
+def _superseded() -> Superseded:
+    return Superseded("a newer request of the same source came while this one was waiting for the device")
+
+
+def _refused(due: Sequence[Job], new: QueuedRun, starts: Sequence[ScheduledRun], now_s: float) -> Refused:
+    """Why there is no room: it would be late itself, or make another late."""
+    ahead = by_deadline([*due, new])
+    ahead = ahead[: ahead.index(new) + 1]
+    end_s = dict(ends_s(ahead, *starts))[new]
+    left_ms, needed_ms = (new.deadline_s - now_s) * 1e3, (end_s - now_s) * 1e3
+    if new in late(ahead, *starts):
+        return Refused(
+            f"the device is busy: {left_ms:.1f} ms are left and it is done in {needed_ms:.1f} ms "
+            f"with the {len(ahead)} requests before this one; try again later"
+        )
+    return Refused("the device is busy: others, taken on before, would be late with this request; try again later")

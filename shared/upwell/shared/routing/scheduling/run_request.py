@@ -1,0 +1,68 @@
+"""What a request asks of the device, and how long its run is predicted to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from upwell.shared.routing.estimators.edge_time import LONG_SILENCE_S
+from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
+from upwell.shared.routing.policy.settings import RANKS, Priority
+from upwell.shared.values import quick
+
+MOST_SPREAD = 0.5
+"""A bad run counts as at most this share longer than a usual one: one hiccup in 64 runs must not halve the device."""
+
+LEAST_SPREAD = 0.1
+"""And at least as this share longer: a few equal runs are no proof."""
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What one request asks of the device.
+
+    `run_s` is how long its run takes as a rule, `spread_s` how much longer it takes in a bad case; a `run_s` of NaN is
+    unknown, and what is unknown is tried. Requests of one `stream` (None: of none) replace each other while they wait,
+    by `arrived_s`. `is_owed` marks a run that was promised before (it stands in for the cloud): it is never
+    refused, and neither replaces nor is replaced.
+    """
+
+    run_s: float = math.nan
+    spread_s: float = 0.0
+    priority: Priority = "normal"
+    stream: Hashable | None = None
+    arrived_s: float = 0.0
+    is_owed: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Of its priority."""
+        return RANKS[self.priority]
+
+    @property
+    def known_run_s(self) -> float:
+        """`run_s`, or 0 where it is unknown."""
+        return 0.0 if math.isnan(self.run_s) else self.run_s
+
+
+RUN_REQUESTS: Mapping[Priority, RunRequest] = MappingProxyType(
+    {priority: RunRequest(priority=priority) for priority in RANKS}
+)
+"""What requests without a source may claim."""
+
+
+def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s: float, now_s: float) -> RunRequest:
+    """The claim of a request that came at `arrived_s`, with what a run of `rows` rows is predicted to take.
+
+    As the router predicts it: what was measured a while ago counts with its fastest run, and after a long silence not
+    at all.
+    """
+    window = None if times is None else times.windows.get(rows) or times.expect(rows)
+    run_s, spread_s = math.nan, 0.0
+    if window is not None and now_s - window.last_at_s <= LONG_SILENCE_S:
+        run_s = window.lately_s if now_s - window.last_at_s <= FRESH_S else window.fastest_s
+        spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
+    return RunRequest(run_s, spread_s, run_request.priority, run_request.stream, arrived_s, run_request.is_owed)

@@ -1,0 +1,163 @@
+"""Trying what each installed runtime offers, in child processes, so that no vendor's library can end this one.
+
+Providers and delegates are native code of vendors, and one may take its process down or hang. So the child (`python -m
+upwell.tools.devices.probe FILE PACKAGE LEFT_OUT LIBRARY`, which leaves out the first LEFT_OUT attempts) writes each
+line as soon as it is known, one JSON object each: `{"trying": name}` before, the row after.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from upwell.edge.runtimes import device_lock
+from upwell.shared.errors import ConfigError
+from upwell.tools.devices.rows import DeviceAttempt, DeviceCheck, Row
+
+PACKAGES = ("onnxruntime", "ai_edge_litert", "tflite_runtime")
+TIMEOUT_S = 120.0
+"""For everything that one package offers: a provider that takes longer to load three nodes hangs."""
+
+_PLUGIN_ENTRY, _DELEGATE_ENTRY = "CreateEpFactories", "tflite_plugin_create_delegate"
+
+
+def installed() -> Sequence[str]:
+    """The runtime packages that this Python has."""
+    return [package for package in PACKAGES if importlib.util.find_spec(package) is not None]
+
+
+def rows_of(package: str, trying: Callable[[str], object], timeout_s: float = TIMEOUT_S) -> Iterator[Row]:
+    """Every accelerator of an installed package. One that takes the process down is a row, and the rest are tried."""
+    done = 0
+    while True:
+        trying(package)
+        rows, started, ending = _ask(package, done, "", timeout_s)
+        yield from rows
+        if not ending:
+            return
+        yield Row(package, started, "not usable", reason=f"trying it {ending}")
+        if not started:
+            return
+        done += len(rows) + 1
+
+
+def row_of_library(library: Path, packages: Sequence[str], timeout_s: float = TIMEOUT_S) -> Row:
+    """A library of the user's, tried while nobody has its device open."""
+    package = next((name for name in packages if name != "onnxruntime"), "onnxruntime")
+    try:
+        lock = device_lock.try_out(str(library), {}, timeout_s)
+    except device_lock.DeviceBusy as busy:
+        return Row("", library.name, "found, not probed", reason=str(busy))
+    try:
+        rows, _, ending = _ask(package, 0, str(library), timeout_s)
+    finally:
+        lock.release()
+    return rows[0] if rows else Row("", library.name, "not usable", reason=f"trying it {ending}")
+
+
+def _ask(package: str, left_out: int, library: str, timeout_s: float) -> tuple[Sequence[Row], str, str]:
+    """A child's whole rows, the attempt that it had started when it ended, and how it ended; empty if all went well."""
+    with tempfile.TemporaryDirectory(prefix="upwell-devices-") as folder:
+        answer = Path(folder) / "rows.jsonl"
+        command = [sys.executable, "-m", "upwell.tools.devices.probe", str(answer), package, str(left_out), library]
+        try:
+            # In the root folder, since Python looks for modules where it is started.
+            done = subprocess.run(  # noqa: S603  no shell; the library is a path that the user named
+                command, cwd=Path(sys.executable).anchor, capture_output=True, timeout=timeout_s, check=False
+            )
+            ending = "" if done.returncode == 0 else _ending(done.returncode)
+        except subprocess.TimeoutExpired:
+            ending = f"took longer than {timeout_s:g} s"
+        # The last line is cut short where the child could not write it.
+        lines = answer.read_text(encoding="utf-8").split("\n")[:-1] if answer.exists() else []
+    rows: list[Row] = []
+    started = ""
+    for said in map(json.loads, lines):
+        started = said.get("trying", "")
+        if not started:
+            rows.append(_row(said))
+    return rows, started, ending
+
+
+def _row(said: dict[str, Any]) -> Row:
+    return Row(**{**said, "checks": tuple(DeviceCheck(**check) for check in said["checks"])})
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended its process with exit code {code}"
+    try:
+        return f"crashed its process with {signal.Signals(-code).name}"
+    except ValueError:
+        return f"crashed its process with signal {-code}"
+
+
+def _attempts(package: str, library: Path | None) -> Sequence[DeviceAttempt]:
+    """What the child has to try: the user's library, or else all that the package offers."""
+    if library is not None:
+        return [DeviceAttempt(library.name, partial(_try_library, library, package))]
+    return list(_module("onnx").attempts() if package == "onnxruntime" else _module("tflite").attempts(package))
+
+
+def _module(runtime: str) -> Any:
+    """What knows a runtime; it cannot be imported without its package."""
+    return importlib.import_module(f"upwell.tools.devices.{runtime}_attempts")
+
+
+def _try_library(library: Path, package: str) -> Row:
+    """A library of the user's: a plugin of ONNX Runtime or a delegate of TFLite, as its symbols say."""
+    try:
+        opened = ctypes.CDLL(str(library))
+    except OSError as error:
+        return Row(package, library.name, "not usable", reason=f"it cannot be loaded: {error}")
+    reason = f"it is neither a provider plugin ({_PLUGIN_ENTRY}) nor an external delegate ({_DELEGATE_ENTRY})"
+    row = Row(package, library.name, "not usable", reason=reason)
+    if hasattr(opened, _PLUGIN_ENTRY):
+        row = _module("onnx").plugin(library)
+    elif hasattr(opened, _DELEGATE_ENTRY):
+        row = _module("tflite").delegate(package, library)
+    return row
+
+
+def _run(attempt: DeviceAttempt, package: str) -> Row:
+    try:
+        return attempt.run()
+    except Exception as error:  # noqa: BLE001  vendors' code raises anything; one failure must not hide the others
+        return Row(package, attempt.name, "not usable", reason=f"{type(error).__name__}: {error}")
+
+
+def main() -> None:
+    """Try what the arguments say."""
+    target, package, left_out, library = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    with target.open("w", encoding="utf-8") as file:
+
+        def say(line: object) -> None:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+        try:
+            attempts = _attempts(package, Path(library) if library else None)
+        except (ImportError, ConfigError) as error:
+            say({"trying": package})
+            say(asdict(Row(package, "", "not usable", reason=str(error))))
+            return
+        for attempt in attempts[left_out:]:
+            say({"trying": attempt.name})
+            say(asdict(_run(attempt, package)))
+
+
+if __name__ == "__main__":
+    main()
+    # Some libraries crash when they are unloaded at the end of a process; all that is to be known is written.
+    os._exit(0)

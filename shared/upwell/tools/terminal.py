@@ -1,0 +1,101 @@
+"""What the commands share at a terminal: options that repeat, consoles, numbers, and text that no terminal obeys."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.units import parse_share
+
+T = TypeVar("T")
+
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+PolicyArgument: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.", show_default=False)
+]
+
+
+def parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
+    """What `parse` makes of the option's text. Raises `ConfigError` for its `ValueError`."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), option) from None
+
+
+def share(option: str, text: str) -> float:
+    """`20%` or `0.2` -> 0.2. Raises `ConfigError`."""
+    value: str | float = text
+    with contextlib.suppress(ValueError):
+        value = float(text)
+    try:
+        return parse_share(value)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), option) from None
+
+
+def key_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """`["a=1"]` -> `{"a": "1"}`; a value may hold further equals signs. Raises `ConfigError`."""
+    parts = [text.partition("=") for text in texts or ()]
+    for key, equals, value in parts:
+        if not key or not equals:
+            raise ConfigError.at(None, f"expected KEY=VALUE, got {key + equals + value!r}", option)
+    return {key: value for key, _, value in parts}
+
+
+def stdout_console() -> Console:
+    """Standard output; long lines are left to the terminal, or to whoever reads them from a pipe."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def table_console() -> Console:
+    """Standard output for tables, which fit a terminal and are as wide as they need to be elsewhere."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def stderr_console() -> Console:
+    """Standard error."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def progress(*columns: ProgressColumn, console: Console | None = None) -> Progress:
+    """A bar on standard error with these columns beside it, by default how many are done; silent elsewhere."""
+    shown = console or stderr_console()
+    beside = columns or (MofNCompleteColumn(), TimeRemainingColumn())
+    named = TextColumn("{task.description}", markup=False)
+    return Progress(named, BarColumn(), *beside, console=shown, transient=True, disable=not shown.is_terminal)
+
+
+def printable(text: object) -> str:
+    """The text without control characters: a file, a caller or a server wrote it, and a terminal would obey them."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in str(text))
+
+
+def plain(text: object) -> Text:
+    """The same for rich, which takes no markup from it."""
+    return Text(printable(text))
+
+
+def print_error(text: str) -> None:
+    """Print the lines of an error to standard error."""
+    stderr_console().print(Text("\n".join(map(printable, text.split("\n")))))
+
+
+def percent(share: float) -> str:
+    """0.1234 -> `12.3%`, or `unknown` for what is not finite."""
+    return f"{share:.1%}" if math.isfinite(share) else "unknown"
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON can hold it: None for a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
