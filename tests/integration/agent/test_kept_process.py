@@ -40,12 +40,17 @@ def file_limit(running: Running, size_bytes: int) -> None:
     resource.prlimit(running.program.pid, resource.RLIMIT_FSIZE, (size_bytes if size_bytes >= 0 else hard, hard))
 
 
+def log_lines(running: Running, became: str) -> float:
+    return scraped(running.metrics_url)[f"upwell_log_lines_total{{became={became}}}"]
+
+
 def test_a_full_disk_costs_no_answer_and_is_counted(folder: Path, cloud: ScriptedCloud) -> None:
     cloud.behaviour = status(grpc.StatusCode.INVALID_ARGUMENT)
     policy = {"defaults": {**SPOOLED, "record": {"keep": "1MiB"}, "budget": {"cloud_requests": "1000/day"}}}
     with agent_process(write_agent(folder, policy, cloud.address, agent=MEASURED)) as running:
         with client_of(running.addresses[0]) as client:
             assert fact(ask(client, 0), "spool_id")
+            until(lambda: log_lines(running, "written") == 1)
             file_limit(running, 0)
             for number in range(30):
                 answer = ask(client, number)
@@ -53,10 +58,10 @@ def test_a_full_disk_costs_no_answer_and_is_counted(folder: Path, cloud: Scripte
                 assert SPOOL_ID not in answer.parameters
             found = scraped(running.metrics_url)
             assert found["upwell_spool_failed_writes_total"] == 30
-            until(lambda: scraped(running.metrics_url)["upwell_log_lines_total{became=failed}"] >= 29)
+            until(lambda: log_lines(running, "failed") == 30)
             file_limit(running, -1)
             until(lambda: SPOOL_ID in ask(client, 1).parameters, REOPENED_S)
-            until(lambda: scraped(running.metrics_url)["upwell_log_lines_total{became=written}"] >= 2)
+            until(lambda: log_lines(running, "written") >= 2)
         assert running.said.count("cannot be used") == 1
         assert running.said.count("request log cannot be written") == 1
 
