@@ -7,6 +7,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -14,7 +15,18 @@ import pytest
 from PIL import Image
 
 from tests.faults.oracles import edge_scores, pictures
-from tests.integration.agent.harness import LIMIT_S, Running, ask, client_of, digits_request, raw_call, scores
+from tests.faults.scene import write_agent
+from tests.integration.agent.harness import (
+    LIMIT_S,
+    Running,
+    agent_process,
+    ask,
+    client_of,
+    digits_request,
+    raw_call,
+    scores,
+)
+from tests.unit.models_for_tests import slow
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client import OipClient, RemoteError, RemoteErrorKind
@@ -202,12 +214,15 @@ def test_a_deadline_that_nobody_can_meet(client: OipClient) -> None:
     assert caught.value.kind in (RemoteErrorKind.RESOURCE_EXHAUSTED, RemoteErrorKind.DEADLINE)
 
 
-@pytest.mark.alone  # 4 MB have to be there and refused within 20 ms
-def test_a_deadline_that_the_device_would_miss_is_refused_at_once_and_says_why(client: OipClient) -> None:
-    request = one_input("x", np.ones((2000, 512), np.float32), "slow")
-    client.infer(request, LIMIT_S)
-    with pytest.raises(RemoteError) as caught:
-        client.infer(request, 0.02)
+@pytest.mark.alone  # the refusal has 100 ms
+def test_a_deadline_that_the_device_would_miss_is_refused_at_once_and_says_why(tmp_path: Path) -> None:
+    models = {"slow": {"edge": {"file": slow(tmp_path, layers=1000).name}}}  # 100 rows take some 0.25 s
+    request = one_input("x", np.ones((100, 512), np.float32), "slow")
+    policy = {"defaults": {"deadline": "10s"}}
+    with agent_process(write_agent(tmp_path, policy, None, models)) as agent, client_of(agent.addresses[0]) as client:
+        client.infer(request, LIMIT_S)
+        with pytest.raises(RemoteError) as caught:
+            client.infer(request, 0.1)
     assert caught.value.kind is RemoteErrorKind.RESOURCE_EXHAUSTED, caught.value
 
 
