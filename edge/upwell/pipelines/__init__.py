@@ -1,0 +1,1 @@
+"""Pipelines: from a camera to an action around an agent, with the deadline counted from capture."""

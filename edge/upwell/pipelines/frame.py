@@ -1,0 +1,65 @@
+"""A frame of a source, and what a pipeline has found on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from upwell.shared.tensors import Array
+
+Box: TypeAlias = tuple[float, float, float, float]
+"""x1, y1, x2, y2 as fractions of the picture's width and height, from its top left."""
+
+Point: TypeAlias = tuple[float, float]
+"""x, y as fractions of the picture's width and height, from its top left."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One picture of a source, which nobody changes.
+
+    `pixels` are uint8 [height, width, 3] RGB, `luma` uint8 [height, width]. `number` counts what the source captured,
+    so that it has gaps where frames were replaced by newer ones. `captured_s` is an instant of the monotonic clock.
+    `path` is the file that it came from, where each picture is a file of its own.
+    """
+
+    number: int
+    captured_s: float
+    captured_unix_s: float
+    pixels: Array
+    luma: Array
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class FoundObject:
+    """One object of a frame.
+
+    `zones` are the zones that it is in. `answers` has, by model, what was said about its crop, as events write it.
+    """
+
+    label: str
+    score: float
+    box: Box
+    track: int | None = None
+    zones: frozenset[str] = frozenset()
+    answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A frame on its way through the steps. `pixels` are those that may leave the process: the frame's, or blurred.
+
+    `answers` has, by model, what was said about the whole frame where that is no list of objects. `route`, `reason`
+    and `degraded` are those of the last answer about the frame; empty before there is one.
+    """
+
+    frame: Frame
+    pixels: Array
+    objects: tuple[FoundObject, ...] = ()
+    answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    route: str = ""
+    reason: str = ""
+    degraded: bool = False
