@@ -91,6 +91,12 @@ def saved(folder: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def logged(folder: Path) -> list[str]:
+    """The lines of the request log, which is made with its first one."""
+    path = folder / "state" / "requests.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
 DEEP = "[" * 200_000
 STATE_FILES = (
     "budgets.json",
@@ -251,7 +257,7 @@ def test_an_agent_without_a_cloud_keeps_nothing_for_it(folder: Path) -> None:
             answer = it.ask(index, index + 1)
             assert (str(answer.route), answer.spool_id) == ("edge", "")
         assert it.agent.spool is None
-        until(lambda: len((folder / "state" / "requests.jsonl").read_text().splitlines()) == 10)
+        until(lambda: len(logged(folder)) == 10)
 
 
 def test_a_model_of_the_cloud_alone_has_nothing_to_be_kept(folder: Path, cloud: ScriptedCloud) -> None:
@@ -285,4 +291,4 @@ def test_models_without_rows_or_scores_are_kept_and_recorded_too(
         it.proxy.restore()
         until(lambda: it.spool.counts().poisoned >= 1, REOPENED_S)
         assert any(request.id == answer.id for request in cloud.requests)
-        until(lambda: len((folder / "state" / "requests.jsonl").read_text().splitlines()) >= 1)
+        until(lambda: len(logged(folder)) >= 1)
