@@ -154,7 +154,7 @@ class OutcomeRecorder:
             if not (explored and row in audited):
                 self._log.append(line, settings.record_bytes)
         spool_id = self._keep_missed(done, verdict, answer, missed) if missed else ""
-        return replace(answer, spool_id=spool_id) if spool_id else answer
+        return replace(answer, spool_id=spool_id, spool_rows=tuple(sorted(missed))) if spool_id else answer
 
     def _keep_missed(self, done: RequestRecord, verdict: Verdict, answer: Answer, missed: Mapping[int, Reason]) -> str:
         """Keep the rows that wanted the cloud and missed it; their id once they are on disk, else the empty text."""

@@ -30,7 +30,8 @@ class Timings:
 class Answer:
     """One answer with its reason. `routes` has one entry for each row; `route` is `mixed` where they differ.
 
-    `spool_id` names the case that was kept for the cloud, empty where none was: its result comes later.
+    `spool_id` names the case that was kept for the cloud, empty where none was: its result comes later, and is about
+    `spool_rows` of the request.
     Where the device had a part, `accelerator` names what ran nodes of its model by the evidence, `cpu` where none did,
     and `edge_state` says whether that is what was asked for (`ready`, `compiling`, `fallback`). `cut` is where a model
     was split that head and tail answered together.
@@ -52,6 +53,7 @@ class Answer:
     edge_digest: str = ""
     cloud_digest: str = ""
     spool_id: str = ""
+    spool_rows: tuple[int, ...] = ()
     accelerator: str = ""
     edge_state: str = ""
     cut: str = ""

@@ -1,0 +1,249 @@
+"""The step `infer`: the agent is asked about a frame, or crops of its objects, within what is left of the deadline."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from upwell.edge.request.answer import Answer
+from upwell.edge.server.core import AgentCore
+from upwell.pipelines.frame import Box, FoundObject, Scene
+from upwell.pipelines.run.answers import AnswerReader
+from upwell.shared.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    NoAllowedRoute,
+    Refused,
+    Superseded,
+    Unavailable,
+    UpwellError,
+)
+from upwell.shared.tensors import Array
+
+_FORGET_S = 60.0
+"""An object that was not seen for so long has left; trackers give up far sooner."""
+
+
+class FrameDropped(Exception):
+    """A frame that is not answered, and why: `reason` is a code such as `late`."""
+
+    def __init__(self, reason: str, text: str = "") -> None:
+        super().__init__(text or reason)
+        self.reason = reason
+
+
+_REASONS: Sequence[tuple[type[UpwellError], str]] = (
+    (DeadlineExceeded, "late"),
+    (Superseded, "refused"),
+    (Refused, "refused"),
+    (Unavailable, "refused"),
+    (NoAllowedRoute, "denied"),
+)
+
+
+class Step(Protocol):
+    """One step of a pipeline."""
+
+    def take(self, scene: Scene, until_s: float) -> Scene:
+        """The scene with what the step adds. `until_s` is the frame's deadline. Raises `FrameDropped`."""
+        ...
+
+
+@dataclass(frozen=True)
+class InferSettings:
+    """What the agent is asked. `where` chooses objects; `margin` widens a crop by that share of its box on each side.
+
+    `min_size` is the least side of a crop in pixels, smaller ones are not asked about. With `once_per_track` an answer
+    holds for the track, and is asked for again where the object is seen `better` by that share (area times score), or
+    the answer is older than `older_s`.
+    """
+
+    model: str
+    where: Callable[[FoundObject], bool] | None = None
+    once_per_track: bool = False
+    better: float | None = None
+    older_s: float | None = None
+    margin: float = 0.1
+    min_size: int = 16
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class Inference:
+    """Asks one model of the agent. Raises `ConfigError` for a model that the agent lacks or that takes no picture."""
+
+    def __init__(self, agent: AgentCore, settings: InferSettings, pipeline: str) -> None:
+        served = agent.models.get(settings.model)
+        if served is None:
+            known = ", ".join(agent.models)
+            raise ConfigError.at(None, f"the agent has no model {settings.model!r}; it has {known}", "infer.model")
+        if served.entry_model is None or not served.entry_model.pictures:
+            raise ConfigError.at(
+                None, f"the model {settings.model!r} takes no picture on this device; expected an input of kind image",
+                "infer.model",
+            )  # fmt: skip
+        self.settings = settings
+        self.reader = AnswerReader(served.entry_model.signature)
+        self._agent = agent
+        self._input = next(iter(served.entry_model.pictures))
+        self._tags = {"pipeline": pipeline, **settings.tags}
+
+    def ask(self, pictures: Array, tags: Mapping[str, str], until_s: float) -> Answer:
+        """The agent's answer about the rows of `pictures`. Raises `FrameDropped`."""
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise FrameDropped("late")
+        try:
+            return self._agent.infer(
+                self.settings.model, {self._input: pictures}, deadline_s=left_s, tags={**self._tags, **tags}
+            )
+        except UpwellError as error:
+            reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "failed")
+            raise FrameDropped(reason, str(error)) from error
+
+    def facts(self, answer: Answer, row: int) -> dict[str, Any]:
+        """What events write about a row of the answer; with a `case` where the cloud is still to answer it."""
+        facts = self.reader.facts(answer.outputs, row)
+        return {**facts, "route": str(answer.routes[row]), "reason": str(answer.reason), **case_of(answer, row)}
+
+
+def case_of(answer: Answer, row: int) -> dict[str, str]:
+    """`case`: the id of the case that was kept for the cloud, and the row in it; nothing where none was."""
+    if row not in answer.spool_rows:
+        return {}
+    return {"case": f"{answer.spool_id}/{answer.spool_rows.index(row)}"}
+
+
+class InferFrame:
+    """Asks about the whole frame: a detector's boxes become the frame's objects, else the answer is the frame's."""
+
+    def __init__(self, inference: Inference) -> None:
+        self.inference = inference
+
+    def take(self, scene: Scene, until_s: float) -> Scene:
+        """The scene with the model's answer. Raises `FrameDropped`."""
+        ask = self.inference
+        answer = ask.ask(scene.pixels, {}, until_s)
+        found = replace(scene, route=str(answer.route), reason=str(answer.reason), degraded=answer.degraded)
+        if ask.reader.finds_objects:
+            found = replace(found, objects=ask.reader.objects(answer.outputs))
+        facts = case_of(answer, 0) if ask.reader.finds_objects else ask.facts(answer, 0)
+        return replace(found, answers={**scene.answers, ask.settings.model: facts}) if facts else found
+
+
+@dataclass
+class _Known:
+    facts: Mapping[str, Any]
+    asked_s: float
+    seen_s: float
+    clarity: float
+
+
+class InferObjects:
+    """Asks about crops of the objects: those of one frame and the same tags are the rows of one request."""
+
+    def __init__(self, inference: Inference) -> None:
+        self.inference = inference
+        self._known: dict[int, _Known] = {}
+        self._lock = threading.Lock()
+
+    def take(self, scene: Scene, until_s: float) -> Scene:
+        """The scene whose objects have the model's answers, new or held by their tracks. Raises `FrameDropped`."""
+        now_s = scene.frame.captured_s
+        said: dict[int, Mapping[str, Any]] = {}
+        groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        crops: dict[int, Array] = {}
+        for index, found in enumerate(scene.objects):
+            held = self._held(found, now_s)
+            if held is not None:
+                said[index] = held
+                continue
+            if self.inference.settings.where is not None and not self.inference.settings.where(found):
+                continue
+            crop = crop_of(scene.pixels, found.box, self.inference.settings.margin)
+            if min(crop.shape[:2]) >= self.inference.settings.min_size:
+                crops[index] = crop
+                groups.setdefault(_tags_of(found), []).append(index)
+        answers = []
+        for tags, indexes in groups.items():
+            rows = np.empty(len(indexes), dtype=np.object_)
+            rows[:] = [png(crops[index]) for index in indexes]
+            answer = self.inference.ask(rows, dict(tags), until_s)
+            answers.append(answer)
+            for row, index in enumerate(indexes):
+                said[index] = self.inference.facts(answer, row)
+                self._remember(scene.objects[index], said[index], now_s)
+        model = self.inference.settings.model
+        objects = tuple(
+            replace(found, answers={**found.answers, model: said[index]}) if index in said else found
+            for index, found in enumerate(scene.objects)
+        )
+        if not answers:
+            return replace(scene, objects=objects)
+        return replace(
+            scene,
+            objects=objects,
+            route=str(answers[0].route) if len({answer.route for answer in answers}) == 1 else "mixed",
+            reason=str(answers[-1].reason),
+            degraded=scene.degraded or any(answer.degraded for answer in answers),
+        )
+
+    def amend(self, track: int, facts: Mapping[str, Any]) -> None:
+        """From now on this holds for the track, if it is still there."""
+        with self._lock:
+            known = self._known.get(track)
+            if known is not None:
+                known.facts = facts
+
+    def _held(self, found: FoundObject, now_s: float) -> Mapping[str, Any] | None:
+        settings = self.inference.settings
+        if not settings.once_per_track or found.track is None:
+            return None
+        with self._lock:
+            for track in [track for track, one in self._known.items() if now_s - one.seen_s > _FORGET_S]:
+                del self._known[track]
+            known = self._known.get(found.track)
+            if known is None:
+                return None
+            known.seen_s = now_s
+            is_old = settings.older_s is not None and now_s - known.asked_s > settings.older_s
+            is_better = settings.better is not None and _clarity(found) > known.clarity * (1 + settings.better)
+            return None if is_old or is_better else known.facts
+
+    def _remember(self, found: FoundObject, facts: Mapping[str, Any], now_s: float) -> None:
+        if self.inference.settings.once_per_track and found.track is not None:
+            with self._lock:
+                self._known[found.track] = _Known(facts, now_s, now_s, _clarity(found))
+
+
+def _clarity(found: FoundObject) -> float:
+    x1, y1, x2, y2 = found.box
+    return (x2 - x1) * (y2 - y1) * found.score
+
+
+def _tags_of(found: FoundObject) -> tuple[tuple[str, str], ...]:
+    """What rules see of an object: `label`, and `zone.NAME: "yes"` for each zone that it is in."""
+    return (("label", found.label), *((f"zone.{zone.lower()}", "yes") for zone in sorted(found.zones)))
+
+
+def crop_of(pixels: Array, box: Box, margin: float) -> Array:
+    """The part of the picture [height, width, 3] in the box, widened by `margin` of its sides and cut at the edges."""
+    height, width = pixels.shape[:2]
+    x1, y1, x2, y2 = box
+    wider, higher = (x2 - x1) * margin, (y2 - y1) * margin
+    left, right = (round(float(np.clip(x, 0, 1)) * width) for x in (x1 - wider, x2 + wider))
+    top, bottom = (round(float(np.clip(y, 0, 1)) * height) for y in (y1 - higher, y2 + higher))
+    return pixels[top:bottom, left:right]
+
+
+def png(pixels: Array) -> bytes:
+    """The picture without loss. Little compression: a crop is small, and the device has better things to do."""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", compress_level=1)
+    return file.getvalue()

@@ -1,0 +1,165 @@
+"""One pipeline: frames of a source through the steps within the deadline, and a reason for each without an answer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from upwell.pipelines.events.rules import EventRules, FiredEvent
+from upwell.pipelines.frame import Frame, Scene
+from upwell.pipelines.run.inference import FrameDropped, Step
+from upwell.pipelines.sources.base import Source, SourceEnded, SourceStatus
+
+REASONS = (
+    "superseded", "undecodable", "source_lost", "unchanged", "late", "refused", "denied", "failed", "stopped"
+)  # fmt: skip
+"""Why a frame has no answer: a newer one replaced it, it cannot be read, the source was lost; nothing had changed; the
+deadline was over; the agent had no room; no allowed route; a model failed; the pipeline was stopped."""
+
+_LOOK_S = 0.2
+_LATENCIES = 512
+_SAY_EVERY_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class AnsweredFrame:
+    """A frame that went through all steps in time. `latency_s` counts from capture."""
+
+    scene: Scene
+    fired: Sequence[FiredEvent]
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class PipelineStatus:
+    """How a pipeline does. `frames` has the number of frames by what became of them, in sum `captured`.
+
+    `latency_s` are the latest times from capture to answer. `last_failure` says why a frame last had no answer.
+    """
+
+    name: str
+    source: SourceStatus
+    captured: int
+    frames: Mapping[str, int]
+    events: Mapping[str, int]
+    latencies_s: Sequence[float]
+    last_failure: str
+
+
+class Pipeline:
+    """Frames of `source` through `steps`. Iterate over it, in one thread; close it, or use it as a context manager.
+
+    `deadline_s` counts from a frame's capture, infinite where only the models' policies have one. `publish` is given
+    each answered frame before the iteration sees it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        steps: Sequence[Step],
+        rules: EventRules,
+        deadline_s: float = math.inf,
+        publish: Callable[[AnsweredFrame], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.source = source
+        self.steps = tuple(steps)
+        self._rules = rules
+        self._deadline_s = deadline_s
+        self._publish = publish
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._frames: Counter[str] = Counter()
+        self._events: Counter[str] = Counter()
+        self._latencies_s: deque[float] = deque(maxlen=_LATENCIES)
+        self._last_failure = ""
+        self._said_s: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[AnsweredFrame]:
+        """Each frame that is answered, until the source is over or the pipeline is stopped."""
+        while not self._stop.is_set():
+            try:
+                frame = self.source.next(_LOOK_S)
+            except SourceEnded:
+                return
+            if frame is None:
+                continue
+            answered = self._answer(frame)
+            self.source.done(frame)
+            if answered is not None:
+                yield answered
+
+    def _answer(self, frame: Frame) -> AnsweredFrame | None:
+        until_s = frame.captured_s + self._deadline_s
+        scene = Scene(frame, frame.pixels)
+        try:
+            for step in self.steps:
+                scene = step.take(scene, until_s)
+            latency_s = time.monotonic() - frame.captured_s
+            if latency_s > self._deadline_s:
+                raise FrameDropped("late")
+        except FrameDropped as dropped:
+            self._note(dropped)
+            return None
+        fired = self._rules.take(scene)
+        answered = AnsweredFrame(scene, fired, latency_s)
+        with self._lock:
+            self._frames["answered"] += 1
+            self._events.update(one.event for one in fired)
+            self._latencies_s.append(latency_s)
+        if self._publish is not None:
+            self._publish(answered)
+        return answered
+
+    def _note(self, dropped: FrameDropped) -> None:
+        with self._lock:
+            self._frames[dropped.reason] += 1
+            if dropped.reason == "unchanged":
+                return
+            self._last_failure = f"{dropped.reason}: {dropped}" if str(dropped) != dropped.reason else dropped.reason
+            now_s = time.monotonic()
+            if now_s - self._said_s.get(dropped.reason, -math.inf) < _SAY_EVERY_S:
+                return
+            self._said_s[dropped.reason] = now_s
+        _log.warning("pipeline %s: a frame has no answer: %s", self.name, self._last_failure)
+
+    @property
+    def status(self) -> PipelineStatus:
+        """How it does now. Safe to read from any thread."""
+        source = self.source.status
+        with self._lock:
+            frames = dict(self._frames)
+            frames |= {
+                "superseded": source.superseded,
+                "undecodable": source.undecodable,
+                "source_lost": source.source_lost,
+            }
+            return PipelineStatus(
+                self.name, source, source.captured, frames, dict(self._events), tuple(self._latencies_s),
+                self._last_failure,
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        """End the iteration after the frame that is under way. From any thread."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Stop, and give back what the source holds. Calling it twice is harmless."""
+        self.stop()
+        self.source.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
