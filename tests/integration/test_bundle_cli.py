@@ -404,3 +404,16 @@ def test_labels_that_are_none_are_said(
     code, _, err = upwell("pack", digits, "--version", 1, *options)
     assert code == 2
     assert said in err
+
+
+def test_a_key_that_cannot_be_read_is_said_though_there_is_no_signature(upwell: Run, digits: Path) -> None:
+    code, out, err = upwell("verify", digits, "--key", "none.pem")
+    assert (code, out) == (2, "")
+    assert "none.pem: cannot read the key: No such file" in err
+
+
+def test_packing_what_is_not_there_says_so(upwell: Run) -> None:
+    code, _, err = upwell("pack", "none", "--out", "none.upwell", "--version", "1")
+    assert code != 0
+    assert "none: no such folder" in err
+    assert "expected a bundle" not in err

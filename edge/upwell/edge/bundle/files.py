@@ -37,7 +37,7 @@ def sizes_in(folder: Path) -> Mapping[str, int]:
     device or a name that does not fit a bundle.
     """
     if not folder.is_dir():
-        raise BundleRefused(Refusal.MISSING, folder, "no such folder; expected a bundle")
+        raise BundleRefused(Refusal.MISSING, folder, "no such folder")
     sizes: dict[str, int] = {}
     try:
         _collect(folder, "", sizes)

@@ -151,6 +151,10 @@ def verify(
 ) -> None:
     """Check BUNDLE as a device would: its files, its signature, its version. Exit code 1 where it is refused."""
     trust = Trust(tuple(key or ()), require_signature)
+    if trust.keys:
+        from upwell.edge.bundle.keys import load_public_key
+    for path in trust.keys:  # also where there is no signature to check: a key that nobody can read is a mistake
+        load_public_key(path)
     with _refused(as_json), _checked(bundle, trust, newer_than) as found:
         is_signed = (found.folder / SIGNATURE_NAME).exists()
     if as_json:
