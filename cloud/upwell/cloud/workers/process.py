@@ -87,13 +87,15 @@ def _run_alone(config: CloudConfig, console: Console) -> None:
         switch_on()
     process = ServingProcess(config, console)
     stop = StopSignals()
-    metrics = config.serve.metrics
-    page = serve_metrics(metrics, process.telemetry.snapshots) if metrics else ""
-    announce(console, process.models, replace(process.start(), metrics=page))
-    systemd = Systemd.of_environment()
-    systemd.ready()
-    systemd.ping_until(stop, process.service.ready)
-    stop.restore_default()
+    try:
+        metrics = config.serve.metrics
+        page = serve_metrics(metrics, process.telemetry.snapshots) if metrics else ""
+        announce(console, process.models, replace(process.start(), metrics=page))
+        systemd = Systemd.of_environment()
+        systemd.ready()
+        systemd.ping_until(stop, process.service.ready)
+    finally:
+        stop.restore_default()
     console.print("draining", markup=False)
     systemd.stopping()
     if not process.drain():
