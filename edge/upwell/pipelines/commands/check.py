@@ -1,0 +1,101 @@
+"""`upwell pipeline check`: every problem of a pipelines file, or what each of its pipelines does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upwell.edge.config import AgentConfig
+from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.sections import PipelinesConfig, PipelineSection, StepSection
+from upwell.pipelines.config.signatures import signatures_of
+from upwell.pipelines.config.sinks import SinkSection
+from upwell.shared.config.yaml import load_yaml, read_text
+from upwell.shared.errors import EXIT_FAILED, ConfigError, Problem
+from upwell.shared.units import seconds_as_written
+
+
+def check(
+    pipelines: Annotated[
+        Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.", show_default=False)
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="The agent.yaml with their models; without it, models are not looked at."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Check a pipelines file: every problem and warning with line and column. Exit code 1 where there is a problem.
+
+    Models are known by their bundles' model.yaml alone; no runtime is loaded.
+    """
+    text = read_text(pipelines)
+    models = None if config is None else signatures_of(load_yaml(config, AgentConfig))
+    problems: Sequence[Problem] = ()
+    warnings: Sequence[Problem] = ()
+    parsed: PipelinesConfig | None = None
+    try:
+        parsed, warnings = parse_pipelines(text, pipelines, models)
+    except ConfigError as error:
+        problems = error.problems
+    if as_json:
+        found = {"problems": [_document(one) for one in problems], "warnings": [_document(one) for one in warnings]}
+        names = [] if parsed is None else list(parsed.pipelines)
+        typer.echo(json.dumps({"file": str(pipelines), "ok": not problems, "pipelines": names, **found}))
+    else:
+        lines = [f"error: {one}" for one in problems] + [f"warning: {one}" for one in warnings]
+        for name, pipeline in parsed.pipelines.items() if parsed is not None else ():
+            lines += _told(name, pipeline)
+        for line in lines:
+            typer.echo(_printable(line))
+    if problems:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _told(name: str, pipeline: PipelineSection) -> Iterator[str]:
+    """A pipeline in a few lines: source, steps, events, sinks."""
+    source = pipeline.source
+    facts = [f"keeps {source.keeps}"]
+    facts += [f"{source.fps:g} frames/s"] if source.fps is not None else []
+    facts += [f"due {seconds_as_written(source.deadline)} after capture"] if source.deadline is not None else []
+    yield f"{name}: {source.kind} {source.place} ({', '.join(facts)})"
+    if pipeline.steps:
+        yield f"  -> {' -> '.join(_step(one) for one in pipeline.steps)}"
+    if pipeline.events:
+        yield f"  -> {', '.join(f'{one.name} ({one.on})' for one in pipeline.events)}"
+    if pipeline.sinks:
+        yield f"  -> {', '.join(_sink(one) for one in pipeline.sinks)}"
+
+
+def _step(step: StepSection) -> str:
+    if step.infer is not None:
+        return f"infer {step.infer.model}{' on objects' if step.infer.on == 'objects' else ''}"
+    if step.zones is not None:
+        return f"zones {', '.join(step.zones)}"
+    return f"blur {', '.join(step.blur.labels)}" if step.blur is not None else step.kind
+
+
+def _sink(sink: SinkSection) -> str:
+    """A sink as it may be shown: what follows `?` in an address may be a credential, and so may a path."""
+    if sink.jsonl is not None:
+        return f"jsonl {sink.jsonl.path}"
+    if sink.pictures is not None:
+        return f"pictures {sink.pictures.folder}"
+    if sink.mqtt is not None:
+        return f"mqtt {sink.mqtt.address}"
+    if sink.webhook is not None:
+        return f"webhook {sink.webhook.address}"
+    return f"kafka {', '.join(sink.kafka.brokers)}" if sink.kafka is not None else sink.kind
+
+
+def _printable(text: str) -> str:
+    """The text without control characters: a file wrote it, and a terminal would obey them."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+
+
+def _document(problem: Problem) -> dict[str, object]:
+    return {"line": problem.line, "column": problem.column, "key": problem.key, "message": problem.message}

@@ -1,0 +1,1 @@
+"""`pipelines.yaml`: its schema, and the check that its steps, events and models fit together."""

@@ -1,0 +1,312 @@
+"""Whether the parts of a `pipelines.yaml` fit together: steps are typed by what they need and what they give.
+
+A step takes a scene and gives a scene. What it needs of it is known before anything runs: boxes, tracks, zones, labels,
+answers. `_Walk` goes through the steps of a pipeline in their order, and holds what there is after each of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from upwell.pipelines.config.sections import (
+    BlurSection,
+    EventSection,
+    InferSection,
+    KeepSection,
+    PipelinesConfig,
+    PipelineSection,
+    StepSection,
+)
+from upwell.pipelines.config.shapes import LineSection
+from upwell.pipelines.config.signatures import SignatureFacts
+from upwell.pipelines.config.where import FRAME_FIELDS, OBJECT_FIELDS, names_in
+from upwell.shared.config.located import Location
+from upwell.shared.config.yaml import parse_yaml, read_text
+from upwell.shared.errors import ConfigError, Problem
+
+_NEEDS_TRACK = ("appear", "leave", "enter", "exit", "dwell", "cross")
+_NEEDS_ZONE = ("enter", "exit", "dwell")
+_UNKNOWN = SignatureFacts(None, takes_picture=None)
+
+
+@dataclass(frozen=True)
+class PipelinesReview:
+    """What `check_pipelines` found: location -> text. With problems the pipelines cannot run."""
+
+    problems: Mapping[Location, str]
+    warnings: Mapping[Location, str]
+
+
+def load_pipelines(path: Path, models: Mapping[str, SignatureFacts] | None = None) -> PipelinesConfig:
+    """The `pipelines.yaml` at `path`, checked as by `check_pipelines`. Raises `ConfigError` with every problem."""
+    config, _ = parse_pipelines(read_text(path), path, models)
+    return config
+
+
+def parse_pipelines(
+    text: str, path: Path | None = None, models: Mapping[str, SignatureFacts] | None = None
+) -> tuple[PipelinesConfig, list[Problem]]:
+    """The text of a `pipelines.yaml` that came from `path`, and the warnings. Raises `ConfigError` likewise."""
+    config = parse_yaml(text, PipelinesConfig, path)
+    review = check_pipelines(config, models)
+    if review.problems:
+        raise ConfigError(config.problems(review.problems))
+    return config, config.problems(review.warnings)
+
+
+def check_pipelines(config: PipelinesConfig, models: Mapping[str, SignatureFacts] | None = None) -> PipelinesReview:
+    """Whether steps, events, sinks and models fit together. `models` are those of the agent; None: not known."""
+    problems: dict[Location, str] = {}
+    warnings: dict[Location, str] = {}
+    for name, pipeline in config.pipelines.items():
+        walk = _Walk(("pipelines", name), models)
+        walk.go(pipeline)
+        problems |= walk.problems
+        warnings |= walk.warnings
+    problems |= _shared_files(config)
+    return PipelinesReview(problems, warnings)
+
+
+@dataclass
+class _Walk:
+    """What there is in the scenes of one pipeline after the steps so far.
+
+    `has_boxes` is None where it cannot be known, and after it was said that there are none; `boxless` is why there are
+    none. `lacks_track`: it was said that nothing follows objects. `labels` are those that an object may have, `found`
+    those of all detectors, None where not known; `kept_by` is the last step that dropped some of them.
+    `zones` and `lines` by name say in which step they are defined; `on_frame` and `on_objects` are the models asked.
+    """
+
+    place: Location
+    models: Mapping[str, SignatureFacts] | None
+    problems: dict[Location, str] = field(default_factory=dict)
+    warnings: dict[Location, str] = field(default_factory=dict)
+    has_boxes: bool | None = False
+    boxless: str = ""
+    has_track: bool = False
+    lacks_track: bool = False
+    labels: set[str] | None = field(default_factory=set)
+    found: set[str] | None = field(default_factory=set)
+    kept_by: int = 0
+    zones: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    on_frame: dict[str, SignatureFacts] = field(default_factory=dict)
+    on_objects: dict[str, SignatureFacts] = field(default_factory=dict)
+    clear: dict[Location, str] = field(default_factory=dict)
+
+    def go(self, pipeline: PipelineSection) -> None:
+        """Walk through a whole pipeline."""
+        for number, step in enumerate(pipeline.steps, 1):
+            self._step(number, step)
+        named: dict[str, int] = {}
+        for index, event in enumerate(pipeline.events):
+            location = (*self.place, "events", index)
+            if event.name in named:
+                self._refuse(
+                    (*location, "name"),
+                    f"event {named[event.name] + 1} is called {event.name!r} too; expected different names",
+                )
+            named.setdefault(event.name, index)
+            self._event(location, event)
+        if pipeline.sinks and not pipeline.events:
+            self.warnings |= {(*self.place, "sinks"): "there are no events, so that these sinks are told nothing"}
+        if pipeline.events and not pipeline.sinks:
+            self.warnings |= {(*self.place, "events"): "there are no sinks, so that nobody is told of these events"}
+
+    def _refuse(self, location: Location, text: str) -> None:
+        """One problem for each place: the first is the cause of the others."""
+        self.problems.setdefault(location, text)
+
+    def _step(self, number: int, step: StepSection) -> None:
+        location = (*self.place, "steps", number - 1, step.kind)
+        if step.infer is not None:
+            self._infer(location, step.infer)
+        elif step.track is not None:
+            self._track(location)
+        elif step.zones is not None:
+            self._zones(location, number, step.zones)
+        elif step.keep is not None:
+            self._keep(location, number, step.keep)
+        elif step.blur is not None:
+            self._blur(location, number, step.blur)
+
+    def _infer(self, location: Location, step: InferSection) -> None:
+        facts = self._facts((*location, "model"), step.model)
+        if facts.takes_picture is False:
+            self._refuse(
+                (*location, "model"),
+                f"model {step.model!r} takes tensors, and a pipeline gives it a picture; expected a model.yaml in "
+                "which its one input is of kind image",
+            )
+        if facts.has_cloud:
+            what = "whole frames" if step.on == "frame" else "crops"
+            text = f"{what} that go to the cloud for {step.model!r} are not blurred yet"
+            self.clear |= {(*location, "model"): text}
+        if step.on == "objects":
+            self._crops(location, step)
+            self.on_objects[step.model] = facts
+            return
+        self.on_frame[step.model] = facts
+        if facts.output_kind == "detections" or facts.output_kind is None:
+            self._detections(facts)
+        elif self.has_boxes is False:
+            self.boxless = f"model {step.model!r} gives {facts.output_kind} and no boxes"
+
+    def _facts(self, location: Location, name: str) -> SignatureFacts:
+        if self.models is None:
+            return _UNKNOWN
+        if name not in self.models:
+            self._refuse(location, f"agent.yaml has no model {name!r}; {_alike(name, self.models)}")
+        return self.models.get(name, _UNKNOWN)
+
+    def _detections(self, facts: SignatureFacts) -> None:
+        is_sure = facts.output_kind == "detections"
+        self.has_boxes = True if is_sure or self.has_boxes else None
+        labels = facts.labels if is_sure else None
+        self.labels = None if labels is None or self.labels is None else {*self.labels, *labels}
+        self.found = None if labels is None or self.found is None else {*self.found, *labels}
+
+    def _crops(self, location: Location, step: InferSection) -> None:
+        if not self._boxes((*location, "on"), "on: objects"):
+            return
+        if step.once is not None:
+            self._tracks((*location, "once"), "once: track needs a `track` step before; there is none")
+        if step.where is not None:
+            self._condition((*location, "where"), step.where)
+
+    def _boxes(self, location: Location, what: str) -> bool:
+        """Whether there may be objects; where there cannot be, it is said."""
+        if self.has_boxes is not False:
+            return True
+        why = self.boxless or "no step before finds any"
+        self._refuse(location, f"{what} needs objects, and {why}; expected `infer` with a detector before")
+        # Said once: everything after it lacks the same.
+        self.has_boxes, self.labels, self.found = None, None, None
+        return False
+
+    def _tracks(self, location: Location, text: str) -> None:
+        """Refuse what needs objects that are followed where they are not, once."""
+        if not self.has_track and not self.lacks_track:
+            self._refuse(location, text)
+            self.lacks_track = True
+
+    def _track(self, location: Location) -> None:
+        self._boxes(location, "track")
+        if self.has_track:
+            self._refuse(location, "a `track` step before follows the objects already; expected one")
+        self.has_track = True
+
+    def _zones(self, location: Location, number: int, zones: Mapping[str, object]) -> None:
+        self._boxes(location, "zones")
+        for name, zone in zones.items():
+            first = self.zones.get(name) or self.lines.get(name)
+            if first is not None:
+                self._refuse((*location, name), f"{name!r} is defined in step {first} already; expected another name")
+            else:
+                (self.lines if isinstance(zone, LineSection) else self.zones)[name] = number
+
+    def _keep(self, location: Location, number: int, step: KeepSection) -> None:
+        if not self._boxes(location, "keep"):
+            return
+        if step.where is not None:
+            self._condition((*location, "where"), step.where)
+        if step.labels is None:
+            return
+        are_known = self._known_labels((*location, "labels"), step.labels)
+        self.labels, self.kept_by = (set(step.labels) if are_known else None), number
+
+    def _blur(self, location: Location, number: int, step: BlurSection) -> None:
+        if not self._boxes(location, "blur"):
+            return
+        self._known_labels((*location, "labels"), step.labels)
+        self.warnings |= {one: f"{text}; step {number} blurs" for one, text in self.clear.items()}
+        self.clear = {}
+
+    def _known_labels(self, location: Location, labels: Iterable[str]) -> bool:
+        """Whether an object may have each of them; of the others it is said."""
+        unknown = [(at, one) for at, one in enumerate(labels) if self.labels is not None and one not in self.labels]
+        for index, label in unknown:
+            self._refuse((*location, index), self._no_label(label))
+        return not unknown
+
+    def _no_label(self, label: str) -> str:
+        if self.kept_by and (self.found is None or label in self.found):
+            return f"`keep` in step {self.kept_by} drops the objects with the label {label!r}"
+        return f"no object has the label {label!r}; {_alike(label, self.labels or ())}"
+
+    def _condition(self, location: Location, text: str) -> None:
+        """What a condition names is there: objects, and answers of models; labels are ones that may be."""
+        names = names_in(text)
+        for root, name in sorted(names.fields):
+            plain, asked = (OBJECT_FIELDS, self.on_objects) if root == "object" else (FRAME_FIELDS, self.on_frame)
+            if name == "track" and root == "object":
+                self._tracks(location, "object.track needs a `track` step before; there is none")
+            elif name not in plain and name not in asked:
+                what = "objects" if root == "object" else "the frame"
+                alike = _alike(name, (*plain, *asked))
+                self._refuse(
+                    location,
+                    f"{root}.{name}: no step before asks a model {name!r} about {what}; {alike}",
+                )
+        if any(root == "object" for root, _ in names.fields):
+            self._boxes(location, "object")
+        for model, label in sorted(names.labels):
+            self._compared(location, model, label)
+
+    def _compared(self, location: Location, model: str, label: str) -> None:
+        """Refuse a comparison with a label that there is not, which would never be true, or always."""
+        if not model:
+            if self.labels is not None and label not in self.labels:
+                self._refuse(location, self._no_label(label))
+            return
+        known = self.on_objects.get(model, _UNKNOWN).labels
+        if known is not None and label not in known:
+            self._refuse(location, f"model {model!r} has no label {label!r}; {_alike(label, known)}")
+
+    def _event(self, location: Location, event: EventSection) -> None:
+        trigger = event.on
+        if event.where is not None:
+            self._condition((*location, "where"), event.where)
+        place = (*location, "on")
+        if trigger.kind in _NEEDS_TRACK:
+            self._tracks(place, f"`{trigger.kind}` needs objects that are followed; expected a `track` step")
+        if not trigger.zone:
+            return
+        kinds = (self.zones, self.lines) if trigger.kind in _NEEDS_ZONE else (self.lines, self.zones)
+        names = ("zone", "line") if trigger.kind in _NEEDS_ZONE else ("line", "zone")
+        if trigger.zone in kinds[1]:
+            self._refuse(place, f"{trigger.zone!r} is a {names[1]}; `{trigger.kind}` needs a {names[0]}")
+        elif trigger.zone not in kinds[0]:
+            self._refuse(place, f"no step defines a {names[0]} {trigger.zone!r}; {_alike(trigger.zone, kinds[0])}")
+
+
+def _alike(name: str, known: Collection[str]) -> str:
+    """What might have been meant, or what there is."""
+    alike = difflib.get_close_matches(name, known, n=1)
+    if alike:
+        return f"did you mean {alike[0]!r}?"
+    shown = sorted(set(known))
+    more = f" and {len(shown) - 10} more" if len(shown) > 10 else ""
+    return f"known are {', '.join(shown[:10])}{more}" if shown else "there are none"
+
+
+def _shared_files(config: PipelinesConfig) -> dict[Location, str]:
+    """Sinks that would write into each other's files, or into the folder that a source reads."""
+    problems: dict[Location, str] = {}
+    written: dict[Path, str] = {}
+    read = {one.source.folder: name for name, one in config.pipelines.items() if one.source.folder is not None}
+    for name, pipeline in config.pipelines.items():
+        for index, sink in enumerate(pipeline.sinks):
+            location: Location = ("pipelines", name, "sinks", index, sink.kind)
+            path = sink.jsonl.path if sink.jsonl else sink.pictures.folder if sink.pictures else None
+            if path is None:
+                continue
+            if path in written:
+                problems[location] = f"{written[path]} writes to {path} too; expected a place of its own"
+            elif sink.pictures and path in read:
+                problems[location] = f"the source of {read[path]!r} reads {path}, and would take these pictures for new"
+            written.setdefault(path, f"sink {index + 1} of {name!r}")
+    return problems

@@ -1,0 +1,45 @@
+"""What the parts of `pipelines.yaml` share: names, and maps of one key."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from upwell.shared.config.located import located
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+
+
+def _check_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(
+            f"{text[:80]!r} is not a name; expected up to 64 letters, digits, - and _, beginning with a letter or digit"
+        )
+    return text
+
+
+Name: TypeAlias = Annotated[
+    str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$"})
+]
+"""A pydantic field for a name that is safe in a topic, in a file's name and in the text of an event's `on`."""
+
+
+def check_one_key(section: type[BaseModel], value: object, word: str) -> object:
+    """`value` as it is, where it has one key of the section and something under it. Raises `ValueError`.
+
+    `word` is what one of the list is called. Unknown keys are left to pydantic.
+    """
+    known = list(section.model_fields)
+    if isinstance(value, str) and value in known:
+        raise ValueError(f"expected keys and values; write {{{value}: {{}}}}")
+    if not isinstance(value, dict) or set(value) - set(known):
+        return value
+    if len(value) != 1:
+        got = " and ".join(value) if value else "none"
+        raise ValueError(f"expected one key for each {word}, one of {', '.join(known)}; got {got}")
+    ((key, inner),) = value.items()
+    if inner is None:
+        raise located({(key,): "expected keys and values, got nothing; write {} for the defaults"})
+    return value

@@ -1,0 +1,366 @@
+"""`pipelines.yaml`: what a person writes to get from a camera to an action."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from upwell.pipelines.config.keys import Name, check_one_key
+from upwell.pipelines.config.shapes import Polygon, Zone
+from upwell.pipelines.config.sinks import SinkSection
+from upwell.pipelines.config.where import Condition
+from upwell.shared.config.located import Location, located
+from upwell.shared.config.yaml import FilePart, RelativePath, resolve
+from upwell.shared.config.yaml_tree import dotted
+from upwell.shared.errors import Problem
+from upwell.shared.routing.tags import lowered
+from upwell.shared.units import Seconds, Share, parse_seconds, seconds_as_written
+
+SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "http", "https")
+"""Of addresses that a video may come from."""
+
+SOURCE_KINDS = ("video", "camera", "folder")
+_NOT_BUILT = ("mqtt", "series")
+"""Kinds of sources that DESIGN names and that do not exist yet."""
+
+
+def _video(value: object, info: ValidationInfo) -> str:
+    """An address as it is, or the absolute path of a file. Raises `ValueError`, which never shows an address."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("expected an address such as rtsp://HOST/PATH, or a file")
+    scheme, separator, rest = value.partition("://")
+    if not separator:
+        return str(resolve(value, (info.context or {}).get("base_dir", Path())))
+    if scheme not in SCHEMES:
+        raise ValueError(f"unknown scheme {scheme[:20]!r}; known are {', '.join(SCHEMES)}, or write the path of a file")
+    try:
+        parts = urlsplit(value)
+        is_readable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_readable = False
+    if not rest or not is_readable or not value.isprintable() or " " in value:
+        raise ValueError(f"the address cannot be read; expected {scheme}://HOST, perhaps with :PORT and a path")
+    return value
+
+
+def _camera(text: str) -> str:
+    if not re.fullmatch(r"/dev/[\w./:+-]+", text, re.ASCII) or ".." in text:
+        raise ValueError(f"expected a device such as /dev/video0, got {text[:60]!r}")
+    return text
+
+
+class CaptureSection(FilePart):
+    """Where frames come from: one of video, camera and folder, and how they are taken."""
+
+    video: Annotated[str | None, BeforeValidator(_video)] = Field(
+        None,
+        description="An address (`rtsp://…`; also rtsps, rtmp, rtmps, srt, udp, http, https) or a file.",
+    )
+    camera: Annotated[str, AfterValidator(_camera)] | None = Field(
+        None, description="A camera of this machine, such as /dev/video0."
+    )
+    folder: RelativePath | None = Field(None, description="A folder of pictures, each of which is a frame.")
+    done: Literal["move", "leave"] = Field(
+        "leave", description="For folder: whether a picture that was answered is moved into its folder `done`."
+    )
+    watch: bool = Field(True, description="For folder: wait for new pictures; else it ends after those that are there.")
+    fps: float | None = Field(
+        None, gt=0, le=1000, description="Most frames per second that are taken; all of them if not written."
+    )
+    deadline: Seconds | None = Field(
+        None, gt=0, description="When a frame must be answered, counted from its capture; the policy's if not written."
+    )
+    keep: Literal["latest", "all"] | None = Field(
+        None,
+        description="latest: a newer frame replaces one that waits. all: the source waits. If not written, latest for "
+        "cameras and addresses, all for files and folders.",
+    )
+    silent: Seconds = Field(
+        10.0,
+        gt=0,
+        description="A source that gives no changed frame for so long is said to be silent and opened again.",
+    )
+    decoder: str | None = Field(
+        None,
+        min_length=1,
+        description="For video and camera: a hardware decoder by its name (`v4l2m2m`), or a GStreamer command line "
+        "that writes raw frames; the software decoder if not written.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _built(cls, value: object) -> object:
+        missing = [key for key in _NOT_BUILT if isinstance(value, dict) and key in value]
+        if missing:
+            raise located(
+                {(key,): f"sources of kind {key} are not supported yet; expected one of {_KINDS}" for key in missing}
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> CaptureSection:
+        written = [key for key in SOURCE_KINDS if getattr(self, key) is not None]
+        if len(written) != 1:
+            raise ValueError(f"expected one of {_KINDS}; got {' and '.join(written) or 'none'}")
+        others = {"done": ("folder",), "watch": ("folder",), "decoder": ("video", "camera")}
+        found: dict[Location, str] = {
+            (key,): f"{key} is for {' and '.join(kinds)}; leave it out with {written[0]}"
+            for key, kinds in others.items()
+            if key in self.model_fields_set and written[0] not in kinds
+        }
+        if found:
+            raise located(found)
+        return self
+
+    @property
+    def kind(self) -> str:
+        """One of `SOURCE_KINDS`."""
+        return next(key for key in SOURCE_KINDS if getattr(self, key) is not None)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether frames come when they come: a camera, or a video with an address."""
+        return self.camera is not None or (self.video is not None and "://" in self.video)
+
+    @property
+    def keeps(self) -> Literal["latest", "all"]:
+        """`keep`, or the default of its kind."""
+        return self.keep or ("latest" if self.is_live else "all")
+
+    @property
+    def place(self) -> str:
+        """Where frames come from as it may be shown: an address without user, password and query."""
+        if self.video is None or "://" not in self.video:
+            return str(self.video or self.camera or self.folder)
+        parts = urlsplit(self.video)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+_KINDS = ", ".join(SOURCE_KINDS)
+
+_Label = Annotated[str, Field(min_length=1)]
+_Labels: TypeAlias = tuple[_Label, ...]
+
+
+class ChangeSection(FilePart):
+    """Frames like the one before go no further."""
+
+    above: Share = Field(0.01, gt=0, description="A frame goes on where more than this share of it has changed.")
+    at_least: Seconds = Field(10.0, gt=0, description="One frame goes on in each such time, changed or not.")
+    ignore: tuple[Polygon, ...] = Field((), description="Parts of the picture whose changes do not count.")
+
+
+class AgainSection(FilePart):
+    """When an object that was asked about is asked about again."""
+
+    better: Share | None = Field(
+        None, gt=0, description="When its crop is better by this share than the one that was asked about."
+    )
+    older: Seconds | None = Field(None, gt=0, description="When its answer is older than this.")
+
+    @model_validator(mode="after")
+    def _some_reason(self) -> AgainSection:
+        if self.better is None and self.older is None:
+            raise ValueError("expected better, older or both")
+        return self
+
+
+class InferSection(FilePart):
+    """A model is asked about the whole frame, or about each object."""
+
+    model: str = Field(min_length=1, description="The model, by its name in agent.yaml.")
+    on: Literal["frame", "objects"] = Field(
+        "frame", description="frame: detections become the frame's objects. objects: each object's crop is a row."
+    )
+    where: Condition | None = Field(None, description="For objects: a CEL expression; the others are not asked about.")
+    once: Literal["track"] | None = Field(
+        None, description="track: one answer holds for all of an object's frames; needs `track` before."
+    )
+    again: AgainSection | None = Field(None, description="With `once`: when it is asked again; never if not written.")
+    margin: Share = Field(0.1, description="For objects: how much of its width and height a crop has around its box.")
+    min_size: int = Field(16, ge=1, le=4096, description="For objects: smaller ones, in pixels, are not asked about.")
+    tags: Annotated[dict[_Label, str], AfterValidator(lowered)] = Field(
+        {}, description="Tags of the request, for the rules of the policy."
+    )
+
+    @model_validator(mode="after")
+    def _for_objects(self) -> InferSection:
+        found: dict[Location, str] = {}
+        if self.on == "frame":
+            for key in ("where", "once", "again", "margin", "min_size"):
+                if key in self.model_fields_set:
+                    found[(key,)] = f"{key} is for objects; write `on: objects`, or leave it out"
+        elif self.again is not None and self.once is None:
+            found["again",] = "again needs `once: track`; without it every frame asks"
+        if found:
+            raise located(found)
+        return self
+
+
+class TrackSection(FilePart):
+    """Objects are followed from frame to frame (ByteTrack)."""
+
+    lost: Seconds = Field(1.0, gt=0, description="An object that was not seen for so long has left.")
+    min_score: Share = Field(0.5, description="A track begins at a box with this score or more.")
+    weak_score: Share = Field(0.1, description="A box with this score or more may go on with a track.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> TrackSection:
+        if self.weak_score > self.min_score:
+            raise located({("weak_score",): "is more than min_score; expected it to be at most that"})
+        return self
+
+
+class KeepSection(FilePart):
+    """Objects for which one of these does not hold are dropped."""
+
+    labels: _Labels | None = Field(None, min_length=1, description="Its label is one of these.")
+    min_score: Share | None = Field(None, description="Its score is this or more.")
+    where: Condition | None = Field(None, description="A CEL expression is true of it.")
+
+    @model_validator(mode="after")
+    def _some_condition(self) -> KeepSection:
+        if self.labels is None and self.min_score is None and self.where is None:
+            raise ValueError("expected labels, min_score, where or several of them")
+        return self
+
+
+class BlurSection(FilePart):
+    """Objects are made unrecognizable in every picture from here on: uplink, sinks and preview."""
+
+    labels: _Labels = Field(min_length=1, description="Objects with one of these labels.")
+
+
+class StepSection(FilePart):
+    """One step, by its one key. Steps run in their order."""
+
+    change: ChangeSection | None = Field(None, description="Frames like the one before go no further.")
+    infer: InferSection | None = Field(None, description="A model is asked.")
+    track: TrackSection | None = Field(None, description="Objects are followed from frame to frame.")
+    zones: Annotated[dict[Name, Zone], Field(min_length=1)] | None = Field(
+        None,
+        description="Parts of the picture by name: a list of points `[x, y]`, or `{line: [[x, y], [x, y]]}`; "
+        "x and y are fractions of the picture from its top left.",
+    )
+    keep: KeepSection | None = Field(None, description="Some objects are kept, the others dropped.")
+    blur: BlurSection | None = Field(None, description="Objects are made unrecognizable from here on.")
+
+    @property
+    def kind(self) -> str:
+        """Its key."""
+        return next(iter(self.model_fields_set))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_key(cls, value: object) -> object:
+        return check_one_key(cls, value, "step")
+
+
+_FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "frame": (), "appear": (), "leave": (), "enter": ("ZONE",), "exit": ("ZONE",), "dwell": ("ZONE", "TIME"),
+        "cross": ("LINE",), "every": ("TIME",),
+    }
+)  # fmt: skip
+"""Kind of an event -> what is written after it."""
+
+
+@dataclass(frozen=True)
+class EventTrigger:
+    """When an event happens. `zone` is the zone or line that it is about, `after_s` what `dwell` and `every` wait."""
+
+    kind: Literal["frame", "appear", "leave", "enter", "exit", "dwell", "cross", "every"]
+    zone: str = ""
+    after_s: float = 0.0
+
+    def __str__(self) -> str:
+        """As it is written: `dwell door 10s`."""
+        after = seconds_as_written(self.after_s) if self.after_s else ""
+        return " ".join(filter(None, (self.kind, self.zone, after)))
+
+
+def parse_trigger(value: object) -> EventTrigger:
+    """`appear`, `enter door`, `dwell door 10s`, `every 10s` and the like. Raises `ValueError`."""
+    if not isinstance(value, str):
+        raise ValueError("expected text such as appear, enter ZONE, dwell ZONE 10s, cross LINE or every 10s")
+    kind, *rest = value.split() or [""]
+    form = _FORMS.get(kind)
+    if form is None:
+        raise ValueError(f"unknown kind of event {kind[:40]!r}; known are {', '.join(_FORMS)}")
+    if len(rest) != len(form):
+        example = " ".join((kind, *form)).replace("TIME", "10s")
+        raise ValueError(f"expected {example}, got {value[:60]!r}")
+    zone, after_s = "", 0.0
+    for word, text in zip(form, rest, strict=True):
+        if word != "TIME":
+            zone = text
+            continue
+        after_s = parse_seconds(text)
+        if not 0 < after_s < math.inf:
+            raise ValueError(f"expected a time of more than zero after {kind}, got {text}")
+    return EventTrigger(kind, zone, after_s)  # type: ignore[arg-type]  # one of `_FORMS`
+
+
+class EventSection(FilePart):
+    """Something that sinks are told of."""
+
+    name: Name = Field(description="Its name, in messages and topics.")
+    on: Annotated[
+        EventTrigger,
+        PlainValidator(parse_trigger),
+        WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(_FORMS)})\\b"}),
+    ] = Field(
+        description="`frame`, `appear`, `leave`, `enter ZONE`, `exit ZONE`, `dwell ZONE 10s`, `cross LINE` or "
+        "`every 10s`."
+    )
+    where: Condition | None = Field(None, description="A CEL expression that must be true as well.")
+
+
+class PipelineSection(FilePart):
+    """One source, the steps that its frames go through, the events that come of it, and who is told of them."""
+
+    source: CaptureSection = Field(description="Where frames come from: one of video, camera and folder, and how.")
+    steps: tuple[StepSection, ...] = Field((), description="What happens to each frame, in this order.")
+    events: tuple[EventSection, ...] = Field((), description="What sinks are told of.")
+    sinks: tuple[SinkSection, ...] = Field((), description="Where events go; each of them gets all.")
+    preview: bool = Field(False, description="Show its live picture on a page of the agent's metrics address.")
+
+
+class PipelinesConfig(FilePart):
+    """A whole `pipelines.yaml`. `check_pipelines` tells whether its parts fit together."""
+
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    pipelines: dict[Name, PipelineSection] = Field(min_length=1, description="The pipelines, by name.")
+
+    _context: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Remember where the values stand in the file, for problems that only the models reveal."""
+        self._context.update(context or {})
+
+    def problems(self, found: Mapping[Location, str]) -> list[Problem]:
+        """What was found under some keys, in the order of the file, with line and column where it came from one."""
+        problems = []
+        tree = self._context.get("tree")
+        for location, message in found.items():
+            place = tree.find(location)[0] if tree is not None else None
+            line, column = (place.line, place.column) if place is not None else (None, None)
+            problems.append(Problem(self._context.get("path"), line, column, dotted(location), message))
+        return sorted(problems, key=lambda one: (one.line or 0, one.column or 0))

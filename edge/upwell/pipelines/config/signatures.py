@@ -1,0 +1,82 @@
+"""What a pipeline must know of a model: what it takes and what it answers, read from its description alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from upwell.edge.bundle.archive import unpacked
+from upwell.edge.bundle.base import DESCRIPTION_NAME
+from upwell.edge.config import AgentConfig
+from upwell.edge.models.sections import EdgeSide
+from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.signature.description import ImageInput, ModelDescription, load_description
+
+OutputKind: TypeAlias = Literal["detections", "probabilities", "logits", "embedding", "tensor"]
+_FIRST: tuple[OutputKind, ...] = ("detections", "probabilities", "logits", "embedding", "tensor")
+"""Of several outputs the one that a pipeline reads: boxes, else classes, else numbers."""
+
+
+@dataclass(frozen=True)
+class SignatureFacts:
+    """What a pipeline must know of a model.
+
+    `output_kind` and `takes_picture` are None where only the model itself can tell: it is in the cloud alone, or is
+    still to be fetched. `labels` are None where it names none. `has_cloud`: what it is asked may leave the device.
+    """
+
+    output_kind: OutputKind | None
+    labels: tuple[str, ...] | None = None
+    takes_picture: bool | None = True
+    has_cloud: bool = False
+
+
+def signatures_of(config: AgentConfig) -> Mapping[str, SignatureFacts]:
+    """The facts of every model of an `agent.yaml`, from bundles and descriptions; no runtime is loaded.
+
+    Raises `ConfigError` with every description that cannot be read.
+    """
+    facts: dict[str, SignatureFacts] = {}
+    problems: list[Problem] = []
+    for name, section in config.models.items():
+        has_cloud = section.cloud is not None or section.split != "off"
+        try:
+            facts[name] = _of_side(section.edge, has_cloud)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return facts
+
+
+def _of_side(side: EdgeSide | None, has_cloud: bool) -> SignatureFacts:
+    if side is None or (side.bundle is None and side.file is None):
+        return SignatureFacts(None, takes_picture=None, has_cloud=has_cloud)
+    if side.file is not None:
+        return _of_folder(side.file.parent, side.file.with_suffix(".yaml"), has_cloud)
+    assert side.bundle is not None  # noqa: S101  one of the two, as seen above
+    if not side.bundle.is_file():
+        if not side.bundle.is_dir():
+            raise ConfigError.at(side.bundle, "no such folder; expected a bundle")
+        return _of_folder(side.bundle, side.bundle / DESCRIPTION_NAME, has_cloud)
+    with tempfile.TemporaryDirectory() as temporary, unpacked(side.bundle, Path(temporary) / "bundle") as folder:
+        return _of_folder(folder, folder / DESCRIPTION_NAME, has_cloud)
+
+
+def _of_folder(folder: Path, path: Path, has_cloud: bool) -> SignatureFacts:
+    """The facts in a description. Without one the model's own tensors are what callers see."""
+    if not os.path.lexists(path):
+        return SignatureFacts("tensor", takes_picture=False, has_cloud=has_cloud)
+    return _facts(load_description(path, folder), has_cloud)
+
+
+def _facts(description: ModelDescription, has_cloud: bool) -> SignatureFacts:
+    signature = description.signature
+    output = min(signature.outputs.values(), key=lambda one: _FIRST.index(one.kind))
+    inputs = list(signature.inputs.values())
+    takes_picture = len(inputs) == 1 and isinstance(inputs[0], ImageInput)
+    return SignatureFacts(output.kind, output.labels or None, takes_picture, has_cloud)

@@ -1,0 +1,243 @@
+"""`sinks` in `pipelines.yaml`: where events go, and the refusal to send them over a network in clear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from string import Formatter
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from upwell.pipelines.config.keys import check_one_key
+from upwell.shared.config.addresses import TcpAddress
+from upwell.shared.config.located import Location, located
+from upwell.shared.config.security import Address, parse_address
+from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.errors import ConfigError
+from upwell.shared.units import Bytes, Seconds
+
+TOPIC_FIELDS = ("pipeline", "event")
+"""What `{...}` in a topic may name."""
+
+MAX_TOPIC_BYTES = 1000
+_MQTT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_WEB_PORTS = {"http": 80, "https": 443}
+_KAFKA_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+
+
+def _plain_url(text: str, ports: Mapping[str, int], instead: str) -> tuple[str, Address]:
+    """Scheme and address of a URL. Raises `ValueError`, which never shows the URL: people put passwords into them."""
+    secure = next(scheme for scheme in ports if scheme.endswith("s"))
+    expected = f"expected {secure}://HOST, perhaps with :PORT"
+    scheme, _, rest = text.partition("://")
+    if scheme not in ports or not rest or not text.isprintable() or " " in text:
+        raise ValueError(f"the address cannot be read; {expected}")
+    if "@" in re.split(r"[/?#]", rest, maxsplit=1)[0]:
+        raise ValueError(f"a user or a password does not belong into an address; expected {instead}")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+        address = parse_address(
+            f"[{host}]:{port or ports[scheme]}" if ":" in host else f"{host}:{port or ports[scheme]}"
+        )
+    except (ValueError, ConfigError):
+        raise ValueError(f"the address cannot be read; {expected}") from None
+    return scheme, address
+
+
+def _broker(text: str) -> str:
+    _plain_url(text, _MQTT_PORTS, "them in `user` and `password_file`")
+    if len(re.split(r"[/?#]", text.rstrip("/"))) > 3:
+        raise ValueError("a broker's address has no path; expected mqtts://HOST, perhaps with :PORT")
+    return text
+
+
+def _url(text: str) -> str:
+    _plain_url(text, _WEB_PORTS, "`secret_file`, which signs each message")
+    if "#" in text:
+        raise ValueError("an address to send to has no part after #; expected it without")
+    return text
+
+
+def _topic(text: str) -> str:
+    """A topic of MQTT with fields in braces. Raises `ValueError`."""
+    try:
+        fields = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]
+    except ValueError:
+        raise ValueError("a brace has no partner; expected fields such as {event}") from None
+    for name, spec, conversion in fields:
+        if name not in TOPIC_FIELDS or spec or conversion:
+            known = " and ".join(f"{{{one}}}" for one in TOPIC_FIELDS)
+            raise ValueError(f"unknown field {{{name}}} in a topic; known are {known}")
+    if not text or len(text.encode(errors="replace")) > MAX_TOPIC_BYTES:
+        raise ValueError(f"expected a topic of 1 to {MAX_TOPIC_BYTES} bytes")
+    if re.search(r"[+#]", text) or text.startswith("$") or not text.isprintable():
+        raise ValueError("a topic to send to has no +, no #, no control character and no $ at its beginning")
+    return text
+
+
+def _kafka_topic(text: str) -> str:
+    if not _KAFKA_TOPIC.fullmatch(text) or text in (".", ".."):
+        raise ValueError("expected a topic of up to 249 letters, digits, dots, - and _")
+    return text
+
+
+class JsonlSection(FilePart):
+    """A file that each event is appended to, one JSON object per line."""
+
+    path: RelativePath = Field(description="The file.")
+    limit: Bytes = Field(
+        64 << 20, gt=0, description="When it has grown to so many bytes, it is renamed and a new one begun."
+    )
+
+
+class PicturesSection(FilePart):
+    """A folder of annotated pictures, one per event."""
+
+    folder: RelativePath = Field(description="The folder, made if missing.")
+    limit: Bytes = Field(256 << 20, gt=0, description="Most bytes in it; the oldest pictures go first.")
+
+
+class MqttSection(FilePart):
+    """A broker of MQTT 5; messages are sent with QoS 1."""
+
+    broker: Annotated[str, AfterValidator(_broker)] = Field(
+        description="`mqtts://HOST`, perhaps with `:PORT` (8883); `mqtt://HOST` (1883) on loopback."
+    )
+    topic: Annotated[str, AfterValidator(_topic)] = Field(
+        description="Where events are published; `{event}` and `{pipeline}` stand for their names."
+    )
+    ca: RelativePath | None = Field(
+        None, description="Issuers of the broker's certificate (PEM); the system's if not written."
+    )
+    cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the broker.")
+    key: RelativePath | None = Field(None, description="The device's private key.")
+    user: str | None = Field(None, min_length=1, description="Who the device says that it is.")
+    password_file: RelativePath | None = Field(None, description="A file with the password, and nothing else.")
+    insecure: bool = Field(False, description="Allow a broker off loopback without TLS.")
+
+    @property
+    def address(self) -> Address:
+        """Host and port."""
+        return _plain_url(self.broker, _MQTT_PORTS, "")[1]
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it is called by TLS."""
+        return self.broker.startswith("mqtts:")
+
+    @model_validator(mode="after")
+    def _protected(self) -> MqttSection:
+        found: dict[Location, str] = _login_problems(self)
+        if not (self.is_encrypted or self.insecure or self.address.is_loopback):
+            found["broker",] = "events would cross the network in clear: write mqtts://, or `insecure: true`"
+        if not self.is_encrypted:
+            found |= _needless(self, ("ca", "cert", "key"), "write mqtts://")
+        _raise_for(found)
+        return self
+
+
+class WebhookSection(FilePart):
+    """A web server that each event is posted to, signed with HMAC-SHA256."""
+
+    url: Annotated[str, AfterValidator(_url)] = Field(description="`https://…`; `http://…` on loopback.")
+    secret_file: RelativePath = Field(description="A file with the secret that signs each message, and nothing else.")
+    timeout: Seconds = Field(5.0, gt=0, description="How long an answer is waited for before the next try.")
+    ca: RelativePath | None = Field(
+        None, description="Issuers of the server's certificate (PEM); the system's if not written."
+    )
+    insecure: bool = Field(False, description="Allow an address off loopback without TLS.")
+
+    @property
+    def address(self) -> Address:
+        """Host and port."""
+        return _plain_url(self.url, _WEB_PORTS, "")[1]
+
+    @model_validator(mode="after")
+    def _protected(self) -> WebhookSection:
+        found: dict[Location, str] = {}
+        if self.url.startswith("http:"):
+            found |= _needless(self, ("ca",), "write https://")
+            if not (self.insecure or self.address.is_loopback):
+                found["url",] = "events would cross the network in clear: write https://, or `insecure: true`"
+        _raise_for(found)
+        return self
+
+
+class KafkaSection(FilePart):
+    """A topic of Kafka; needs the extra `kafka`."""
+
+    brokers: tuple[TcpAddress, ...] = Field(min_length=1, description="Some of the cluster, each HOST:PORT.")
+    topic: Annotated[str, AfterValidator(_kafka_topic)] = Field(description="Where events are written.")
+    tls: bool = Field(False, description="Call the brokers by TLS; needed off loopback unless `insecure`.")
+    ca: RelativePath | None = Field(
+        None, description="Issuers of the brokers' certificates (PEM); the system's if not written."
+    )
+    cert: RelativePath | None = Field(None, description="The device's own certificate chain, shown to the brokers.")
+    key: RelativePath | None = Field(None, description="The device's private key.")
+    user: str | None = Field(None, min_length=1, description="Who the device says that it is (SASL/PLAIN).")
+    password_file: RelativePath | None = Field(None, description="A file with the password, and nothing else.")
+    insecure: bool = Field(False, description="Allow brokers off loopback without TLS.")
+
+    @model_validator(mode="after")
+    def _protected(self) -> KafkaSection:
+        found: dict[Location, str] = _login_problems(self)
+        if not self.tls:
+            found |= _needless(self, ("ca", "cert", "key"), "write `tls: true`")
+            if not (self.insecure or all(parse_address(one).is_loopback for one in self.brokers)):
+                found["brokers",] = "events would cross the network in clear: write `tls: true`, or `insecure: true`"
+        _raise_for(found)
+        return self
+
+
+def _login_problems(section: MqttSection | KafkaSection) -> dict[Location, str]:
+    """Halves of a pair."""
+    found: dict[Location, str] = {}
+    for one, other in (("cert", "key"), ("user", "password_file")):
+        written = [key for key in (one, other) if getattr(section, key) is not None]
+        # MQTT knows users without a password.
+        if len(written) == 1 and not (isinstance(section, MqttSection) and written == ["user"]):
+            found[(written[0],)] = f"{one} and {other} go together; write both or neither"
+    return found
+
+
+def _needless(section: FilePart, keys: Sequence[str], instead: str) -> dict[Location, str]:
+    """Files for TLS without TLS."""
+    return {
+        (key,): f"{key} is for TLS, and the address is called without; {instead}"
+        for key in keys
+        if getattr(section, key) is not None
+    }
+
+
+def _raise_for(problems: Mapping[Location, str]) -> None:
+    if problems:
+        raise located(problems)
+
+
+def _file(value: object) -> object:
+    return {"path": value} if isinstance(value, str) else value
+
+
+class SinkSection(FilePart):
+    """One sink, by its one key."""
+
+    jsonl: Annotated[JsonlSection | None, BeforeValidator(_file)] = Field(
+        None, description="A file, `jsonl: events.jsonl`, or keys and values."
+    )
+    mqtt: MqttSection | None = Field(None, description="A broker of MQTT 5.")
+    webhook: WebhookSection | None = Field(None, description="A web server that events are posted to.")
+    kafka: KafkaSection | None = Field(None, description="A topic of Kafka.")
+    pictures: PicturesSection | None = Field(None, description="A folder of annotated pictures.")
+
+    @property
+    def kind(self) -> str:
+        """Its key."""
+        return next(iter(self.model_fields_set))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_key(cls, value: object) -> object:
+        return check_one_key(cls, value, "sink")

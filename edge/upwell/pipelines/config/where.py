@@ -1,0 +1,137 @@
+"""`where` in `pipelines.yaml`: a condition in CEL, read as far as the file alone allows.
+
+A condition reads `object`: its label, score, box, track, zones, and under the name of a model what that model said of
+it, as in `object.helmet.label == "none"`. Under `frame` is what models said of the whole frame.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BeforeValidator
+
+MAX_LENGTH = 1000
+"""Characters of a condition."""
+
+ROOTS = ("object", "frame")
+OBJECT_FIELDS = ("label", "score", "box", "track", "zones")
+"""What an object has besides its answers."""
+FRAME_FIELDS = ("number", "captured_unix_s", "route", "reason", "degraded")
+"""What a frame has besides its answers."""
+
+_TEXT = r"""\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"""
+_LITERAL = re.compile(rf"[rR]?(?:{_TEXT})|//[^\n]*", re.ASCII)
+_FIELD = re.compile(rf"(?<![\w.\0])({'|'.join(ROOTS)})\s*(?:\.\s*(\w+)\b(?!\s*\()|\[\s*\0(\d+)\0\s*\])", re.ASCII)
+_LABEL = re.compile(
+    r"(?<![\w.\0])object\s*(?:\.\s*(\w+)|\[\s*\0(\d+)\0\s*\])?\s*\.\s*label\s*"
+    r"(?:[=!]=\s*\0(\d+)\0|in\s*\[((?:\s*\0\d+\0\s*,?)*)\])",
+    re.ASCII,
+)
+_TROUBLE = re.compile(r"ERROR: <input>:(\d+):(\d+): (Syntax error: )?(.*)")
+_UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
+_MISMATCH = re.compile(r"found no matching overload for '_?(.*?)_?' applied to '(\(.*\))'")
+
+
+@dataclass(frozen=True)
+class ConditionNames:
+    """What a condition mentions.
+
+    `fields` are pairs of `object` or `frame` and what is read of it. `labels` are pairs of a model, empty for the label
+    of the object itself, and a text that its label is compared with.
+    """
+
+    fields: frozenset[tuple[str, str]]
+    labels: frozenset[tuple[str, str]]
+
+
+def names_in(text: str) -> ConditionNames:
+    """What a checked condition mentions."""
+    texts: list[str] = []
+
+    def keep(found: re.Match[str]) -> str:
+        if found[0].startswith("//"):
+            return " "
+        texts.append(found[0])
+        return f"\0{len(texts) - 1}\0"
+
+    code = _LITERAL.sub(keep, text)
+    fields = {(one[1], one[2] or _unquoted(texts[int(one[3])])) for one in _FIELD.finditer(code)}
+    return ConditionNames(frozenset(fields), frozenset(_labels(code, texts)))
+
+
+def _labels(code: str, texts: list[str]) -> Iterator[tuple[str, str]]:
+    for one in _LABEL.finditer(code):
+        model = one[1] or (_unquoted(texts[int(one[2])]) if one[2] else "")
+        for index in [one[3]] if one[3] else re.findall(r"\0(\d+)\0", one[4]):
+            yield model, _unquoted(texts[int(index)])
+
+
+def _unquoted(literal: str) -> str:
+    """The text of a literal. What CEL alone can read stays as it is written."""
+    try:
+        return str(ast.literal_eval(literal))
+    except (SyntaxError, ValueError):
+        return literal[1:-1]
+
+
+def check_condition(text: object) -> str:
+    """The text of a condition that is CEL and gives true or false. Raises `ValueError` that says what is wrong."""
+    if not isinstance(text, str):
+        raise ValueError("expected an expression as text, such as 'object.label == \"person\"'")
+    if not text.strip():
+        raise ValueError("the expression is empty; expected one such as 'object.label == \"person\"'")
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"the expression has {len(text)} characters; expected at most {MAX_LENGTH}")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("the expression holds half a character; expected Unicode text")
+    try:
+        environment, types = _environment()
+    except ImportError:
+        raise ValueError(
+            "`where` needs the package cel-expr-python; install upwell[cel] (Python 3.11 or later)"
+        ) from None
+    try:
+        program = environment.compile(text)
+    except RuntimeError as error:
+        raise ValueError(_complaint(str(error))) from None
+    if program.return_type() not in types:
+        raise ValueError(
+            f"the expression gives {str(program.return_type()).lower()}; expected true or false, as of a comparison"
+        )
+    return text
+
+
+Condition: TypeAlias = Annotated[str, BeforeValidator(check_condition)]
+"""A pydantic field for a condition; see `check_condition`."""
+
+
+@cache
+def _environment() -> tuple[Any, tuple[Any, ...]]:
+    """What compiles conditions, and the types that one may give. Raises `ImportError` without the extra `cel`."""
+    from cel_expr_python import cel
+
+    variables = dict.fromkeys(ROOTS, cel.Type.DYN)
+    return cel.NewEnv(variables=variables), (cel.Type.BOOL, cel.Type.DYN)
+
+
+def _complaint(message: str) -> str:
+    """What CEL says of an expression that it cannot compile, in one sentence."""
+    if "recursion" in message:
+        return "the expression is nested deeper than 32; expected a simpler one"
+    found = _TROUBLE.search(message)
+    if found is None:
+        return "not a CEL expression; expected one such as 'object.label == \"person\"'"
+    line, character, syntax, text = found.groups()
+    undeclared = _UNDECLARED.match(text)
+    where = f"character {character}" if line == "1" else f"line {line}, character {character}"
+    if undeclared is not None:
+        name = undeclared[1].partition(".")[0]
+        return f"unknown name {name} ({where}); known are {' and '.join(ROOTS)}, and the functions of CEL"
+    text = re.sub(r" expecting \{.*\}", "", text).replace("<EOF>", "end of the expression")
+    text = _MISMATCH.sub(r"\1 does not take \2", text)
+    return f"{'not a CEL expression: ' if syntax else ''}{text} ({where})"
