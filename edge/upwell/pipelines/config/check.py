@@ -76,7 +76,8 @@ class _Walk:
 
     `has_boxes` is None where it cannot be known, and after it was said that there are none; `boxless` is why there are
     none. `lacks_track`: it was said that nothing follows objects. `labels` are those that an object may have, `found`
-    those of all detectors, None where not known; `kept_by` is the last step that dropped some of them.
+    those of all detectors, None where not known; `kept_by` is the last step that dropped some of them. `is_misnamed`:
+    there was a model that the agent does not have, so that answers of others may be missed for that alone.
     `zones` and `lines` by name say in which step they are defined; `on_frame` and `on_objects` are the models asked.
     """
 
@@ -91,6 +92,7 @@ class _Walk:
     labels: set[str] | None = field(default_factory=set)
     found: set[str] | None = field(default_factory=set)
     kept_by: int = 0
+    is_misnamed: bool = False
     zones: dict[str, int] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     on_frame: dict[str, SignatureFacts] = field(default_factory=dict)
@@ -141,6 +143,7 @@ class _Walk:
                 f"model {step.model!r} takes tensors, and a pipeline gives it a picture; expected a model.yaml in "
                 "which its one input is of kind image",
             )
+            facts = _UNKNOWN
         if facts.has_cloud:
             what = "whole frames" if step.on == "frame" else "crops"
             text = f"{what} that go to the cloud for {step.model!r} are not blurred yet"
@@ -160,6 +163,7 @@ class _Walk:
             return _UNKNOWN
         if name not in self.models:
             self._refuse(location, f"agent.yaml has no model {name!r}; {_alike(name, self.models)}")
+            self.is_misnamed = True
         return self.models.get(name, _UNKNOWN)
 
     def _detections(self, facts: SignatureFacts) -> None:
@@ -244,7 +248,7 @@ class _Walk:
             plain, asked = (OBJECT_FIELDS, self.on_objects) if root == "object" else (FRAME_FIELDS, self.on_frame)
             if name == "track" and root == "object":
                 self._tracks(location, "object.track needs a `track` step before; there is none")
-            elif name not in plain and name not in asked:
+            elif name not in plain and name not in asked and not self.is_misnamed:
                 what = "objects" if root == "object" else "the frame"
                 alike = _alike(name, (*plain, *asked))
                 self._refuse(

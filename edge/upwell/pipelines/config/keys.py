@@ -41,5 +41,5 @@ def check_one_key(section: type[BaseModel], value: object, word: str) -> object:
         raise ValueError(f"expected one key for each {word}, one of {', '.join(known)}; got {got}")
     ((key, inner),) = value.items()
     if inner is None:
-        raise located({(key,): "expected keys and values, got nothing; write {} for the defaults"})
+        raise located({(key,): "expected keys and values, or {} for none; got nothing"})
     return value

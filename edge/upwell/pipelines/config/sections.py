@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from upwell.pipelines.config.keys import Name, check_one_key
-from upwell.pipelines.config.shapes import Polygon, Zone
+from upwell.pipelines.config.shapes import Polygon, Zone, check_several
 from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.config.where import Condition
 from upwell.shared.config.located import Location, located
@@ -164,7 +164,9 @@ class ChangeSection(FilePart):
 
     above: Share = Field(0.01, gt=0, description="A frame goes on where more than this share of it has changed.")
     at_least: Seconds = Field(10.0, gt=0, description="One frame goes on in each such time, changed or not.")
-    ignore: tuple[Polygon, ...] = Field((), description="Parts of the picture whose changes do not count.")
+    ignore: Annotated[tuple[Polygon, ...], BeforeValidator(check_several)] = Field(
+        (), description="Parts of the picture whose changes do not count."
+    )
 
 
 class AgainSection(FilePart):
@@ -204,9 +206,10 @@ class InferSection(FilePart):
     def _for_objects(self) -> InferSection:
         found: dict[Location, str] = {}
         if self.on == "frame":
-            for key in ("where", "once", "again", "margin", "min_size"):
-                if key in self.model_fields_set:
-                    found[(key,)] = f"{key} is for objects; write `on: objects`, or leave it out"
+            keys = [key for key in ("where", "once", "again", "margin", "min_size") if key in self.model_fields_set]
+            if keys:
+                are = "is" if len(keys) == 1 else "are"
+                found[(keys[0],)] = f"{', '.join(keys)} {are} for objects; expected `on: objects`"
         elif self.again is not None and self.once is None:
             found["again",] = "again needs `once: track`; without it every frame asks"
         if found:
@@ -224,7 +227,8 @@ class TrackSection(FilePart):
     @model_validator(mode="after")
     def _in_order(self) -> TrackSection:
         if self.weak_score > self.min_score:
-            raise located({("weak_score",): "is more than min_score; expected it to be at most that"})
+            text = f"weak_score is {self.weak_score:.0%} and min_score {self.min_score:.0%}; expected at most that"
+            raise located({("weak_score",): text})
         return self
 
 

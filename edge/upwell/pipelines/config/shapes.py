@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeGuard
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -55,6 +55,13 @@ Polygon: TypeAlias = Annotated[tuple[Point, ...], PlainValidator(parse_polygon),
 """A pydantic field for a polygon; see `parse_polygon`."""
 
 
+def check_several(value: object) -> object:
+    """`value` as it is, unless it is a polygon where a list of them is expected. Raises `ValueError`."""
+    if isinstance(value, list) and value and all(_is_pair(one) for one in value):
+        raise ValueError("this is one polygon; expected a list of polygons, [[[x, y], [x, y], [x, y]]]")
+    return value
+
+
 class LineSection(FilePart):
     """A line that objects cross."""
 
@@ -99,7 +106,7 @@ def _points(values: Iterable[object]) -> tuple[Point, ...]:
     found: dict[Location, str] = {}
     points: list[Point] = []
     for index, value in enumerate(values):
-        if not isinstance(value, list) or len(value) != 2 or not all(_is_number(one) for one in value):
+        if not _is_pair(value):
             found[(index,)] = "expected a point [x, y], two numbers from 0 to 1"
         elif not all(0 <= one <= 1 for one in value):
             found[(index,)] = (
@@ -113,6 +120,11 @@ def _points(values: Iterable[object]) -> tuple[Point, ...]:
     return tuple(points)
 
 
+def _is_pair(value: object) -> TypeGuard[list[float]]:
+    """Whether this is a list of two numbers."""
+    return isinstance(value, list) and len(value) == 2 and all(_is_number(one) for one in value)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
@@ -124,8 +136,8 @@ def _check_edges(points: tuple[Point, ...]) -> None:
     """
     exact = [(Fraction(repr(x)), Fraction(repr(y))) for x, y in points]
     if len(set(exact)) < len(exact):
-        twice = next(point for point, one in zip(points, exact, strict=True) if exact.count(one) > 1)
-        raise ValueError(f"the point [{twice[0]}, {twice[1]}] is written twice; expected different points")
+        x, y = next(point for point, one in zip(points, exact, strict=True) if exact.count(one) > 1)
+        raise ValueError(f"the point [{x}, {y}] is written twice; expected different ones (the last edge leads back)")
     if all(_turn(exact[0], exact[1], point) == 0 for point in exact[2:]):
         raise ValueError("the points lie on one line; expected a polygon with an area")
     count = len(exact)

@@ -35,7 +35,7 @@ def _plain_url(text: str, ports: Mapping[str, int], instead: str) -> tuple[str, 
     if scheme not in ports or not rest or not text.isprintable() or " " in text:
         raise ValueError(f"the address cannot be read; {expected}")
     if "@" in re.split(r"[/?#]", rest, maxsplit=1)[0]:
-        raise ValueError(f"a user or a password does not belong into an address; expected {instead}")
+        raise ValueError(f"a user or a password does not belong in an address; expected {instead}")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -218,6 +218,8 @@ def _raise_for(problems: Mapping[Location, str]) -> None:
 
 
 def _file(value: object) -> object:
+    if not isinstance(value, (str, dict)):
+        raise ValueError("expected the path of a file, or keys and values")
     return {"path": value} if isinstance(value, str) else value
 
 

@@ -131,7 +131,7 @@ def _complaint(message: str) -> str:
     where = f"character {character}" if line == "1" else f"line {line}, character {character}"
     if undeclared is not None:
         name = undeclared[1].partition(".")[0]
-        return f"unknown name {name} ({where}); known are {' and '.join(ROOTS)}, and the functions of CEL"
+        return f"unknown name {name}; known are {' and '.join(ROOTS)}, and the functions of CEL"
     text = re.sub(r" expecting \{.*\}", "", text).replace("<EOF>", "end of the expression")
     text = _MISMATCH.sub(r"\1 does not take \2", text)
     return f"{'not a CEL expression: ' if syntax else ''}{text} ({where})"

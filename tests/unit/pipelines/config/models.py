@@ -1,0 +1,18 @@
+"""The models of `right.yaml`, as a pipeline must know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from upwell.pipelines.config.signatures import SignatureFacts
+
+MODELS: Mapping[str, SignatureFacts] = MappingProxyType(
+    {
+        "people": SignatureFacts("detections", ("person", "face", "car"), has_cloud=True),
+        "helmet": SignatureFacts("probabilities", ("none", "hard", "soft")),
+        "digits": SignatureFacts("logits"),
+        "scent": SignatureFacts("tensor", takes_picture=False),
+        "far": SignatureFacts(None, takes_picture=None, has_cloud=True),
+    }
+)

@@ -1,0 +1,56 @@
+"""Wrong `pipelines.yaml`s: each is refused with one sentence that says where and what would be right.
+
+`wrong_files.txt` has them as changes of `right.yaml`: what is written there, what stands in its place, and the problem.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.pipelines.config.models import MODELS
+from upwell.pipelines.config.check import parse_pipelines
+from upwell.shared.errors import ConfigError
+
+pytest.importorskip("cel_expr_python")
+
+HERE = Path(__file__).parent
+PATH = Path("/etc/upwell/pipelines.yaml")
+RIGHT = (HERE / "right.yaml").read_text()
+WRONG = [tuple(case.split("\n")) for case in (HERE / "wrong_files.txt").read_text().strip().split("\n\n")]
+
+
+def test_the_right_file_is_right() -> None:
+    config, warnings = parse_pipelines(RIGHT, PATH, MODELS)
+    assert list(config.pipelines) == ["dock", "inbox"]
+    assert [str(one).removeprefix(f"{PATH}:") for one in warnings] == [
+        "7:24: pipelines.dock.steps[1].infer.model: whole frames that go to the cloud for 'people' are not blurred "
+        "yet; step 6 blurs"
+    ]
+
+
+def test_there_are_two_hundred_wrong_files() -> None:
+    assert len(set(WRONG)) == len(WRONG) >= 200
+
+
+def told(text: str) -> list[str]:
+    """The problems of a file, each as it stands in `wrong_files.txt`."""
+    try:
+        parse_pipelines(text, PATH, MODELS)
+    except ConfigError as error:
+        return [f"  {one}".replace(f"{PATH}:", "", 1) for one in error.problems]
+    return []
+
+
+def test_each_wrong_file_is_refused_with_one_sentence_at_its_place() -> None:
+    found = {(written, instead): told(RIGHT.replace(written, instead, 1)) for written, instead, _ in WRONG}
+    assert found == {(written, instead): [expected] for written, instead, expected in WRONG}
+    assert [written for written, _, _ in WRONG if written not in RIGHT] == []
+
+
+def test_each_sentence_has_line_column_and_no_password() -> None:
+    sentences = [expected for _, _, expected in WRONG]
+    assert [one for one in sentences if not re.match(r"  [1-9]\d*:[1-9]\d*: \S.*\S", one)] == []
+    assert [one for one in sentences if "secret@" in one or "u:" in one] == []
