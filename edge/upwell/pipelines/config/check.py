@@ -137,6 +137,9 @@ class _Walk:
 
     def _infer(self, location: Location, step: InferSection) -> None:
         facts = self._facts((*location, "model"), step.model)
+        if step.model in (*OBJECT_FIELDS, *FRAME_FIELDS):
+            text = f"in `where`, {step.model} is no model; expected another name for this one in agent.yaml"
+            self._refuse((*location, "model"), text)
         if facts.takes_picture is False:
             self._refuse(
                 (*location, "model"),

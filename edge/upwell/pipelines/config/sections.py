@@ -43,7 +43,7 @@ _NOT_BUILT = ("mqtt", "series")
 
 def _video(value: object, info: ValidationInfo) -> str:
     """An address as it is, or the absolute path of a file. Raises `ValueError`, which never shows an address."""
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or not value.isprintable():
         raise ValueError("expected an address such as rtsp://HOST/PATH, or a file")
     scheme, separator, rest = value.partition("://")
     if not separator:
@@ -55,7 +55,7 @@ def _video(value: object, info: ValidationInfo) -> str:
         is_readable = bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_readable = False
-    if not rest or not is_readable or not value.isprintable() or " " in value:
+    if not rest or not is_readable or " " in value:
         raise ValueError(f"the address cannot be read; expected {scheme}://HOST, perhaps with :PORT and a path")
     return value
 

@@ -89,7 +89,7 @@ class JsonlSection(FilePart):
 
     path: RelativePath = Field(description="The file.")
     limit: Bytes = Field(
-        64 << 20, gt=0, description="When it has grown to so many bytes, it is renamed and a new one begun."
+        256 << 20, gt=0, description="Most bytes of it and of the one before it, which has `.1` after its name."
     )
 
 
@@ -97,7 +97,7 @@ class PicturesSection(FilePart):
     """A folder of annotated pictures, one per event."""
 
     folder: RelativePath = Field(description="The folder, made if missing.")
-    limit: Bytes = Field(256 << 20, gt=0, description="Most bytes in it; the oldest pictures go first.")
+    limit: Bytes = Field(1 << 30, gt=0, description="Most bytes in it; the oldest pictures go first.")
 
 
 class MqttSection(FilePart):
@@ -144,7 +144,7 @@ class WebhookSection(FilePart):
 
     url: Annotated[str, AfterValidator(_url)] = Field(description="`https://…`; `http://…` on loopback.")
     secret_file: RelativePath = Field(description="A file with the secret that signs each message, and nothing else.")
-    timeout: Seconds = Field(5.0, gt=0, description="How long an answer is waited for before the next try.")
+    timeout: Seconds = Field(10.0, gt=0, description="How long one try may take, its answer included.")
     ca: RelativePath | None = Field(
         None, description="Issuers of the server's certificate (PEM); the system's if not written."
     )

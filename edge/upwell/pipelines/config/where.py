@@ -1,7 +1,7 @@
 """`where` in `pipelines.yaml`: a condition in CEL, read as far as the file alone allows.
 
-A condition reads `object`: its label, score, box, track, zones, and under the name of a model what that model said of
-it, as in `object.helmet.label == "none"`. Under `frame` is what models said of the whole frame.
+A condition reads `object`, `frame` and `pipeline`. Under the name of a model, or in `answers`, is what that model said
+of the object or of the whole frame: `object.helmet.label == "none"`, `object.answers["my-model"].label`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from pydantic import BeforeValidator
 MAX_LENGTH = 1000
 """Characters of a condition."""
 
-ROOTS = ("object", "frame")
-OBJECT_FIELDS = ("label", "score", "box", "track", "zones")
+OBJECT_FIELDS = ("label", "score", "box", "track", "zones", "age_s", "dwell_s")
 """What an object has besides its answers."""
-FRAME_FIELDS = ("number", "captured_unix_s", "route", "reason", "degraded")
+FRAME_FIELDS = ("number", "captured_unix_s", "objects", "route", "reason", "degraded")
 """What a frame has besides its answers."""
+_ROOTS = ("object", "frame", "pipeline")
 
 _TEXT = r"""\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"""
 _LITERAL = re.compile(rf"[rR]?(?:{_TEXT})|//[^\n]*", re.ASCII)
-_FIELD = re.compile(rf"(?<![\w.\0])({'|'.join(ROOTS)})\s*(?:\.\s*(\w+)\b(?!\s*\()|\[\s*\0(\d+)\0\s*\])", re.ASCII)
+_FIELD = re.compile(r"(?<![\w.\0])(object|frame)\s*\.\s*(\w+)\b", re.ASCII)
+_ANSWER = r"answers\s*(?:\.\s*(\w+)|\[\s*\0(\d+)\0\s*\])"
+_ANSWER_OF = re.compile(rf"(?<![\w.\0])(object|frame)\s*\.\s*{_ANSWER}", re.ASCII)
 _LABEL = re.compile(
-    r"(?<![\w.\0])object\s*(?:\.\s*(\w+)|\[\s*\0(\d+)\0\s*\])?\s*\.\s*label\s*"
+    rf"(?<![\w.\0])object\s*(?:\.\s*(?:{_ANSWER}|(\w+))\s*)?\.\s*label\s*"
     r"(?:[=!]=\s*\0(\d+)\0|in\s*\[((?:\s*\0\d+\0\s*,?)*)\])",
     re.ASCII,
 )
@@ -60,14 +62,15 @@ def names_in(text: str) -> ConditionNames:
         return f"\0{len(texts) - 1}\0"
 
     code = _LITERAL.sub(keep, text)
-    fields = {(one[1], one[2] or _unquoted(texts[int(one[3])])) for one in _FIELD.finditer(code)}
+    fields = {(one[1], one[2]) for one in _FIELD.finditer(code) if one[2] != "answers"}
+    fields |= {(one[1], one[2] or _unquoted(texts[int(one[3])])) for one in _ANSWER_OF.finditer(code)}
     return ConditionNames(frozenset(fields), frozenset(_labels(code, texts)))
 
 
 def _labels(code: str, texts: list[str]) -> Iterator[tuple[str, str]]:
     for one in _LABEL.finditer(code):
-        model = one[1] or (_unquoted(texts[int(one[2])]) if one[2] else "")
-        for index in [one[3]] if one[3] else re.findall(r"\0(\d+)\0", one[4]):
+        model = one[1] or (_unquoted(texts[int(one[2])]) if one[2] else one[3] or "")
+        for index in [one[4]] if one[4] else re.findall(r"\0(\d+)\0", one[5]):
             yield model, _unquoted(texts[int(index)])
 
 
@@ -115,7 +118,8 @@ def _environment() -> tuple[Any, tuple[Any, ...]]:
     """What compiles conditions, and the types that one may give. Raises `ImportError` without the extra `cel`."""
     from cel_expr_python import cel
 
-    variables = dict.fromkeys(ROOTS, cel.Type.DYN)
+    variables = {"object": cel.Type.DYN, "object.label": cel.Type.STRING, "frame": cel.Type.DYN}
+    variables["pipeline"] = cel.Type.STRING
     return cel.NewEnv(variables=variables), (cel.Type.BOOL, cel.Type.DYN)
 
 
@@ -131,7 +135,7 @@ def _complaint(message: str) -> str:
     where = f"character {character}" if line == "1" else f"line {line}, character {character}"
     if undeclared is not None:
         name = undeclared[1].partition(".")[0]
-        return f"unknown name {name}; known are {' and '.join(ROOTS)}, and the functions of CEL"
+        return f"unknown name {name}; known are {', '.join(_ROOTS)} and the functions of CEL"
     text = re.sub(r" expecting \{.*\}", "", text).replace("<EOF>", "end of the expression")
     text = _MISMATCH.sub(r"\1 does not take \2", text)
     return f"{'not a CEL expression: ' if syntax else ''}{text} ({where})"
