@@ -1,8 +1,8 @@
-"""Write docs/configuration.md from the pydantic models of the files that people write.
+"""Write docs/configuration.md, and the tables of docs/pipelines.md, from the models of the files that people write.
 
     python .ci/write_configuration.py [--check]
 
-With `--check` nothing is written, and the exit code is 1 where the committed file is not what the models give.
+With `--check` nothing is written, and the exit code is 1 where a committed file is not what the models give.
 """
 
 from __future__ import annotations
@@ -24,20 +24,28 @@ from pydantic_core import PydanticUndefined
 
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
+from upwell.pipelines.config.sections import EventTrigger, PipelinesConfig
+from upwell.pipelines.frame import Point
 from upwell.shared.oip.auth.tokens import TokensConfig
 from upwell.shared.routing.estimators.token_bucket import Refill
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.sections import Rate
 from upwell.shared.units import DURATION_UNITS, ENERGY_UNITS, SIZE_UNITS, parse_bytes, parse_joules, parse_seconds
 
-OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+CONFIGURATION, PIPELINES = DOCS / "configuration.md", DOCS / "pipelines.md"
+
+START = "<!-- keys: written by .ci/write_configuration.py; do not edit -->\n"
+END = "<!-- end of keys -->\n"
+"""What the tables of a page stand between that has more than tables."""
 
 INTRODUCTION = """\
 # Configuration reference
 
 <!-- Written by .ci/write_configuration.py from the models that read these files; do not edit. -->
 
-Every key of the files that a person writes. [model.yaml](model-yaml.md) has a page of its own.
+Every key of the files that a person writes. [model.yaml](model-yaml.md) and [pipelines.yaml](pipelines.md) have pages
+of their own.
 
 - A duration is written with its unit (`80ms`, `1.5s`, `2m`, `1h`), and so is a size (`256KiB`, `64MiB`, `5GB`;
   `KiB` is 1024 bytes, `kB` 1000). Zero needs no unit; any other bare number is an error.
@@ -66,7 +74,16 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = {
     ),
 }
 
+PIPELINE_FILES: Mapping[str, tuple[type[BaseModel], str]] = {
+    "pipelines.yaml": (
+        PipelinesConfig,
+        "Checked by `upwell pipeline check`. Where a part is one of several, such as a step or a sink, its table has a "
+        "row for each of them, and one is written.",
+    )
+}
+
 _PLAIN = {
+    EventTrigger: "text",
     Rate: "rate",
     Refill: "rate",
     str: "text",
@@ -121,19 +138,31 @@ class File:
 
 
 def reference() -> str:
-    """The whole document."""
-    parts = [INTRODUCTION]
-    for name, (model, about) in FILES.items():
+    """The whole of configuration.md."""
+    return "\n".join((INTRODUCTION, *_sections(FILES, "##")))
+
+
+def with_pipelines(page: str) -> str:
+    """The text of pipelines.md with the tables as they must be. Raises `ValueError` where it has no place for them."""
+    before, start, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"{PIPELINES.name} lacks the lines between which its tables stand")
+    return "".join((before, START, "\n", "\n".join(_sections(PIPELINE_FILES, "###")), "\n", END, after))
+
+
+def _sections(files: Mapping[str, tuple[type[BaseModel], str]], heading: str) -> Iterator[str]:
+    """Each file, and each part of it, with its table; the name of a file is a heading of this level."""
+    for name, (model, about) in files.items():
         file = File(name)
         todo = [Section(name, "", model)]
         while todo:
             section = todo.pop(0)
             known = set(file.sections)
-            heading = f"### {section.title}" if section.path else f"## {section.title}"
+            title = f"{heading}{'#' if section.path else ''} {section.title}"
             note = " ".join((section.model.__doc__ or "").split()) if section.path else about
-            parts.append("\n".join((heading, "", note, "", *_table(file, section), "")))
+            yield "\n".join((title, "", note, "", *_table(file, section), ""))
             todo = [file.sections[one] for one in file.sections if one not in known] + todo
-    return "\n".join(parts)
 
 
 def _table(file: File, section: Section) -> Iterator[str]:
@@ -195,6 +224,8 @@ def _words(annotation: Any, path: str, file: File) -> str:
         if isinstance(selector, str):
             return " or ".join(_variant(one, path, selector, file) for one in get_args(args[0]))
         return _kind(args[0], metadata, path, file)
+    if annotation == Point:
+        return "point `[x, y]`"
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in args)
     if origin in (Union, types.UnionType):
@@ -239,17 +270,19 @@ def _with_unit(value: float, units: Mapping[str, Decimal]) -> str:
 
 
 def main() -> int:
-    """Write the file, or compare; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Write docs/configuration.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the file is stale")
-    text = reference()
-    if not parser.parse_args().check:
-        OUTPUT.write_text(text, encoding="utf-8")
-        return 0
-    if OUTPUT.is_file() and OUTPUT.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{OUTPUT.name} is not what the models give; run python .ci/write_configuration.py", file=sys.stderr)
-    return 1
+    """Write the files, or compare; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Write docs/configuration.md and the tables of docs/pipelines.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a file is stale")
+    is_check = parser.parse_args().check
+    found = {page: page.read_text(encoding="utf-8") if page.is_file() else "" for page in (CONFIGURATION, PIPELINES)}
+    wanted = {CONFIGURATION: reference(), PIPELINES: with_pipelines(found[PIPELINES] or START + END)}
+    stale = {page: text for page, text in wanted.items() if found[page] != text}
+    for page, text in stale.items():
+        if is_check:
+            print(f"{page.name} is not what the models give; run python .ci/write_configuration.py", file=sys.stderr)
+        else:
+            page.write_text(text, encoding="utf-8")
+    return 1 if stale and is_check else 0
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from upwell.edge.models.report import LoadReport, ModelHealth
 from upwell.edge.observe.metrics import AgentMetrics
 from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.runtimes.base import Placement
+from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import Refused
 from upwell.shared.oip.auth.tokens import TokensConfig
@@ -51,6 +52,7 @@ LOADERS: Mapping[str, type[BaseModel]] = MappingProxyType(
         "tokens.yaml": TokensConfig,
         "model.yaml": ModelDescription,
         "calibrations.yaml": CalibrationsFile,
+        "pipelines.yaml": PipelinesConfig,
     }
 )
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -163,10 +165,12 @@ def test_a_stale_configuration_is_noticed(tmp_path: Path) -> None:
         "policy.yaml",
         "cloud.yaml",
         "tokens.yaml",
+        "pipelines.yaml",
     ],
 )
 def test_every_key_is_described(file: str) -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    page = "pipelines.md" if file == "pipelines.yaml" else "configuration.md"
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     sections = [part for part in re.split(r"^##+ ", text, flags=re.MULTILINE) if part.splitlines()[0].endswith(file)]
     keys = [line for section in sections for line in section.splitlines() if line.startswith("|`")]
     assert keys

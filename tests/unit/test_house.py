@@ -172,6 +172,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.policy.plots": {"matplotlib"},
     "upwell.shared.tensors": {"ml_dtypes"},
     "upwell.shared.routing.policy.cel_rules": {"cel_expr_python"},
+    "upwell.pipelines.config.where": {"cel_expr_python"},
     "upwell.shared.telemetry.otlp": {"opentelemetry"},
 }
 """The modules that name a package of an extra, and which."""
@@ -183,6 +184,7 @@ IMPORTED_LATER = {
     "upwell.shared.partition.mincut",
     "upwell.tools.plot_style",
     "upwell.shared.tensors",
+    "upwell.pipelines.config.where",
 }
 """Of these, the modules that import it in a function or only where it is installed, and can be imported without it."""
 
@@ -295,6 +297,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "partition.split",
             "partition.verify",
             "serve",
+            "pipeline.check",
             "policy.calibrate",
             "policy.check",
             "policy.collect",

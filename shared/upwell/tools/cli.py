@@ -42,6 +42,7 @@ _GROUPS: Mapping[str, str] = MappingProxyType(
     {
         "model": "Describe, quantize, pack, sign and check models for the device.",
         "partition": "Measure a model on both sides, find the best cut, write the halves and verify them.",
+        "pipeline": "Check pipelines of cameras, models and events.",
         "policy": "Check, explain, calibrate and simulate a routing policy.",
         "spool": "Look at the cases that an agent keeps for the cloud, or drop them.",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -63,8 +63,18 @@ def _of_side(side: EdgeSide | None, has_cloud: bool) -> SignatureFacts:
         if not side.bundle.is_dir():
             raise ConfigError.at(side.bundle, "no such folder; expected a bundle")
         return _of_folder(side.bundle, side.bundle / DESCRIPTION_NAME, has_cloud)
-    with tempfile.TemporaryDirectory() as temporary, unpacked(side.bundle, Path(temporary) / "bundle") as folder:
-        return _of_folder(folder, folder / DESCRIPTION_NAME, has_cloud)
+    return _of_archive(side.bundle, has_cloud)
+
+
+def _of_archive(archive: Path, has_cloud: bool) -> SignatureFacts:
+    """The facts in the description in an archive, which is unpacked for as long as that takes."""
+    with tempfile.TemporaryDirectory() as temporary, unpacked(archive, Path(temporary) / "bundle") as folder:
+        try:
+            return _of_folder(folder, folder / DESCRIPTION_NAME, has_cloud)
+        except ConfigError as error:
+            # Where it was unpacked is gone by the time that somebody reads this.
+            told = [replace(one, path=archive, line=None, column=None) for one in error.problems]
+            raise ConfigError(told) from None
 
 
 def _of_folder(folder: Path, path: Path, has_cloud: bool) -> SignatureFacts:

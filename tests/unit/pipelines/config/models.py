@@ -1,4 +1,4 @@
-"""The models of `right.yaml`, as a pipeline must know them."""
+"""The models of the right files, as a pipeline must know them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ from upwell.shared.errors import ConfigError, Problem
 
 pytest.importorskip("cel_expr_python")
 
-RIGHT = (Path(__file__).parent / "right.yaml").read_text()
+RIGHT = "\n".join(
+    (Path(__file__).parent / name).read_text().removeprefix(start)
+    for name, start in (("right_steps.yaml", ""), ("right_sinks.yaml", "version: 1\npipelines:\n"))
+)
 TREE = read_tree(RIGHT, None).value
 WORDS = st.sampled_from(
     [

@@ -141,7 +141,7 @@ def test_sources_have_the_defaults_of_their_kind() -> None:
 
 def test_events_are_read_and_written_back() -> None:
     pytest.importorskip("cel_expr_python")
-    config, _ = parse_pipelines((Path(__file__).parent / "right.yaml").read_text())
+    config, _ = parse_pipelines((Path(__file__).parent / "right_steps.yaml").read_text())
     triggers = [event.on for event in config.pipelines["dock"].events]
     assert [(one.kind, one.zone, one.after_s) for one in triggers] == [
         ("enter", "door", 0.0), ("cross", "gate", 0.0), ("dwell", "door", 10.0), ("every", "", 60.0),

@@ -1,0 +1,129 @@
+"""`upwell pipeline check` on real files, with the models of a real agent.yaml."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from upwell.pipelines.commands.check import check
+from upwell.shared.errors import ConfigError
+
+pytest.importorskip("cel_expr_python")
+
+APP = typer.Typer()
+APP.command()(check)
+
+PIPELINES = """\
+version: 1
+pipelines:
+  dock:
+    source: {video: dock.mp4, fps: 10, deadline: 200ms}
+    steps:
+      - change: {above: 1%, at_least: 10s}
+      - infer: {model: people}
+      - track: {}
+      - zones: {door: [[0.4, 0.2], [0.6, 0.2], [0.6, 1], [0.4, 1]], gate: {line: [[0, 0.5], [1, 0.5]]}}
+      - infer: {model: helmet, on: objects, where: 'object.label == "person"', once: track}
+      - blur: {labels: [face]}
+    events:
+      - {name: no-helmet, on: enter door, where: 'object.helmet.label == "none"'}
+      - {name: count, on: cross gate}
+    sinks:
+      - {jsonl: events.jsonl}
+      - {mqtt: {broker: "mqtts://broker.local", topic: "site/dock/{event}"}}
+    preview: true
+"""
+TOLD = """\
+dock: video {folder}/dock.mp4 (keeps all, 10 frames/s, due 200ms after capture)
+  -> change -> infer people -> track -> zones door, gate -> infer helmet on objects -> blur face
+  -> no-helmet (enter door), count (cross gate)
+  -> jsonl {folder}/events.jsonl, mqtt broker.local:8883
+"""
+WARNING = "whole frames that go to the cloud for 'people' are not blurred yet; step 6 blurs"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(APP, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path) -> Path:
+    path = tmp_path / "pipelines.yaml"
+    path.write_text(PIPELINES)
+    return path
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    for name, output in (
+        ("people", "kind: detections, labels: [person, face]"),
+        ("helmet", "kind: probabilities, labels: [none, hard]"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.yaml").write_text(
+            f"signature: {{inputs: {{image: {{kind: image}}}}, outputs: {{out: {{{output}}}}}}}\n"
+        )
+    path = tmp_path / "agent.yaml"
+    path.write_text(
+        "cloud: {endpoint: '127.0.0.1:1'}\n"
+        "models:\n  people: {edge: {bundle: people}, cloud: {model: people}}\n  helmet: {edge: {bundle: helmet}}\n"
+    )
+    return path
+
+
+def test_a_good_file_is_told_in_a_few_lines(pipelines: Path) -> None:
+    done = run(pipelines)
+    assert (done.exit_code, done.stdout) == (0, TOLD.replace("{folder}", str(pipelines.parent)))
+    assert json.loads(run(pipelines, "--json").stdout) == {
+        "file": str(pipelines), "ok": True, "pipelines": ["dock"], "problems": [], "warnings": [],
+    }  # fmt: skip
+
+
+def test_the_models_of_the_agent_are_looked_at_without_loading_one(pipelines: Path, agent: Path) -> None:
+    before = {name for name in sys.modules if name.partition(".")[0] in ("onnxruntime", "ai_edge_litert")}
+    done = run(pipelines, "-c", agent)
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (
+        0, f"warning: {pipelines}:7:24: pipelines.dock.steps[1].infer.model: {WARNING}",
+    )  # fmt: skip
+    assert {name for name in sys.modules if name.partition(".")[0] in ("onnxruntime", "ai_edge_litert")} == before
+    pipelines.write_text(PIPELINES.replace("model: people}", "model: helmet}").replace("[face]", "[fase]"))
+    done = run(pipelines, "-c", agent)
+    assert done.exit_code == 1
+    assert done.stdout == (
+        f"error: {pipelines}:8:16: pipelines.dock.steps[2].track: track needs objects, and model 'helmet' gives "
+        "probabilities and no boxes; expected `infer` with a detector before\n"
+    )
+
+
+def test_every_problem_is_told_with_its_place_and_the_exit_code_says_so(pipelines: Path) -> None:
+    pipelines.write_text(PIPELINES.replace("200ms", "200").replace("track: {}", "trak: {}").replace("mqtts:", "mqtt:"))
+    done = run(pipelines)
+    assert done.exit_code == 1
+    places = [line.split(": ")[1].removeprefix(str(pipelines)) for line in done.stdout.splitlines()]
+    assert places == [":4:50", ":8:9", ":17:25"]
+    found = json.loads(run(pipelines, "--json").stdout)
+    assert (found["ok"], found["pipelines"], found["warnings"]) == (False, [], [])
+    assert found["problems"][1] == {
+        "line": 8, "column": 9, "key": "pipelines.dock.steps[2].trak", "message": "unknown key; did you mean 'track'?",
+    }  # fmt: skip
+
+
+def test_a_file_that_is_not_there_is_wrong_use(pipelines: Path) -> None:
+    assert isinstance(run(pipelines.with_name("none.yaml")).exception, ConfigError)
+    assert isinstance(run(pipelines, "-c", pipelines.with_name("none.yaml")).exception, ConfigError)
+
+
+def test_neither_a_password_nor_what_a_terminal_obeys_is_printed(pipelines: Path) -> None:
+    pipelines.write_text(PIPELINES.replace("video: dock.mp4", 'video: "rtsp://dock:secret@cam.local/main?key=secret"'))
+    assert "dock: video rtsp://cam.local/main (keeps latest" in run(pipelines).stdout
+    for wrong in ("rtsp://dock:secret@cam.local:port/main", "rtsp://dock:secret@", "ftp://dock:secret@cam.local"):
+        pipelines.write_text(PIPELINES.replace("video: dock.mp4", f'video: "{wrong}"'))
+        done = run(pipelines)
+        assert (done.exit_code, "secret" in done.stdout) == (1, False)
+    pipelines.write_text(PIPELINES.replace("[face]", '["\\e[31m"]'))
+    assert "\x1b" not in run(pipelines).stdout
