@@ -12,13 +12,14 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from upwell.shared.config.json_schema import DIALECT
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.tools.policy.check import check
 from upwell.tools.policy.explain import explain
-from upwell.tools.policy.schema import DIALECT, policy_schema, schema
+from upwell.tools.policy.schema import policy_schema, schema
 
 APP = typer.Typer()
 for command in (check, explain, schema):

@@ -298,6 +298,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "partition.verify",
             "serve",
             "pipeline.check",
+            "pipeline.schema",
             "policy.calibrate",
             "policy.check",
             "policy.collect",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from upwell.shared.config.located import located
 
@@ -20,10 +21,17 @@ def _check_name(text: str) -> str:
     return text
 
 
-Name: TypeAlias = Annotated[
-    str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$"})
-]
+_PATTERN: JsonDict = {"pattern": f"^{_NAME.pattern}$"}
+
+Name: TypeAlias = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra=_PATTERN)]
 """A pydantic field for a name that is safe in a topic, in a file's name and in the text of an event's `on`."""
+
+
+NAMES: JsonDict = {"propertyNames": _PATTERN}
+"""For the JSON Schema of a mapping of which the keys are names, which pydantic leaves out."""
+
+ONE_KEY = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+"""For a section of which one key is written, whatever it is; see `check_one_key`."""
 
 
 def check_one_key(section: type[BaseModel], value: object, word: str) -> object:

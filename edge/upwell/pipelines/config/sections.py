@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainValidator,
     PrivateAttr,
@@ -22,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from upwell.pipelines.config.keys import Name, check_one_key
+from upwell.pipelines.config.keys import NAMES, ONE_KEY, Name, check_one_key
 from upwell.pipelines.config.shapes import Polygon, Zone, check_several
 from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.config.where import Condition
@@ -68,6 +69,8 @@ def _camera(text: str) -> str:
 
 class CaptureSection(FilePart):
     """Where frames come from: one of video, camera and folder, and how they are taken."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in SOURCE_KINDS]})
 
     video: Annotated[str | None, BeforeValidator(_video)] = Field(
         None,
@@ -255,10 +258,12 @@ class BlurSection(FilePart):
 class StepSection(FilePart):
     """One step, by its one key. Steps run in their order."""
 
+    model_config = ONE_KEY
+
     change: ChangeSection | None = Field(None, description="Frames like the one before go no further.")
     infer: InferSection | None = Field(None, description="A model is asked.")
     track: TrackSection | None = Field(None, description="Objects are followed from frame to frame.")
-    zones: Annotated[dict[Name, Zone], Field(min_length=1)] | None = Field(
+    zones: Annotated[dict[Name, Zone], Field(min_length=1, json_schema_extra=NAMES)] | None = Field(
         None,
         description="Parts of the picture by name: a list of points `[x, y]`, or `{line: [[x, y], [x, y]]}`; "
         "x and y are fractions of the picture from its top left.",
@@ -351,7 +356,9 @@ class PipelinesConfig(FilePart):
     """A whole `pipelines.yaml`. `check_pipelines` tells whether its parts fit together."""
 
     version: Literal[1] = Field(1, description="Version of this file format.")
-    pipelines: dict[Name, PipelineSection] = Field(min_length=1, description="The pipelines, by name.")
+    pipelines: dict[Name, PipelineSection] = Field(
+        min_length=1, json_schema_extra=NAMES, description="The pipelines, by name."
+    )
 
     _context: dict[str, Any] = PrivateAttr(default_factory=dict)
 

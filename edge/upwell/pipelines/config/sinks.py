@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from upwell.pipelines.config.keys import check_one_key
+from upwell.pipelines.config.keys import ONE_KEY, check_one_key
 from upwell.shared.config.addresses import TcpAddress
 from upwell.shared.config.located import Location, located
 from upwell.shared.config.security import Address, parse_address
@@ -226,7 +226,9 @@ def _file(value: object) -> object:
 class SinkSection(FilePart):
     """One sink, by its one key."""
 
-    jsonl: Annotated[JsonlSection | None, BeforeValidator(_file)] = Field(
+    model_config = ONE_KEY
+
+    jsonl: Annotated[JsonlSection | None, BeforeValidator(_file, json_schema_input_type=str | JsonlSection)] = Field(
         None, description="A file, `jsonl: events.jsonl`, or keys and values."
     )
     mqtt: MqttSection | None = Field(None, description="A broker of MQTT 5.")

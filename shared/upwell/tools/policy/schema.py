@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from upwell.shared.config.json_schema import editor_schema
 from upwell.shared.files import write_named
 from upwell.shared.routing.policy.policy import Policy
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema(
@@ -26,23 +25,5 @@ def schema(
 
 
 def policy_schema() -> dict[str, Any]:
-    """The schema (2020-12). Defaults are left out: inside they are plain numbers, in the file they carry units."""
-    plain = _without_defaults(Policy.model_json_schema(by_alias=True))
-    return {"$schema": DIALECT, **plain, "title": "Upwell routing policy"}
-
-
-def _without_defaults(node: Any) -> Any:
-    """The schema without `default`, and without null: a key that is written is not empty."""
-    if isinstance(node, list):
-        return [_without_defaults(one) for one in node if one != {"type": "null"}]
-    if not isinstance(node, dict):
-        return node
-    kept = {key: _without_defaults(value) for key, value in node.items() if key != "default" or _is_a_key(value)}
-    if len(kept.get("anyOf", ())) == 1:
-        kept |= kept.pop("anyOf")[0]
-    return kept
-
-
-def _is_a_key(value: Any) -> bool:
-    """Whether `default` is a key of the file here (there is one in `on_cloud_failure`) and not a default."""
-    return isinstance(value, dict) and "description" in value
+    """The schema; see `editor_schema`."""
+    return editor_schema(Policy, "Upwell routing policy")

@@ -1,0 +1,24 @@
+"""`upwell pipeline schema`: the JSON Schema of pipelines.yaml, for editors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upwell.pipelines.config.sections import PipelinesConfig
+from upwell.shared.config.json_schema import editor_schema
+from upwell.shared.files import write_named
+
+
+def schema(
+    out: Annotated[Path | None, typer.Option(help="Write it to this file instead of standard output.")] = None,
+) -> None:
+    """Print the JSON Schema of pipelines.yaml. Editors with a YAML language server complete and check by it."""
+    text = json.dumps(editor_schema(PipelinesConfig, "Upwell pipelines"), indent=2, ensure_ascii=False) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_named(out, text.encode())
