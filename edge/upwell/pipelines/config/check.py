@@ -66,7 +66,7 @@ def check_pipelines(config: PipelinesConfig, models: Mapping[str, SignatureFacts
         walk.go(pipeline)
         problems |= walk.problems
         warnings |= walk.warnings
-    problems |= _shared_files(config)
+    problems |= _shared_sources(config) | _shared_files(config)
     return PipelinesReview(problems, warnings)
 
 
@@ -298,6 +298,26 @@ def _alike(name: str, known: Collection[str]) -> str:
     shown = sorted(set(known))
     more = f" and {len(shown) - 10} more" if len(shown) > 10 else ""
     return f"known are {', '.join(shown[:10])}{more}" if shown else "there are none"
+
+
+def _shared_sources(config: PipelinesConfig) -> dict[Location, str]:
+    """Cameras and folders of which two pipelines would each see a part."""
+    problems: dict[Location, str] = {}
+    opened: dict[str | Path, str] = {}
+    for name, pipeline in config.pipelines.items():
+        source = pipeline.source
+        place = source.camera or (source.folder if source.done == "move" else None)
+        if place is None:
+            continue
+        if place in opened:
+            why = (
+                "one pipeline alone can open a camera"
+                if source.camera
+                else "each picture would be moved by one of them"
+            )
+            problems["pipelines", name, "source", source.kind] = f"{opened[place]!r} reads {place} too, and {why}"
+        opened.setdefault(place, name)
+    return problems
 
 
 def _shared_files(config: PipelinesConfig) -> dict[Location, str]:

@@ -34,6 +34,8 @@ _LABEL = re.compile(
     r"(?:[=!]=\s*\0(\d+)\0|in\s*\[((?:\s*\0\d+\0\s*,?)*)\])",
     re.ASCII,
 )
+_CALL = re.compile(r"(?!in\b)\b(\w+)\s*\(", re.ASCII)
+_MACROS = frozenset({"all", "exists", "exists_one", "filter", "map"})
 _TROUBLE = re.compile(r"ERROR: <input>:(\d+):(\d+): (Syntax error: )?(.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
 _MISMATCH = re.compile(r"found no matching overload for '_?(.*?)_?' applied to '(\(.*\))'")
@@ -53,6 +55,14 @@ class ConditionNames:
 
 def names_in(text: str) -> ConditionNames:
     """What a checked condition mentions."""
+    code, texts = _split(text)
+    fields = {(one[1], one[2]) for one in _FIELD.finditer(code) if one[2] != "answers"}
+    fields |= {(one[1], one[2] or _unquoted(texts[int(one[3])])) for one in _ANSWER_OF.finditer(code)}
+    return ConditionNames(frozenset(fields), frozenset(_labels(code, texts)))
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    """A condition with its texts taken out, so that what looks like code is code; and the texts."""
     texts: list[str] = []
 
     def keep(found: re.Match[str]) -> str:
@@ -61,10 +71,7 @@ def names_in(text: str) -> ConditionNames:
         texts.append(found[0])
         return f"\0{len(texts) - 1}\0"
 
-    code = _LITERAL.sub(keep, text)
-    fields = {(one[1], one[2]) for one in _FIELD.finditer(code) if one[2] != "answers"}
-    fields |= {(one[1], one[2] or _unquoted(texts[int(one[3])])) for one in _ANSWER_OF.finditer(code)}
-    return ConditionNames(frozenset(fields), frozenset(_labels(code, texts)))
+    return _LITERAL.sub(keep, text), texts
 
 
 def _labels(code: str, texts: list[str]) -> Iterator[tuple[str, str]]:
@@ -92,8 +99,10 @@ def check_condition(text: object) -> str:
         raise ValueError(f"the expression has {len(text)} characters; expected at most {MAX_LENGTH}")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("the expression holds half a character; expected Unicode text")
+    if '"""' in text or "'''" in text:
+        raise ValueError("expected a text in single quotation marks, not in triple ones")
     try:
-        environment, types = _environment()
+        environment, types, functions = _environment()
     except ImportError:
         raise ValueError(
             "`where` needs the package cel-expr-python; install upwell[cel] (Python 3.11 or later)"
@@ -102,6 +111,12 @@ def check_condition(text: object) -> str:
         program = environment.compile(text)
     except RuntimeError as error:
         raise ValueError(_complaint(str(error))) from None
+    calls = _CALL.findall(_split(text)[0])
+    unknown = next((name for name in calls if name not in functions | _MACROS), None)
+    if unknown is not None:
+        raise ValueError(f"unknown function {unknown}; known are {', '.join(sorted(functions))}")
+    if sum(name in _MACROS for name in calls) > 1:
+        raise ValueError(f"expected at most one of the macros {', '.join(sorted(_MACROS))}")
     if program.return_type() not in types:
         raise ValueError(
             f"the expression gives {str(program.return_type()).lower()}; expected true or false, as of a comparison"
@@ -114,13 +129,18 @@ Condition: TypeAlias = Annotated[str, BeforeValidator(check_condition)]
 
 
 @cache
-def _environment() -> tuple[Any, tuple[Any, ...]]:
-    """What compiles conditions, and the types that one may give. Raises `ImportError` without the extra `cel`."""
+def _environment() -> tuple[Any, tuple[Any, ...], frozenset[str]]:
+    """What compiles conditions, the types that one may give, and the functions that it may call, as in a policy.
+
+    Raises `ImportError` without the extra `cel`.
+    """
     from cel_expr_python import cel
+
+    from upwell.shared.routing.policy.cel_rules import FUNCTIONS
 
     variables = {"object": cel.Type.DYN, "object.label": cel.Type.STRING, "frame": cel.Type.DYN}
     variables["pipeline"] = cel.Type.STRING
-    return cel.NewEnv(variables=variables), (cel.Type.BOOL, cel.Type.DYN)
+    return cel.NewEnv(variables=variables), (cel.Type.BOOL, cel.Type.DYN), FUNCTIONS | {"has"}
 
 
 def _complaint(message: str) -> str:

@@ -117,6 +117,13 @@ def test_blur_of_what_keep_has_dropped_is_refused() -> None:
     ]
 
 
+def test_a_camera_belongs_to_one_pipeline() -> None:
+    text = "pipelines: {a: {source: {camera: /dev/video0}}, b: {source: {camera: /dev/video0}}}"
+    assert problems(text) == [
+        "pipelines.b.source.camera: 'a' reads /dev/video0 too, and one pipeline alone can open a camera"
+    ]
+
+
 def test_a_model_called_as_a_field_of_an_object_is_refused() -> None:
     steps = "{infer: {model: score}}"
     assert problems(whole(steps), {"score": SignatureFacts("logits")}) == [
