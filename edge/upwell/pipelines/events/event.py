@@ -1,0 +1,77 @@
+"""An event as it is written down."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from upwell.pipelines.frame import FoundObject
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened on one frame of a pipeline.
+
+    `event` is the name of the rule that it comes from. `sequence` counts the events of the pipeline. `latency_ms` is
+    from capture to the event. `direction` is "in" or "out" where objects crossed a line, else empty. `amends` is the
+    id of the event that this one says again with a later answer; empty for a first one.
+    """
+
+    id: str
+    pipeline: str
+    event: str
+    sequence: int
+    captured_unix_s: float
+    latency_ms: float
+    objects: tuple[FoundObject, ...] = ()
+    route: str = ""
+    reason: str = ""
+    degraded: bool = False
+    amends: str = ""
+    direction: str = ""
+
+    def as_json(self) -> str:
+        """One line without its end, in ASCII.
+
+        Boxes are fractions of the picture, to 4 digits. A number that is not finite is null, as JSON has none. Each
+        object has what models answered under the name of the model. `direction` is written only where there is one.
+        """
+        line = {
+            "id": self.id,
+            "pipeline": self.pipeline,
+            "event": self.event,
+            "sequence": self.sequence,
+            "captured_unix_s": round(self.captured_unix_s, 6),
+            "latency_ms": round(self.latency_ms, 3),
+            "objects": [_object(found) for found in self.objects],
+            "route": self.route,
+            "reason": self.reason,
+            "degraded": self.degraded,
+            "amends": self.amends or None,
+        }
+        if self.direction:
+            line["direction"] = self.direction
+        return json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
+
+
+def _object(found: FoundObject) -> dict[str, Any]:
+    own = {
+        "label": found.label,
+        "score": round(float(found.score), 4),
+        "box": [round(float(edge), 4) for edge in found.box],
+        "track": found.track,
+    }
+    return own | {model: answer for model, answer in found.answers.items() if model not in own}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return value

@@ -1,0 +1,203 @@
+"""Conditions on objects as CEL expressions (`where`): checked when the file is loaded, evaluated in microseconds.
+
+The same language, with the same bounds on length and nesting, as the rules of a policy. What does not exist is refused
+when the file is loaded: names, functions, zones, models that no step asks, and operands whose types do not go together.
+What a model answered is not known by then, so that `object.helmet.labl` is found at run time. So is an answer that is
+not there: `has(object.helmet.label)` asks for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from cel_expr_python import cel
+
+from upwell.pipelines.frame import FoundObject, Frame, Scene
+from upwell.shared.routing.policy.cel_rules import FUNCTIONS, MAX_LENGTH
+
+_BOOL, _TEXT, _NUMBER = cel.Type.BOOL, cel.Type.STRING, cel.Type.DYN  # as in a policy: `object.score > 1` needs no 1.0
+_ANSWER = cel.Type.Map(_TEXT, cel.Type.DYN)
+_ANSWERS = cel.Type.Map(_TEXT, _ANSWER)
+
+_OBJECT = {
+    "label": _TEXT,
+    "score": _NUMBER,
+    "box": cel.Type.List(_NUMBER),
+    "track": _NUMBER,
+    "zones": cel.Type.List(_TEXT),
+    "age_s": _NUMBER,
+    "dwell_s": cel.Type.Map(_TEXT, _NUMBER),
+    "answers": _ANSWERS,
+}
+_FRAME = {
+    "number": _NUMBER,
+    "captured_unix_s": _NUMBER,
+    "objects": _NUMBER,
+    "route": _TEXT,
+    "reason": _TEXT,
+    "degraded": _BOOL,
+    "answers": _ANSWERS,
+}
+_MACROS = frozenset({"all", "exists", "exists_one", "filter", "map"})
+
+_LITERAL = re.compile(r"""[rR]?\"(?:\\.|[^\"\\\n])*\"|[rR]?'(?:\\.|[^'\\\n])*'|//[^\n]*""", re.ASCII)
+_CALL = re.compile(r"(?!in\b)\b(\w+)\s*\(", re.ASCII)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_TROUBLE = re.compile(r"ERROR: <input>:(\d+):(\d+): (Syntax error: )?(.*)")
+_UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
+_MISMATCH = re.compile(r"found no matching overload for '_?(.*?)_?' applied to '(\(.*\))'")
+_NO_OVERLOAD = "No matching overloads"
+_NAMED = r"""\s*(?:\.\s*(\w+)|\[\s*(["'])(.*?)\2\s*\])"""
+_DWELL = re.compile(rf"\bobject\s*\.\s*dwell_s{_NAMED}", re.ASCII)
+_ANSWER_OF = re.compile(rf"\b(?:object|frame)\s*\.\s*answers{_NAMED}", re.ASCII)
+
+_NO_DWELL: Mapping[str, float] = MappingProxyType({})
+_NOTHING = np.zeros((0, 0, 3), np.uint8)
+_NO_OBJECT = FoundObject("", 0.0, (0.0, 0.0, 0.0, 0.0))
+_NO_SCENE = Scene(Frame(0, 0.0, 0.0, _NOTHING, _NOTHING[:, :, 0]), _NOTHING)
+
+
+class ObjectCondition:
+    """One `where`, compiled. It reads `object`, `frame` and `pipeline`.
+
+    `object` has label, score, box, track (0 without one), zones, age_s, dwell_s (`object.dwell_s.door`) and, by the
+    name of each model, what that answered: `object.helmet.label`, or `object.answers["my-model"].label` where CEL
+    would not take the name. `frame` has number, captured_unix_s, objects (how many), route, reason, degraded, and in
+    the same way what models answered about all of it. `pipeline` is its name.
+
+    Raises `ValueError` that says what is wrong with the expression, and where in it.
+    """
+
+    def __init__(
+        self, source: str, models: Collection[str] = (), zones: Collection[str] = (), pipeline: str = ""
+    ) -> None:
+        if len(source) > MAX_LENGTH:
+            raise ValueError(f"the expression has {len(source)} characters; expected at most {MAX_LENGTH}")
+        if '"""' in source or "'''" in source:
+            raise ValueError("expected a text in single quotation marks, not in triple ones")
+        code = _LITERAL.sub(" ", source)
+        _check_calls(code)
+        _check_names(source, _DWELL, zones, "zone")
+        _check_names(source, _ANSWER_OF, models, "model")
+        self.reads_object = re.search(r"\bobject\b", code) is not None
+        self._zones, self._pipeline = tuple(zones), pipeline
+        self._models = tuple(name for name in models if _IDENTIFIER.fullmatch(name))
+        self._environment = cel.NewEnv(variables=_variables(self._models))
+        self._program = _compiled(self._environment, source, self._models)
+        result = self._evaluate(_NO_OBJECT, _NO_SCENE, 0.0, {})
+        # It may need an answer that is not there, but the types are always these.
+        if result.type() != _BOOL and (result.type() != cel.Type.ERROR or _NO_OVERLOAD in str(result.value())):
+            raise ValueError(_no_verdict(result))
+
+    def holds(
+        self, found: FoundObject | None, scene: Scene, age_s: float = 0.0, dwell_s: Mapping[str, float] = _NO_DWELL
+    ) -> bool:
+        """Whether it is true of an object of a scene; None where it does not read one.
+
+        `age_s` is for how long its track has been seen, `dwell_s` for how long it has been in each zone that it is in.
+        Raises `ValueError` where it cannot be evaluated, as without an answer that it needs.
+        """
+        result = self._evaluate(found or _NO_OBJECT, scene, age_s, dwell_s)
+        if result.type() != _BOOL:
+            raise ValueError(_no_verdict(result))
+        return bool(result.value())
+
+    def _evaluate(self, found: FoundObject, scene: Scene, age_s: float, dwell_s: Mapping[str, float]) -> cel.Value:
+        values: dict[str, object] = {
+            "pipeline": self._pipeline,
+            "frame.number": scene.frame.number,
+            "frame.captured_unix_s": scene.frame.captured_unix_s,
+            "frame.objects": len(scene.objects),
+            "frame.route": scene.route,
+            "frame.reason": scene.reason,
+            "frame.degraded": scene.degraded,
+            **self._answers("frame", scene.answers),
+        }
+        if self.reads_object:
+            values |= {
+                "object.label": found.label,
+                "object.score": float(found.score),
+                "object.box": [float(edge) for edge in found.box],
+                "object.track": found.track or 0,
+                "object.zones": sorted(found.zones),
+                "object.age_s": age_s,
+                "object.dwell_s": {zone: dwell_s.get(zone, 0.0) for zone in self._zones},
+                **self._answers("object", found.answers),
+            }
+        return self._program.eval(self._environment.Activation(values))
+
+    def _answers(self, root: str, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
+        """The variables with what models have said; nothing for a model that said nothing."""
+        plain = {model: dict(answer) for model, answer in answers.items()}
+        return {f"{root}.answers": plain} | {f"{root}.{model}": plain.get(model, {}) for model in self._models}
+
+
+def _variables(models: Collection[str]) -> dict[str, cel.Type]:
+    """Variable -> its type. Raises `ValueError` for a model whose name means something else here."""
+    for name in models:
+        if name in _OBJECT or name in _FRAME:
+            raise ValueError(f"a model whose answers are read here must not be called {name}")
+    named = dict.fromkeys(models, _ANSWER)
+    return {
+        "pipeline": _TEXT,
+        **{f"object.{name}": kind for name, kind in (_OBJECT | named).items()},
+        **{f"frame.{name}": kind for name, kind in (_FRAME | named).items()},
+    }
+
+
+def _check_calls(code: str) -> None:
+    names = _CALL.findall(code)
+    if sum(name in _MACROS for name in names) > 1:
+        raise ValueError("expected at most one of the macros all, exists, exists_one, map and filter")
+    for name in names:
+        if name not in FUNCTIONS | _MACROS | {"has"}:
+            raise ValueError(f"unknown function {name}; known are {', '.join(sorted(FUNCTIONS | {'has'}))}")
+
+
+def _check_names(source: str, named: re.Pattern[str], known: Collection[str], what: str) -> None:
+    for field_name, _, quoted in named.findall(source):
+        name = field_name or quoted
+        if name not in known:
+            raise ValueError(f"unknown {what} {name}; {_known(name, known)}")
+
+
+def _known(name: str, known: Collection[str]) -> str:
+    alike = difflib.get_close_matches(name, known, n=1)
+    if alike:
+        return f"did you mean {alike[0]}?"
+    return f"known are {', '.join(sorted(known))}" if known else "there is none"
+
+
+def _compiled(environment: cel.Env, source: str, models: Collection[str]) -> cel.Expression:
+    try:
+        return environment.compile(source)
+    except RuntimeError as error:
+        message = str(error)
+    if "recursion" in message:
+        raise ValueError("the expression is nested deeper than 32; expected a simpler one")
+    found = _TROUBLE.search(message)
+    if found is None:
+        raise ValueError(f"not a CEL expression: {message}")
+    line, character, syntax, text = found.groups()
+    undeclared = _UNDECLARED.match(text)
+    if undeclared is not None:
+        name = undeclared[1]
+        raise ValueError(f"unknown name {name}; {_known('.'.join(name.split('.')[:2]), _variables(models))}")
+    text = re.sub(r" expecting \{.*\}", "", text).replace("<EOF>", "end of the expression")
+    text = _MISMATCH.sub(r"\1 does not take \2", text)
+    where = f"character {character}" if line == "1" else f"line {line}, character {character}"
+    raise ValueError(f"{'not a CEL expression: ' if syntax else ''}{text} ({where})")
+
+
+def _no_verdict(result: cel.Value) -> str:
+    """Why a result is not true or false."""
+    value = result.value()
+    if result.type() == cel.Type.ERROR:
+        return str(value).partition(": ")[2]
+    kinds = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a map"}
+    return f"the expression gives {kinds.get(type(value), 'another value')}; expected true or false"

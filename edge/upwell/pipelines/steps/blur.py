@@ -1,0 +1,74 @@
+"""Hides what must not be seen, so that it cannot be made visible again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from upwell.pipelines.frame import Box
+from upwell.shared.tensors import Array
+
+CELLS = 4
+"""Cells along the longer side of what is hidden."""
+
+_LEVELS = 16
+"""Distance of the levels that a cell may have: 16 of them in each colour."""
+
+
+def blur(pixels: Array, boxes: Iterable[Box], margin: float = 0.1) -> Array:
+    """A copy of uint8 [height, width, 3] in which the boxes cannot be recognised; `pixels` is left as it is.
+
+    A blur alone is a linear filter, which can be undone to a large part, and mosaics of 8 × 8 to 16 × 16 cells are
+    enough for a network to recognise faces (McPherson et al. 2016, arXiv 1609.00408). So each box becomes the means
+    of at most 4 × 4 cells, however large it is, in steps of 16 levels: at most 16 · 3 numbers of 4 bits are left of
+    it, and as steps hide small changes, hardly more of many frames of it. Only then it is blurred, so that no edges of
+    cells draw the eye: what is blurred holds no more than those numbers.
+
+    `margin` is what is hidden around a box on each side, as a share of its width and height. A box reaches to whole
+    pixels outwards. One that is no finite number hides the whole picture: nothing must be seen by mistake.
+    """
+    height, width = pixels.shape[:2]
+    hidden: Array = pixels.copy()
+    for box in boxes:
+        if all(map(math.isfinite, box)):
+            columns = _span(box[0], box[2], margin, width)
+            rows = _span(box[1], box[3], margin, height)
+        else:
+            columns, rows = slice(0, width), slice(0, height)
+        if columns.start < columns.stop and rows.start < rows.stop:
+            # Of what is hidden already, so that boxes that overlap say no more together than each by itself.
+            hidden[rows, columns] = _mosaic(hidden[rows, columns])
+    return hidden
+
+
+def _span(start: float, end: float, margin: float, size: int) -> slice:
+    """The pixels of a side, from fractions."""
+    start, end = min(start, end), max(start, end)
+    around = margin * (end - start)
+    first, last = (min(max(edge * size, 0.0), float(size)) for edge in (start - around, end + around))
+    return slice(math.floor(first), math.ceil(last))
+
+
+def _mosaic(part: Array) -> Array:
+    """What is left of a part of a picture, uint8 [rows, columns, 3]."""
+    rows, columns = part.shape[:2]
+    side = -(-max(rows, columns) // CELLS)
+    row_starts, column_starts = np.arange(0, rows, side), np.arange(0, columns, side)
+    sums = np.add.reduceat(np.add.reduceat(part.astype(np.uint32), row_starts, axis=0), column_starts, axis=1)
+    counts = np.outer(np.diff([*row_starts, rows]), np.diff([*column_starts, columns]))
+    levels = sums // counts[:, :, None] // _LEVELS * _LEVELS + _LEVELS // 2
+    spread = np.repeat(np.repeat(levels, side, axis=0)[:rows], side, axis=1)[:, :columns]
+    return _box_blur(_box_blur(spread.astype(np.float32), side, 0), side, 1).astype(np.uint8)
+
+
+def _box_blur(values: Array, width: int, axis: int) -> Array:
+    """Running mean over `width` (odd: one more where it is even), the ends repeated."""
+    half = width // 2
+    padding = [(0, 0)] * values.ndim
+    padding[axis] = (half + 1, half)
+    sums = np.cumsum(np.pad(values, padding, mode="edge"), axis=axis, dtype=np.float64)
+    ends = np.arange(2 * half + 1, sums.shape[axis])
+    means: Array = (np.take(sums, ends, axis) - np.take(sums, ends - 2 * half - 1, axis)) / (2 * half + 1)
+    return means

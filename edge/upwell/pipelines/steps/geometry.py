@@ -1,0 +1,149 @@
+"""Zones and lines on a picture: what is inside, and what crosses.
+
+Every answer is exact: where rounding could decide on which side of a line a point lies, fractions do. So a point on
+the edge between two zones is in exactly one of them, and a path through the point where two lines meet crosses one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from types import MappingProxyType
+from typing import TypeAlias
+
+from upwell.pipelines.frame import Box, FoundObject, Point
+
+Line: TypeAlias = tuple[Point, Point]
+"""A segment with a direction, from its first point to its second."""
+
+Polygon: TypeAlias = Sequence[Point]
+"""At least three corners, in either direction; the last one is joined to the first. It may cross itself (even-odd)."""
+
+_ROUNDING = (3 + 16 * 2.0**-53) * 2.0**-53
+"""Relative error that the sign of a 2 × 2 determinant may suffer (Shewchuk 1997, `orient2d`, ccwerrboundA)."""
+
+_TINY = 1e-300
+"""Products below this may have lost digits, which the bound above does not allow for."""
+
+
+def anchor(box: Box) -> Point:
+    """The point that says where an object stands: the middle of its bottom edge."""
+    return (box[0] + box[2]) / 2, box[3]
+
+
+def _turn(start: Point, end: Point, point: Point) -> int:
+    """+1, 0, -1: whether `point` is to the right of the way from `start` to `end`, on it, or to its left.
+
+    As the picture is seen, with y downwards. The sign of (end - start) × (point - start), by floating point where its
+    error bound proves that sign, else by fractions.
+    """
+    first = (end[0] - start[0]) * (point[1] - start[1])
+    second = (end[1] - start[1]) * (point[0] - start[0])
+    size = abs(first) + abs(second)
+    if size > _TINY and abs(first - second) > _ROUNDING * size:
+        return 1 if first > second else -1
+    (x1, y1), (x2, y2), (x, y) = ((Fraction(a), Fraction(b)) for a, b in (start, end, point))
+    exact = (x2 - x1) * (y - y1) - (y2 - y1) * (x - x1)
+    return (exact > 0) - (exact < 0)
+
+
+def contains(polygon: Polygon, point: Point) -> bool:
+    """Whether the point is in the polygon: even-odd rule, by the edges that a ray to the right crosses.
+
+    Half open: an edge has its upper end but not its lower one, and a point on a left edge is inside, one on a right
+    edge is not. Polygons that share an edge therefore share no point. O(corners).
+    """
+    inside = False
+    y = point[1]
+    for number, end in enumerate(polygon):
+        start = polygon[number - 1]
+        if (start[1] > y) != (end[1] > y):
+            upper, lower = (start, end) if start[1] < end[1] else (end, start)
+            inside ^= _turn(upper, lower, point) > 0  # the right hand of somebody who walks down points to the left
+    return inside
+
+
+def crossing(line: Line, before: Point, after: Point) -> int:
+    """+1 or -1 where the step from `before` to `after` crosses the line, 0 where it does not.
+
+    +1 is from the left hand to the right of somebody who looks from the line's first point to its second: for
+    `[[0, 0.5], [1, 0.5]]`, downwards. Two segments cross where each has its ends on different sides of the other. What
+    lies exactly on the other one belongs to its right, in an order of the ends that depends on neither direction.
+    That makes it half open: steps that meet on the line, or run along it, cross once in sum; lines that meet are
+    crossed once at the place where they meet, or by +1 and -1 where a path only touches them there; and the way back
+    undoes the way there.
+    """
+    start, end = sorted(line)
+    first, second = sorted((before, after))
+    from_right, to_right = _turn(start, end, before) >= 0, _turn(start, end, after) >= 0
+    if from_right == to_right or (_turn(first, second, start) >= 0) == (_turn(first, second, end) >= 0):
+        return 0
+    return 1 if to_right == (start == line[0]) else -1
+
+
+def line_distance(line: Line, box: Box) -> float:
+    """How far the object's anchor is from the straight through the line, in sizes of its box.
+
+    Widths of the box along x, heights along y: the same for any shape of picture and any distance from the camera.
+    """
+    (x1, y1), (x2, y2) = (_in_boxes(point, box) for point in line)
+    length = math.hypot(x2 - x1, y2 - y1)
+    return abs(x1 * y2 - x2 * y1) / length if length else math.hypot(x1, y1)
+
+
+def edge_distance(polygon: Polygon, box: Box) -> float:
+    """How far the object's anchor is from the nearest edge of the polygon, in sizes of its box as above."""
+    corners = [_in_boxes(point, box) for point in polygon]
+    return min(_from_origin(corners[number - 1], end) for number, end in enumerate(corners))
+
+
+def _in_boxes(point: Point, box: Box) -> Point:
+    """The point in sizes of the box, from its anchor."""
+    x, y = anchor(box)
+    return (point[0] - x) / max(box[2] - box[0], 1e-9), (point[1] - y) / max(box[3] - box[1], 1e-9)
+
+
+def _from_origin(start: Point, end: Point) -> float:
+    """Distance of the segment from (0, 0)."""
+    x, y = end[0] - start[0], end[1] - start[1]
+    square = x * x + y * y
+    share = 0.0 if square == 0 else min(1.0, max(0.0, -(start[0] * x + start[1] * y) / square))
+    return math.hypot(start[0] + share * x, start[1] + share * y)
+
+
+class Zones:
+    """The polygons and the lines of a pipeline, by name. Immutable.
+
+    Raises `ValueError` for one that is no polygon or no line, and for a name that is used twice.
+    """
+
+    def __init__(self, polygons: Mapping[str, Polygon], lines: Mapping[str, Line]) -> None:
+        for name in polygons.keys() & lines.keys():
+            raise ValueError(f"{name} is the name of a zone and of a line; expected different names")
+        for name, corners in (*polygons.items(), *lines.items()):
+            if not all(math.isfinite(part) for corner in corners for part in corner):
+                raise ValueError(f"{name} has a corner that is no finite number")
+        for name, polygon in polygons.items():
+            if len(set(map(tuple, polygon))) < 3:
+                raise ValueError(f"the zone {name} needs at least three different corners")
+        for name, line in lines.items():
+            if len(line) != 2 or line[0] == line[1]:
+                raise ValueError(f"the line {name} needs two different points")
+        self.polygons: Mapping[str, Polygon] = MappingProxyType(
+            {name: tuple((float(x), float(y)) for x, y in polygon) for name, polygon in polygons.items()}
+        )
+        self.lines: Mapping[str, Line] = MappingProxyType(
+            {name: ((float(x1), float(y1)), (float(x2), float(y2))) for name, ((x1, y1), (x2, y2)) in lines.items()}
+        )
+
+    def locate(self, objects: Iterable[FoundObject]) -> tuple[FoundObject, ...]:
+        """The objects, each with the zones that its anchor is in."""
+        return tuple(replace(found, zones=self.around(anchor(found.box))) for found in objects)
+
+    def around(self, point: Point) -> frozenset[str]:
+        """The names of the zones that the point is in; none for one that is no finite number."""
+        if not (math.isfinite(point[0]) and math.isfinite(point[1])):
+            return frozenset()
+        return frozenset(name for name, polygon in self.polygons.items() if contains(polygon, point))

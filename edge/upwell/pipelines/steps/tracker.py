@@ -1,0 +1,151 @@
+"""Which object of a frame is which object of the frames before: ByteTrack, by time instead of by frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from upwell.pipelines.frame import FoundObject
+from upwell.pipelines.steps.kalman import as_boxes, as_measured, begin, correct, predict
+from upwell.pipelines.steps.objects import LOST_S, has_area, iou
+from upwell.shared.tensors import Array
+
+_LEAST_IOU, _LEAST_IOU_LOW, _LEAST_IOU_NEW, _LEAST_IOU_LAST = 0.2, 0.5, 0.3, 0.3
+"""Overlap that a pair needs: at first, with low scores, as the second look at a new object, where it was last seen."""
+
+_LONGEST_STEP_S = 1.0
+"""How far ahead a gap without any look moves the boxes: who moved on would have been looked at."""
+
+
+@dataclass(eq=False)
+class _Track:
+    """One object over time. `id` is 0 until a second look confirms it."""
+
+    label: str
+    state: Array  # [4, 5], see kalman.py
+    last_box: Array  # [4], where it was last seen
+    id: int = 0
+    missed_since_s: float | None = None
+
+
+def assign(similarity: Array, least: float) -> list[tuple[int, int]]:
+    """The pairs (row, column) of which the similarities have the largest sum; none below `least`, which is positive.
+
+    What is below counts as 0 before the assignment, not after it: else a pair that is then taken apart could have
+    kept another one from forming. The Hungarian method of scipy, O(n³).
+    """
+    admissible = np.where(similarity >= least, similarity, 0.0)
+    rows, columns = linear_sum_assignment(admissible, maximize=True)
+    return [(int(row), int(column)) for row, column in zip(rows, columns, strict=True) if admissible[row, column] > 0]
+
+
+class Tracker:
+    """Multi-object tracking after ByteTrack (Zhang et al., ECCV 2022, arXiv 2110.06864).
+
+    Of each look at a frame, in this order, always between objects of the same label:
+
+    1. Objects of a score of at least `high` are assigned to the confirmed tracks, by IoU with the boxes that a Kalman
+       filter predicts for the instant.
+    2. Objects of a score from `low` to `high` are assigned to the tracks that are left and were seen in the look
+       before: what is partly hidden has a low score, and so has what is no object, which is why these begin no track.
+    3. What is left of (1) is compared with the places where the tracks that are left were last seen: an object that
+       stopped while it was hidden, or while frames alike were left out, is not where its speed would have taken it
+       (observation-centric recovery of OC-SORT, arXiv 2203.14360).
+    4. Then with the objects that the look before saw for the first time; one that is seen again is confirmed.
+    5. What is left then is a new object.
+
+    Time is the instant of capture in seconds, not a count of frames. A track is over when it has not been seen for
+    more than `lost_s` since the first look that missed it: a gap between looks alone ends nothing, as frames may be
+    left out because nothing changed. Sizes and noise are shares of the box's height, x and y fractions of the picture.
+    """
+
+    def __init__(self, lost_s: float = LOST_S, high: float = 0.5, low: float = 0.1) -> None:
+        self._lost_s, self._high, self._low = lost_s, high, low
+        self._tracks: list[_Track] = []
+        self._last_id = 0
+        self._at_s: float | None = None
+
+    def update(self, objects: Sequence[FoundObject], captured_s: float) -> tuple[FoundObject, ...]:
+        """Those of a frame's objects that belong to a confirmed track, in their order, each with its `track`.
+
+        Ids count from 1 in the order of confirmation and are never used again. A box that is empty or no finite number
+        is passed over. A `captured_s` before the last one counts as the last one.
+        """
+        before_s = captured_s if self._at_s is None else self._at_s
+        now_s = self._at_s = max(captured_s, before_s)
+        self._predict(min(now_s - before_s, _LONGEST_STEP_S))
+        look = _Look(objects)
+        high = [number for number in look.usable if objects[number].score >= self._high]
+        low = [number for number in look.usable if self._low <= objects[number].score < self._high]
+        confirmed = [track for track in self._tracks if track.id]
+        look.match(confirmed, high, _LEAST_IOU)
+        look.match([track for track in confirmed if track.missed_since_s is None], low, _LEAST_IOU_LOW)
+        look.match(confirmed, high, _LEAST_IOU_LAST, where_last_seen=True)
+        look.match([track for track in self._tracks if not track.id], high, _LEAST_IOU_NEW)
+        self._settle(look, now_s)
+        self._tracks += [_begun(objects[number]) for number in high if number not in look.track_of]
+        return tuple(replace(objects[number], track=look.track_of[number].id) for number in sorted(look.track_of))
+
+    def _predict(self, dt_s: float) -> None:
+        if not self._tracks or dt_s == 0:
+            return
+        states = np.stack([track.state for track in self._tracks])
+        hidden = [track.missed_since_s is not None for track in self._tracks]
+        states[hidden, 2:, 1] = 0.0  # what is hidden keeps its size, as in ByteTrack
+        for track, state in zip(self._tracks, predict(states, dt_s), strict=True):
+            track.state = state
+
+    def _settle(self, look: _Look, now_s: float) -> None:
+        """Correct what was seen, confirm what was seen again, and end what has been missed for too long."""
+        if look.track_of:
+            numbers, tracks = sorted(look.track_of), [look.track_of[number] for number in sorted(look.track_of)]
+            boxes = look.boxes[numbers]
+            states = correct(np.stack([track.state for track in tracks]), as_measured(boxes))
+            for track, state, box in zip(tracks, states, boxes, strict=True):
+                track.state, track.last_box, track.missed_since_s = state, box, None
+                if not track.id:
+                    self._last_id += 1
+                    track.id = self._last_id
+        seen = set(map(id, look.track_of.values()))
+        for track in self._tracks:
+            if id(track) not in seen and track.missed_since_s is None:
+                track.missed_since_s = now_s
+        self._tracks = [
+            track
+            for track in self._tracks
+            if track.missed_since_s is None or (track.id and now_s - track.missed_since_s <= self._lost_s)
+        ]
+
+
+class _Look:
+    """The objects of one frame, and the tracks that they turn out to belong to: `track_of`, by an object's number."""
+
+    def __init__(self, objects: Sequence[FoundObject]) -> None:
+        self.usable = [number for number, found in enumerate(objects) if has_area(found)]
+        self.boxes = np.array([found.box for found in objects], np.float64).reshape(-1, 4)
+        self.track_of: dict[int, _Track] = {}
+        self._labels = [found.label for found in objects]
+
+    def match(
+        self, tracks: Sequence[_Track], numbers: Sequence[int], least: float, where_last_seen: bool = False
+    ) -> None:
+        """Assign what is left of the objects `numbers` to what is left of the tracks."""
+        taken = set(map(id, self.track_of.values()))
+        free = [track for track in tracks if id(track) not in taken]
+        open_ = [number for number in numbers if number not in self.track_of]
+        if not free or not open_:
+            return
+        last = [track.last_box for track in free]
+        places = np.stack(last) if where_last_seen else as_boxes(np.stack([track.state for track in free]))
+        labels = np.array([[track.label == self._labels[number] for number in open_] for track in free])
+        overlap = np.where(labels, iou(places, self.boxes[open_]), 0.0)
+        for row, column in assign(overlap, least):
+            self.track_of[open_[column]] = free[row]
+
+
+def _begun(found: FoundObject) -> _Track:
+    box = np.array(found.box, np.float64)
+    return _Track(found.label, begin(as_measured(box[None]))[0], box)
