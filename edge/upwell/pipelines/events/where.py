@@ -50,8 +50,8 @@ _CALL = re.compile(r"(?!in\b)\b(\w+)\s*\(", re.ASCII)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TROUBLE = re.compile(r"ERROR: <input>:(\d+):(\d+): (Syntax error: )?(.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
-_MISMATCH = re.compile(r"found no matching overload for '_?(.*?)_?' applied to '(\(.*\))'")
-_NO_OVERLOAD = "No matching overloads"
+_MISMATCH = re.compile(r"found no matching overload for '[_@]?(.*?)_?' applied to '(\(.*\))'")
+_NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
 _NAMED = r"""\s*(?:\.\s*(\w+)|\[\s*(["'])(.*?)\2\s*\])"""
 _DWELL = re.compile(rf"\bobject\s*\.\s*dwell_s{_NAMED}", re.ASCII)
 _ANSWER_OF = re.compile(rf"\b(?:object|frame)\s*\.\s*answers{_NAMED}", re.ASCII)
@@ -91,7 +91,7 @@ class ObjectCondition:
         self._program = _compiled(self._environment, source, self._models)
         result = self._evaluate(_NO_OBJECT, _NO_SCENE, 0.0, {})
         # It may need an answer that is not there, but the types are always these.
-        if result.type() != _BOOL and (result.type() != cel.Type.ERROR or _NO_OVERLOAD in str(result.value())):
+        if result.type() != _BOOL and (result.type() != cel.Type.ERROR or _NO_OVERLOAD.search(str(result.value()))):
             raise ValueError(_no_verdict(result))
 
     def holds(
@@ -198,6 +198,6 @@ def _no_verdict(result: cel.Value) -> str:
     """Why a result is not true or false."""
     value = result.value()
     if result.type() == cel.Type.ERROR:
-        return str(value).partition(": ")[2]
+        return _NO_OVERLOAD.sub(r"\1 does not take \2", str(value).partition(": ")[2])
     kinds = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a map"}
     return f"the expression gives {kinds.get(type(value), 'another value')}; expected true or false"

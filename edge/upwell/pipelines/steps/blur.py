@@ -44,8 +44,8 @@ def blur(pixels: Array, boxes: Iterable[Box], margin: float = 0.1) -> Array:
 
 
 def _span(start: float, end: float, margin: float, size: int) -> slice:
-    """The pixels of a side, from fractions."""
-    start, end = min(start, end), max(start, end)
+    """The pixels of a side, from fractions; what is far off the picture counts as being beside it."""
+    start, end = sorted(min(max(edge, -1.0), 2.0) for edge in (start, end))
     around = margin * (end - start)
     first, last = (min(max(edge * size, 0.0), float(size)) for edge in (start - around, end + around))
     return slice(math.floor(first), math.ceil(last))
@@ -59,16 +59,17 @@ def _mosaic(part: Array) -> Array:
     sums = np.add.reduceat(np.add.reduceat(part.astype(np.uint32), row_starts, axis=0), column_starts, axis=1)
     counts = np.outer(np.diff([*row_starts, rows]), np.diff([*column_starts, columns]))
     levels = sums // counts[:, :, None] // _LEVELS * _LEVELS + _LEVELS // 2
-    spread = np.repeat(np.repeat(levels, side, axis=0)[:rows], side, axis=1)[:, :columns]
-    return _box_blur(_box_blur(spread.astype(np.float32), side, 0), side, 1).astype(np.uint8)
+    # Running means of what is constant in each cell are sums of cells with weights, row by row and column by column.
+    row_weights, column_weights = _weights(rows, side), _weights(columns, side)
+    strips = (row_weights @ levels.reshape(len(levels), -1)).reshape(rows, -1, 3)
+    blurred: Array = np.rint(column_weights @ strips).astype(np.uint8)
+    return blurred
 
 
-def _box_blur(values: Array, width: int, axis: int) -> Array:
-    """Running mean over `width` (odd: one more where it is even), the ends repeated."""
-    half = width // 2
-    padding = [(0, 0)] * values.ndim
-    padding[axis] = (half + 1, half)
-    sums = np.cumsum(np.pad(values, padding, mode="edge"), axis=axis, dtype=np.float64)
-    ends = np.arange(2 * half + 1, sums.shape[axis])
-    means: Array = (np.take(sums, ends, axis) - np.take(sums, ends - 2 * half - 1, axis)) / (2 * half + 1)
+def _weights(size: int, side: int) -> Array:
+    """How much of each cell is in the running mean around each of `size` pixels, [size, cells]; the ends go on."""
+    cells = np.repeat(np.eye(-(-size // side)), side, axis=0)[:size]
+    half = side // 2
+    sums = np.cumsum(np.pad(cells, ((half + 1, half), (0, 0)), mode="edge"), axis=0)
+    means: Array = (sums[2 * half + 1 :] - sums[: -2 * half - 1]) / (2 * half + 1)
     return means

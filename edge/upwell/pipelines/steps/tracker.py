@@ -19,6 +19,9 @@ _LEAST_IOU, _LEAST_IOU_LOW, _LEAST_IOU_NEW, _LEAST_IOU_LAST = 0.2, 0.5, 0.3, 0.3
 _LONGEST_STEP_S = 1.0
 """How far ahead a gap without any look moves the boxes: who moved on would have been looked at."""
 
+MAX_OBJECTS = 500
+"""Objects of a look that are followed, those of the highest scores; and half of the tracks that are kept at most."""
+
 
 @dataclass(eq=False)
 class _Track:
@@ -87,6 +90,11 @@ class Tracker:
         look.match([track for track in self._tracks if not track.id], high, _LEAST_IOU_NEW)
         self._settle(look, now_s)
         self._tracks += [_begun(objects[number]) for number in high if number not in look.track_of]
+        if len(self._tracks) > 2 * MAX_OBJECTS:  # those that are missed the longest go first
+            self._tracks.sort(
+                key=lambda track: now_s - (now_s if track.missed_since_s is None else track.missed_since_s)
+            )
+            del self._tracks[2 * MAX_OBJECTS :]
         return tuple(replace(objects[number], track=look.track_of[number].id) for number in sorted(look.track_of))
 
     def _predict(self, dt_s: float) -> None:
@@ -124,7 +132,9 @@ class _Look:
     """The objects of one frame, and the tracks that they turn out to belong to: `track_of`, by an object's number."""
 
     def __init__(self, objects: Sequence[FoundObject]) -> None:
-        self.usable = [number for number, found in enumerate(objects) if has_area(found)]
+        usable = [number for number, found in enumerate(objects) if has_area(found) and found.score > 0]
+        best = sorted(usable, key=lambda number: objects[number].score, reverse=True)
+        self.usable = sorted(best[:MAX_OBJECTS])
         self.boxes = np.array([found.box for found in objects], np.float64).reshape(-1, 4)
         self.track_of: dict[int, _Track] = {}
         self._labels = [found.label for found in objects]
@@ -140,8 +150,10 @@ class _Look:
             return
         last = [track.last_box for track in free]
         places = np.stack(last) if where_last_seen else as_boxes(np.stack([track.state for track in free]))
-        labels = np.array([[track.label == self._labels[number] for number in open_] for track in free])
-        overlap = np.where(labels, iou(places, self.boxes[open_]), 0.0)
+        codes = {label: code for code, label in enumerate(self._labels)}
+        of_tracks = np.array([codes.get(track.label, -1) for track in free])
+        of_objects = np.array([codes[self._labels[number]] for number in open_])
+        overlap = np.where(of_tracks[:, None] == of_objects, iou(places, self.boxes[open_]), 0.0)
         for row, column in assign(overlap, least):
             self.track_of[open_[column]] = free[row]
 

@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 
-from tests.pipelines_scenes import SCENES, MadeScene, TrueEvent, objects, scene_of, truth
+from tests.pipelines_scenes import COLOURS, SCENES, MadeScene, TrueEvent, boxes, draw, objects, scene_of, truth
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.steps.tracker import Tracker
 
@@ -67,6 +68,20 @@ def right_counts(scenes: list[MadeScene]) -> tuple[int, int, list[str]]:
 def test_the_truth_of_a_scene_is_what_was_written_by_hand(scene: MadeScene) -> None:
     everybody = {"appear": len(scene.walkers), "leave": len(scene.walkers)}
     assert counted(truth(scene)) == Counter({**everybody, **scene.counts})
+
+
+def test_a_scene_can_be_drawn_with_its_walkers_where_they_are() -> None:
+    crowd = SCENES[-1]
+    picture = draw(crowd, 25, height=240, width=320)
+    assert picture.shape == (240, 320, 3)
+    assert picture.dtype == np.uint8
+    for walker, (x1, y1, x2, y2), shows in boxes(crowd, 25):
+        part = picture[round(y1 * 240) : round(y2 * 240), round(x1 * 320) : round(x2 * 320)]
+        assert (part == COLOURS[walker.label]).all(axis=2).mean() >= shows
+    background = picture[:20]
+    assert background.max() < 80
+    np.testing.assert_array_equal(picture, draw(crowd, 25, height=240, width=320))
+    assert (picture != draw(crowd, 26, height=240, width=320)).mean() > 0.5
 
 
 def test_counts_of_sixteen_scenes_are_right_and_so_is_the_order() -> None:

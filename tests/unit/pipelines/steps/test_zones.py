@@ -1,0 +1,74 @@
+"""Zones and lines by name: what is refused, what an object is in, and which way is in."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from upwell.pipelines.frame import FoundObject
+from upwell.pipelines.steps.geometry import Line, Polygon, Zones, anchor, crossing, edge_distance, line_distance
+
+SQUARE = ((0.2, 0.2), (0.6, 0.2), (0.6, 0.6), (0.2, 0.6))
+
+
+def test_an_object_is_where_the_middle_of_its_bottom_edge_is() -> None:
+    zones = Zones({"a": SQUARE, "b": [(0.5, 0.5), (0.9, 0.5), (0.9, 0.9)]}, {})
+    stands = FoundObject("person", 0.9, (0.3, 0.0, 0.5, 0.5))
+    reaches_in = FoundObject("person", 0.9, (0.3, 0.3, 0.5, 0.7))
+    nowhere = FoundObject("person", 0.9, (math.nan, 0.3, 0.5, math.inf))
+    assert anchor(stands.box) == (0.4, 0.5)
+    assert [found.zones for found in zones.locate((stands, reaches_in, nowhere))] == [{"a"}, set(), set()]
+    assert zones.around((0.58, 0.55)) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("polygons", "lines", "said"),
+    [
+        ({"a": SQUARE[:2]}, {}, "the zone a needs at least three different corners"),
+        ({"a": (*SQUARE[:2], SQUARE[0])}, {}, "the zone a needs at least three different corners"),
+        ({}, {"g": ((0.1, 0.2), (0.1, 0.2))}, "the line g needs two different points"),
+        ({}, {"g": SQUARE}, "the line g needs two different points"),
+        ({"a": ((0, 0), (1, 0), (0, math.nan))}, {}, "a has a corner that is no finite number"),
+        ({"a": SQUARE}, {"a": ((0, 0), (1, 0))}, "a is the name of a zone and of a line; expected different names"),
+    ],
+)
+def test_what_is_no_zone_and_no_line_is_refused(
+    polygons: dict[str, Polygon], lines: dict[str, Line], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        Zones(polygons, lines)
+
+
+def test_in_is_from_the_left_hand_to_the_right() -> None:
+    """Along [[0, 0.5], [1, 0.5]] that is downwards; the other way round it is upwards."""
+    gate: Line = ((0.0, 0.5), (1.0, 0.5))
+    assert crossing(gate, (0.3, 0.4), (0.4, 0.6)) == 1
+    assert crossing(gate, (0.3, 0.6), (0.4, 0.4)) == -1
+    assert crossing((gate[1], gate[0]), (0.3, 0.4), (0.4, 0.6)) == -1
+    assert crossing(gate, (0.3, 0.4), (0.4, 0.49)) == crossing(gate, (1.3, 0.4), (1.4, 0.6)) == 0
+
+
+def test_who_stops_on_the_line_or_walks_along_it_crosses_it_once() -> None:
+    gate: Line = ((0.1, 0.5), (0.9, 0.5))
+    along = [(0.3, 0.4), (0.3, 0.5), (0.5, 0.5), (0.6, 0.5), (0.6, 0.6)]
+    assert sum(crossing(gate, *step) for step in pairwise(along)) == 1
+    back = [*along[:-1], (0.6, 0.4)]
+    assert sum(crossing(gate, *step) for step in pairwise(back)) == 0
+
+
+def test_where_two_lines_meet_one_of_them_is_crossed() -> None:
+    first, second = ((0.0, 0.5), (0.5, 0.5)), ((0.5, 0.5), (1.0, 0.5))
+    for x in (0.4, 0.5, 0.6):
+        assert crossing(first, (x, 0.4), (0.5, 0.5)) + crossing(second, (x, 0.4), (0.5, 0.5)) in (0, 1)
+        through = [crossing(line, (x, 0.4), (1 - x, 0.6)) for line in (first, second)]
+        assert sum(through) == 1
+
+
+def test_distances_are_in_sizes_of_the_box() -> None:
+    box = (0.45, 0.3, 0.55, 0.7)  # 0.1 wide, 0.4 high, anchor (0.5, 0.7)
+    assert line_distance(((0.0, 0.5), (1.0, 0.5)), box) == pytest.approx(0.5)
+    assert line_distance(((0.7, 0.0), (0.7, 1.0)), box) == pytest.approx(2.0)
+    assert edge_distance(SQUARE, box) == pytest.approx(0.25)
+    assert edge_distance(((0.6, 0.7), (0.9, 0.7), (0.9, 0.9)), box) == pytest.approx(1.0)
