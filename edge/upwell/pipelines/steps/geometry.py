@@ -52,8 +52,8 @@ def _turn(start: Point, end: Point, point: Point) -> int:
 def contains(polygon: Polygon, point: Point) -> bool:
     """Whether the point is in the polygon: even-odd rule, by the edges that a ray to the right crosses.
 
-    Half open: an edge has its upper end but not its lower one, and a point on a left edge is inside, one on a right
-    edge is not. Polygons that share an edge therefore share no point. O(corners).
+    Half open: a point on a left or an upper edge is inside, one on a right or a lower edge is not, so that polygons
+    that share an edge share no point. O(corners).
     """
     inside = False
     y = point[1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from upwell.pipelines.frame import Box
-from upwell.pipelines.steps.blur import CELLS, blur
+from upwell.pipelines.steps.blur import blur
 
 BOX: Box = (0.25, 0.25, 0.75, 0.75)
 NOISE = np.random.default_rng(1).integers(0, 256, (80, 120, 3), np.uint8)
@@ -33,9 +33,9 @@ def test_what_is_left_depends_on_the_means_of_16_cells_alone() -> None:
     random = np.random.default_rng(2)
     picture = random.integers(0, 256, (80, 80, 3), np.uint8)
     other = picture.copy()
-    for row in range(0, 80, 80 // CELLS):
-        for column in range(0, 80, 80 // CELLS):
-            cell = other[row : row + 80 // CELLS, column : column + 80 // CELLS]
+    for row in range(0, 80, 20):
+        for column in range(0, 80, 20):
+            cell = other[row : row + 20, column : column + 20]
             cell[:] = random.permutation(cell.reshape(-1, 3)).reshape(cell.shape)
     assert (picture != other).mean() > 0.9
     whole: Box = (0.0, 0.0, 1.0, 1.0)

@@ -79,6 +79,22 @@ def test_a_gap_without_any_look_ends_no_track() -> None:
     assert [found.track for found in tracker.update([person(0.48), person(0.7)], 60.0)] == [1, 2]
 
 
+def test_who_stopped_before_a_gap_is_not_taken_for_who_stands_where_he_was_going() -> None:
+    tracker = Tracker()
+    watch(tracker, 50, lambda at_s: [person(0.4 + at_s / 50), person(0.69)])
+    assert [found.track for found in tracker.update([person(0.5), person(0.7)], 15.0)] == [1, 2]
+
+
+def test_who_is_hidden_keeps_his_size() -> None:
+    """Else a box that became smaller last would be next to nothing when it is seen again."""
+
+    def shown(at_s: float) -> list[FoundObject]:
+        x, half = 0.2 + at_s / 10, 0.2 - 0.1 * min(max(at_s - 1, 0), 0.8)
+        return [] if 1.85 <= at_s < 3.0 else [FoundObject("person", 0.9, (x - 0.05, 0.5 - half, x + 0.05, 0.5 + half))]
+
+    assert watch(Tracker(), 40, shown)[-1] == (1,)
+
+
 def test_the_same_path_is_followed_at_any_rate_of_frames() -> None:
     for fps in (8, 10, 30, 100):
         tracker = Tracker()

@@ -8,7 +8,16 @@ from itertools import pairwise
 import pytest
 
 from upwell.pipelines.frame import FoundObject
-from upwell.pipelines.steps.geometry import Line, Polygon, Zones, anchor, crossing, edge_distance, line_distance
+from upwell.pipelines.steps.geometry import (
+    Line,
+    Polygon,
+    Zones,
+    anchor,
+    contains,
+    crossing,
+    edge_distance,
+    line_distance,
+)
 
 SQUARE = ((0.2, 0.2), (0.6, 0.2), (0.6, 0.6), (0.2, 0.6))
 
@@ -21,6 +30,13 @@ def test_an_object_is_where_the_middle_of_its_bottom_edge_is() -> None:
     assert anchor(stands.box) == (0.4, 0.5)
     assert [found.zones for found in zones.locate((stands, reaches_in, nowhere))] == [{"a"}, set(), set()]
     assert zones.around((0.58, 0.55)) == {"a", "b"}
+
+
+def test_a_zone_has_its_left_edge_and_its_upper_one_but_not_the_others() -> None:
+    assert contains(SQUARE, (0.2, 0.4))
+    assert contains(SQUARE, (0.4, 0.2))
+    assert not contains(SQUARE, (0.6, 0.4))
+    assert not contains(SQUARE, (0.4, 0.6))
 
 
 @pytest.mark.parametrize(
