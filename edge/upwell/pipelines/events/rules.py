@@ -299,10 +299,8 @@ def _check_place(rule: EventRule, zones: Zones) -> None:
     for what, name, known in (("zone", rule.zone, zones.polygons), ("line", rule.line, zones.lines)):
         if name and name not in known:
             alike = difflib.get_close_matches(name, known, n=1)
-            hint = (
-                f"did you mean {alike[0]}?" if alike else f"known are {', '.join(known)}" if known else "there is none"
-            )
-            raise ValueError(f"unknown {what} {name}; {hint}")
+            offered = f"known are {', '.join(known)}" if known else "there is none"
+            raise ValueError(f"unknown {what} {name}; " + (f"did you mean {alike[0]}?" if alike else offered))
 
 
 def _without_pixels(scene: Scene) -> Scene:

@@ -52,6 +52,9 @@ _TROUBLE = re.compile(r"ERROR: <input>:(\d+):(\d+): (Syntax error: )?(.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
 _MISMATCH = re.compile(r"found no matching overload for '[_@]?(.*?)_?' applied to '(\(.*\))'")
 _NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
+_SAYABLE = re.compile(r"No matching overloads|Key not found|divide by zero|modulus by zero|index out of bounds")
+_UNREADABLE = "it cannot be evaluated with the labels and answers that there are"
+"""Instead of what CEL says, but for what is `_SAYABLE`: the text may hold what a model answered, and errors are logged."""
 _NAMED = r"""\s*(?:\.\s*(\w+)|\[\s*(["'])(.*?)\2\s*\])"""
 _DWELL = re.compile(rf"\bobject\s*\.\s*dwell_s{_NAMED}", re.ASCII)
 _ANSWER_OF = re.compile(rf"\b(?:object|frame)\s*\.\s*answers{_NAMED}", re.ASCII)
@@ -129,7 +132,10 @@ class ObjectCondition:
                 "object.dwell_s": {zone: dwell_s.get(zone, 0.0) for zone in self._zones},
                 **self._answers("object", found.answers),
             }
-        return self._program.eval(self._environment.Activation(values))
+        try:
+            return self._program.eval(self._environment.Activation(values))
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(_UNREADABLE) from error
 
     def _answers(self, root: str, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, object]:
         """The variables with what models have said; nothing for a model that said nothing."""
@@ -198,6 +204,7 @@ def _no_verdict(result: cel.Value) -> str:
     """Why a result is not true or false."""
     value = result.value()
     if result.type() == cel.Type.ERROR:
-        return _NO_OVERLOAD.sub(r"\1 does not take \2", str(value).partition(": ")[2])
+        text = str(value).partition(": ")[2]
+        return _NO_OVERLOAD.sub(r"\1 does not take \2", text) if _SAYABLE.match(text) else _UNREADABLE
     kinds = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a map"}
     return f"the expression gives {kinds.get(type(value), 'another value')}; expected true or false"

@@ -142,10 +142,18 @@ def test_a_condition_that_cannot_be_judged_is_no_match_counted_and_said_once(cap
     ]
 
 
-def test_what_a_model_says_may_be_anything() -> None:
-    for answer in ({"label": None}, {"label": ["none"]}, {"label": {"a": 1.5}}, {"label": float("nan")}):
-        rules = rules_on("frame", 'object.helmet.label == "none"')
-        assert rules.take(scene(0.0, person(1, {"helmet": answer}))) == []
+@pytest.mark.parametrize(
+    "said", [None, ["none"], {"a": 1.5}, float("nan"), b"none", "\ud800", 2**70, {1, 2}, object(), np.float32(1)]
+)
+def test_what_a_model_says_may_be_anything(said: object, caplog: pytest.LogCaptureFixture) -> None:
+    rules = rules_on("frame", 'object.helmet.label == "none"')
+    assert rules.take(scene(0.0, person(1, {"helmet": {"label": said}}), person(2))) == [FiredEvent("r", (person(2),))]
+    assert all(record.getMessage().endswith("with the labels and answers that there are") for record in caplog.records)
+
+
+def test_a_label_that_is_no_unicode_is_no_match() -> None:
+    rules = rules_on("frame", 'object.label != "truck"')
+    assert rules.take(scene(0.0, person(label="\ud800"))) == []
 
 
 def test_a_leave_without_a_frame_can_still_be_judged() -> None:
