@@ -61,10 +61,11 @@ class EventRule:
 class FiredEvent:
     """That a rule holds, and of which objects: one, but all that it is true of for `frame` and `every`.
 
+    `event` is the name of the rule, as that of the event that comes of it.
     `direction` is "in" or "out" for `cross`: see `crossing`, whose +1 is "in".
     """
 
-    rule: str
+    event: str
     objects: tuple[FoundObject, ...]
     direction: str = ""
 

@@ -54,7 +54,7 @@ _MISMATCH = re.compile(r"found no matching overload for '[_@]?(.*?)_?' applied t
 _NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
 _SAYABLE = re.compile(r"No matching overloads|Key not found|divide by zero|modulus by zero|index out of bounds")
 _UNREADABLE = "it cannot be evaluated with the labels and answers that there are"
-"""Instead of what CEL says, but for what is `_SAYABLE`: the text may hold what a model answered, and errors are logged."""
+"""Instead of what CEL says, but for what is `_SAYABLE`: its text may hold what a model answered, and this is logged."""
 _NAMED = r"""\s*(?:\.\s*(\w+)|\[\s*(["'])(.*?)\2\s*\])"""
 _DWELL = re.compile(rf"\bobject\s*\.\s*dwell_s{_NAMED}", re.ASCII)
 _ANSWER_OF = re.compile(rf"\b(?:object|frame)\s*\.\s*answers{_NAMED}", re.ASCII)

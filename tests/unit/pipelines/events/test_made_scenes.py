@@ -26,9 +26,9 @@ def found_in(scene: MadeScene) -> list[TrueEvent]:
     for number in range(scene.looks):
         at_s = number / scene.fps
         seen = scene_of(scene, number, zones.locate(tracker.update(objects(scene, number), 1000.0 + at_s)))
-        found += [TrueEvent(at_s, fired.rule, fired.direction) for fired in rules.take(seen)]
+        found += [TrueEvent(at_s, fired.event, fired.direction) for fired in rules.take(seen)]
     end = rules.end(1000.0 + scene.duration_s)
-    return found + [TrueEvent(scene.duration_s, fired.rule, fired.direction) for fired in end]
+    return found + [TrueEvent(scene.duration_s, fired.event, fired.direction) for fired in end]
 
 
 def counted(events: list[TrueEvent]) -> Counter[str]:

@@ -34,7 +34,7 @@ def scene(at_s: float, *objects: FoundObject) -> Scene:
 
 
 def said(fired: list[FiredEvent]) -> list[str]:
-    return [f"{one.rule} {one.direction}".strip() for one in fired]
+    return [f"{one.event} {one.direction}".strip() for one in fired]
 
 
 def walk(rules: EventRules, *points: Point | None, start_s: float = 0.0) -> list[str]:
@@ -139,7 +139,7 @@ def test_objects_without_a_track_appear_nowhere() -> None:
 def test_two_at_once_are_told_one_by_one_in_the_order_of_rules() -> None:
     rules = rules_on("enter door", "appear", "every 1s")
     fired = rules.take(scene(0.0, at((0.5, 0.4), 4), at((0.55, 0.4), 9)))
-    assert [(one.rule, [found.track for found in one.objects]) for one in fired] == [
+    assert [(one.event, [found.track for found in one.objects]) for one in fired] == [
         ("appear", [4]),
         ("enter door", [4]),
         ("appear", [9]),
