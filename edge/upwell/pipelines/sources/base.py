@@ -1,0 +1,195 @@
+"""One interface for whatever brings frames, and what a person sets for each kind of source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from upwell.pipelines.frame import Frame
+from upwell.shared.errors import UpwellError
+
+Keep: TypeAlias = Literal["latest", "all"]
+"""`latest`: a newer frame replaces one that nobody has taken. `all`: none is replaced, the source waits."""
+
+DEFAULT_MAX_PIXELS = 64_000_000
+"""Larger pictures are refused before memory is taken for them."""
+
+_REMOTE = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+
+
+class SourceEnded(UpwellError):
+    """No frame will come any more: the file or the folder is over, or the source was closed."""
+
+
+class SourceState(str, Enum):
+    """How it stands with a source."""
+
+    CONNECTING = "connecting"
+    """It has been opened and has brought nothing yet."""
+    LIVE = "live"
+    """It brings frames."""
+    LOST = "lost"
+    """It brings none, and is tried again for ever."""
+    ENDED = "ended"
+    """It is over, or closed."""
+
+    def __str__(self) -> str:
+        """The state as it stands in logs and metrics."""
+        return str(self.value)
+
+
+@dataclass(frozen=True)
+class SourceStatus:
+    """What a source is doing, and what became of every frame of it.
+
+    `explained` says why it is lost, without credentials; else it is empty. `decoder` is the one really used, such as
+    `h264`, `h264_v4l2m2m` or `folder`; empty before the first connection. `width` and `height` are those of the last
+    picture in pixels, 0 before there is one. `reconnects` counts the times it was lost and tried again.
+
+    Every captured frame has one fate: captured = given + superseded + undecodable + source_lost, where `given` are
+    those that `next` returned. `source_lost` are frames that were captured and never given, because the source was
+    lost or closed first. A frame that waits to be given is captured once its fate is known.
+    """
+
+    state: SourceState
+    explained: str = ""
+    decoder: str = ""
+    width: int = 0
+    height: int = 0
+    given: int = 0
+    superseded: int = 0
+    undecodable: int = 0
+    source_lost: int = 0
+    reconnects: int = 0
+
+    @property
+    def captured(self) -> int:
+        """How many frames there were."""
+        return self.given + self.superseded + self.undecodable + self.source_lost
+
+
+class Source(Protocol):
+    """Something that brings frames. `next` and `done` are one thread's; any thread may ask for `status` or close it."""
+
+    def next(self, timeout_s: float) -> Frame | None:
+        """The next frame, the newest or in order as the source keeps them; None where none came in that time.
+
+        Raises `SourceEnded` when no frame will ever come again. A lost source is no end: it may come back.
+        """
+        ...
+
+    def done(self, frame: Frame) -> None:
+        """The frame is answered: a folder moves or marks its file. Other sources have nothing to do."""
+        ...
+
+    @property
+    def status(self) -> SourceStatus:
+        """What it is doing now."""
+        ...
+
+    def close(self) -> None:
+        """Leave no process, descriptor or memory behind; `next` raises `SourceEnded` then. Twice is harmless."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a live source may bring nothing, and when it is tried again.
+
+    It is lost where no frame differs from the one before for `silent_s`, or where a new connection brings no frame
+    within `open_s`. Pauses double from `first_pause_s` to `longest_pause_s`, each cut short by up to half at random, so
+    that many cameras behind one switch do not come back at one instant. A source that refuses connections while it is
+    away is back within `longest_pause_s` and the time to connect; one that accepts them and says nothing may take
+    `open_s` more.
+    """
+
+    silent_s: float = 10.0
+    open_s: float = 10.0
+    first_pause_s: float = 0.5
+    longest_pause_s: float = 4.0
+
+
+@dataclass(frozen=True)
+class VideoSettings:
+    """A stream or a file that PyAV opens: `rtsp://`, `http://` and other addresses are live, the rest are files.
+
+    `fps` is how many frames a second are given on at most, 0 for all; frames left out by it are not captured. `keep` is
+    None for the default: `latest` for a live source, `all` for a file. `decoder` asks for one by its name in FFmpeg;
+    where that cannot be used the usual one is, and the status says which. Of a file only `max_pixels` and these count;
+    `patience` is for live sources.
+    """
+
+    address: str
+    fps: float = 0.0
+    keep: Keep | None = None
+    decoder: str = ""
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
+class CameraSettings:
+    """A camera of Video4Linux. `width` and `height` ask it for a size, 0 for its own; `fps` asks it for a rate, too."""
+
+    device: str = "/dev/video0"
+    width: int = 0
+    height: int = 0
+    fps: float = 0.0
+    keep: Keep = "latest"
+    decoder: str = ""
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
+class FolderSettings:
+    """A folder of JPEG, PNG and WebP pictures, read in the order of their names. No frame of it is left out.
+
+    `answered` says what happens to a file once its frame is done: it is moved into `done_dir` (`<path>/done` by
+    default), an empty file `<name>.done` is made beside it, or it is left, and read again after a restart. Files that
+    cannot be read are moved into `<path>/failed`. With `watch` new files are waited for; without it the source ends
+    with the last one. A file is read once its size and time have not changed for `settle_s`.
+    """
+
+    path: Path
+    watch: bool = True
+    answered: Literal["move", "mark", "leave"] = "move"
+    done_dir: Path | None = None
+    settle_s: float = 0.5
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    max_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True)
+class CustomSettings:
+    """A source of somebody else: the name of an entry point of the group `upwell.sources`, and what it is given."""
+
+    kind: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+SourceSettings: TypeAlias = VideoSettings | CameraSettings | FolderSettings | CustomSettings
+
+
+def is_live(address: str) -> bool:
+    """Whether an address names a stream, which has no end of its own, rather than a file."""
+    found = _REMOTE.fullmatch(address)
+    return found is not None and found["scheme"].lower() != "file"
+
+
+def shown_address(address: str) -> str:
+    """The address without what may be secret: everything before the last `@`, the values of the query, the fragment.
+
+    A password with an unquoted `/` or `?` must not be taken for a path, so an `@` in a path costs the host before it.
+    """
+    found = _REMOTE.fullmatch(address)
+    if found is None:
+        return address
+    place, _, query = found["rest"].rpartition("@")[2].partition("#")[0].partition("?")
+    keys = [key if is_given else "…" for key, is_given, _ in (one.partition("=") for one in query.split("&"))]
+    values = "&".join(f"{key}=…" if key != "…" else key for key in keys)
+    return f"{found['scheme']}://{place}" + (f"?{values}" if query else "")

@@ -1,0 +1,98 @@
+"""When a frame was captured, from when it came and what its stream says of time. No clock is read here."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+DEFAULT_WINDOW_S = 10.0
+DEFAULT_JUMP_S = 2.0
+
+_AHEAD = 0.5
+"""By what part of a period a frame may come before its turn: cameras are not punctual."""
+
+
+class CaptureClock:
+    """Maps the time of a stream (RTP, or its container) to the monotonic clock. Times are seconds.
+
+    With a_i the arrival of frame i by the monotonic clock and s_i its time in the stream,
+
+        offset_i   = min over frames k ≤ i with a_k > a_i - window_s of (a_k - s_k)
+        captured_i = max(captured_(i-1), s_i + offset_i)
+
+    as in the first step of clock filtering in NTP (RFC 5905, section 10) and jitter buffers of RTP: of all delays the
+    least one has the least queueing in it. So captured_i never lies after a_i and never runs backwards.
+
+    **Error.** Let d_k be the delay from capture to arrival of frame k, and ρ how much faster the stream's clock runs
+    than this one. Then captured_i - (true capture) is at least -|ρ|·window_s, and at most (the least d_k of the
+    window) + |ρ|·window_s. Right after a delay that is less than all before it may be more, up to d_i, which it never
+    exceeds. The least delay itself cannot be seen from this side: it is the encoder's and the decoder's, 50 to 300 ms
+    for most cameras, and frames are that much older than they are said to be.
+
+    **Jumps.** Where the stream's time goes backwards, or steps further than the arrivals did by more than `jump_s`,
+    its clock was set: what was known is forgotten, and that frame counts as captured when it came. A stall of the
+    network is no jump, as the stream's own step stays small: frames that come late in a burst are said to be old.
+
+    A stream without time (`stream_s` None) counts as captured when it came.
+    """
+
+    def __init__(self, window_s: float = DEFAULT_WINDOW_S, jump_s: float = DEFAULT_JUMP_S) -> None:
+        self._window_s = window_s
+        self._jump_s = jump_s
+        # (arrival, offset), offsets growing: each is the least of all that came after the one before it.
+        self._least: deque[tuple[float, float]] = deque()
+        self._last: tuple[float, float] | None = None
+        self._captured_s = -math.inf
+        self.jumps = 0
+
+    def captured_s(self, arrival_s: float, stream_s: float | None) -> float:
+        """When the frame was captured that came at `arrival_s`, which never decreases from call to call."""
+        if stream_s is None:
+            self._last = None
+            self._least.clear()
+            self._captured_s = max(self._captured_s, arrival_s)
+            return self._captured_s
+        if self._last is not None and self._has_jumped(arrival_s, stream_s):
+            self._least.clear()
+            self.jumps += 1
+        self._last = (arrival_s, stream_s)
+        offset_s = arrival_s - stream_s
+        while self._least and self._least[-1][1] >= offset_s:
+            self._least.pop()
+        self._least.append((arrival_s, offset_s))
+        while self._least[0][0] <= arrival_s - self._window_s:
+            self._least.popleft()
+        # `min`: the sum is rounded, and a frame cannot be captured after it has come.
+        self._captured_s = max(self._captured_s, min(arrival_s, stream_s + self._least[0][1]))
+        return self._captured_s
+
+    def _has_jumped(self, arrival_s: float, stream_s: float) -> bool:
+        last_arrival_s, last_stream_s = self._last or (arrival_s, stream_s)
+        step_s = stream_s - last_stream_s
+        return step_s < 0 or (step_s > self._jump_s and step_s - (arrival_s - last_arrival_s) > self._jump_s)
+
+
+class FrameRate:
+    """Leaves out frames, so that at most about `fps` a second are left; 0 leaves all.
+
+    Frame i at time t_i is kept where t_i ≥ due - 1/(2·fps); then due grows by 1/fps. The turns lie on a fixed grid, so
+    that 25 frames a second become 10 on average and not 8, and a camera whose frames come a little early or late keeps
+    its rate. Where time runs backwards, or a frame comes more than a period after its turn, the grid starts anew.
+    """
+
+    def __init__(self, fps: float) -> None:
+        self._period_s = 1 / fps if fps > 0 else 0.0
+        self._due_s: float | None = None
+
+    def keeps(self, time_s: float) -> bool:
+        """Whether the frame of this time is one of those that are left."""
+        period_s = self._period_s
+        if not period_s:
+            return True
+        if self._due_s is None or not -2 * period_s < time_s - self._due_s <= period_s:
+            self._due_s = time_s + period_s
+            return True
+        if time_s < self._due_s - _AHEAD * period_s:
+            return False
+        self._due_s += period_s
+        return True

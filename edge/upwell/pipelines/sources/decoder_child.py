@@ -1,0 +1,282 @@
+"""The process that opens one source and decodes it, so that a stuck or crashing decoder takes nobody with it.
+
+It takes one JSON object in a line of standard input (`DecoderRequest`), then a byte for each picture that is wanted,
+and ends with that stream. On standard output it says, a JSON object a line: `{"opening": true}` before it connects,
+`{"decoder": name, "instead": why}` once it has, `{"frame": number, "captured_s", "unix_s", "width", "height"}` when a
+picture lies in the slot, and `{"ended": why}`. `why` is empty where all went well, and never has the address in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
+from upwell.pipelines.sources.frame_slot import FrameSlot
+from upwell.shared.tensors import Array
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+_PR_SET_PDEATHSIG = 1
+
+_WITH_LUMA = frozenset({"gray", "nv12", "nv21", *(f"yuv{j}{kind}p" for j in ("", "j") for kind in (420, 422, 444))})
+"""Formats whose first plane is the luma, a byte a pixel."""
+
+_WITHOUT_TIME = frozenset({"mpjpeg", "mjpeg", "mjpeg_2000", "h264", "hevc", "image2", "image2pipe", "jpeg_pipe"})
+"""Containers that say nothing of time: FFmpeg counts 25 frames a second, whatever the true rate is."""
+
+_EACH_ROW = 8
+"""Every how many rows are looked at to see whether a picture has changed."""
+
+Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class DecoderRequest:
+    """What to open and how. `slot` is an inherited descriptor; `parent` the process that this one ends with."""
+
+    address: str
+    format: str
+    options: dict[str, str]
+    is_live: bool
+    keeps_all: bool
+    fps: float
+    decoder: str
+    max_pixels: int
+    slot: int
+    parent: int
+
+
+class Handover:
+    """Hands decoded frames over, one at a time and only when one is wanted. Nothing is converted that nobody takes.
+
+    States: a frame waits or none does; a picture is wanted or none is. Never both: who sees both hands over. The thread
+    that decodes offers; the one that reads what is wanted takes. Conversion lies outside the lock, so that a decoder
+    that replaces frames never waits for it.
+    """
+
+    def __init__(self, slot: FrameSlot, say: Say, *, keeps_all: bool) -> None:
+        self._slot = slot
+        self._say = say
+        self._keeps_all = keeps_all
+        self._change = threading.Condition()
+        self._waiting: tuple[int, float, VideoFrame] | None = None
+        self._is_wanted = False
+        self._is_giving = False
+
+    def want(self) -> None:
+        """A picture is wanted: hand the one over that waits, or the next one."""
+        with self._change:
+            waiting, self._waiting = self._waiting, None
+            self._is_wanted = waiting is None
+            self._is_giving = waiting is not None
+            self._change.notify_all()
+        if waiting is not None:
+            self._give(waiting)
+            with self._change:
+                self._is_giving = False
+                self._change.notify_all()
+
+    def offer(self, frame: VideoFrame, captured_s: float) -> None:
+        """A frame was decoded. Waits for the one before it to be taken where all are kept."""
+        with self._change:
+            if self._keeps_all:
+                self._change.wait_for(lambda: self._waiting is None)
+            number = self._slot.count_decoded(supersedes=self._waiting is not None)
+            given = (number, captured_s, frame)
+            is_wanted, self._is_wanted = self._is_wanted, False
+            self._waiting = None if is_wanted else given
+        if is_wanted:
+            self._give(given)
+
+    def wait_until_taken(self) -> None:
+        """Return when no frame waits any more, nor is on its way."""
+        with self._change:
+            self._change.wait_for(lambda: self._waiting is None and not self._is_giving)
+
+    def _give(self, given: tuple[int, float, VideoFrame]) -> None:
+        number, captured_s, frame = given
+        self._slot.write(*pixels_and_luma(frame))
+        self._say(
+            {
+                "frame": number,
+                "captured_s": captured_s,
+                "unix_s": time.time() - (time.monotonic() - captured_s),
+                "width": frame.width,
+                "height": frame.height,
+            }
+        )
+
+
+def pixels_and_luma(frame: VideoFrame) -> tuple[Array, Array]:
+    """A decoded frame as RGB and luma, uint8 [height, width, 3] and [height, width]: views, valid with the frame.
+
+    The luma is the decoder's own plane where it has one of 8 bits, so mostly from 16 to 235 (ITU-R BT.601, 2.5).
+    """
+    rgb = _rows(frame.reformat(format="rgb24"))[:, : 3 * frame.width].reshape(frame.height, frame.width, 3)
+    gray = frame if frame.format.name in _WITH_LUMA else frame.reformat(format="gray")
+    return rgb, _rows(gray)[:, : frame.width]
+
+
+def decode_all(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say) -> str:
+    """Decode until the stream ends; why it did, empty at the end of a file."""
+    say({"opening": True})
+    try:
+        with av.open(request.address, format=request.format or None, options=request.options) as container:
+            if not container.streams.video:
+                return "there is no video in it"
+            return _decode(request, slot, handover, say, container)
+    except (av.FFmpegError, OSError) as error:
+        return reason(error)
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong. Not the whole text of the error, which has the address in it, and so perhaps a password."""
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say, container: InputContainer) -> str:
+    stream = container.streams.video[0]
+    size = stream.codec_context.width, stream.codec_context.height
+    if size[0] * size[1] > request.max_pixels:
+        return _too_large(size, request.max_pixels)
+    context, instead = opened_decoder(stream, request)
+    say({"decoder": context.codec.name, "instead": instead})
+    clock, rate, seen = CaptureClock(), FrameRate(request.fps), -1
+    has_time = container.format.name not in _WITHOUT_TIME
+    for frame in _frames(container, stream, context, slot):
+        now_s = time.monotonic()
+        if frame.width * frame.height > request.max_pixels:
+            return _too_large((frame.width, frame.height), request.max_pixels)
+        coarse = zlib.crc32(_rows(frame)[::_EACH_ROW, : frame.width].tobytes())
+        if coarse != seen or not request.is_live:  # a file may show one picture for as long as it likes
+            slot.set_changed(now_s)
+            seen = coarse
+        stream_s = frame.time if has_time else None
+        captured_s = clock.captured_s(now_s, stream_s) if request.is_live else now_s
+        if rate.keeps(captured_s if request.is_live or stream_s is None else stream_s):
+            handover.offer(frame, captured_s)
+    if request.is_live:
+        return "the stream has ended"
+    handover.wait_until_taken()
+    return ""
+
+
+def opened_decoder(stream: VideoStream, request: DecoderRequest) -> tuple[VideoCodecContext, str]:
+    """The decoder asked for, else the stream's own, and why it is that one."""
+    own = stream.codec_context
+    limits = {"max_pixels": str(request.max_pixels)}
+    instead = ""
+    if request.decoder:
+        try:
+            context = av.CodecContext.create(request.decoder, "r")
+            if isinstance(context, VideoCodecContext) and context.codec.id == own.codec.id:
+                context.extradata, context.options = own.extradata, limits
+                context.width, context.height = own.width, own.height
+                context.open()
+                return context, ""
+            instead = f"{request.decoder} does not decode {own.codec.name}"
+        except (av.FFmpegError, ValueError, OSError) as error:
+            instead = f"{request.decoder} cannot be used: {reason(error)}"
+    own.options = limits
+    if not request.is_live:
+        own.thread_type = (
+            "AUTO"  # several frames at a time, each of which is late by that: only where none is waited for
+        )
+    own.open(strict=False)
+    return own, instead
+
+
+def _frames(
+    container: InputContainer, stream: VideoStream, context: VideoCodecContext, slot: FrameSlot
+) -> Iterator[VideoFrame]:
+    for packet in container.demux(stream):
+        try:
+            frames = context.decode(packet)
+        except av.error.InvalidDataError:
+            slot.count_undecodable()
+            continue
+        for frame in frames:
+            if frame.is_corrupt:
+                slot.count_undecodable()
+            else:
+                yield frame
+
+
+def _rows(frame: VideoFrame) -> Array:
+    plane = frame.planes[0]
+    rows: Array = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: frame.height]
+    return rows
+
+
+def _too_large(size: tuple[int, int], max_pixels: int) -> str:
+    return f"the pictures have {size[0]} x {size[1]} pixels; at most {max_pixels} are decoded"
+
+
+def _end_with(parent: int) -> None:
+    """Be ended by the kernel when the thread that waits for this process ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended before that was said
+            os._exit(1)
+
+
+def _listen(handover: Handover) -> None:
+    """Pass on what is wanted, until nobody is there to want anything."""
+    try:
+        while os.read(0, 1):
+            handover.want()
+    finally:
+        os._exit(0)  # the decoder may be in the middle of anything
+
+
+def main() -> None:
+    """Decode as told on standard input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (more := os.read(0, 1)):  # byte by byte: what follows is read by a thread, without a buffer
+            return
+        line += more
+    request = DecoderRequest(**json.loads(line))
+    _end_with(request.parent)
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # libraries print to standard output
+
+    def say(message: dict[str, Any]) -> None:
+        out.write(json.dumps(message).encode() + b"\n")
+
+    slot = FrameSlot(request.slot)
+    handover = Handover(slot, say, keeps_all=request.keeps_all)
+    threading.Thread(target=_listen, args=(handover,), daemon=True).start()
+    try:
+        why = decode_all(request, slot, handover, say)
+    except Exception as error:  # noqa: BLE001 (the border of a process: whatever it was, it is said)
+        why = f"the decoder failed with {type(error).__name__}"
+    say({"ended": why})
+    os._exit(0)  # a decoder that hangs when it is closed is closed all the same
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A decoder's process as its parent has it: started, told that a picture is wanted, listened to, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from upwell.pipelines.sources.frame_slot import FrameSlot, SlotCounts
+from upwell.shared.tensors import Array
+
+_CHILD = "upwell.pipelines.sources.decoder_child"
+_MAX_LINE_BYTES = 1 << 16
+_KILL_S = 10.0
+
+
+@dataclass(frozen=True)
+class DecoderJob:
+    """What a decoder is to open, and how: see `DecoderRequest` of the child."""
+
+    address: str
+    is_live: bool
+    keeps_all: bool
+    max_pixels: int
+    fps: float = 0.0
+    decoder: str = ""
+    format: str = ""
+    options: Mapping[str, str] | None = None
+
+
+class DecoderProcess:
+    """One child. One thread starts, hears and ends it; `ask`, `read` and `free` are called under the source's lock.
+
+    The address goes through a pipe: a command line can be read by every user of the machine. What FFmpeg writes to
+    standard error has the address in it, and is dropped.
+    """
+
+    def __init__(self, job: DecoderJob) -> None:
+        self._job = job
+        self._slot = FrameSlot.create()
+        self._buffer = b""
+        self._lock = threading.Lock()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 (this interpreter, and a module of this package)
+                [sys.executable, "-m", _CHILD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(self._slot.descriptor,),
+                bufsize=0,
+            )
+        except BaseException:
+            self._slot.close()
+            raise
+        request = {**asdict(job), "options": dict(job.options or {}), "slot": self._slot.descriptor}
+        self._send(json.dumps({**request, "parent": os.getpid()}).encode() + b"\n")
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def counts(self) -> SlotCounts:
+        """What the child has done so far, and what it had done once it is over."""
+        return self._slot.counts
+
+    def ask(self) -> None:
+        """Want the next picture. The slot is the child's until it says `frame`."""
+        self._send(b".")
+
+    def read(self, width: int, height: int) -> tuple[Array, Array]:
+        """The picture in the slot: pixels and luma. Raises `SlotUnusable`."""
+        return self._slot.read(width, height, self._job.max_pixels)
+
+    def receive(self, timeout_s: float) -> list[dict[str, Any]] | None:
+        """What the child has said, perhaps nothing in that time; None once it is over and everything was received."""
+        out = self._process.stdout
+        assert out is not None  # noqa: S101 (it was asked for)
+        with selectors.DefaultSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            if not selector.select(timeout_s):
+                return []
+        data = os.read(out.fileno(), _MAX_LINE_BYTES)
+        if not data:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > _MAX_LINE_BYTES:
+            return None
+        return [message for line in lines if isinstance(message := _parsed(line), dict)]
+
+    def kill(self) -> None:
+        """End the process, from any thread; whoever receives sees that it is over."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """End the process and wait for it; the signal that had ended it before, 0 for none. The slot stays."""
+        by_itself = self._process.poll()
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process in an uninterruptible wait, such as for a dead camera
+            self._process.wait(_KILL_S)
+        with self._lock:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        return -by_itself if by_itself is not None and by_itself < 0 else 0
+
+    def free(self) -> None:
+        """Give the shared memory back. The counts stay."""
+        self._slot.close()
+
+    def _send(self, data: bytes) -> None:
+        pipe = self._process.stdin
+        assert pipe is not None  # noqa: S101 (it was asked for)
+        with self._lock, suppress(OSError, ValueError):  # it is over, which whoever receives sees
+            pipe.write(data)
+
+
+def _parsed(line: bytes) -> object:
+    try:
+        parsed: object = json.loads(line)
+    except ValueError:
+        return None
+    return parsed

@@ -1,0 +1,145 @@
+"""The memory that a decoder's process and its reader share: counters, and a slot for one picture.
+
+It is a file without a name (`memfd_create`; elsewhere a temporary file that is already deleted), open in both processes
+and nowhere else, so that the kernel frees it with the last of them, however they end. `multiprocessing.shared_memory`
+has names, and a tracker process that would unlink them behind the back of whoever lives on.
+
+Who writes is settled outside: the reader asks for a picture, from then on the slot is the decoder's until that says
+what is in it, and then the reader's until it asks again. The counters are the decoder's alone; each is one aligned
+word, which is never seen half written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+
+import numpy as np
+
+from upwell.shared.tensors import Array
+
+if sys.platform == "linux":
+    import fcntl
+
+_HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
+"""The counters have a mapping of their own, which stays where pictures get another."""
+_BYTES_PER_PIXEL = 4
+"""Three of RGB and one of luma."""
+
+_DECODED, _SUPERSEDED, _UNDECODABLE, _CHANGED_NS = range(4)
+
+
+class SlotUnusable(ValueError):
+    """What was said to lie in the slot cannot lie there."""
+
+
+@dataclass(frozen=True)
+class SlotCounts:
+    """What a decoder has done so far: frames decoded, of these the replaced ones, and others that cannot be decoded.
+
+    `changed_s` is when a frame last differed from the one before, by the monotonic clock, which all processes share; 0
+    before there is one.
+    """
+
+    decoded: int = 0
+    superseded: int = 0
+    undecodable: int = 0
+    changed_s: float = 0.0
+
+
+class FrameSlot:
+    """One side's view of the shared memory. It owns the descriptor that it is made with, until `close`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, _HEADER_BYTES)
+        self._counters: Array = np.frombuffer(self._memory, np.uint64, 4)
+        self._pictures: mmap.mmap | None = None
+        self._capacity_bytes = 0
+
+    @classmethod
+    def create(cls) -> FrameSlot:
+        """A slot without room for any picture yet. What has been added can never be taken away (on Linux).
+
+        Without that seal a decoder that a hostile stream has taken over could shrink the file under its reader, which
+        would end with SIGBUS.
+        """
+        if sys.platform == "linux":
+            descriptor = os.memfd_create("upwell-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.truncate(descriptor, _HEADER_BYTES)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+            os.truncate(descriptor, _HEADER_BYTES)
+        return cls(descriptor)
+
+    def write(self, pixels: Array, luma: Array) -> None:
+        """Put a picture into the slot: uint8 [height, width, 3] and [height, width]. It grows where it must."""
+        height, width = luma.shape
+        size_bytes = _HEADER_BYTES + _BYTES_PER_PIXEL * height * width
+        if os.fstat(self.descriptor).st_size < size_bytes:
+            self._unmap()
+            os.truncate(self.descriptor, size_bytes)
+        rgb, gray = self._views(width, height)
+        rgb[:] = pixels
+        gray[:] = luma
+
+    def read(self, width: int, height: int, max_pixels: int) -> tuple[Array, Array]:
+        """A copy of the picture: pixels and luma. Raises `SlotUnusable` for a size that it cannot have."""
+        if width < 1 or height < 1 or width * height > max_pixels:
+            raise SlotUnusable(f"a picture of {width} x {height} pixels, where at most {max_pixels} were asked for")
+        if os.fstat(self.descriptor).st_size < _HEADER_BYTES + _BYTES_PER_PIXEL * width * height:
+            raise SlotUnusable(f"a picture of {width} x {height} pixels does not lie in the slot")
+        rgb, gray = self._views(width, height)
+        return rgb.copy(), gray.copy()
+
+    @property
+    def counts(self) -> SlotCounts:
+        """The counters as they are."""
+        decoded, superseded, undecodable, changed_ns = (int(one) for one in self._counters)
+        return SlotCounts(decoded, superseded, undecodable, changed_ns / 1e9)
+
+    def count_decoded(self, *, supersedes: bool = False) -> int:
+        """A frame was decoded, and replaces one that waited or does not; its number among all, from 1 on."""
+        # The replaced one first: this process may be killed between the two, and no frame may then have two fates.
+        self._counters[_SUPERSEDED] += int(supersedes)
+        self._counters[_DECODED] += 1
+        return int(self._counters[_DECODED] + self._counters[_UNDECODABLE])
+
+    def count_undecodable(self) -> None:
+        """A frame came that cannot be decoded."""
+        self._counters[_UNDECODABLE] += 1
+
+    def set_changed(self, now_s: float) -> None:
+        """A frame came that differs from the one before."""
+        self._counters[_CHANGED_NS] = int(now_s * 1e9)
+
+    def close(self) -> None:
+        """Unmap and close. Twice is harmless."""
+        if self.descriptor < 0:
+            return
+        self._unmap()
+        self._counters = np.array(self._counters)  # what was counted can still be read
+        self._memory.close()
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+    def _views(self, width: int, height: int) -> tuple[Array, Array]:
+        pixels = width * height
+        if self._pictures is None or self._capacity_bytes < _BYTES_PER_PIXEL * pixels:
+            self._unmap()
+            self._capacity_bytes = os.fstat(self.descriptor).st_size - _HEADER_BYTES
+            self._pictures = mmap.mmap(self.descriptor, self._capacity_bytes, offset=_HEADER_BYTES)
+        data = np.frombuffer(self._pictures, np.uint8, _BYTES_PER_PIXEL * pixels)
+        return data[: 3 * pixels].reshape(height, width, 3), data[3 * pixels :].reshape(height, width)
+
+    def _unmap(self) -> None:
+        if self._pictures is not None:
+            with contextlib.suppress(BufferError):  # a view that an error still holds: unmapped when that is dropped
+                self._pictures.close()
+            self._pictures = None

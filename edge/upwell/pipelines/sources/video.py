@@ -1,0 +1,366 @@
+"""Videos and cameras: a decoder's process per source, watched, and started again for as long as the source is lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from upwell.pipelines.frame import Frame
+from upwell.pipelines.sources.base import (
+    CameraSettings,
+    Patience,
+    SourceEnded,
+    SourceState,
+    SourceStatus,
+    VideoSettings,
+    is_live,
+    shown_address,
+)
+from upwell.pipelines.sources.decoder_process import DecoderJob, DecoderProcess
+from upwell.pipelines.sources.frame_slot import SlotUnusable
+from upwell.shared.platform.background_thread import BackgroundThread
+
+_START_S = 30.0
+"""A decoder that has not even begun to connect by then hangs."""
+
+_LOOK_S = 0.25
+"""How often a decoder is looked after that says nothing."""
+
+_ANALYZED_US = "2000000"
+"""How much of a stream is read at most to learn its format, in microseconds of its own time."""
+
+_MAX_EXPLAINED = 300
+_OVER = "over"
+
+_NETWORK = "tcp,udp,tls,rtp,srtp,http,https,httpproxy,crypto,data,rtmp,rtmps,rtmpt,rtmpe,ffrtmphttp,ffrtmpcrypt,srt"
+"""The protocols that a stream may lead to: a playlist of somebody else must not have local files opened."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A picture that lies in the slot: the child's number of the frame, its times in seconds, its size in pixels."""
+
+    number: int
+    captured_s: float
+    unix_s: float
+    width: int
+    height: int
+
+
+@dataclass
+class Connection:
+    """One decoder from its start to its end, and how the frames stand between it and its reader.
+
+    `taken` counts the pictures that came from it. It stands still while nobody takes its pictures, and that is no
+    silence of the source: `blocked_s` is how long it had to in all, `blocked_at_change_s` that at its last change.
+    """
+
+    decoder: DecoderProcess
+    first_number: int
+    began_s: float
+    opening_s: float = 0.0
+    live_s: float = 0.0
+    arrival: Arrival | None = None
+    is_asked: bool = False
+    taken: int = 0
+    superseded: int = 0
+    blocked_since_s: float | None = None
+    blocked_s: float = 0.0
+    changed_s: float = 0.0
+    blocked_at_change_s: float = 0.0
+    decoded_at_change: int = 0
+
+    def ask(self, now_s: float) -> None:
+        """Want a picture, if none is wanted yet and the slot is free."""
+        if self.is_asked or self.arrival is not None:
+            return
+        if self.blocked_since_s is not None:
+            self.blocked_s += now_s - self.blocked_since_s
+            self.blocked_since_s = None
+        self.is_asked = True
+        self.decoder.ask()
+
+    def arrived(self, arrival: Arrival, now_s: float) -> None:
+        """The picture that was asked for lies in the slot."""
+        self.arrival, self.is_asked = arrival, False
+        self.taken += 1
+        self.blocked_since_s = now_s
+
+    def replace_stale(self) -> None:
+        """Drop the picture in the slot where a newer frame waits behind it."""
+        counts = self.decoder.counts
+        if self.arrival is not None and counts.decoded - counts.superseded > self.taken:
+            self.arrival = None
+            self.superseded += 1
+
+    def silence(self, patience: Patience, now_s: float, *, may_block: bool) -> str:
+        """What is wrong with what the decoder brings; empty while nothing is."""
+        counts = self.decoder.counts
+        if not self.opening_s:
+            return "the decoder does not start" if now_s - self.began_s > _START_S else ""
+        if counts.changed_s == 0:
+            return f"no frame within {patience.open_s:g} s" if now_s - self.opening_s > patience.open_s else ""
+        blocked_s = 0.0
+        if may_block:
+            blocked_s = self.blocked_s + (0.0 if self.blocked_since_s is None else now_s - self.blocked_since_s)
+        if counts.changed_s != self.changed_s:
+            self.changed_s, self.blocked_at_change_s, self.decoded_at_change = (
+                counts.changed_s,
+                blocked_s,
+                counts.decoded,
+            )
+        if now_s - counts.changed_s - (blocked_s - self.blocked_at_change_s) <= patience.silent_s:
+            return ""
+        if counts.decoded > self.decoded_at_change:
+            return f"the same picture for {patience.silent_s:g} s"
+        return f"no frame for {patience.silent_s:g} s"
+
+
+class VideoSource:
+    """A `Source` of whatever PyAV opens.
+
+    One thread starts the decoder, receives what it says, watches it and starts it again. What changes is under
+    `_change`; a picture is copied out of shared memory only when somebody takes it.
+    """
+
+    def __init__(self, settings: VideoSettings | CameraSettings) -> None:
+        self._job, self._patience = job_of(settings), settings.patience
+        self._shown = shown_address(self._job.address)
+        self._change = threading.Condition()
+        self._status = SourceStatus(SourceState.CONNECTING)
+        self._connection: Connection | None = None
+        self._first_number = 1
+        self._is_closed = False
+        self._thread = BackgroundThread("pipeline source", self._run, lambda: self._is_closed)
+        self._thread.start()
+
+    def next(self, timeout_s: float) -> Frame | None:
+        """The next frame; None where none came in that time. Raises `SourceEnded`."""
+        until_s = time.monotonic() + timeout_s
+        with self._change:
+            while True:
+                connection = self._connection
+                if self._is_closed or (connection is None and self._status.state is SourceState.ENDED):
+                    why = self._status.explained
+                    raise SourceEnded(f"{self._shown} is over" + (f": {why}" if why else ""))
+                if connection is not None:
+                    if not self._job.keeps_all:
+                        connection.replace_stale()
+                    if connection.arrival is not None and (frame := self._taken(connection, connection.arrival)):
+                        return frame
+                    connection.ask(time.monotonic())
+                if (left_s := until_s - time.monotonic()) <= 0:
+                    return None
+                self._change.wait(left_s)
+
+    def done(self, frame: Frame) -> None:
+        """Nothing is to be done."""
+
+    @property
+    def status(self) -> SourceStatus:
+        """What it is doing now."""
+        with self._change:
+            if self._connection is None:
+                return self._status
+            counts = self._connection.decoder.counts
+            return replace(
+                self._status,
+                superseded=self._status.superseded + counts.superseded + self._connection.superseded,
+                undecodable=self._status.undecodable + counts.undecodable,
+            )
+
+    def close(self) -> None:
+        """End the decoder, and count what it had captured. Twice is harmless."""
+        with self._change:
+            self._is_closed = True
+            if self._connection is not None:
+                self._connection.decoder.kill()
+            self._change.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        with self._change:
+            self._status = replace(self._status, state=SourceState.ENDED)
+
+    def _taken(self, connection: Connection, arrival: Arrival) -> Frame | None:
+        """The frame of the picture in the slot, which is free then; None where no such picture can be there."""
+        try:
+            pixels, luma = connection.decoder.read(arrival.width, arrival.height)
+        except SlotUnusable:
+            connection.decoder.kill()
+            return None
+        connection.arrival = None
+        self._status = replace(self._status, given=self._status.given + 1, width=arrival.width, height=arrival.height)
+        if self._job.keeps_all:
+            connection.ask(time.monotonic())
+        self._change.notify_all()
+        number = connection.first_number + arrival.number - 1
+        return Frame(number, arrival.captured_s, arrival.unix_s, pixels, luma)
+
+    def _run(self) -> None:
+        pauses = Pauses(self._patience)
+        while not self._is_closed:
+            live_s = self._connect_once()
+            if not self._job.is_live:
+                return
+            pause_s = pauses.next_s(live_s)
+            with self._change:
+                self._change.wait_for(lambda: self._is_closed, pause_s)
+
+    def _connect_once(self) -> float:
+        """Have one decoder from its start to its end; for how many seconds it was live."""
+        with self._change:
+            try:
+                decoder = DecoderProcess(self._job)
+            except OSError as error:  # no descriptors, no memory
+                self._over(f"the decoder cannot be started: {error.strerror}")
+                return 0.0
+            self._connection = connection = Connection(decoder, self._first_number, time.monotonic())
+            if self._job.keeps_all:
+                connection.ask(time.monotonic())
+            self._change.notify_all()
+        why = "the source failed"
+        try:
+            why = self._follow(connection)
+        finally:
+            self._bury(connection, why)
+        return time.monotonic() - connection.live_s if connection.live_s else 0.0
+
+    def _follow(self, connection: Connection) -> str:
+        """Receive until the decoder is over or is to be ended; why, empty at the end of a file."""
+        look_s = min(_LOOK_S, self._patience.silent_s / 4)
+        while not self._is_closed:
+            messages = connection.decoder.receive(look_s)
+            if messages is None:
+                return ""  # the process is over without a word: `_bury` says how
+            now_s = time.monotonic()
+            with self._change:
+                for message in messages:
+                    if "ended" in message:
+                        return self._ended(connection, str(message["ended"]))
+                    self._heard(connection, message, now_s)
+                if not connection.live_s and connection.decoder.counts.changed_s:
+                    connection.live_s = now_s
+                    self._set_state(SourceState.LIVE)
+                if self._job.is_live and (
+                    why := connection.silence(self._patience, now_s, may_block=self._job.keeps_all)
+                ):
+                    return why
+        return "closed"
+
+    def _heard(self, connection: Connection, message: dict[str, Any], now_s: float) -> None:
+        if "opening" in message:
+            connection.opening_s = now_s
+        elif "decoder" in message:
+            if message["instead"]:
+                _log.warning("source %s: %s; %s decodes", self._shown, message["instead"], message["decoder"])
+            self._status = replace(self._status, decoder=str(message["decoder"]))
+        elif "frame" in message:
+            arrival = Arrival(
+                int(message["frame"]), float(message["captured_s"]), float(message["unix_s"]),
+                int(message["width"]), int(message["height"]),
+            )  # fmt: skip
+            connection.arrived(arrival, now_s)
+            self._change.notify_all()
+
+    def _ended(self, connection: Connection, why: str) -> str:
+        """The decoder has said all. The last picture of a file is still to be taken."""
+        if not self._job.is_live:
+            if not connection.live_s and connection.decoder.counts.decoded:
+                connection.live_s = time.monotonic()
+                self._set_state(SourceState.LIVE)
+            self._change.wait_for(lambda: connection.arrival is None or self._is_closed)
+            return why or _OVER
+        return why
+
+    def _bury(self, connection: Connection, why: str) -> None:
+        """End the decoder, give each of its frames its fate, and say how it stands."""
+        signal_number = connection.decoder.end()
+        if not why:
+            why = "the decoder died" + (f" of signal {signal_number}" if signal_number else "")
+        with self._change:
+            counts = connection.decoder.counts
+            given = connection.taken - connection.superseded - (connection.arrival is not None)
+            superseded = counts.superseded + connection.superseded
+            status = self._status
+            self._status = replace(
+                status,
+                superseded=status.superseded + superseded,
+                undecodable=status.undecodable + counts.undecodable,
+                source_lost=status.source_lost + counts.decoded - superseded - given,
+            )
+            self._first_number += counts.decoded + counts.undecodable
+            self._connection = None
+            connection.decoder.free()
+            self._over(why)
+
+    def _over(self, why: str) -> None:
+        """There is no decoder now: the source has ended, or is lost and will be tried again."""
+        if self._is_closed or (not self._job.is_live and why == _OVER):
+            self._set_state(SourceState.ENDED)
+        elif not self._job.is_live:
+            self._set_state(SourceState.ENDED, why)
+        else:
+            self._status = replace(self._status, reconnects=self._status.reconnects + 1)
+            self._set_state(SourceState.LOST, why)
+        self._change.notify_all()
+
+    def _set_state(self, state: SourceState, explained: str = "") -> None:
+        before, explained = self._status, explained.replace(self._job.address, self._shown)[:_MAX_EXPLAINED]
+        self._status = replace(before, state=state, explained=explained)
+        if (before.state, before.explained) == (state, explained):
+            return
+        if state is SourceState.LOST:
+            _log.warning("source %s is lost: %s", self._shown, explained)
+        else:
+            _log.info("source %s is %s%s", self._shown, state, f": {explained}" if explained else "")
+
+
+class Pauses:
+    """How long to wait before each next try: p_n = u · min(first · 2^n, longest), u uniform in [0.5, 1].
+
+    After a connection that was live for longer than the longest pause they begin anew. `Random` is what u is from.
+    """
+
+    def __init__(self, patience: Patience, source_of_chance: random.Random | None = None) -> None:
+        self._patience = patience
+        self._random = source_of_chance or random.Random()  # noqa: S311 (spreads cameras in time, hides nothing)
+        self._pause_s = patience.first_pause_s
+
+    def next_s(self, live_for_s: float) -> float:
+        """The pause after a connection that was live for so long, 0 where it never was."""
+        if live_for_s > self._patience.longest_pause_s:
+            self._pause_s = self._patience.first_pause_s
+        pause_s = min(self._pause_s, self._patience.longest_pause_s)
+        self._pause_s = 2 * pause_s
+        return pause_s * self._random.uniform(0.5, 1.0)
+
+
+def job_of(settings: VideoSettings | CameraSettings) -> DecoderJob:
+    """What the decoder is told."""
+    if isinstance(settings, CameraSettings):
+        options = {"framerate": f"{settings.fps:g}"} if settings.fps else {}
+        if settings.width and settings.height:
+            options["video_size"] = f"{settings.width}x{settings.height}"
+        return DecoderJob(
+            settings.device, True, settings.keep == "all", settings.max_pixels, settings.fps, settings.decoder,
+            "v4l2", options,
+        )  # fmt: skip
+    live = is_live(settings.address)
+    keeps_all = (settings.keep or ("latest" if live else "all")) == "all"
+    options = {"protocol_whitelist": "file,crypto,data"}
+    if live:
+        scheme = settings.address.partition(":")[0].lower()
+        options = {"protocol_whitelist": f"{scheme},{_NETWORK}", "rtsp_transport": "tcp"}
+        # Do not wait for 20 frames to learn the rate, which is said by their times.
+        options |= {"fpsprobesize": "0", "analyzeduration": _ANALYZED_US}
+        if not keeps_all:
+            options["fflags"] = "nobuffer"  # what was read to learn the format is too old by then
+    return DecoderJob(
+        settings.address, live, keeps_all, settings.max_pixels, settings.fps, settings.decoder, "", options
+    )
