@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 import threading
@@ -156,7 +157,7 @@ Script: TypeAlias = Callable[[Viewer], None]
 
 
 class LiveServer:
-    """An HTTP server on the loopback. Each connection is one script's: the first the first's, all after it the last's."""
+    """An HTTP server on the loopback. Each connection gets a script: the first the first, all after it the last."""
 
     def __init__(self, *scripts: Script) -> None:
         self._scripts = scripts
@@ -187,10 +188,8 @@ class LiveServer:
         self._listener.close()
         self._accepting.join()
         for connection in self._connections:
-            try:
+            with contextlib.suppress(OSError):  # its viewer has left
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # its viewer has left
         for thread in self._threads:
             thread.join()
 

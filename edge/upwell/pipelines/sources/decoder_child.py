@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import av
-import numpy as np
 from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
@@ -29,7 +28,6 @@ from av.video.stream import VideoStream
 
 from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
 from upwell.pipelines.sources.frame_slot import FrameSlot
-from upwell.shared.tensors import Array
 
 try:
     import resource
@@ -115,7 +113,7 @@ class Handover:
 
     def _give(self, given: tuple[int, float, VideoFrame]) -> None:
         number, captured_s, frame = given
-        self._slot.write(*pixels_and_luma(frame))
+        write_picture(frame, self._slot)
         self._say(
             {
                 "frame": number,
@@ -127,14 +125,37 @@ class Handover:
         )
 
 
-def pixels_and_luma(frame: VideoFrame) -> tuple[Array, Array]:
-    """A decoded frame as RGB and luma, uint8 [height, width, 3] and [height, width]: views, valid with the frame.
+def write_picture(frame: VideoFrame, slot: FrameSlot) -> None:
+    """Put a decoded frame into the slot, as RGB and luma.
 
     The luma is the decoder's own plane where it has one of 8 bits, so mostly from 16 to 235 (ITU-R BT.601, 2.5).
     """
-    rgb = _rows(frame.reformat(format="rgb24"))[:, : 3 * frame.width].reshape(frame.height, frame.width, 3)
+    slot.grow(frame.width, frame.height)
+    picture, rgb_bytes = slot.picture(frame.width, frame.height), 3 * frame.width * frame.height
+    _copy(frame.reformat(format="rgb24"), picture[:rgb_bytes], 3 * frame.width)
     gray = frame if frame.format.name in _WITH_LUMA else frame.reformat(format="gray")
-    return rgb, _rows(gray)[:, : frame.width]
+    _copy(gray, picture[rgb_bytes:], frame.width)
+
+
+def coarse_digest(frame: VideoFrame) -> int:
+    """A checksum of some rows of the first plane, in which the luma lies in most formats."""
+    plane, digest = frame.planes[0], 0
+    rows, line_bytes = memoryview(plane), plane.line_size
+    for start in range(0, frame.height * line_bytes, _EACH_ROW * line_bytes):
+        digest = zlib.crc32(rows[start : start + frame.width], digest)  # what follows is padding, which says nothing
+    return digest
+
+
+def _copy(frame: VideoFrame, to: memoryview, row_bytes: int) -> None:
+    """Copy the first plane row by row, without the padding at the end of each."""
+    plane = frame.planes[0]
+    rows, line_bytes = memoryview(plane), plane.line_size
+    if line_bytes == row_bytes:
+        to[:] = rows[: len(to)]
+        return
+    for row in range(frame.height):
+        start = row * line_bytes
+        to[row * row_bytes : (row + 1) * row_bytes] = rows[start : start + row_bytes]
 
 
 def decode_all(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say) -> str:
@@ -167,7 +188,7 @@ def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: S
         now_s = time.monotonic()
         if frame.width * frame.height > request.max_pixels:
             return _too_large((frame.width, frame.height), request.max_pixels)
-        coarse = zlib.crc32(_rows(frame)[::_EACH_ROW, : frame.width].tobytes())
+        coarse = coarse_digest(frame)
         if coarse != seen or not request.is_live:  # a file may show one picture for as long as it likes
             slot.set_changed(now_s)
             seen = coarse
@@ -220,12 +241,6 @@ def _frames(
                 slot.count_undecodable()
             else:
                 yield frame
-
-
-def _rows(frame: VideoFrame) -> Array:
-    plane = frame.planes[0]
-    rows: Array = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: frame.height]
-    return rows
 
 
 def _too_large(size: tuple[int, int], max_pixels: int) -> str:

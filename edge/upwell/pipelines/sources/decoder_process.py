@@ -13,7 +13,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from upwell.pipelines.sources.frame_slot import FrameSlot, SlotCounts
+import numpy as np
+
+from upwell.pipelines.sources.frame_slot import FrameSlot, SlotCounts, SlotUnusable
 from upwell.shared.tensors import Array
 
 _CHILD = "upwell.pipelines.sources.decoder_child"
@@ -77,8 +79,15 @@ class DecoderProcess:
         self._send(b".")
 
     def read(self, width: int, height: int) -> tuple[Array, Array]:
-        """The picture in the slot: pixels and luma. Raises `SlotUnusable`."""
-        return self._slot.read(width, height, self._job.max_pixels)
+        """A copy of the picture in the slot: RGB uint8 [height, width, 3] and luma [height, width].
+
+        Raises `SlotUnusable` for a size that it cannot have.
+        """
+        pixels = width * height
+        if width < 1 or height < 1 or pixels > self._job.max_pixels:
+            raise SlotUnusable(f"a picture of {width} x {height} pixels, where at most {self._job.max_pixels} may be")
+        data = np.frombuffer(self._slot.picture(width, height), np.uint8)
+        return data[: 3 * pixels].reshape(height, width, 3).copy(), data[3 * pixels :].reshape(height, width).copy()
 
     def receive(self, timeout_s: float) -> list[dict[str, Any]] | None:
         """What the child has said, perhaps nothing in that time; None once it is over and everything was received."""

@@ -7,6 +7,8 @@ has names, and a tracker process that would unlink them behind the back of whoev
 Who writes is settled outside: the reader asks for a picture, from then on the slot is the decoder's until that says
 what is in it, and then the reader's until it asks again. The counters are the decoder's alone; each is one aligned
 word, which is never seen half written.
+
+No numpy here: importing it is half of what starting a decoder costs, again for each try while a camera is away.
 """
 
 from __future__ import annotations
@@ -18,16 +20,12 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-import numpy as np
-
-from upwell.shared.tensors import Array
-
 if sys.platform == "linux":
     import fcntl
 
 _HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
 """The counters have a mapping of their own, which stays where pictures get another."""
-_BYTES_PER_PIXEL = 4
+BYTES_PER_PIXEL = 4
 """Three of RGB and one of luma."""
 
 _DECODED, _SUPERSEDED, _UNDECODABLE, _CHANGED_NS = range(4)
@@ -57,7 +55,7 @@ class FrameSlot:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._memory = mmap.mmap(descriptor, _HEADER_BYTES)
-        self._counters: Array = np.frombuffer(self._memory, np.uint64, 4)
+        self._counters = memoryview(self._memory).cast("Q")[:4]
         self._pictures: mmap.mmap | None = None
         self._capacity_bytes = 0
 
@@ -78,30 +76,32 @@ class FrameSlot:
             os.truncate(descriptor, _HEADER_BYTES)
         return cls(descriptor)
 
-    def write(self, pixels: Array, luma: Array) -> None:
-        """Put a picture into the slot: uint8 [height, width, 3] and [height, width]. It grows where it must."""
-        height, width = luma.shape
-        size_bytes = _HEADER_BYTES + _BYTES_PER_PIXEL * height * width
+    def grow(self, width: int, height: int) -> None:
+        """Make room for a picture of that size."""
+        size_bytes = _HEADER_BYTES + BYTES_PER_PIXEL * height * width
         if os.fstat(self.descriptor).st_size < size_bytes:
-            self._unmap()
             os.truncate(self.descriptor, size_bytes)
-        rgb, gray = self._views(width, height)
-        rgb[:] = pixels
-        gray[:] = luma
 
-    def read(self, width: int, height: int, max_pixels: int) -> tuple[Array, Array]:
-        """A copy of the picture: pixels and luma. Raises `SlotUnusable` for a size that it cannot have."""
-        if width < 1 or height < 1 or width * height > max_pixels:
-            raise SlotUnusable(f"a picture of {width} x {height} pixels, where at most {max_pixels} were asked for")
-        if os.fstat(self.descriptor).st_size < _HEADER_BYTES + _BYTES_PER_PIXEL * width * height:
-            raise SlotUnusable(f"a picture of {width} x {height} pixels does not lie in the slot")
-        rgb, gray = self._views(width, height)
-        return rgb.copy(), gray.copy()
+    def picture(self, width: int, height: int) -> memoryview:
+        """The picture in the slot, to be written or read: RGB, 3 bytes a pixel row by row, then luma, a byte a pixel.
+
+        Valid until the next call. Raises `SlotUnusable` where the slot has no room for that size.
+        """
+        size_bytes = BYTES_PER_PIXEL * width * height
+        if size_bytes > self._capacity_bytes:
+            capacity_bytes = os.fstat(self.descriptor).st_size - _HEADER_BYTES
+            if size_bytes > capacity_bytes:
+                raise SlotUnusable(f"a picture of {width} x {height} pixels does not lie in the slot")
+            self._unmap()
+            self._pictures = mmap.mmap(self.descriptor, capacity_bytes, offset=_HEADER_BYTES)
+            self._capacity_bytes = capacity_bytes
+        assert self._pictures is not None  # noqa: S101 (no picture has no pixels)
+        return memoryview(self._pictures)[:size_bytes]
 
     @property
     def counts(self) -> SlotCounts:
         """The counters as they are."""
-        decoded, superseded, undecodable, changed_ns = (int(one) for one in self._counters)
+        decoded, superseded, undecodable, changed_ns = self._counters
         return SlotCounts(decoded, superseded, undecodable, changed_ns / 1e9)
 
     def count_decoded(self, *, supersedes: bool = False) -> int:
@@ -109,7 +109,7 @@ class FrameSlot:
         # The replaced one first: this process may be killed between the two, and no frame may then have two fates.
         self._counters[_SUPERSEDED] += int(supersedes)
         self._counters[_DECODED] += 1
-        return int(self._counters[_DECODED] + self._counters[_UNDECODABLE])
+        return self._counters[_DECODED] + self._counters[_UNDECODABLE]
 
     def count_undecodable(self) -> None:
         """A frame came that cannot be decoded."""
@@ -124,22 +124,15 @@ class FrameSlot:
         if self.descriptor < 0:
             return
         self._unmap()
-        self._counters = np.array(self._counters)  # what was counted can still be read
+        counted = memoryview(bytes(self._counters)).cast("Q")  # what was counted can still be read
+        self._counters.release()
+        self._counters = counted
         self._memory.close()
         os.close(self.descriptor)
         self.descriptor = -1
-
-    def _views(self, width: int, height: int) -> tuple[Array, Array]:
-        pixels = width * height
-        if self._pictures is None or self._capacity_bytes < _BYTES_PER_PIXEL * pixels:
-            self._unmap()
-            self._capacity_bytes = os.fstat(self.descriptor).st_size - _HEADER_BYTES
-            self._pictures = mmap.mmap(self.descriptor, self._capacity_bytes, offset=_HEADER_BYTES)
-        data = np.frombuffer(self._pictures, np.uint8, _BYTES_PER_PIXEL * pixels)
-        return data[: 3 * pixels].reshape(height, width, 3), data[3 * pixels :].reshape(height, width)
 
     def _unmap(self) -> None:
         if self._pictures is not None:
             with contextlib.suppress(BufferError):  # a view that an error still holds: unmapped when that is dropped
                 self._pictures.close()
-            self._pictures = None
+            self._pictures, self._capacity_bytes = None, 0

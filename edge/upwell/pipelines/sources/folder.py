@@ -1,0 +1,247 @@
+"""A folder of pictures, each of which is a frame."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from upwell.pipelines.frame import Frame
+from upwell.pipelines.sources.base import FolderSettings, SourceEnded, SourceState, SourceStatus
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.signature import image_codec
+
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+_MARK = ".done"
+
+_SCAN_S = 1.0
+"""How often the folder is looked through where nothing says that it has changed, as on a network's file system."""
+
+_WAIT_MS = 100
+"""How soon a wait for changes sees that it is to end."""
+
+Signature: TypeAlias = tuple[int, int, int]
+"""Size, time of change and inode: a file that has another one is another file, or still being written."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    """A file as it was seen first with this signature."""
+
+    signature: Signature
+    since_s: float
+
+
+class PictureFolder:
+    """A `Source` of the pictures in a folder, in the order of their names as far as they are there at a time.
+
+    No thread: `next` looks. A frame counts as captured when its file is read. A file that was given is not given again
+    while it stays as it is, whatever becomes of it.
+    """
+
+    def __init__(self, settings: FolderSettings) -> None:
+        self._settings = settings
+        self._done_dir = settings.done_dir or settings.path / "done"
+        self._closed = threading.Event()
+        self._status = SourceStatus(SourceState.CONNECTING, decoder="folder")
+        self._ready: deque[tuple[Path, Signature]] = deque()
+        self._sightings: dict[str, _Sighting] = {}
+        self._given: dict[str, Signature] = {}
+        self._is_settled = False
+        self._scanned_s = float("-inf")
+        self._changes: Generator[object, None, None] | None = None
+        self._watched = 0
+
+    def next(self, timeout_s: float) -> Frame | None:
+        """The next picture; None where none came in that time. Raises `SourceEnded`."""
+        until_s = time.monotonic() + timeout_s
+        while not self._closed.is_set():
+            if not self._ready:
+                self._scan()
+            while self._ready:
+                if (frame := self._frame(*self._ready.popleft())) is not None:
+                    return frame
+            if not self._settings.watch and (self._is_settled or self._status.state is SourceState.LOST):
+                break
+            if (left_s := until_s - time.monotonic()) <= 0:
+                return None
+            self._wait(left_s)
+        why = self._status.explained
+        self._status = replace(self._status, state=SourceState.ENDED)
+        raise SourceEnded(f"{self._settings.path} is over" + (f": {why}" if why else ""))
+
+    def done(self, frame: Frame) -> None:
+        """Move the file of the frame, mark it or leave it, as set. A folder that cannot be changed is only logged."""
+        if frame.path is None or self._settings.answered == "leave":
+            return
+        try:
+            if self._settings.answered == "mark":
+                frame.path.with_name(frame.path.name + _MARK).touch()
+            else:
+                _move(frame.path, self._done_dir)
+        except OSError as error:
+            _log.warning("%s is answered, and cannot be marked so: %s", frame.path, error.strerror)
+
+    @property
+    def status(self) -> SourceStatus:
+        """What it is doing now."""
+        return self._status
+
+    def close(self) -> None:
+        """Stop watching. Twice is harmless."""
+        self._closed.set()
+        changes, self._changes = self._changes, None
+        if changes is not None:
+            try:
+                changes.close()
+            except ValueError:
+                return  # it is just waiting in another thread, and sees the event
+        self._status = replace(self._status, state=SourceState.ENDED)
+
+    def _scan(self) -> None:
+        """Look through the folder: queue what is settled, note what is not."""
+        now_s, wall_s = time.monotonic(), time.time()
+        self._scanned_s = now_s
+        try:
+            with os.scandir(self._settings.path) as entries:
+                found = {entry.name: entry for entry in entries}
+                stats = {name: found[name].stat() for name in found if _is_picture(name)}
+        except FileNotFoundError:
+            if self._settings.path.is_dir():  # a file went while it was looked at
+                self._scanned_s = float("-inf")
+                return
+            self._lose("there is no such folder")
+            return
+        except OSError as error:
+            self._lose(error.strerror or "it cannot be read")
+            return
+        if self._status.state is not SourceState.LIVE:
+            self._status = replace(self._status, state=SourceState.LIVE, explained="")
+        self._given = {name: one for name, one in self._given.items() if name in stats}
+        sightings: dict[str, _Sighting] = {}
+        for name in sorted(stats):
+            status = stats[name]
+            signature = (status.st_size, status.st_mtime_ns, status.st_ino)
+            if not stat.S_ISREG(status.st_mode) or self._given.get(name) == signature or name + _MARK in found:
+                continue
+            sighting = self._sightings.get(name)
+            if sighting is None or sighting.signature != signature:
+                sighting = _Sighting(signature, now_s)
+            age_s = max(now_s - sighting.since_s, wall_s - status.st_mtime)
+            if age_s >= self._settings.settle_s:
+                self._ready.append((self._settings.path / name, signature))
+            else:
+                sightings[name] = sighting
+        self._sightings = sightings
+        self._is_settled = not sightings
+
+    def _lose(self, why: str) -> None:
+        if self._status.state is not SourceState.LOST:
+            _log.warning("source %s is lost: %s", self._settings.path, why)
+            lost = int(self._status.state is SourceState.LIVE)
+            self._status = replace(
+                self._status, state=SourceState.LOST, explained=why, reconnects=self._status.reconnects + lost
+            )
+        self._sightings = {}
+
+    def _frame(self, path: Path, signature: Signature) -> Frame | None:
+        """The frame of a file; None where it has gone or changed, or where it is no picture and was moved away."""
+        try:
+            data, read = _contents(path, self._settings.max_bytes)
+        except OSError:  # gone, or not to be read: the next look says which
+            data, read = None, None
+        if read != signature:
+            self._is_settled = False
+            return None
+        captured_s, unix_s = time.monotonic(), time.time()
+        number = self._status.captured + 1
+        self._given[path.name] = signature
+        try:
+            if data is None:
+                raise InvalidRequest(f"the file has more than {self._settings.max_bytes} bytes")
+            pixels = image_codec.decode(data, "rgb", self._settings.max_pixels)
+        except InvalidRequest as error:
+            self._fail(path, str(error))
+            return None
+        luma = image_codec.recolored(pixels, "gray")[:, :, 0]
+        height, width = luma.shape
+        self._status = replace(self._status, given=self._status.given + 1, width=width, height=height)
+        return Frame(number, captured_s, unix_s, pixels, luma, path)
+
+    def _fail(self, path: Path, why: str) -> None:
+        self._status = replace(self._status, undecodable=self._status.undecodable + 1)
+        _log.warning("%s cannot be read: %s", path, why)
+        try:
+            _move(path, self._settings.path / "failed")
+        except OSError as error:
+            _log.warning("%s cannot be moved away: %s", path, error.strerror)
+
+    def _wait(self, left_s: float) -> None:
+        """Wait until the folder may have changed, something in it may have settled, or the time is up."""
+        until_s = time.monotonic() + left_s
+        if not self._is_settled:
+            until_s = min(until_s, self._scanned_s + self._settings.settle_s)
+        until_s = min(until_s, self._scanned_s + _SCAN_S)
+        changes = self._watching()
+        while not self._closed.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            if changes is None or left_s < _WAIT_MS / 1000:
+                self._closed.wait(min(left_s, _WAIT_MS / 1000))
+            elif next(changes, None):
+                return
+
+    def _watching(self) -> Generator[object, None, None] | None:
+        """What tells of changes; None where nothing does, as while there is no folder."""
+        from watchfiles import watch  # of an extra
+
+        try:
+            inode = self._settings.path.stat().st_ino
+            if inode != self._watched and self._changes is not None:  # another folder of that name
+                self._changes.close()
+                self._changes = None
+            if self._changes is None and not self._closed.is_set():
+                self._changes = watch(
+                    self._settings.path, watch_filter=None, debounce=_WAIT_MS, step=20, stop_event=self._closed,
+                    rust_timeout=_WAIT_MS, yield_on_timeout=True, recursive=False,
+                )  # fmt: skip
+                self._watched = inode
+                next(self._changes, None)
+        except OSError:  # gone, or there are no watches left: the folder is looked through now and then all the same
+            self._changes = None
+        return self._changes
+
+
+def _is_picture(name: str) -> bool:
+    """By its name. Hidden files are those that others have not finished."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
+
+
+def _contents(path: Path, max_bytes: int) -> tuple[bytes | None, Signature]:
+    """What is in a file, None where it is too much, and the signature it had when that had been read."""
+    # Not to hang where the name is a pipe's by now.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is no file")
+        data = file.read(max_bytes + 1)
+        status = os.fstat(descriptor)
+    return (data if len(data) <= max_bytes else None), (status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _move(path: Path, folder: Path) -> None:
+    """Move a file, beside another of its name where there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target, count = folder / path.name, 0
+    while target.exists():
+        count += 1
+        target = folder / f"{path.stem}-{count}{path.suffix}"
+    shutil.move(path, target)

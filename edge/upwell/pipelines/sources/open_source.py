@@ -1,0 +1,38 @@
+"""The right source for what a person has set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, TypeAlias, cast
+
+from upwell.pipelines.sources.base import CustomSettings, FolderSettings, Source, SourceSettings
+from upwell.pipelines.sources.folder import PictureFolder
+from upwell.pipelines.sources.video import VideoSource
+from upwell.shared.errors import ConfigError
+
+GROUP = "upwell.sources"
+"""Entry points of this group name a `SourceFactory`, by the kind of source that it opens."""
+
+SourceFactory: TypeAlias = Callable[[Mapping[str, Any]], Source]
+"""Opens a source by the options that stand under its kind. It raises `ConfigError` for those that it does not know."""
+
+
+def open_source(settings: SourceSettings) -> Source:
+    """The source, which begins at once to look for frames; the caller closes it. It is no error that it has none yet.
+
+    Raises `ConfigError` for a kind that nobody has installed.
+    """
+    if isinstance(settings, FolderSettings):
+        return PictureFolder(settings)
+    if isinstance(settings, CustomSettings):
+        return _factory(settings.kind)(settings.options)
+    return VideoSource(settings)
+
+
+def _factory(kind: str) -> SourceFactory:
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if kind not in found:
+        installed = ", ".join(sorted(found)) or "none"
+        raise ConfigError.at(None, f"unknown source {kind!r}; installed besides video, camera and folder: {installed}")
+    return cast(SourceFactory, found[kind].load())
