@@ -1,0 +1,112 @@
+"""What is shown of an address, what is live, the pauses, and what a decoder is told."""
+
+from __future__ import annotations
+
+import random
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from upwell.pipelines.sources import open_source as opening
+from upwell.pipelines.sources.base import (
+    CameraSettings,
+    CustomSettings,
+    FolderSettings,
+    Patience,
+    SourceState,
+    SourceStatus,
+    VideoSettings,
+    is_live,
+    shown_address,
+)
+from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.sources.video import Pauses, job_of
+from upwell.shared.errors import ConfigError
+
+SECRET = "Zq7"
+secrets = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8).map(lambda text: SECRET + text)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("rtsp://cam-7.local/main", "rtsp://cam-7.local/main"),
+        ("rtsp://user:pass@cam:554/main", "rtsp://cam:554/main"),
+        ("rtsp://user:p@ss@cam/main", "rtsp://cam/main"),
+        ("rtsp://user:p/a?s#s@cam/main", "rtsp://cam/main"),
+        ("https://cam/live?channel=1&token=abc#x", "https://cam/live?channel=…&token=…"),
+        ("https://cam/live?abc", "https://cam/live?…"),
+        ("/srv/videos/a@b.mp4", "/srv/videos/a@b.mp4"),
+        ("/dev/video0", "/dev/video0"),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_secret(address: str, shown: str) -> None:
+    assert shown_address(address) == shown
+
+
+@given(st.sampled_from(["rtsp", "rtsps", "http", "HTTPS", "srt"]), secrets, secrets)
+def test_no_password_and_no_value_of_a_query_is_ever_shown(scheme: str, user: str, value: str) -> None:
+    assert SECRET not in shown_address(f"{scheme}://{user}:{value}@cam/main?key={value}&{value}")
+    assert SECRET not in shown_address(f"{scheme}://cam/main?key={value}&other={user}")
+
+
+def test_streams_are_live_and_files_are_not() -> None:
+    assert [is_live(one) for one in ("rtsp://a/b", "http://a", "SRT://a")] == [True, True, True]
+    assert [is_live(one) for one in ("a.mp4", "/a/b.mp4", "file:///a.mp4", "C:\\a.mp4")] == [False] * 4
+
+
+def test_a_live_stream_keeps_the_latest_and_a_file_all() -> None:
+    assert not job_of(VideoSettings("rtsp://a/b")).keeps_all
+    assert job_of(VideoSettings("rtsp://a/b", keep="all")).keeps_all
+    assert job_of(VideoSettings("a.mp4")).keeps_all
+    assert not job_of(VideoSettings("a.mp4", keep="latest")).keeps_all
+
+
+def test_a_stream_may_not_lead_to_a_local_file() -> None:
+    options = job_of(VideoSettings("http://a/b.m3u8")).options or {}
+    assert "file" not in options["protocol_whitelist"].split(",")
+    options = job_of(VideoSettings("b.m3u8")).options or {}
+    assert "http" not in options["protocol_whitelist"].split(",")
+
+
+def test_a_camera_is_asked_for_size_and_rate() -> None:
+    job = job_of(CameraSettings("/dev/video2", width=640, height=480, fps=10))
+    assert (job.address, job.format, job.is_live, job.keeps_all) == ("/dev/video2", "v4l2", True, False)
+    assert job.options == {"framerate": "10", "video_size": "640x480"}
+    assert job_of(CameraSettings()).options == {}
+
+
+@given(st.integers(0, 2**32))
+def test_pauses_grow_to_the_longest_and_begin_anew_after_a_calm_time(seed: int) -> None:
+    patience = Patience(first_pause_s=0.5, longest_pause_s=4.0)
+    pauses = Pauses(patience, random.Random(seed))
+    bounds = [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    assert all(bound / 2 <= pauses.next_s(0.0) <= bound for bound in bounds)
+    assert 2.0 <= pauses.next_s(1.0) <= 4.0
+    assert 0.25 <= pauses.next_s(5.0) <= 0.5
+    assert 0.5 <= pauses.next_s(0.0) <= 1.0
+
+
+def test_every_captured_frame_has_one_fate() -> None:
+    status = SourceStatus(SourceState.LIVE, given=5, superseded=3, undecodable=2, source_lost=1)
+    assert status.captured == 11
+
+
+def test_a_kind_that_nobody_has_installed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown source 'lidar'; installed besides video, camera and folder: none"):
+        open_source(CustomSettings("lidar"))
+
+
+def test_a_source_of_others_is_opened_with_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entry = EntryPoint("lidar", f"{__name__}:opened_with", opening.GROUP)
+    monkeypatch.setattr(opening, "entry_points", lambda group: [entry] * (group == "upwell.sources"))
+    monkeypatch.setattr(EntryPoint, "load", lambda self: opened_with)
+    assert open_source(CustomSettings("lidar", {"path": tmp_path})).status.decoder == "folder"
+
+
+def opened_with(options: dict[str, Path]) -> object:
+    """A source that somebody else has written."""
+    return open_source(FolderSettings(options["path"]))
