@@ -6,6 +6,7 @@ import contextlib
 import io
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -157,10 +158,14 @@ Script: TypeAlias = Callable[[Viewer], None]
 
 
 class LiveServer:
-    """An HTTP server on the loopback. Each connection gets a script: the first the first, all after it the last."""
+    """An HTTP server on the loopback. Each connection gets a script: the first the first, all after it the last.
 
-    def __init__(self, *scripts: Script) -> None:
+    `heads` takes the heads of the requests.
+    """
+
+    def __init__(self, *scripts: Script, heads: list[bytes] | None = None) -> None:
         self._scripts = scripts
+        self._heads = [] if heads is None else heads
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._stopping = threading.Event()
         self._connections: list[socket.socket] = []
@@ -213,6 +218,15 @@ class LiveServer:
                     if not (more := connection.recv(1 << 16)):
                         return
                     head += more
+                self._heads.append(head)
                 script(Viewer(connection, self._stopping))
             except OSError:
                 return  # the viewer has left, or the server stops
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Wait for a condition. Fails with `what` where it does not come true."""
+    until_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.005)

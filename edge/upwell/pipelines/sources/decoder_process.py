@@ -20,7 +20,7 @@ from upwell.shared.tensors import Array
 
 _CHILD = "upwell.pipelines.sources.decoder_child"
 _MAX_LINE_BYTES = 1 << 16
-_KILL_S = 10.0
+_KILL_S, _HANGING_UP_S = 10.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class DecoderProcess:
         self._job = job
         self._slot = FrameSlot.create()
         self._buffer = b""
+        self._has_hung_up = False
         self._lock = threading.Lock()
         try:
             self._process = subprocess.Popen(  # noqa: S603 (this interpreter, and a module of this package)
@@ -99,6 +100,7 @@ class DecoderProcess:
                 return []
         data = os.read(out.fileno(), _MAX_LINE_BYTES)
         if not data:
+            self._has_hung_up = True
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > _MAX_LINE_BYTES:
@@ -111,6 +113,9 @@ class DecoderProcess:
 
     def end(self) -> int:
         """End the process and wait for it; the signal that had ended it before, 0 for none. The slot stays."""
+        if self._has_hung_up:
+            with suppress(subprocess.TimeoutExpired):  # it is ending: let it say how
+                self._process.wait(_HANGING_UP_S)
         by_itself = self._process.poll()
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):  # a process in an uninterruptible wait, such as for a dead camera

@@ -26,8 +26,8 @@ from upwell.pipelines.sources.open_source import open_source
 from upwell.pipelines.sources.video import Pauses, job_of
 from upwell.shared.errors import ConfigError
 
-SECRET = "Zq7"
-secrets = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8).map(lambda text: SECRET + text)
+MARK = "Zq7"
+secrets = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8).map(lambda text: MARK + text)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_an_address_is_shown_without_what_may_be_secret(address: str, shown: str
 
 @given(st.sampled_from(["rtsp", "rtsps", "http", "HTTPS", "srt"]), secrets, secrets)
 def test_no_password_and_no_value_of_a_query_is_ever_shown(scheme: str, user: str, value: str) -> None:
-    assert SECRET not in shown_address(f"{scheme}://{user}:{value}@cam/main?key={value}&{value}")
-    assert SECRET not in shown_address(f"{scheme}://cam/main?key={value}&other={user}")
+    assert MARK not in shown_address(f"{scheme}://{user}:{value}@cam/main?key={value}&{value}")
+    assert MARK not in shown_address(f"{scheme}://cam/main?key={value}&other={user}")
 
 
 def test_streams_are_live_and_files_are_not() -> None:
@@ -103,7 +103,7 @@ def test_a_kind_that_nobody_has_installed_is_refused() -> None:
 def test_a_source_of_others_is_opened_with_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     entry = EntryPoint("lidar", f"{__name__}:opened_with", opening.GROUP)
     monkeypatch.setattr(opening, "entry_points", lambda group: [entry] * (group == "upwell.sources"))
-    monkeypatch.setattr(EntryPoint, "load", lambda self: opened_with)
+    monkeypatch.setattr(EntryPoint, "load", lambda _: opened_with)
     assert open_source(CustomSettings("lidar", {"path": tmp_path})).status.decoder == "folder"
 
 

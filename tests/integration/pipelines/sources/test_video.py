@@ -1,0 +1,203 @@
+"""Videos in files: order, replacement, rate, limits, and what becomes of every frame."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.pipelines.sources.held import children, held, is_running
+from tests.pipelines_media import LiveServer, MadeVideo, Viewer, jpeg_part, number_of, until
+from upwell.pipelines.frame import Frame
+from upwell.pipelines.sources.base import Source, SourceEnded, SourceState, VideoSettings
+from upwell.pipelines.sources.video import VideoSource
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 frames, 50 a second."""
+    return MadeVideo(count=40).write(tmp_path_factory.mktemp("videos") / "made.mp4")
+
+
+def frames_of(source: Source) -> Iterator[Frame]:
+    """Every frame until the source ends."""
+    while True:
+        try:
+            frame = source.next(10)
+        except SourceEnded:
+            return
+        assert frame is not None
+        yield frame
+        source.done(frame)
+
+
+def test_a_file_is_given_whole_and_in_order(video: Path) -> None:
+    before = held()
+    source = VideoSource(VideoSettings(str(video)))
+    frames = list(frames_of(source))
+    assert [number_of(frame.pixels) for frame in frames] == list(range(40))
+    assert [frame.number for frame in frames] == list(range(1, 41))
+    assert all(frame.pixels.shape == (120, 160, 3) and frame.luma.shape == (120, 160) for frame in frames)
+    assert all(frame.pixels.dtype == frame.luma.dtype == np.uint8 for frame in frames)
+    bright = [(frame.luma > 120) == (frame.pixels[:, :, 1] > 120) for frame in frames]
+    assert np.mean(bright) > 0.95
+    captured = [frame.captured_s for frame in frames]
+    assert captured == sorted(captured)
+    status = source.status
+    assert (status.state, status.explained, status.decoder) == (SourceState.ENDED, "", "h264")
+    assert (status.captured, status.given, status.width, status.height) == (40, 40, 160, 120)
+    source.close()
+    source.close()
+    assert held() == before
+
+
+def test_of_a_file_that_keeps_the_latest_what_is_replaced_is_counted(video: Path) -> None:
+    source = VideoSource(VideoSettings(str(video), keep="latest"))
+    frames = []
+    for frame in frames_of(source):
+        frames.append(frame)
+        until(lambda: source.status.superseded > 40 - 5 or source.status.state is SourceState.ENDED, "it runs ahead")
+    source.close()
+    assert [number_of(frame.pixels) + 1 for frame in frames] == [frame.number for frame in frames]
+    assert frames[-1].number == 40
+    assert source.status.superseded == 40 - len(frames) > 30
+    assert source.status.captured == 40
+
+
+def test_what_is_closed_early_is_counted_as_lost(video: Path) -> None:
+    source = VideoSource(VideoSettings(str(video)))
+    taken = [source.next(10) for _ in range(3)]
+    source.close()
+    assert [frame.number for frame in taken if frame is not None] == [1, 2, 3]
+    status = source.status
+    assert status.given == 3
+    assert 0 <= status.source_lost <= 3  # one in the slot, one that waits, one on its way
+    assert status.captured == 3 + status.source_lost
+    with pytest.raises(SourceEnded):
+        source.next(0)
+
+
+@pytest.mark.slow
+def test_a_rate_leaves_every_fifth_frame_and_captures_no_other(video: Path) -> None:
+    source = VideoSource(VideoSettings(str(video), fps=10))
+    numbers = [number_of(frame.pixels) for frame in frames_of(source)]
+    source.close()
+    assert len(numbers) in (8, 9)
+    assert set(np.diff(numbers)) <= {3, 4, 5, 6, 7}
+    assert source.status.captured == len(numbers)
+
+
+def test_a_picture_over_the_limit_and_a_file_that_is_none_are_refused(video: Path, tmp_path: Path) -> None:
+    refused = {
+        VideoSettings(str(video), max_pixels=160 * 119): "160 x 120 pixels; at most 19040",
+        VideoSettings(str(tmp_path / "none.mp4")): "No such file or directory",
+    }
+    for settings, why in refused.items():
+        source = VideoSource(settings)
+        with pytest.raises(SourceEnded, match=why):
+            source.next(10)
+        assert why in source.status.explained
+        assert (source.status.state, source.status.captured) == (SourceState.ENDED, 0)
+        source.close()
+
+
+@pytest.mark.slow
+def test_damage_within_a_file_costs_the_frames_that_it_hits_and_each_is_counted(tmp_path: Path) -> None:
+    path = MadeVideo(count=40, key_every=1).write(tmp_path / "made.ts")
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2 // 188 * 188
+    for packet in range(middle, middle + 20 * 188, 188):
+        data[packet + 8 : packet + 180] = os.urandom(172)
+    path.write_bytes(data)
+    source = VideoSource(VideoSettings(str(path)))
+    frames = list(frames_of(source))
+    source.close()
+    numbers = [frame.number for frame in frames]
+    assert numbers == sorted(set(numbers))
+    status = source.status
+    assert status.undecodable > 0
+    assert status.captured == len(frames) + status.undecodable
+    assert status.captured >= numbers[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["h264_v4l2m2m", "hevc", "nonsense"])
+def test_a_decoder_that_cannot_be_used_is_named_and_another_decodes(
+    video: Path, decoder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        source = VideoSource(VideoSettings(str(video), decoder=decoder))
+        assert len(list(frames_of(source))) == 40
+        source.close()
+    assert source.status.decoder == "h264"
+    assert decoder in caplog.text
+    assert "h264 decodes" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_decoder_asked_for_is_used(tmp_path: Path) -> None:
+    path = MadeVideo(codec="mpeg4").write(tmp_path / "made.mp4")
+    source = VideoSource(VideoSettings(str(path), decoder="mpeg4"))
+    assert len(list(frames_of(source))) == 20
+    source.close()
+    assert source.status.decoder == "mpeg4"
+
+
+def endless(viewer: Viewer) -> None:
+    """JPEG pictures, 50 a second, for ever."""
+    viewer.reply(kind="multipart/x-mixed-replace; boundary=frame")
+    number = 0
+    while True:
+        viewer.play([jpeg_part(number % 4096)], 50)
+        number += 1
+
+
+PARENT = """
+import sys
+from upwell.pipelines.sources.base import VideoSettings
+from upwell.pipelines.sources.video import VideoSource
+source = VideoSource(VideoSettings(sys.argv[1]))
+while source.next(1) is None:
+    pass
+print("live", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_when_the_process_is_killed_its_decoder_ends() -> None:
+    shared = held().shared_files
+    with LiveServer(endless) as server, subprocess.Popen(
+        [sys.executable, "-c", PARENT, server.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:  # fmt: skip
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"live\n"
+        decoders = children(parent.pid)
+        assert len(decoders) == 1
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        until(lambda: not any(is_running(pid) for pid in decoders), "the decoder ends")
+    assert held().shared_files == shared
+
+
+def test_close_wakes_whoever_waits_for_a_frame() -> None:
+    def silent(viewer: Viewer) -> None:
+        viewer.wait()
+
+    with LiveServer(silent) as server:
+        source = VideoSource(VideoSettings(server.address))
+        until(lambda: server.served > 0, "it connects")
+        closing = threading.Thread(target=source.close)
+        closing.start()
+        with pytest.raises(SourceEnded):
+            source.next(60)
+        closing.join()
