@@ -192,32 +192,37 @@ class PictureFolder:
         if not self._is_settled:
             until_s = min(until_s, self._scanned_s + self._settings.settle_s)
         until_s = min(until_s, self._scanned_s + _SCAN_S)
-        changes = self._watching()
+        if self._begins_to_watch():
+            return  # what came between the last look and now was not told
         while not self._closed.is_set() and (left_s := until_s - time.monotonic()) > 0:
+            changes = self._changes
             if changes is None or left_s < _WAIT_MS / 1000:
                 self._closed.wait(min(left_s, _WAIT_MS / 1000))
-            elif next(changes, None):
+            elif (told := next(changes, None)) is None:
+                self._changes = None  # it has ended by itself
+            elif told:
                 return
 
-    def _watching(self) -> Generator[object, None, None] | None:
-        """What tells of changes; None where nothing does, as while there is no folder."""
+    def _begins_to_watch(self) -> bool:
+        """Have changes told, where there is a folder; whether that has just begun."""
         from watchfiles import watch  # of an extra
 
         try:
             inode = self._settings.path.stat().st_ino
-            if inode != self._watched and self._changes is not None:  # another folder of that name
+            if inode == self._watched and self._changes is not None:
+                return False
+            if self._changes is not None:  # another folder of that name
                 self._changes.close()
-                self._changes = None
-            if self._changes is None and not self._closed.is_set():
-                self._changes = watch(
-                    self._settings.path, watch_filter=None, debounce=_WAIT_MS, step=20, stop_event=self._closed,
-                    rust_timeout=_WAIT_MS, yield_on_timeout=True, recursive=False,
-                )  # fmt: skip
-                self._watched = inode
-                next(self._changes, None)
+            self._watched = inode
+            self._changes = watch(
+                self._settings.path, watch_filter=None, debounce=_WAIT_MS, step=20, stop_event=self._closed,
+                rust_timeout=_WAIT_MS, yield_on_timeout=True, recursive=False,
+            )  # fmt: skip
+            next(self._changes, None)
         except OSError:  # gone, or there are no watches left: the folder is looked through now and then all the same
             self._changes = None
-        return self._changes
+            return False
+        return True
 
 
 def _is_picture(name: str) -> bool:

@@ -1,0 +1,183 @@
+"""Folders of pictures: order, what becomes of answered and of broken files, and files that are still being written."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.pipelines_media import number_of, numbered, until
+from upwell.pipelines.frame import Frame
+from upwell.pipelines.sources import folder
+from upwell.pipelines.sources.base import FolderSettings, SourceEnded, SourceState
+from upwell.pipelines.sources.folder import PictureFolder
+
+
+def put(place: Path, name: str, number: int = 0, age_s: float = 60.0) -> Path:
+    """A picture that was written some time ago."""
+    path = place / name
+    Image.fromarray(numbered(number)).save(path)
+    aged(path, age_s)
+    return path
+
+
+def aged(path: Path, age_s: float = 60.0) -> None:
+    """Have it that the file was written some time ago."""
+    written_s = time.time() - age_s
+    os.utime(path, (written_s, written_s))
+
+
+def rest_of(source: PictureFolder) -> list[Frame]:
+    """Every frame until the folder is over, each answered."""
+    frames: list[Frame] = []
+    while True:
+        try:
+            frame = source.next(5)
+        except SourceEnded:
+            return frames
+        assert frame is not None
+        source.done(frame)
+        frames.append(frame)
+
+
+def test_pictures_come_in_the_order_of_their_names_and_are_moved_when_answered(tmp_path: Path) -> None:
+    for number, name in enumerate(["a.jpg", "b.png", "c.webp", "d.JPEG"]):
+        put(tmp_path, name, number)
+    for other in ("notes.txt", ".hidden.jpg", "e.jpg.part"):
+        (tmp_path / other).write_bytes(b"x")
+    (tmp_path / "folder.jpg").mkdir()
+    source = PictureFolder(FolderSettings(tmp_path, watch=False))
+    frames = rest_of(source)
+    assert [number_of(frame.pixels) for frame in frames] == [0, 1, 2, 3]
+    assert [frame.number for frame in frames] == [1, 2, 3, 4]
+    assert [frame.path for frame in frames] == [tmp_path / name for name in ("a.jpg", "b.png", "c.webp", "d.JPEG")]
+    assert all(frame.luma.shape == (120, 160) and frame.luma.dtype == np.uint8 for frame in frames)
+    assert sorted(os.listdir(tmp_path / "done")) == ["a.jpg", "b.png", "c.webp", "d.JPEG"]
+    assert sorted(os.listdir(tmp_path)) == [".hidden.jpg", "done", "e.jpg.part", "folder.jpg", "notes.txt"]
+    status = source.status
+    assert (status.state, status.captured, status.given, status.decoder) == (SourceState.ENDED, 4, 4, "folder")
+    source.close()
+
+
+def test_what_is_no_picture_or_too_large_goes_to_failed_and_is_counted(tmp_path: Path) -> None:
+    put(tmp_path, "b.jpg", 7)
+    put(tmp_path, "d.jpg").write_bytes(put(tmp_path, "d.jpg").read_bytes()[:500])
+    Image.fromarray(numbered(1, 400, 300)).save(tmp_path / "e.png")
+    (tmp_path / "a.jpg").write_bytes(b"no picture at all")
+    (tmp_path / "c.png").write_bytes(bytes(3000))
+    for path in tmp_path.iterdir():
+        aged(path)
+    source = PictureFolder(FolderSettings(tmp_path, watch=False, max_pixels=300 * 200, max_bytes=2500))
+    frames = rest_of(source)
+    assert [(number_of(frame.pixels), frame.number) for frame in frames] == [(7, 2)]
+    assert sorted(os.listdir(tmp_path / "failed")) == ["a.jpg", "c.png", "d.jpg", "e.png"]
+    status = source.status
+    assert (status.captured, status.given, status.undecodable) == (5, 1, 4)
+    source.close()
+
+
+@pytest.mark.parametrize("answered", ["mark", "leave"])
+def test_a_file_that_stays_is_given_once(tmp_path: Path, answered: str) -> None:
+    path = put(tmp_path, "a.jpg")
+    settings = FolderSettings(tmp_path, answered=answered, settle_s=0.01)  # type: ignore[arg-type]
+    source = PictureFolder(settings)
+    frame = source.next(5)
+    assert frame is not None
+    source.done(frame)
+    assert source.next(0.3) is None
+    put(tmp_path, "b.jpg", 1)
+    frame = source.next(5)
+    assert frame is not None
+    assert frame.path == tmp_path / "b.jpg"
+    source.close()
+    assert path.exists()
+    again = PictureFolder(settings).next(0)
+    assert again is not None
+    assert again.path == (tmp_path / "b.jpg" if answered == "mark" else path)  # b.jpg was not answered
+
+
+def test_a_name_that_was_answered_before_is_moved_beside_the_other(tmp_path: Path) -> None:
+    source = PictureFolder(FolderSettings(tmp_path, done_dir=tmp_path / "kept"))
+    for number in range(3):
+        put(tmp_path, "a.jpg", number)
+        frame = source.next(5)
+        assert frame is not None
+        assert number_of(frame.pixels) == number
+        source.done(frame)
+    source.close()
+    assert sorted(os.listdir(tmp_path / "kept")) == ["a-1.jpg", "a-2.jpg", "a.jpg"]
+
+
+def test_a_file_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    whole = put(tmp_path, "whole.png", 5).read_bytes()
+    os.unlink(tmp_path / "whole.png")
+    source = PictureFolder(FolderSettings(tmp_path, settle_s=0.3))
+    path = tmp_path / "a.png"
+    is_writing = threading.Event()
+
+    def write() -> None:
+        with path.open("wb", buffering=0) as file:
+            for start in range(0, len(whole), len(whole) // 8):
+                file.write(whole[start : start + len(whole) // 8])
+                is_writing.wait(0.05)  # a slow writer
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    frame = source.next(10)
+    read_s = time.time()
+    writing.join()
+    assert frame is not None
+    assert number_of(frame.pixels) == 5
+    assert read_s - path.stat().st_mtime >= 0.3
+    assert source.status.undecodable == 0
+    source.close()
+
+
+def test_a_new_file_is_seen_at_once_while_the_source_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_SCAN_S", 60.0)  # so that only the change itself tells
+    source = PictureFolder(FolderSettings(tmp_path, settle_s=0.05))
+    assert source.next(0) is None
+
+    def put_later() -> None:
+        until(lambda: source.status.state is SourceState.LIVE, "it waits")
+        put(tmp_path.parent, "moved.jpg", 3, age_s=0).rename(tmp_path / "moved.jpg")
+
+    putting = threading.Thread(target=put_later)
+    putting.start()
+    frame = source.next(10)
+    putting.join()
+    assert frame is not None
+    assert number_of(frame.pixels) == 3
+    source.close()
+
+
+def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    later = tmp_path / "mounted later"
+    source = PictureFolder(FolderSettings(later, settle_s=0.01))
+    assert source.next(0) is None
+    assert (source.status.state, source.status.explained) == (SourceState.LOST, "there is no such folder")
+    assert "there is no such folder" in caplog.text
+    later.mkdir()
+    put(later, "a.jpg")
+    assert source.next(5) is not None
+    assert (source.status.state, source.status.explained) == (SourceState.LIVE, "")
+    source.close()
+    once = PictureFolder(FolderSettings(tmp_path / "never", watch=False))
+    with pytest.raises(SourceEnded, match="there is no such folder"):
+        once.next(0)
+
+
+def test_close_ends_a_wait(tmp_path: Path) -> None:
+    source = PictureFolder(FolderSettings(tmp_path))
+    closing = threading.Timer(0.1, source.close)
+    closing.start()
+    with pytest.raises(SourceEnded):
+        source.next(60)
+    closing.join()
+    source.close()
+    assert source.status.state is SourceState.ENDED
