@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 
@@ -17,6 +17,11 @@ class Held:
     threads: int
     children: int
     shared_files: int
+
+    def is_within(self, before: Held) -> bool:
+        """Whether no more is held than before. There may be less: what a test before held may go a little later."""
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        return all(now <= then for now, then in pairs)
 
 
 def held() -> Held:
