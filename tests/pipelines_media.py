@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -72,6 +74,12 @@ class MadeVideo:
         chunks[-1] += rest
         return [chunk for chunk in chunks if chunk]
 
+    def frames(self) -> list[bytes]:
+        """As bare H.264, the bytes of each frame by themselves (ITU-T H.264, annex B)."""
+        with av.open(io.BytesIO(), "w", format="h264") as container:
+            stream = self._stream(container)
+            return [bytes(packet) for packets in self._packets(stream) for packet in packets]
+
     def _stream(self, container: Any) -> VideoStream:
         options = {"preset": "ultrafast", "tune": "zerolatency", "g": str(self.key_every), "x264-params": "scenecut=0"}
         stream = container.add_stream(self.codec, rate=self.fps, options=options if "264" in self.codec else {})
@@ -121,7 +129,8 @@ def jpeg_part(number: int) -> bytes:
 class Viewer:
     """One connection of a `LiveServer`, as its script has it."""
 
-    def __init__(self, connection: socket.socket, stopping: threading.Event) -> None:
+    def __init__(self, connection: socket.socket, head: bytes, stopping: threading.Event) -> None:
+        self.head = head
         self._connection = connection
         self._stopping = stopping
 
@@ -148,6 +157,10 @@ class Viewer:
         while self._connection.recv(1 << 16):
             pass
         raise ConnectionAbortedError
+
+    def next_head(self) -> None:
+        """Wait for the head of the next request on this connection. Raises `OSError` once the viewer has left."""
+        self.head = _head(self._connection)
 
     def reset(self) -> None:
         """Cut the connection without a word of farewell."""
@@ -213,15 +226,56 @@ class LiveServer:
     def _serve(self, connection: socket.socket, script: Script) -> None:
         with connection:
             try:
-                head = b""
-                while b"\r\n\r\n" not in head:
-                    if not (more := connection.recv(1 << 16)):
-                        return
-                    head += more
+                head = _head(connection)
                 self._heads.append(head)
-                script(Viewer(connection, self._stopping))
+                script(Viewer(connection, head, self._stopping))
             except OSError:
                 return  # the viewer has left, or the server stops
+
+
+def _head(connection: socket.socket) -> bytes:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        if not (more := connection.recv(1)):
+            raise ConnectionAbortedError
+        head += more
+    return head
+
+
+_SDP = """v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=made\r\nc=IN IP4 0.0.0.0\r\nt=0 0\r\nm=video 0 RTP/AVP 96\r
+a=rtpmap:96 H264/90000\r\na=fmtp:96 packetization-mode=1\r\na=control:track1\r\n"""
+
+
+def play_rtsp(viewer: Viewer, frames: Sequence[bytes], fps: float, start_ticks: int = 0) -> None:
+    """What a camera says (RFC 2326), and its frames as RTP within the connection (RFC 6184, one unit a packet)."""
+    while True:
+        method, _, rest = viewer.head.partition(b" ")
+        fields = re.search(rb"(?im)^cseq: *(\d+)", rest)
+        assert fields is not None
+        lines = [b"RTSP/1.0 200 OK", b"CSeq: " + fields[1], b"Session: 1"]
+        body = b""
+        if method == b"OPTIONS":
+            lines.append(b"Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN")
+        elif method == b"DESCRIBE":
+            body = _SDP.encode()
+            lines += [b"Content-Type: application/sdp", b"Content-Length: %d" % len(body)]
+        elif method == b"SETUP":
+            assert b"RTP/AVP/TCP" in rest
+            lines.append(b"Transport: RTP/AVP/TCP;unicast;interleaved=0-1")
+        viewer.send(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        if method == b"PLAY":
+            break
+        viewer.next_head()
+    sequence = 0
+    for index, frame in enumerate(frames):
+        units = [unit for unit in re.split(rb"\x00?\x00\x00\x01", frame) if unit]
+        for unit in units:
+            marker = 0x80 if unit is units[-1] else 0
+            ticks = (start_ticks + round(index * _TICKS / fps)) % (1 << 32)
+            packet = struct.pack(">BBHII", 0x80, marker | 96, sequence % (1 << 16), ticks, 7) + unit
+            viewer.send(struct.pack(">cBH", b"$", 0, len(packet)) + packet)
+            sequence += 1
+        viewer.wait(1 / fps)
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:

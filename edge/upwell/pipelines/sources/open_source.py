@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any, TypeAlias, cast
 
 from upwell.pipelines.sources.base import CustomSettings, FolderSettings, Source, SourceSettings
@@ -21,13 +22,22 @@ SourceFactory: TypeAlias = Callable[[Mapping[str, Any]], Source]
 def open_source(settings: SourceSettings) -> Source:
     """The source, which begins at once to look for frames; the caller closes it. It is no error that it has none yet.
 
-    Raises `ConfigError` for a kind that nobody has installed.
+    Raises `ConfigError` for a kind that nobody has installed, or whose package is missing.
     """
-    if isinstance(settings, FolderSettings):
-        return PictureFolder(settings)
     if isinstance(settings, CustomSettings):
         return _factory(settings.kind)(settings.options)
+    if isinstance(settings, FolderSettings):
+        _check_installed("a folder", "watchfiles")
+        return PictureFolder(settings)
+    _check_installed("a camera or video", "av")
     return VideoSource(settings)
+
+
+def _check_installed(what: str, package: str) -> None:
+    """Say it here: a decoder's process that lacks its package would just die."""
+    if find_spec(package) is None:
+        install = "pip install 'upwell[pipelines]'"
+        raise ConfigError.at(None, f"{what} needs the package {package}, which is not installed: {install}")
 
 
 def _factory(kind: str) -> SourceFactory:

@@ -204,7 +204,7 @@ class VideoSource:
 
     def _run(self) -> None:
         pauses = Pauses(self._patience)
-        while not self._is_closed:
+        while not self._is_closed and self._status.state is not SourceState.ENDED:
             live_s = self._connect_once()
             if not self._job.is_live:
                 return

@@ -16,6 +16,7 @@ from upwell.pipelines.sources.base import (
     CustomSettings,
     FolderSettings,
     Patience,
+    SourceSettings,
     SourceState,
     SourceStatus,
     VideoSettings,
@@ -105,6 +106,17 @@ def test_a_source_of_others_is_opened_with_its_options(monkeypatch: pytest.Monke
     monkeypatch.setattr(opening, "entry_points", lambda group: [entry] * (group == "upwell.sources"))
     monkeypatch.setattr(EntryPoint, "load", lambda _: opened_with)
     assert open_source(CustomSettings("lidar", {"path": tmp_path})).status.decoder == "folder"
+
+
+@pytest.mark.parametrize(
+    ("settings", "package"), [(VideoSettings("a.mp4"), "av"), (FolderSettings(Path("a")), "watchfiles")]
+)
+def test_a_source_whose_package_is_missing_says_what_to_install(
+    settings: SourceSettings, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "find_spec", lambda name: None if name == package else object())
+    with pytest.raises(ConfigError, match=rf"needs the package {package}, .* pip install 'upwell\[pipelines\]'"):
+        open_source(settings)
 
 
 def opened_with(options: dict[str, Path]) -> object:
