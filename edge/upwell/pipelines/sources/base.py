@@ -118,9 +118,9 @@ class VideoSettings:
     """A stream or a file that PyAV opens: `rtsp://`, `http://` and other addresses are live, the rest are files.
 
     `fps` is how many frames a second are given on at most, 0 for all; frames left out by it are not captured. `keep` is
-    None for the default: `latest` for a live source, `all` for a file. `decoder` asks for one by its name in FFmpeg;
-    where that cannot be used the usual one is, and the status says which. Of a file only `max_pixels` and these count;
-    `patience` is for live sources.
+    None for the default: `latest` for a live source, `all` for a file. `decoder` asks for one by its name in FFmpeg,
+    such as `h264_v4l2m2m`, or by its end, `v4l2m2m`; where that cannot be used the usual one is, and the status says
+    which. `patience` is for live sources: of a file nothing is tried again.
     """
 
     address: str

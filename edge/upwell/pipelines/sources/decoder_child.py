@@ -42,6 +42,13 @@ _WITH_LUMA = frozenset({"gray", "nv12", "nv21", *(f"yuv{j}{kind}p" for j in ("",
 _WITHOUT_TIME = frozenset({"mpjpeg", "mjpeg", "mjpeg_2000", "h264", "hevc", "image2", "image2pipe", "jpeg_pipe"})
 """Containers that say nothing of time: FFmpeg counts 25 frames a second, whatever the true rate is."""
 
+_ALIGNED_PIXELS = 128 * (1 << 17)
+"""By how much a decoder's own limit, which is on what it takes memory for, lies above that on pictures.
+
+It rounds both sides up to at most the next 128 pixels, and neither is longer than 65,535. What lies between the two
+limits is refused when it has been decoded.
+"""
+
 _EACH_ROW = 8
 """Every how many rows are looked at to see whether a picture has changed."""
 
@@ -196,20 +203,17 @@ def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: S
         captured_s = clock.captured_s(now_s, stream_s) if request.is_live else now_s
         if rate.keeps(captured_s if request.is_live or stream_s is None else stream_s):
             handover.offer(frame, captured_s)
-    if request.is_live:
-        return "the stream has ended"
-    handover.wait_until_taken()
-    return ""
+    return "the stream has ended" if request.is_live else ""
 
 
 def opened_decoder(stream: VideoStream, request: DecoderRequest) -> tuple[VideoCodecContext, str]:
     """The decoder asked for, else the stream's own, and why it is that one."""
     own = stream.codec_context
-    limits = {"max_pixels": str(request.max_pixels)}
+    limits = {"max_pixels": str(request.max_pixels + _ALIGNED_PIXELS)}
     instead = ""
     if request.decoder:
         try:
-            context = av.CodecContext.create(request.decoder, "r")
+            context = av.CodecContext.create(_full_name(request.decoder, own.codec.name), "r")
             if isinstance(context, VideoCodecContext) and context.codec.id == own.codec.id:
                 context.extradata, context.options = own.extradata, limits
                 context.width, context.height = own.width, own.height
@@ -225,6 +229,11 @@ def opened_decoder(stream: VideoStream, request: DecoderRequest) -> tuple[VideoC
         )
     own.open(strict=False)
     return own, instead
+
+
+def _full_name(decoder: str, codec: str) -> str:
+    """`v4l2m2m` of a stream of H.264 is `h264_v4l2m2m`; every other name is whole."""
+    return name if (name := f"{codec}_{decoder}") in av.codecs_available else decoder
 
 
 def _frames(
@@ -289,6 +298,8 @@ def main() -> None:
         why = decode_all(request, slot, handover, say)
     except Exception as error:  # noqa: BLE001 (the border of a process: whatever it was, it is said)
         why = f"the decoder failed with {type(error).__name__}"
+    if not request.is_live:
+        handover.wait_until_taken()
     say({"ended": why})
     os._exit(0)  # a decoder that hangs when it is closed is closed all the same
 

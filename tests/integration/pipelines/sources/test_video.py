@@ -128,7 +128,20 @@ def test_damage_within_a_file_costs_the_frame_that_it_hits_which_is_counted(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoder", ["h264_v4l2m2m", "hevc", "nonsense"])
+def test_pictures_that_grow_over_the_limit_end_a_file(tmp_path: Path) -> None:
+    small, large = MadeVideo(count=25), MadeVideo(count=25, first=25, width=320, height=240, start_s=0.5)
+    path = tmp_path / "growing.ts"
+    path.write_bytes(b"".join((*small.chunks(), *large.chunks())))
+    source = VideoSource(VideoSettings(str(path), max_pixels=160 * 120))
+    frames = list(frames_of(source))
+    source.close()
+    assert [number_of(frame.pixels) for frame in frames] == list(range(len(frames)))
+    assert 20 <= len(frames) == source.status.captured  # some are lost between two streams in one file
+    assert source.status.explained == "the pictures have 320 x 240 pixels; at most 19200 are decoded"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["h264_v4l2m2m", "v4l2m2m", "hevc", "nonsense"])
 def test_a_decoder_that_cannot_be_used_is_named_and_another_decodes(
     video: Path, decoder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
