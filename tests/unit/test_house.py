@@ -173,6 +173,8 @@ NEEDS_AN_EXTRA = {
     "upwell.shared.tensors": {"ml_dtypes"},
     "upwell.shared.routing.policy.cel_rules": {"cel_expr_python"},
     "upwell.pipelines.config.where": {"cel_expr_python"},
+    "upwell.pipelines.sources.decoder_child": {"av"},
+    "upwell.pipelines.sources.folder": {"watchfiles"},
     "upwell.shared.telemetry.otlp": {"opentelemetry"},
 }
 """The modules that name a package of an extra, and which."""
@@ -185,6 +187,7 @@ IMPORTED_LATER = {
     "upwell.tools.plot_style",
     "upwell.shared.tensors",
     "upwell.pipelines.config.where",
+    "upwell.pipelines.sources.folder",
 }
 """Of these, the modules that import it in a function or only where it is installed, and can be imported without it."""
 
