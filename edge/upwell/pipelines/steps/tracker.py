@@ -13,8 +13,10 @@ from upwell.pipelines.steps.kalman import as_boxes, as_measured, begin, correct,
 from upwell.pipelines.steps.objects import LOST_S, has_area, iou
 from upwell.shared.tensors import Array
 
-_LEAST_IOU, _LEAST_IOU_LOW, _LEAST_IOU_NEW, _LEAST_IOU_LAST = 0.2, 0.5, 0.3, 0.3
-"""Overlap that a pair needs: at first, with low scores, as the second look at a new object, where it was last seen."""
+_NEW_SPEED = 2.5
+"""How far a new object may go in a second, in sizes of its box, which is grown by as much on each side."""
+
+_MOST_GROWTH = 0.5
 
 _LONGEST_STEP_S = 1.0
 """How far ahead a gap without any look moves the boxes: who moved on would have been looked at."""
@@ -32,6 +34,18 @@ class _Track:
     last_box: Array  # [4], where it was last seen
     id: int = 0
     missed_since_s: float | None = None
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """How a look is compared with tracks: the overlap that a pair needs, with which of their boxes, grown by what."""
+
+    least_iou: float
+    where_last_seen: bool = False
+    growth: float = 0.0
+
+
+_PREDICTED, _LOW_SCORES, _WHERE_LAST_SEEN = _Stage(0.2), _Stage(0.5), _Stage(0.3, where_last_seen=True)
 
 
 def assign(similarity: Array, least: float) -> list[tuple[int, int]]:
@@ -57,7 +71,9 @@ class Tracker:
     3. What is left of (1) is compared with the places where the tracks that are left were last seen: an object that
        stopped while it was hidden, or while frames alike were left out, is not where its speed would have taken it
        (observation-centric recovery of OC-SORT, arXiv 2203.14360).
-    4. Then with the objects that the look before saw for the first time; one that is seen again is confirmed.
+    4. Then with the objects that the look before saw for the first time; one that is seen again is confirmed. As it
+       is not known where these go, boxes are grown by how far they may have gone (buffered IoU, arXiv 2211.14317):
+       at 5 frames a second somebody who walks past is half his width further on, and would not overlap enough.
     5. What is left then is a new object.
 
     Time is the instant of capture in seconds, not a count of frames. A track is over when it has not been seen for
@@ -84,10 +100,11 @@ class Tracker:
         high = [number for number in look.usable if objects[number].score >= self._high]
         low = [number for number in look.usable if self._low <= objects[number].score < self._high]
         confirmed = [track for track in self._tracks if track.id]
-        look.match(confirmed, high, _LEAST_IOU)
-        look.match([track for track in confirmed if track.missed_since_s is None], low, _LEAST_IOU_LOW)
-        look.match(confirmed, high, _LEAST_IOU_LAST, where_last_seen=True)
-        look.match([track for track in self._tracks if not track.id], high, _LEAST_IOU_NEW)
+        look.match(confirmed, high, _PREDICTED)
+        look.match([track for track in confirmed if track.missed_since_s is None], low, _LOW_SCORES)
+        look.match(confirmed, high, _WHERE_LAST_SEEN)
+        new = _Stage(0.3, growth=min(_NEW_SPEED * (now_s - before_s), _MOST_GROWTH))
+        look.match([track for track in self._tracks if not track.id], high, new)
         self._settle(look, now_s)
         self._tracks += [_begun(objects[number]) for number in high if number not in look.track_of]
         if len(self._tracks) > 2 * MAX_OBJECTS:  # those that are missed the longest go first
@@ -139,9 +156,7 @@ class _Look:
         self.track_of: dict[int, _Track] = {}
         self._labels = [found.label for found in objects]
 
-    def match(
-        self, tracks: Sequence[_Track], numbers: Sequence[int], least: float, where_last_seen: bool = False
-    ) -> None:
+    def match(self, tracks: Sequence[_Track], numbers: Sequence[int], stage: _Stage) -> None:
         """Assign what is left of the objects `numbers` to what is left of the tracks."""
         taken = set(map(id, self.track_of.values()))
         free = [track for track in tracks if id(track) not in taken]
@@ -149,13 +164,19 @@ class _Look:
         if not free or not open_:
             return
         last = [track.last_box for track in free]
-        places = np.stack(last) if where_last_seen else as_boxes(np.stack([track.state for track in free]))
+        places = np.stack(last) if stage.where_last_seen else as_boxes(np.stack([track.state for track in free]))
         codes = {label: code for code, label in enumerate(self._labels)}
         of_tracks = np.array([codes.get(track.label, -1) for track in free])
         of_objects = np.array([codes[self._labels[number]] for number in open_])
-        overlap = np.where(of_tracks[:, None] == of_objects, iou(places, self.boxes[open_]), 0.0)
-        for row, column in assign(overlap, least):
+        overlap = iou(_grown(places, stage.growth), _grown(self.boxes[open_], stage.growth))
+        for row, column in assign(np.where(of_tracks[:, None] == of_objects, overlap, 0.0), stage.least_iou):
             self.track_of[open_[column]] = free[row]
+
+
+def _grown(boxes: Array, share: float) -> Array:
+    """The boxes [n, 4] with that share of their size more on each side."""
+    around = share * (boxes[:, 2:] - boxes[:, :2])
+    return np.hstack((boxes[:, :2] - around, boxes[:, 2:] + around))
 
 
 def _begun(found: FoundObject) -> _Track:

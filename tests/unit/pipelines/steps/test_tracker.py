@@ -46,6 +46,14 @@ def test_what_is_seen_in_one_look_alone_or_with_a_low_score_begins_no_track() ->
     assert watch(Tracker(), 4, always(person(0.2, score=0.4))) == [()] * 4
 
 
+def test_a_new_object_may_have_gone_as_far_as_the_time_allows() -> None:
+    """Most of its width in a fifth of a second, but not in a thirtieth: that is something else."""
+    for fps, ids in ((5, [1]), (30, [])):
+        tracker = Tracker()
+        tracker.update([person(0.5)], 0.0)
+        assert [found.track for found in tracker.update([person(0.59)], 1 / fps)] == ids
+
+
 def test_a_low_score_goes_on_with_a_track_but_finds_none_that_is_lost() -> None:
     tracker = Tracker()
     watch(tracker, 3, always(person(0.2)))
