@@ -49,6 +49,9 @@ It rounds both sides up to at most the next 128 pixels, and neither is longer th
 limits is refused when it has been decoded.
 """
 
+_UNDECODABLE = (av.error.InvalidDataError, av.error.ArgumentError, av.error.PatchWelcomeError)
+"""What a decoder says of data that is damaged, impossible, or of a kind that nobody has written a decoder for."""
+
 _EACH_ROW = 8
 """Every how many rows are looked at to see whether a picture has changed."""
 
@@ -242,7 +245,7 @@ def _frames(
     for packet in container.demux(stream):
         try:
             frames = context.decode(packet)
-        except av.error.InvalidDataError:
+        except _UNDECODABLE:
             slot.count_undecodable()
             continue
         for frame in frames:
