@@ -110,6 +110,7 @@ def test_a_picture_over_the_limit_and_a_file_that_is_none_are_refused(video: Pat
         source.close()
 
 
+@pytest.mark.slow
 def test_damage_within_a_file_costs_the_frame_that_it_hits_which_is_counted(tmp_path: Path) -> None:
     path = MadeVideo(count=40, key_every=1).write(tmp_path / "made.mp4")
     data = bytearray(path.read_bytes())
