@@ -1,0 +1,72 @@
+"""What a sink is, and what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from upwell.shared.errors import UpwellError
+
+
+@dataclass(frozen=True)
+class Message:
+    """An event of a pipeline, as sinks are given it.
+
+    `key` is the event's id, and the same in each delivery, so that a receiver can tell a second delivery. `sequence`
+    rises within the pipeline. `body` is one JSON object in UTF-8, `picture` a JPEG where the event has one. `model` and
+    `tags` are what the policy is asked with whether the event may leave the device.
+    """
+
+    key: str
+    pipeline: str
+    event: str
+    sequence: int
+    body: bytes
+    picture: bytes = b""
+    model: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class SinkUnavailable(UpwellError):
+    """The sink cannot take messages now.
+
+    It has taken the first `taken` of them; the others are given to it again, not before `retry_after_s` have passed.
+    """
+
+    def __init__(self, text: str, *, taken: int = 0, retry_after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.taken = taken
+        self.retry_after_s = retry_after_s
+
+
+class Poisonous(UpwellError):
+    """The sink can never take the message at `index`.
+
+    It has taken those before it; the others are given to it again.
+    """
+
+    def __init__(self, index: int, text: str) -> None:
+        super().__init__(text)
+        self.index = index
+
+
+class Sink(Protocol):
+    """Takes messages in the order of each pipeline, from one thread. What it has taken is remembered under its `name`.
+
+    `leaves_device`: messages go to another machine, so that the policy is asked once more before each delivery.
+    """
+
+    name: str
+    leaves_device: bool
+
+    def deliver(self, messages: Sequence[Message]) -> None:
+        """Take these: when this returns, they are where they belong, and would survive the end of this process.
+
+        Comes back within a time of its own. Raises `SinkUnavailable`, and `Poisonous` for one message.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections and threads."""
+        ...

@@ -1,0 +1,279 @@
+"""The outbox's database as its threads use it: opened again when the disk is back, begun anew when it is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args
+
+from upwell.edge.spool.database import is_damage, set_aside
+from upwell.edge.spool.item import SpoolClock
+from upwell.pipelines.sinks.store import OutboxStore, Outcome, open_outbox_database
+from upwell.shared.errors import UpwellError
+
+T = TypeVar("T")
+
+REOPEN_S = 5.0
+"""How long a database that cannot be opened is left alone."""
+
+WELL_AFTER_S = 60.0
+"""A disk is well again when something was put and nothing has failed for so long: one that is nearly full takes the
+small and not the large, and would be ill and well in turn."""
+
+_EXPIRE_S = 10.0
+_GROUP = 64
+_log = logging.getLogger(__name__)
+
+
+class OutboxUnavailable(UpwellError):
+    """The disk is full, read-only or gone, or the outbox is closed."""
+
+
+@dataclass(frozen=True)
+class OutboxLimits:
+    """How much an outbox holds, and how its sinks are tried again.
+
+    Messages beyond `limit_bytes` or `max_age_s` are dropped, the oldest first. The n-th failure of a sink in a row is
+    followed by a pause of `first_pause_s`·2ⁿ⁻¹ (at most `longest_pause_s`), times a random factor in [0.5, 1].
+    """
+
+    limit_bytes: int = 256 << 20
+    max_age_s: float = 7 * 86400.0
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 60.0
+
+
+class _Job(Generic[T]):
+    """A piece of work, and how it ended. What it did is on disk then if it is `durable`."""
+
+    def __init__(self, work: Callable[[OutboxStore], T], durable: bool) -> None:
+        self.work = work
+        self.durable = durable
+        self.is_done = False
+        self._result: T | None = None
+        self._error: Exception | None = None
+
+    def run(self, store: OutboxStore) -> None:
+        """Do the work, which does not count yet."""
+        self._result = self.work(store)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Note how the transaction ended."""
+        self._error, self.is_done = error, True
+
+    def result(self) -> T:
+        """What the work gave. Raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # `run` has set it
+
+
+class Journal:
+    """Does work on the outbox's store, in order, many pieces per transaction. Safe to use from any thread.
+
+    There is no thread of its own: who asks does all that waits, the others' work included. So puts that come together
+    cost one flush of the disk together (group commit), and who asks often does not starve the others.
+    """
+
+    def __init__(self, path: Path, sinks: Mapping[str, Sequence[str]], limits: OutboxLimits) -> None:
+        self._path = path
+        self._sinks = sinks
+        self._limits = limits
+        self._jobs: deque[_Job[Any]] = deque()
+        self._lock = threading.Lock()
+        self._store: OutboxStore | None = None
+        self._closed = False
+        self._clock = SpoolClock(0.0, time.time(), time.monotonic())
+        self._reopen_s = 0.0
+        self._expire_s = 0.0
+        self._is_well = True
+        self._failed_at_s = 0.0
+        self._sequences: dict[str, int] = {}
+        self._sequence_lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self.counted = threading.Condition()
+        """Is notified when a count has changed."""
+        self.epoch = 0
+        """Rises when the database is begun anew. Numbers of messages mean nothing beyond; to be read within work."""
+        with contextlib.suppress(OutboxUnavailable):
+            self.ask(lambda _: None)
+
+    def next_sequence(self, pipeline: str) -> int:
+        """The next number of the pipeline. They rise, also over restarts."""
+        with self._sequence_lock:
+            # Where nothing could be read they go on above all that has been given out before.
+            last = self._sequences.get(pipeline)
+            number = self._sequences[pipeline] = (_high_sequence() if last is None else last) + 1
+            return number
+
+    def now_s(self) -> float:
+        """The outbox's clock, by which age counts; for work alone."""
+        return self._clock.at(time.monotonic())
+
+    def ask(self, work: Callable[[OutboxStore], T], *, durable: bool = False) -> T:
+        """Have `work` done; its result, once the transaction has ended.
+
+        What is not `durable` may be lost when the power goes, though not when the process is killed. Raises
+        `OutboxUnavailable`.
+        """
+        job = _Job(work, durable)
+        self._jobs.append(job)
+        with self._lock:
+            while not job.is_done:  # who held the lock before may have done it
+                if time.monotonic() >= self._expire_s:
+                    self._expire_s = time.monotonic() + _EXPIRE_S
+                    self._jobs.appendleft(_Job(self._expire, False))
+                group = [self._jobs.popleft() for _ in range(min(_GROUP, len(self._jobs)))]
+                try:
+                    self._serve(group)
+                finally:  # whoever asks may be interrupted in the middle of the others' work
+                    for one in group:
+                        if not one.is_done:
+                            one.end(OutboxUnavailable("interrupted"))
+        return job.result()
+
+    def count(self, sinks: Iterable[str], name: str, number: int = 1) -> None:
+        """Count something that is not on disk."""
+        self._tally({(sink, name): number for sink in sinks})
+
+    def count_of(self, sink: str, name: str) -> int:
+        """How often something has happened for the sink."""
+        with self.counted:
+            return self._counts[sink, name]
+
+    def waiting(self, sink: str) -> int:
+        """How many messages the sink has yet to take."""
+        with self.counted:
+            come = self._counts[sink, "resumed"] + self._counts[sink, "put"]
+            return come - sum(self._counts[sink, name] for name in (*get_args(Outcome), "damaged"))
+
+    def close(self) -> None:
+        """Close the database. Work that comes later fails."""
+        with self._lock:
+            self._closed = True
+            self._close_store()
+
+    def _expire(self, store: OutboxStore) -> None:
+        store.expire(self.now_s() - self._limits.max_age_s)
+
+    def _serve(self, group: Sequence[_Job[Any]], *, may_begin_anew: bool = True) -> None:
+        try:
+            self._do(group)
+        except Exception as error:  # noqa: BLE001 (one piece of work must not take the others with it)
+            if may_begin_anew and self._began_anew(error):
+                self._serve(group, may_begin_anew=False)
+            elif len(group) > 1 and self._store is not None:
+                for job in group:
+                    self._serve([job])
+            else:
+                problem = self._what_happened(error)
+                for job in group:
+                    job.end(problem)
+
+    def _do(self, group: Sequence[_Job[Any]]) -> None:
+        store = self._opened()
+        is_durable = any(job.durable for job in group)
+        with store.transaction(durable=is_durable):
+            for job in group:
+                job.run(store)
+        self._tally(store.counted)
+        for job in group:
+            job.end()
+        if not is_durable:  # nobody who puts waits for it
+            with contextlib.suppress(sqlite3.Error):  # another time
+                store.shrink()
+        elif not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S:
+            self._is_well = True
+            _log.warning("the outbox %s can be written again", self._path)
+
+    def _opened(self) -> OutboxStore:
+        """The store, opened if it is time to. Raises `OSError`, `sqlite3.Error` and `OutboxUnavailable`."""
+        if self._store is not None:
+            return self._store
+        if self._closed or time.monotonic() < self._reopen_s:
+            raise OutboxUnavailable(f"{self._path} cannot be used")
+        self._reopen_s = time.monotonic() + REOPEN_S
+        try:
+            return self._open(first_sequence=0)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            return self._begin_anew(error)
+
+    def _open(self, first_sequence: int) -> OutboxStore:
+        store = OutboxStore(open_outbox_database(self._path), self._sinks, self._limits.limit_bytes)
+        try:
+            with store.transaction(durable=True):
+                beginning = store.begin(first_sequence)
+                latest_s = store.latest_s()
+        except BaseException:
+            store.close()
+            raise
+        self._store = store
+        self._clock = SpoolClock(latest_s, self.now_s(), time.monotonic())
+        with self._sequence_lock:
+            for pipeline, last in beginning.sequences.items():
+                self._sequences[pipeline] = max(last, self._sequences.get(pipeline, 0))
+        self._tally({(sink, "resumed"): number for sink, number in beginning.waiting.items()})
+        for sink, number in beginning.gone.items():
+            _log.warning("%d events waited for the sink %s, which is no longer there: they are dropped", number, sink)
+        return store
+
+    def _begin_anew(self, error: Exception) -> OutboxStore:
+        """Set a damaged database aside. Sequences go on above those of it, which receivers have seen."""
+        self._close_store()
+        self._reopen_s = 0.0
+        self.epoch += 1
+        names = {name for names in self._sinks.values() for name in names}
+        self._tally({(name, "damaged"): self.waiting(name) for name in names})
+        where = set_aside(self._path)
+        _log.error("the outbox %s cannot be read (%s): moved to %s, and a new one was begun", self._path, error, where)
+        return self._open(_high_sequence())
+
+    def _began_anew(self, error: Exception) -> bool:
+        """Whether the database turned out to be damaged, and there is a new one."""
+        if not isinstance(error, sqlite3.Error) or not is_damage(error) or self._store is None:
+            return False
+        try:
+            self._begin_anew(error)
+        except (OSError, sqlite3.Error) as second:
+            self._note_ill(second)
+            return False
+        return True
+
+    def _close_store(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays, and is read at the next start
+                store.close()
+
+    def _what_happened(self, error: Exception) -> Exception:
+        """What a caller is told."""
+        if not isinstance(error, (sqlite3.Error, OSError, OutboxUnavailable)):
+            return error  # a defect, for whoever asked
+        self._note_ill(error)
+        return OutboxUnavailable(f"{self._path}: {error}")
+
+    def _note_ill(self, error: Exception) -> None:
+        self._failed_at_s = time.monotonic()
+        if self._is_well and not self._closed:
+            self._is_well = False
+            _log.error("the outbox %s cannot be used: %s; events are lost until it can", self._path, error)
+
+    def _tally(self, counted: Mapping[tuple[str, str], int]) -> None:
+        if counted:
+            with self.counted:
+                self._counts.update(counted)
+                self.counted.notify_all()
+
+
+def _high_sequence() -> int:
+    """A number above all that were given out one by one until now."""
+    return int(time.time() * 1e3)

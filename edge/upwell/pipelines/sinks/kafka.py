@@ -1,0 +1,116 @@
+"""Events by Kafka."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.settings import KafkaSettings, read_password
+from upwell.shared.errors import ConfigError
+
+_POISONOUS = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG})
+_SILENCE = KafkaError(KafkaError._TIMED_OUT, "the brokers do not acknowledge")
+_log = logging.getLogger(__name__)
+
+
+class KafkaPublisher:
+    """Produces each message's body with an idempotent producer; it counts once all replicas in sync have it.
+
+    The key is the pipeline, so that its events are in one partition and keep their order; the headers
+    `idempotency-key` and `event` have the message's own. Raises `ConfigError`.
+    """
+
+    leaves_device = True
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._options = _options(settings)
+        try:
+            self._producer: Producer | None = Producer(self._options, logger=_log)
+        except KafkaException as error:
+            raise ConfigError.at(None, error.args[0].str()) from None
+        self._brokers = ",".join(settings.brokers)
+        self.name = f"kafka:{self._brokers}:{settings.topic}"
+
+    def deliver(self, messages: Sequence[Message]) -> None:
+        """Produce these and wait for the brokers, for `timeout_s` at most where none is too large."""
+        taken, error = self._produce(messages)
+        if _is_poisonous(error) and len(messages) > 1:  # said of a whole batch, by one of its messages
+            error = None
+            while error is None and taken < len(messages):
+                one, error = self._produce(messages[taken : taken + 1])
+                taken += one
+        if error is None:
+            return
+        if _is_poisonous(error):
+            raise Poisonous(taken, f"the broker answered: {error.str()}")
+        raise SinkUnavailable(f"{self._brokers}: {error.str()}", taken=taken)
+
+    def close(self) -> None:
+        """Forget what is not sent yet, which the outbox still has, and disconnect."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            producer.flush(0)
+
+    def _produce(self, messages: Sequence[Message]) -> tuple[int, KafkaError | None]:
+        """How many of the first messages the brokers have, and the first error."""
+        if self._producer is None:
+            self._producer = Producer(self._options, logger=_log)
+        outcomes: dict[int, KafkaError | None] = {}
+        for index, message in enumerate(messages):
+            try:
+                self._producer.produce(
+                    self._settings.topic,
+                    message.body,
+                    message.pipeline.encode(),
+                    headers=[("idempotency-key", message.key.encode()), ("event", message.event.encode())],
+                    on_delivery=partial(_note, outcomes, index),
+                )
+            except KafkaException as refused:  # too large for the client itself
+                outcomes[index] = refused.args[0]
+                break
+        self._producer.flush(self._settings.timeout_s)
+        for index in range(len(messages)):
+            error = outcomes.get(index, _SILENCE)
+            if error is not None:
+                # What the producer still holds it would send some time, whatever the policy says by then; and behind
+                # what failed nothing may overtake it.
+                self.close()
+                return index, error
+        return len(messages), None
+
+
+def _note(outcomes: dict[int, KafkaError | None], index: int, error: KafkaError | None, _: object) -> None:
+    outcomes[index] = error
+
+
+def _is_poisonous(error: KafkaError | None) -> bool:
+    return error is not None and error.code() in _POISONOUS
+
+
+def _options(settings: KafkaSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "bootstrap.servers": ",".join(settings.brokers),
+        "client.id": "upwell",
+        "enable.idempotence": True,
+        "message.timeout.ms": 0,  # who gives up is `deliver`: a message that timed out would be overtaken by the next
+        "socket.timeout.ms": max(1000, round(1e3 * settings.timeout_s)),
+        "security.protocol": "plaintext" if settings.tls is None else "ssl",
+    }
+    if settings.tls is not None:
+        files = {"ca": settings.tls.ca, "certificate": settings.tls.cert, "key": settings.tls.key}
+        options |= {f"ssl.{name}.location": str(path) for name, path in files.items() if path is not None}
+    if settings.user is not None and settings.password_file is not None:
+        options |= {
+            "security.protocol": f"sasl_{options['security.protocol']}",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": settings.user,
+            "sasl.password": read_password(settings.password_file),
+        }
+    return options

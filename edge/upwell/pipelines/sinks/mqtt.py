@@ -1,0 +1,241 @@
+"""Events by MQTT 5."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.settings import MqttSettings, read_password
+from upwell.shared.config.security import TlsFiles
+from upwell.shared.errors import ConfigError
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_KEEPALIVE_S = 30
+_CLOSE_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 20.0
+_PLACES = re.compile(r"\{(pipeline|event)\}")
+_HEADERS_BYTES = 128
+"""What a packet has beside its topic, its key and its body, at most."""
+
+_POISONOUS = frozenset({0x90, 0x95, 0x99})
+"""Answers that speak of the message alone: topic name invalid, packet too large, payload format invalid."""
+
+
+class MqttPublisher:
+    """Publishes each message's body with QoS 1; it counts once the broker has acknowledged it.
+
+    In the topic `{pipeline}` and `{event}` are percent-encoded, so that neither can add a level or a wildcard. The user
+    property `idempotency-key` has the message's key. A retained message at `<prefix>/status`, the prefix being the
+    levels before the first place in the topic, says `{"status": "online"}`, `"stopped"` after `close`, and `"died"`, by
+    the broker's hand, when the process or its link has ended without. The connection is made, and made anew, by
+    a thread of its own. Raises `ConfigError`.
+    """
+
+    leaves_device = True
+
+    def __init__(self, settings: MqttSettings) -> None:
+        self._settings = settings
+        self._host, self._port, self._is_tls = _parse_broker(settings.broker)
+        _check_topic(settings.topic)
+        self._status_topic = f"{_prefix(settings.topic)}/status"
+        self._password = read_password(settings.password_file) if settings.password_file else None
+        self._changed = threading.Condition()
+        self._answers: dict[int, ReasonCode] = {}
+        self._is_online = False
+        self._limit_bytes = 0
+        self._refusal = ""
+        self._client = self._connecting()
+        self.name = f"mqtt:{self._host}:{self._port}:{settings.topic}"
+
+    def deliver(self, messages: Sequence[Message]) -> None:
+        """Publish these and wait for the broker, for `timeout_s` at most."""
+        if not self._wait_online():
+            raise SinkUnavailable(f"no connection to the broker {self._host}:{self._port}{self._refusal}")
+        fitting = self._fitting(messages)
+        try:
+            taken = self._publish(messages[:fitting])
+        except BaseException:
+            # What the client still holds it would send some time, whatever the policy says by then.
+            self._end_client(says_goodbye=False)
+            self._client = self._connecting()
+            raise
+        if fitting < len(messages):
+            raise Poisonous(taken, f"the broker takes {self._limit_bytes} bytes at most")
+
+    def close(self) -> None:
+        """Say that the end is meant, and disconnect."""
+        self._end_client(says_goodbye=True)
+
+    def _connecting(self) -> Client:
+        client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_publish = self._on_publish
+        client.will_set(self._status_topic, _status("died"), qos=1, retain=True)
+        share = random.uniform(0.5, 1.0)  # noqa: S311 (spreads load; keeps no secret)
+        client.reconnect_delay_set(_FIRST_PAUSE_S * share, _LONGEST_PAUSE_S * share)  # type: ignore[arg-type]  # any number
+        client.connect_timeout = self._settings.timeout_s
+        if self._is_tls:
+            client.tls_set_context(_context(self._settings.tls))
+        if self._settings.user is not None:
+            client.username_pw_set(self._settings.user, self._password)
+        client.connect_async(self._host, self._port, _KEEPALIVE_S, clean_start=True)
+        client.loop_start()
+        return client
+
+    def _end_client(self, *, says_goodbye: bool) -> None:
+        client = self._client
+        if says_goodbye and self._is_online:
+            stopped = client.publish(self._status_topic, _status("stopped"), qos=1, retain=True)
+            with suppress(ValueError, RuntimeError):  # the connection was lost just then
+                stopped.wait_for_publish(_CLOSE_S)
+        client.disconnect()
+        client.loop_stop()
+        client.on_connect = client.on_disconnect = client.on_publish = None
+        with self._changed:
+            self._is_online = False
+            self._answers.clear()
+
+    def _wait_online(self) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_online, self._settings.timeout_s)
+
+    def _fitting(self, messages: Sequence[Message]) -> int:
+        """How many messages there are before the first one that is too large for the broker."""
+        for index, message in enumerate(messages):
+            size_bytes = len(message.body) + len(message.key) + len(self._topic(message)) + _HEADERS_BYTES
+            if 0 < self._limit_bytes < size_bytes:
+                return index
+        return len(messages)
+
+    def _publish(self, messages: Sequence[Message]) -> int:
+        with self._changed:
+            self._answers.clear()  # those to what was said of the status
+        sent: list[int] = []
+        for message in messages:
+            properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # paho has no types there
+            properties.ContentType = "application/json"
+            properties.UserProperty = [("idempotency-key", message.key)]
+            info = self._client.publish(self._topic(message), message.body, qos=1, properties=properties)
+            if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+                raise SinkUnavailable(f"the connection to the broker {self._host}:{self._port} was lost")
+            sent.append(info.mid)
+        until_s = time.monotonic() + self._settings.timeout_s
+        for taken, mid in enumerate(sent):
+            with self._changed:
+                self._changed.wait_for(
+                    lambda mid=mid: mid in self._answers or not self._is_online,  # type: ignore[misc]  # of this turn
+                    until_s - time.monotonic(),
+                )
+                answer = self._answers.pop(mid, None)
+            if answer is None:
+                text = f"the broker {self._host}:{self._port} does not acknowledge"
+                raise SinkUnavailable(text, taken=taken)
+            if answer.value in _POISONOUS:
+                raise Poisonous(taken, f"the broker answered: {answer}")
+            if answer.is_failure:
+                raise SinkUnavailable(f"the broker answered: {answer}", taken=taken)
+        return len(sent)
+
+    def _topic(self, message: Message) -> str:
+        names = {"pipeline": message.pipeline, "event": message.event}
+        return _PLACES.sub(lambda place: quote(names[place[1]], safe=""), self._settings.topic)
+
+    def _on_connect(
+        self, client: Client, _: Any, flags: ConnectFlags, code: ReasonCode, properties: Properties | None
+    ) -> None:
+        del flags
+        self._refusal = f": {code}" if code.is_failure else ""
+        if code.is_failure:
+            return
+        client.publish(self._status_topic, _status("online"), qos=1, retain=True)
+        with self._changed:
+            self._limit_bytes = getattr(properties, "MaximumPacketSize", 0)
+            self._is_online = True
+            self._changed.notify_all()
+
+    def _on_disconnect(
+        self, client: Client, _: Any, flags: DisconnectFlags, code: ReasonCode, properties: Properties | None
+    ) -> None:
+        del client, flags, code, properties
+        with self._changed:
+            self._is_online = False
+            self._changed.notify_all()
+
+    def _on_publish(self, client: Client, _: Any, mid: int, code: ReasonCode, properties: Properties) -> None:
+        del client, properties
+        with self._changed:
+            self._answers[mid] = code
+            self._changed.notify_all()
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=None if files.ca is None else str(files.ca))
+        if files.cert is not None:
+            context.load_cert_chain(files.cert, files.key)
+    except OSError as error:
+        names = ", ".join(map(str, files.paths))
+        raise ConfigError.at(None, f"{names}: cannot be used for TLS: {error.strerror or error}") from None
+    context.sslsocket_class = _ClosedOnFailure
+    return context
+
+
+class _ClosedOnFailure(ssl.SSLSocket):
+    """A socket that is closed where the handshake fails, which paho leaves to the collector of garbage."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """As its base."""
+        try:
+            super().do_handshake(block)
+        except OSError:
+            self.close()
+            raise
+
+
+def _status(word: str) -> bytes:
+    return json.dumps({"status": word}).encode()
+
+
+def _prefix(topic: str) -> str:
+    """`site/dock/{event}` -> `site/dock`."""
+    before, place, _ = topic.partition("{")
+    return (before.rpartition("/")[0] if place else topic) or "upwell"
+
+
+def _check_topic(topic: str) -> None:
+    rest = _PLACES.sub("", topic)
+    if not topic or topic.startswith("$") or any(character in "+#{}\0" for character in rest):
+        expected = "expected a topic without wildcards, which may have {pipeline} and {event}"
+        raise ConfigError.at(None, f"{topic!r} cannot be published to; {expected}", "topic")
+
+
+def _parse_broker(broker: str) -> tuple[str, int, bool]:
+    try:
+        parts = urlsplit(broker)
+        port = parts.port or _PORTS[parts.scheme]
+    except (ValueError, KeyError):
+        raise _unusable() from None
+    if not parts.hostname or parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise _unusable()
+    return parts.hostname, port, parts.scheme == "mqtts"
+
+
+def _unusable() -> ConfigError:
+    text = "expected mqtts://HOST[:PORT] or mqtt://HOST[:PORT]; user and password belong into a file"
+    return ConfigError.at(None, text, "broker")

@@ -1,0 +1,300 @@
+"""The outbox's tables: messages in the order of their arrival, and how far each sink is with each pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from upwell.edge.spool.database import connect
+from upwell.edge.spool.schema import Migration, migrate, version_of
+from upwell.pipelines.sinks.base import Message
+
+OVERHEAD_BYTES = 512
+"""What one message takes on disk beside its body and picture."""
+
+_BATCH_BYTES = 1 << 20
+_POISONED_SHARE = 10
+"""The messages set aside take at most this part of the limit."""
+
+_WAL_LIMIT_BYTES = 16 << 20
+_FREE_PAGES = 2048
+"""So many free pages stay in the file for what comes next; the disk gets back the others."""
+
+_PAGES_AT_ONCE = 256
+
+Outcome: TypeAlias = Literal["delivered", "denied", "poisoned", "dropped_size", "dropped_age"]
+"""How a message ended for one sink."""
+
+SCHEMA: tuple[Migration, ...] = (
+    Migration(
+        up=(
+            "CREATE TABLE downgrades (version INTEGER PRIMARY KEY, statements TEXT NOT NULL)",
+            """CREATE TABLE messages (
+                number INTEGER PRIMARY KEY AUTOINCREMENT, pipeline TEXT NOT NULL, kept_s REAL NOT NULL,
+                size_bytes INTEGER NOT NULL, key TEXT NOT NULL, event TEXT NOT NULL, sequence INTEGER NOT NULL,
+                model TEXT NOT NULL, tags TEXT NOT NULL, body BLOB NOT NULL, picture BLOB NOT NULL
+            )""",
+            "CREATE INDEX messages_pipeline ON messages (pipeline)",  # and by number, which ends each index
+            """CREATE TABLE cursors (
+                pipeline TEXT NOT NULL, sink TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (pipeline, sink)
+            ) WITHOUT ROWID""",
+            "CREATE TABLE sequences (pipeline TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID",
+            """CREATE TABLE poisoned (
+                number INTEGER PRIMARY KEY AUTOINCREMENT, sink TEXT NOT NULL, error TEXT NOT NULL,
+                size_bytes INTEGER NOT NULL, key TEXT NOT NULL, pipeline TEXT NOT NULL, event TEXT NOT NULL,
+                sequence INTEGER NOT NULL, body BLOB NOT NULL, picture BLOB NOT NULL
+            )""",
+        ),
+        down=(
+            "DROP TABLE poisoned",
+            "DROP TABLE sequences",
+            "DROP TABLE cursors",
+            "DROP TABLE messages",
+            "DROP TABLE downgrades",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A message that a sink has yet to take, and its place in the order of arrival."""
+
+    number: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What lies in an outbox when it is opened: the last sequence by pipeline, and the number of messages that wait by
+    sink, apart for the sinks that are no longer there."""
+
+    sequences: Mapping[str, int]
+    waiting: Mapping[str, int]
+    gone: Mapping[str, int]
+
+
+def open_outbox_database(path: Path) -> sqlite3.Connection:
+    """The database at `path`, made if missing, folder 0700 and file 0600, in our version, and whole.
+
+    Raises `OSError` and `sqlite3.OperationalError` where the place cannot be used, and plain `sqlite3.DatabaseError`
+    where the file is damaged or no database at all.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Made here, since SQLite would make it readable for all; its side files take over the mode.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+    path.chmod(0o600)
+    connection = connect(path)
+    try:
+        if version_of(connection) == 0:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found is None or found[0] != "ok":
+            raise sqlite3.DatabaseError(f"damaged: {found[0] if found else 'no answer'}")
+        migrate(connection, SCHEMA)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class OutboxStore:
+    """One connection. Every method but `close` runs inside `transaction`, in one thread at a time.
+
+    `sinks` are the names of the sinks by pipeline. `counted` has, by sink and outcome, what the transaction under way
+    did; it counts once that has ended.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, sinks: Mapping[str, Sequence[str]], limit_bytes: int) -> None:
+        self._connection = connection
+        self._sinks = sinks
+        self._limit_bytes = limit_bytes
+        self._held_bytes: int | None = None
+        self.counted: Counter[tuple[str, str]] = Counter()
+
+    def close(self) -> None:
+        """Close the connection, with all of the log moved into the database."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self, *, durable: bool) -> Iterator[None]:
+        """All or nothing; what is `durable` is on disk when it ends. Raises `sqlite3.Error`."""
+        # What is not would be lost with the power alone: messages are delivered once more then, and no flush of the
+        # disk is spent on each delivery. Nor does it take the lock for writing at once: a disk that went read-only can
+        # still be read, and what is on it delivered.
+        self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        self.counted = Counter()
+        self._connection.execute("BEGIN IMMEDIATE" if durable else "BEGIN")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._held_bytes, self.counted = None, Counter()
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def begin(self, first_sequence: int) -> Beginning:
+        """Get to know the sinks, and forget those that are gone, with what waited for them alone.
+
+        A sink that is new gets what comes from now on. The sequences of a new pipeline go on after `first_sequence`.
+        """
+        known = {(pipeline, sink) for pipeline, sink in self._connection.execute("SELECT pipeline, sink FROM cursors")}
+        wanted = {(pipeline, sink) for pipeline, sinks in self._sinks.items() for sink in sinks}
+        last = self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'messages'")
+        gone = self._waiting_by_sink(known - wanted, last)
+        self._connection.executemany("DELETE FROM cursors WHERE pipeline = ? AND sink = ?", known - wanted)
+        self._connection.executemany(
+            "INSERT INTO cursors VALUES (?, ?, ?)", [(pipeline, sink, last) for pipeline, sink in wanted - known]
+        )
+        for (pipeline,) in self._connection.execute("SELECT DISTINCT pipeline FROM messages").fetchall():
+            self._forget(pipeline)
+        for pipeline in self._sinks:
+            self._connection.execute("INSERT OR IGNORE INTO sequences VALUES (?, ?)", (pipeline, first_sequence))
+        sequences = dict(self._connection.execute("SELECT pipeline, last FROM sequences").fetchall())
+        return Beginning(sequences, self._waiting_by_sink(wanted, last), gone)
+
+    def latest_s(self) -> float:
+        """The latest instant of the outbox's clock at which a message was kept; 0 without any."""
+        return float(self._connection.execute("SELECT coalesce(max(kept_s), 0) FROM messages").fetchone()[0])
+
+    def add(self, messages: Sequence[Message], now_s: float) -> None:
+        """Keep these, in this order, and make room for them by dropping the oldest."""
+        for message in messages:
+            self._connection.execute(
+                "INSERT INTO sequences VALUES (?1, ?2) ON CONFLICT (pipeline) DO UPDATE SET last = max(last, ?2)",
+                (message.pipeline, message.sequence),
+            )
+            sinks = self._sinks.get(message.pipeline, ())
+            if not sinks:
+                continue
+            self._count_for(sinks, "put")
+            size_bytes = size_of(message)
+            if size_bytes > self._limit_bytes:
+                self._count_for(sinks, "dropped_size")
+                continue
+            self._connection.execute(
+                "INSERT INTO messages VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    message.pipeline, now_s, size_bytes, message.key, message.event, message.sequence, message.model,
+                    json.dumps(dict(message.tags)), message.body, message.picture,
+                ),
+            )  # fmt: skip
+            self._held_bytes = self._held() + size_bytes
+        while self._held() > self._limit_bytes:
+            self._drop(self._number("SELECT min(number) FROM messages"), "dropped_size")
+
+    def expire(self, oldest_s: float) -> None:
+        """Drop what was kept before that instant."""
+        # Looked for in the order of arrival, which needs no index: the clock does not go backward.
+        query = "SELECT coalesce((SELECT number FROM messages WHERE kept_s >= ? ORDER BY number LIMIT 1), 9e18)"
+        self._drop(self._number(query, oldest_s) - 1, "dropped_age")
+
+    def waiting(self, pipeline: str, after: int, limit: int) -> list[Waiting]:
+        """Up to `limit` messages of the pipeline after that number, in order, of about 1 MiB together at most."""
+        found: list[Waiting] = []
+        total_bytes = 0
+        for number, size_bytes, key, event, sequence, model, tags, body, picture in self._connection.execute(
+            "SELECT number, size_bytes, key, event, sequence, model, tags, body, picture FROM messages "
+            "WHERE pipeline = ? AND number > ? ORDER BY number LIMIT ?",
+            (pipeline, after, limit),
+        ):
+            total_bytes += size_bytes
+            if found and total_bytes > _BATCH_BYTES:
+                break
+            found.append(
+                Waiting(number, Message(key, pipeline, event, sequence, body, picture, model, json.loads(tags)))
+            )
+        return found
+
+    def cursor(self, pipeline: str, sink: str) -> int:
+        """The number of the last message of the pipeline that is over for the sink."""
+        return self._number("SELECT number FROM cursors WHERE pipeline = ? AND sink = ?", pipeline, sink)
+
+    def settle(self, pipeline: str, sink: str, until: int, outcome: Outcome) -> None:
+        """Note that for the sink all messages up to that number are over; those that no sink awaits are deleted."""
+        after = self.cursor(pipeline, sink)
+        if until <= after:
+            return
+        self.counted[sink, outcome] += self._count(pipeline, after, until)  # without those dropped meanwhile
+        self._connection.execute(
+            "UPDATE cursors SET number = ? WHERE pipeline = ? AND sink = ?", (until, pipeline, sink)
+        )
+        self._forget(pipeline)
+
+    def set_aside(self, pipeline: str, sink: str, poison: Waiting, error: str) -> None:
+        """Keep a message that the sink can never take for a person to look at; it is over for the sink."""
+        message = poison.message
+        self._connection.execute(
+            "INSERT INTO poisoned VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                sink, error, size_of(message), message.key, pipeline, message.event, message.sequence, message.body,
+                message.picture,
+            ),
+        )  # fmt: skip
+        while self._number("SELECT total(size_bytes) FROM poisoned") > self._limit_bytes // _POISONED_SHARE:
+            self._connection.execute("DELETE FROM poisoned WHERE number = (SELECT min(number) FROM poisoned)")
+        self.settle(pipeline, sink, poison.number, "poisoned")
+
+    def shrink(self) -> None:
+        """Give the disk back some of what an outage has made the file grow. Outside of any transaction."""
+        excess = self._number("PRAGMA freelist_count") - _FREE_PAGES
+        if excess > 0:
+            self._connection.execute(f"PRAGMA incremental_vacuum({min(excess, _PAGES_AT_ONCE)})").fetchall()
+
+    def _drop(self, until: int, outcome: Outcome) -> None:
+        """Drop all messages up to that number, counted for the sinks that have not got them."""
+        for number, pipeline in self._connection.execute(
+            "SELECT number, pipeline FROM messages WHERE number <= ?", (until,)
+        ).fetchall():
+            waits = "SELECT sink FROM cursors WHERE pipeline = ? AND number < ?"
+            self._count_for([sink for (sink,) in self._connection.execute(waits, (pipeline, number))], outcome)
+        self._delete("number <= ?", until)
+
+    def _forget(self, pipeline: str) -> None:
+        """Delete the pipeline's messages that no sink awaits."""
+        slowest = "SELECT coalesce(min(number), 9e18) FROM cursors WHERE pipeline = ?"
+        self._delete("pipeline = ? AND number <= ?", pipeline, self._number(slowest, pipeline))
+
+    def _delete(self, where: str, *values: Any) -> None:
+        size = f"SELECT total(size_bytes) FROM messages WHERE {where}"  # noqa: S608 (constants of this module)
+        held_bytes = self._held() - self._number(size, *values)
+        self._connection.execute(f"DELETE FROM messages WHERE {where}", values)  # noqa: S608 (as before)
+        self._held_bytes = held_bytes
+
+    def _waiting_by_sink(self, pairs: Iterable[tuple[str, str]], last: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for pipeline, sink in pairs:
+            found[sink] += self._count(pipeline, self.cursor(pipeline, sink), last)
+        return found
+
+    def _count_for(self, sinks: Sequence[str], name: str) -> None:
+        for sink in sinks:
+            self.counted[sink, name] += 1
+
+    def _count(self, pipeline: str, after: int, until: int) -> int:
+        query = "SELECT count(*) FROM messages WHERE pipeline = ? AND number > ? AND number <= ?"
+        return self._number(query, pipeline, after, until)
+
+    def _held(self) -> int:
+        if self._held_bytes is None:
+            self._held_bytes = self._number("SELECT total(size_bytes) FROM messages")
+        return self._held_bytes
+
+    def _number(self, query: str, *values: Any) -> int:
+        return int(self._connection.execute(query, values).fetchone()[0])
+
+
+def size_of(message: Message) -> int:
+    """What the message takes on disk, in bytes, about."""
+    texts = (message.key, message.pipeline, message.event, message.model, *message.tags, *message.tags.values())
+    return OVERHEAD_BYTES + len(message.body) + len(message.picture) + sum(map(len, texts))

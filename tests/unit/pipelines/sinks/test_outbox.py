@@ -1,0 +1,382 @@
+"""The outbox: what is put is delivered once it can be, in order, and what is not delivered is counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.pipelines.sinks.outboxes import FAST, WAIT_S, RecordingSink, message, outbox
+from upwell.pipelines.sinks import journal, relay
+from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.outbox import Outbox, SinkCounts
+from upwell.shared.errors import ConfigError
+
+
+def holds(box: Outbox, name: str = "recording") -> SinkCounts:
+    """The counts of the sink, whose sum is what it must be."""
+    found = box.counts()[name]
+    ends = ("waiting", "delivered", "denied", "poisoned", "dropped_size", "dropped_age", "damaged")
+    assert found.resumed + found.put == sum(asdict(found)[end] for end in ends)
+    return found
+
+
+def refuse(_: Sequence[Message]) -> None:
+    raise SinkUnavailable("not now")
+
+
+def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(folder / "outbox.db")
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def test_each_sink_gets_what_its_pipelines_put_in_order_and_nothing_stays(tmp_path: Path) -> None:
+    one, both = RecordingSink("one"), RecordingSink("both")
+    with outbox(tmp_path, {"dock": [one, both], "gate": [both]}) as box:
+        for number in range(300):
+            box.put([message(number), message(number, "gate")])
+        assert box.flush(WAIT_S)
+        assert holds(box, "one").delivered == 300
+        assert holds(box, "both").delivered == 600
+    assert one.taken == [message(number) for number in range(300)]
+    for pipeline in ("dock", "gate"):
+        assert [key for key in both.keys if key.startswith(pipeline)] == [f"{pipeline}-{n}" for n in range(300)]
+    assert one.closed.is_set()
+    assert both.closed.is_set()
+    assert rows(tmp_path, "SELECT count(*) FROM messages") == [(0,)]
+
+
+def test_what_waits_survives_a_restart_and_goes_on_in_order(tmp_path: Path) -> None:
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(number) for number in range(10)])
+        assert sink.called.wait(WAIT_S)
+        assert not box.flush(0.0)
+        assert holds(box).waiting == 10
+    again = RecordingSink()
+    with outbox(tmp_path, {"dock": [again]}) as box:
+        box.put([message(10)])
+        assert box.flush(WAIT_S)
+        assert (holds(box).resumed, holds(box).put, holds(box).delivered) == (10, 1, 11)
+    assert again.keys == [f"dock-{number}" for number in range(11)]
+    assert sink.taken == []
+
+
+def test_sequences_rise_over_restarts(tmp_path: Path) -> None:
+    with outbox(tmp_path, {"dock": [RecordingSink()], "silent": []}) as box:
+        assert [box.next_sequence("dock") for _ in range(3)] == [1, 2, 3]
+        assert box.next_sequence("silent") == 1
+        box.put([message(3), message(1, "silent")])
+    with outbox(tmp_path, {"dock": [RecordingSink()], "silent": []}) as box:
+        assert box.next_sequence("dock") == 4
+        assert box.next_sequence("silent") == 2
+
+
+def test_a_failing_sink_is_given_the_same_again_and_does_not_hold_up_another(tmp_path: Path) -> None:
+    ill, well = RecordingSink("ill"), RecordingSink("well")
+    failures = iter([SinkUnavailable("down")] * 3 + [SinkUnavailable("half", taken=2), ValueError("a defect")])
+
+    def fail(messages: Sequence[Message]) -> None:
+        if (error := next(failures, None)) is not None:
+            if isinstance(error, SinkUnavailable):
+                ill.taken += messages[: error.taken]
+            raise error
+
+    ill.behaviour = fail
+    with outbox(tmp_path, {"dock": [ill, well]}) as box:
+        box.put([message(number) for number in range(5)])
+        assert box.flush(WAIT_S)
+        assert holds(box, "ill").failures == 5
+        assert holds(box, "well").failures == 0
+    assert ill.keys == well.keys == [f"dock-{number}" for number in range(5)]
+
+
+def test_a_sink_that_asks_for_time_is_left_alone_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = RecordingSink()
+    calls: list[int] = []
+
+    def ask_for_time(messages: Sequence[Message]) -> None:
+        calls.append(len(messages))
+        raise SinkUnavailable("busy", retry_after_s=3600)
+
+    sink.behaviour = ask_for_time
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(0)])
+        assert sink.called.wait(WAIT_S)
+        box.put([message(1)])  # which wakes it for nothing
+        assert not box.flush(0.3)  # six of its longest pauses
+    assert calls == [1]
+
+
+def test_a_poisonous_message_is_set_aside_and_the_others_pass(tmp_path: Path) -> None:
+    sink = RecordingSink()
+
+    def choke(messages: Sequence[Message]) -> None:
+        for index, one in enumerate(messages):
+            if one.sequence in (3, 4, 9):
+                sink.taken += messages[:index]
+                raise Poisonous(index, "no such thing")
+
+    sink.behaviour = choke
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(number) for number in range(10)])
+        assert box.flush(WAIT_S)
+        assert (holds(box).delivered, holds(box).poisoned) == (7, 3)
+    assert sink.keys == [f"dock-{number}" for number in (0, 1, 2, 5, 6, 7, 8)]
+    found = rows(tmp_path, "SELECT key, sink, error, body FROM poisoned")
+    assert found == [(f"dock-{n}", "recording", "no such thing", message(n).body) for n in (3, 4, 9)]
+
+
+def test_what_is_set_aside_takes_a_tenth_of_the_room_at_most(tmp_path: Path) -> None:
+    sink = RecordingSink()
+
+    def choke(_: Sequence[Message]) -> None:
+        raise Poisonous(0, "never")
+
+    sink.behaviour = choke
+    with outbox(tmp_path, {"dock": [sink]}, replace(FAST, limit_bytes=100_000)) as box:
+        for number in range(20):
+            box.put([message(number, padding_bytes=2000)])
+        assert box.flush(WAIT_S)
+        assert holds(box).poisoned == 20
+    kept = [key for (key,) in rows(tmp_path, "SELECT key FROM poisoned")]
+    assert kept == ["dock-17", "dock-18", "dock-19"]
+
+
+def test_the_policy_is_asked_again_when_a_message_leaves_and_not_for_one_that_stays(tmp_path: Path) -> None:
+    leaving, staying = RecordingSink("leaving", leaves_device=True), RecordingSink("staying")
+    leaving.behaviour = refuse
+    denied: set[int] = set()
+    asked: list[Message] = []
+
+    def may_send(one: Message) -> bool:
+        asked.append(one)
+        return one.sequence not in denied
+
+    with outbox(tmp_path, {"dock": [leaving, staying]}, FAST, may_send) as box:
+        box.put([message(number) for number in range(6)])
+        assert leaving.called.wait(WAIT_S)
+        denied |= {0, 3, 5}  # since it was put, and since it was tried first
+        leaving.behaviour = lambda _: None
+        assert box.flush(WAIT_S)
+        assert (holds(box, "leaving").delivered, holds(box, "leaving").denied) == (3, 3)
+        assert holds(box, "staying").delivered == 6
+    assert leaving.keys == ["dock-1", "dock-2", "dock-4"]
+    assert (asked[0].model, asked[0].tags) == ("people", {"camera": "7"})
+
+
+def test_where_the_policy_cannot_be_asked_nothing_leaves(tmp_path: Path) -> None:
+    sink = RecordingSink(leaves_device=True)
+    asked: list[list[str]] = []
+
+    def may_send(_: Message) -> bool:
+        asked.append(sink.keys)
+        if len(asked) == 1:
+            raise ValueError("a defect")
+        return True
+
+    with outbox(tmp_path, {"dock": [sink]}, FAST, may_send) as box:
+        box.put([message(0)])
+        assert box.flush(WAIT_S)
+    assert asked == [[], []]
+    assert sink.keys == ["dock-0"]
+
+
+def test_beyond_its_size_the_oldest_are_dropped_and_counted_for_those_who_had_them_not(tmp_path: Path) -> None:
+    ill, well = RecordingSink("ill"), RecordingSink("well")
+    ill.behaviour = refuse
+    with outbox(tmp_path, {"dock": [ill, well]}, replace(FAST, limit_bytes=20_000)) as box:
+        for number in range(30):
+            box.put([message(number, padding_bytes=1400)])
+        box.put([message(30, padding_bytes=30_000)])  # which has no room at all
+        kept = holds(box, "ill").waiting
+        assert 5 < kept < 15
+        assert holds(box, "ill").dropped_size == 31 - kept
+        ill.behaviour = lambda _: None
+        assert box.flush(WAIT_S)
+        assert holds(box, "ill").delivered == kept
+        assert holds(box, "well").delivered + holds(box, "well").dropped_size == 31
+    assert ill.keys == [f"dock-{number}" for number in range(30 - kept, 30)]
+
+
+def test_beyond_its_age_a_message_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_EXPIRE_S", 0.0)
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}, replace(FAST, max_age_s=0.05)) as box:
+        box.put([message(number) for number in range(4)])
+        assert box.flush(WAIT_S)  # the tries of the sink bring it about
+        assert holds(box).dropped_age == 4
+    assert sink.taken == []
+
+
+def test_a_set_back_clock_drops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(0)])
+    now_s = time.time()
+    for moved_s in (-40 * 365 * 86400.0, 40 * 365 * 86400.0 - now_s):
+        monkeypatch.setattr(time, "time", lambda moved_s=moved_s: max(0.0, now_s + moved_s))
+        with outbox(tmp_path, {"dock": [sink]}) as box:
+            box.put([message(1)])
+            assert holds(box).dropped_age == 0
+
+
+def test_a_damaged_database_is_set_aside_and_said_and_sequences_go_on_above(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "outbox.db").write_bytes(b"no database" * 1000)
+    sink = RecordingSink()
+    with caplog.at_level(logging.ERROR), outbox(tmp_path, {"dock": [sink]}) as box:
+        assert box.next_sequence("dock") > 1_000_000_000_000
+        box.put([message(0)])
+        assert box.flush(WAIT_S)
+    assert sink.keys == ["dock-0"]
+    assert (tmp_path / "outbox.db.damaged").read_bytes().startswith(b"no database")
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_damage_that_shows_while_it_runs_costs_what_waited_and_no_more(tmp_path: Path) -> None:
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(number, padding_bytes=50_000) for number in range(1, 101)])  # more than SQLite's cache
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        assert holds(box).waiting == 100
+        last = box.next_sequence("dock")
+        size_bytes = (tmp_path / "outbox.db").stat().st_size
+        with (tmp_path / "outbox.db").open("r+b") as file:
+            file.write(b"\xff" * size_bytes)
+        sink.behaviour = lambda _: None
+        assert box.flush(WAIT_S)
+        assert holds(box).damaged > 0
+        box.put([message(101)])
+        assert box.flush(WAIT_S)
+        assert box.next_sequence("dock") > last
+    assert sink.keys[-1] == "dock-101"
+
+
+def test_what_the_disk_refuses_is_counted_and_said_once_and_raises_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "outbox.db").mkdir()
+    with caplog.at_level(logging.INFO), outbox(tmp_path, {"dock": [RecordingSink()]}) as box:
+        for number in range(3):
+            box.put([message(number), message(number)])
+        assert holds(box).refused == 6
+        assert holds(box).put == 0
+        assert box.next_sequence("dock") < box.next_sequence("dock")
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_full_disk_refuses_what_is_put_and_what_was_there_is_still_delivered(tmp_path: Path) -> None:
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(number) for number in range(5)])
+        store = box._journal._store
+        assert store is not None
+        pages = store._number("PRAGMA page_count")
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        box.put([message(5, padding_bytes=100_000)])
+        assert holds(box).refused == 1
+        sink.behaviour = lambda _: None
+        assert box.flush(WAIT_S)
+        assert holds(box).delivered == 5
+    assert sink.keys == [f"dock-{number}" for number in range(5)]
+
+
+def test_what_was_delivered_while_nothing_could_be_written_is_not_delivered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "REOPEN_S", 0.01)
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(number) for number in range(100)])
+        store = box._journal._store
+        assert store is not None
+        store._connection.execute("PRAGMA query_only = ON")
+        delivered = threading.Event()
+        sink.behaviour = lambda messages: delivered.set() if messages[-1].sequence == 99 else None
+        assert delivered.wait(WAIT_S)
+        assert not box.flush(0.1)  # ten tries to write it down
+        box._journal.ask(lambda store: store._connection.execute("PRAGMA query_only = OFF"))
+        assert box.flush(WAIT_S)
+        assert holds(box).delivered == 100
+    assert sink.keys == [f"dock-{number}" for number in range(100)]
+
+
+def test_a_new_sink_gets_what_comes_from_then_on_and_for_one_that_is_gone_nothing_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone, stays = RecordingSink("gone"), RecordingSink("stays")
+    gone.behaviour = stays.behaviour = refuse
+    with outbox(tmp_path, {"dock": [gone, stays], "gate": [gone]}) as box:
+        box.put([message(0), message(0, "gate")])
+    new, stays = RecordingSink("new"), RecordingSink("stays")
+    with caplog.at_level(logging.WARNING), outbox(tmp_path, {"dock": [stays, new]}) as box:
+        box.put([message(1)])
+        assert box.flush(WAIT_S)
+    assert (stays.keys, new.keys) == (["dock-0", "dock-1"], ["dock-1"])
+    assert "2 events waited for the sink gone" in caplog.text
+    assert rows(tmp_path, "SELECT count(*) FROM messages") == [(0,)]
+
+
+def test_puts_from_many_threads_are_all_kept_and_each_thread_s_in_order(tmp_path: Path) -> None:
+    sink = RecordingSink()
+    with outbox(tmp_path, {f"camera-{index}": [sink] for index in range(4)}) as box:
+
+        def put(pipeline: str) -> None:
+            for _ in range(100):
+                box.put([message(box.next_sequence(pipeline), pipeline)])
+
+        threads = [threading.Thread(target=put, args=(f"camera-{index}",)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert box.flush(WAIT_S)
+    for index in range(4):
+        found = [one.sequence for one in sink.taken if one.pipeline == f"camera-{index}"]
+        assert found == list(range(1, 101))
+
+
+def test_its_files_are_private(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(folder, {"dock": [sink]}) as box:
+        box.put([message(0)])
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert modes == {"outbox.db": 0o600, "outbox.db-wal": 0o600, "outbox.db-shm": 0o600}
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+
+
+def test_two_sinks_of_one_name_are_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="jsonl:here stands twice"),
+        outbox(tmp_path, {"dock": [RecordingSink("jsonl:here")], "gate": [RecordingSink("jsonl:here")]}),
+    ):
+        pass
+
+
+def test_after_its_end_it_takes_nothing_and_raises_nothing(tmp_path: Path) -> None:
+    with outbox(tmp_path, {"dock": [RecordingSink()]}) as box:
+        pass
+    box.put([message(0)])
+    box.close()
+    assert holds(box).refused == 1
