@@ -1,0 +1,166 @@
+"""The MQTT sink before a real mosquitto."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.certificates import Authority
+from tests.integration.pipelines.sinks.brokers import (
+    MOSQUITTO,
+    Subscriber,
+    broker,
+    free_port,
+    needs_mosquitto,
+    subscriber,
+)
+from tests.unit.pipelines.sinks.outboxes import message
+from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.mqtt import MqttPublisher
+from upwell.pipelines.sinks.settings import MqttSettings
+from upwell.shared.config.security import TlsFiles
+from upwell.shared.errors import ConfigError
+
+TOPIC = "site/dock/{event}"
+
+
+@contextmanager
+def publisher(settings: MqttSettings) -> Iterator[MqttPublisher]:
+    with closing(MqttPublisher(settings)) as sink:
+        yield sink
+
+
+def statuses(listener: Subscriber) -> list[str]:
+    return [json.loads(one.body)["status"] for one in listener.heard if one.topic == "site/dock/status"]
+
+
+@needs_mosquitto
+def test_each_event_is_acknowledged_in_order_with_its_key_and_the_status_says_who_is_there(tmp_path: Path) -> None:
+    with broker(tmp_path) as there, subscriber(there.port) as listener:
+        with publisher(MqttSettings(f"mqtt://127.0.0.1:{there.port}", TOPIC)) as sink:
+            sink.deliver([message(number) for number in range(50)])
+            listener.wait(lambda: len(listener.events) == 50)
+            assert statuses(listener) == ["online"]
+        listener.wait(lambda: len(statuses(listener)) == 2)
+        assert statuses(listener) == ["online", "stopped"]
+        assert {one.topic for one in listener.events} == {"site/dock/count"}
+        assert [(one.key, one.body) for one in listener.events] == [
+            (message(number).key, message(number).body) for number in range(50)
+        ]
+
+
+@needs_mosquitto
+def test_names_cannot_add_a_level_or_a_wildcard_to_the_topic(tmp_path: Path) -> None:
+    odd = replace(message(0), pipeline="a/b", event="+/#\0ü $x")
+    with broker(tmp_path) as there, subscriber(there.port) as listener:
+        with publisher(MqttSettings(f"mqtt://127.0.0.1:{there.port}", "x/{pipeline}/{event}/end")) as sink:
+            sink.deliver([odd])
+        listener.wait(lambda: len(listener.events) == 1)
+        assert listener.events[0].topic == "x/a%2Fb/%2B%2F%23%00%C3%BC%20%24x/end"
+
+
+@needs_mosquitto
+def test_the_death_of_the_process_is_said_by_the_broker(tmp_path: Path) -> None:
+    program = """
+import sys
+from upwell.pipelines.sinks.mqtt import MqttPublisher
+from upwell.pipelines.sinks.settings import MqttSettings
+sink = MqttPublisher(MqttSettings(sys.argv[1], sys.argv[2]))
+sys.stdin.read()
+"""
+    with broker(tmp_path) as there, subscriber(there.port) as listener:
+        arguments = [sys.executable, "-c", program, f"mqtt://127.0.0.1:{there.port}", TOPIC]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE) as process:
+            listener.wait(lambda: statuses(listener) == ["online"])
+            process.send_signal(signal.SIGKILL)
+        listener.wait(lambda: statuses(listener) == ["online", "died"])
+        with subscriber(there.port, "later") as later:  # who comes later is told as well
+            later.wait(lambda: statuses(later) == ["died"])
+
+
+@needs_mosquitto
+def test_user_and_password_come_from_a_file_over_tls(authority: Authority, tmp_path: Path) -> None:
+    pair = authority.sign("broker")
+    passwords = tmp_path / "passwords"
+    passwords.write_text("")
+    tool = str(Path(str(MOSQUITTO)).with_name("mosquitto_passwd"))
+    tool = tool if Path(tool).exists() else "/usr/bin/mosquitto_passwd"
+    subprocess.run([tool, "-b", str(passwords), "dock", "hunter2"], check=True, capture_output=True)
+    port = free_port()
+    lines = [
+        "allow_anonymous false", f"password_file {passwords}", f"listener {port} 127.0.0.1", f"cafile {authority.ca}",
+        f"certfile {pair.cert}", f"keyfile {pair.key}",
+    ]  # fmt: skip
+    password = tmp_path / "password"
+    password.write_text("hunter2\n")
+    settings = MqttSettings(f"mqtts://localhost:{port}", TOPIC, TlsFiles(ca=authority.ca), "dock", password)
+    with broker(tmp_path, lines):
+        with publisher(settings) as sink:
+            sink.deliver([message(0)])
+        password.write_text("wrong\n")
+        with (
+            publisher(replace(settings, timeout_s=0.3)) as sink,
+            pytest.raises(SinkUnavailable, match="Not authorized") as refused,
+        ):
+            sink.deliver([message(0)])
+        with publisher(replace(settings, tls=TlsFiles(), timeout_s=0.3)) as sink, pytest.raises(SinkUnavailable):
+            sink.deliver([message(0)])
+    assert "hunter2" not in str(refused.value) + sink.name
+
+
+@needs_mosquitto
+def test_what_is_too_large_for_the_broker_is_poisonous_and_those_before_it_are_taken(tmp_path: Path) -> None:
+    with (
+        broker(tmp_path, ["allow_anonymous true", "max_packet_size 2000"]) as there,
+        subscriber(there.port) as listener,
+        publisher(MqttSettings(f"mqtt://127.0.0.1:{there.port}", TOPIC)) as sink,
+    ):
+        with pytest.raises(Poisonous) as caught:
+            sink.deliver([message(0), message(1, padding_bytes=3000), message(2)])
+        assert caught.value.index == 1
+        sink.deliver([message(2)])
+        listener.wait(lambda: len(listener.events) == 2)
+        assert [one.key for one in listener.events] == ["dock-0", "dock-2"]
+
+
+def test_without_a_broker_it_is_tried_again() -> None:
+    settings = MqttSettings(f"mqtt://127.0.0.1:{free_port()}", TOPIC, timeout_s=0.05)
+    with publisher(settings) as sink, pytest.raises(SinkUnavailable, match="no connection"):
+        sink.deliver([message(0)])
+
+
+@pytest.mark.parametrize("topic", ["", "a/+/b", "a/#", "$SYS/x", "a/{camera}", "a{", "a\0b"])
+def test_a_topic_that_cannot_be_published_to_is_refused(topic: str) -> None:
+    with pytest.raises(ConfigError, match="without wildcards"):
+        MqttPublisher(MqttSettings("mqtt://localhost", topic))
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "http://localhost", "mqtt://", "mqtts://dock:hunter2@host", "mqtt://h/x"]
+)
+def test_an_address_that_cannot_be_used_is_refused_without_showing_it(address: str) -> None:
+    with pytest.raises(ConfigError, match="expected mqtts://") as caught:
+        MqttPublisher(MqttSettings(address, TOPIC))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"hunter2\nmore", b"hunter2\xff"])
+def test_a_file_that_has_no_password_is_refused_without_showing_it(tmp_path: Path, data: bytes) -> None:
+    password = tmp_path / "password"
+    password.write_bytes(data)
+    with pytest.raises(ConfigError, match="expected one line with the password") as caught:
+        MqttPublisher(MqttSettings("mqtts://localhost", TOPIC, user="dock", password_file=password))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.pem: cannot be used for TLS"):
+        MqttPublisher(MqttSettings("mqtts://localhost", TOPIC, TlsFiles(ca=tmp_path / "none.pem")))
