@@ -34,7 +34,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.telemetry.exposition import serve_pages
+from upwell.shared.telemetry.exposition import Page, PageReply, serve_pages
 from upwell.shared.telemetry.open_tracer import open_tracer
 from upwell.shared.tensors import Array
 
@@ -120,14 +120,16 @@ def embedded_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolR
     return agent
 
 
-def serve_metrics(agent: AgentCore, address: str) -> str:
-    """Answer `GET /metrics` and `GET /health` at `HOST:PORT` until the agent is closed; where the metrics are.
+def serve_metrics(agent: AgentCore, address: str, pages: Mapping[str, Page] | None = None) -> str:
+    """Answer `GET /metrics`, `GET /health` and `pages` at `HOST:PORT` until the agent is closed; where the metrics are.
 
     Port 0 takes a free one. Raises `ConfigError` where it cannot listen.
     """
     where = parse_address(address)
-    pages = {"/health": lambda: json.dumps(agent.health_document()).encode()}
-    server = serve_pages(where.host, where.port, agent.metrics.registry, "agent.metrics", pages)
+    all_pages: dict[str, Page] = {
+        **(pages or {}), "/health": lambda _: PageReply(json.dumps(agent.health_document()).encode())
+    }  # fmt: skip
+    server = serve_pages(where.host, where.port, agent.metrics.registry, "agent.metrics", all_pages)
     agent.close_with(server.server_close)
     agent.close_with(server.shutdown)  # called before: parts are closed in the reverse order
     return f"http://{Address(where.host, server.server_port)}/metrics"

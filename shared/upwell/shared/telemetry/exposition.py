@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -13,8 +16,30 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from upwell.shared.errors import ConfigError
 
-Page: TypeAlias = Callable[[], bytes]
-"""The text of a page of JSON, made when it is asked for."""
+_STATUSES = MappingProxyType({200: "200 OK", 403: "403 Forbidden", 404: "404 Not Found"})
+
+
+@dataclass(frozen=True)
+class PageRequest:
+    """What is asked for. `path` is decoded, `host` the header Host ("" without one), `query` has no empty values."""
+
+    path: str
+    host: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PageReply:
+    """What a page says: `status` is 200, 403 or 404; `headers` go beside its content type and length."""
+
+    body: bytes
+    content_type: str = "application/json; charset=utf-8"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Page: TypeAlias = Callable[[PageRequest], PageReply]
+"""Makes a page when it is asked for, in a thread of its own."""
 
 _TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 16
@@ -60,17 +85,22 @@ def serve_pages(
 ) -> WSGIServer:
     """Answer `GET /metrics` from `registry`, and `pages` by their paths, from now on; port 0 takes a free one.
 
-    Raises `ConfigError`, for the configuration's `key`, where it cannot listen. `shutdown` ends it.
+    A page `/NAME/` answers `/NAME` and all paths below it that have no page of their own. Raises `ConfigError`, for the
+    configuration's `key`, where it cannot listen. `shutdown` ends it.
     """
     metrics, others = make_wsgi_app(registry), dict(pages or {})
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        page = others.get(environ.get("PATH_INFO", ""))
+        # WSGI has the bytes of the path as Latin-1.
+        path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace")
+        page = others.get(path) or others.get(f"/{path[1:].partition('/')[0]}/")
         if page is None:
             answer: Iterable[bytes] = metrics(environ, start_response)
             return answer
-        start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
-        return [page()]
+        query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+        reply = page(PageRequest(path, environ.get("HTTP_HOST", ""), query))
+        start_response(_STATUSES[reply.status], [("Content-Type", reply.content_type), *reply.headers.items()])
+        return [reply.body]
 
     try:
         server = make_server(host, port, app, _Server6 if ":" in host else _Server, handler_class=_Handler)
