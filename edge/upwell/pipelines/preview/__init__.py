@@ -1,0 +1,1 @@
+"""The preview: a page with what each pipeline sees, does and drops."""
