@@ -119,7 +119,7 @@ class Preview:
         with self._lock:  # who asks meanwhile waits for the picture that is being encoded
             shown = self._show(time.monotonic())
             if number is not None:
-                shown = next((one for one in self._shown if one.number == number), None)
+                shown = next((one for one in reversed(self._shown) if one.number == number), None)
             if shown is None:
                 return None
             if shown.jpeg is None:

@@ -16,6 +16,8 @@ from ruamel.yaml import YAML
 
 from tests.integration.pipelines.preview.browser import CHROMIUM, DRIVER, Browser
 from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, person
+from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.shapes import LineSection
 from upwell.pipelines.frame import Box, FoundObject
 from upwell.pipelines.preview.pages import preview_pages
 from upwell.pipelines.sources.base import SourceState
@@ -28,6 +30,19 @@ pytestmark = [
 
 AXE = os.environ.get("UPWELL_AXE")
 """The path of axe.min.js, from the package axe-core of npm."""
+
+PIPELINES = """version: 1
+pipelines:
+  dock:
+    source: {{video: dock.mp4}}
+    steps:
+      - infer: {{model: people}}
+      - track: {{}}
+      - {step}
+    events: [{{name: count, on: cross gate}}, {{name: in, on: enter no}}]
+    sinks: [{{jsonl: events.jsonl}}]
+"""
+"""Into which what was drawn is pasted."""
 
 HOSTILE = '<img src=x onerror="document.title=1"></script>' + "W" * 60
 BOXES: list[Box] = [(0.125, 0.25, 0.375, 0.75), (0.7, 0.0, 0.9, 0.3)]
@@ -343,7 +358,11 @@ def test_zones_and_lines_are_drawn_by_clicks_and_their_text_is_to_paste(browser:
     press("[name=copy]")
     browser.until(f"{said} === 'Copied.'")
     copied = browser.run("return navigator.clipboard.readText()")
-    assert YAML(typ="safe").load(copied) == {"zones": drawn}
+    config, _ = parse_pipelines(PIPELINES.format(step=copied), Path("pipelines.yaml"))
+    zones = config.pipelines["dock"].steps[2].zones
+    assert zones is not None
+    assert zones["no"] == tuple(tuple(point) for point in drawn["no"])
+    assert isinstance(zones["gate"], LineSection)
     press("[name=clear]")
     assert yaml_of(browser) == "Nothing is drawn yet."
 

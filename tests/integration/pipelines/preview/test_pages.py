@@ -7,15 +7,24 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from PIL import Image
 from prometheus_client import CollectorRegistry, Counter
 
-from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, person
+from tests.unit.edge.agents import scene
+from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, person, picture
+from upwell.edge.server.assembly import serve_metrics
+from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.preview.pages import preview_pages
 from upwell.pipelines.preview.preview import Preview
+from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.sources.base import FolderSettings
+from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.telemetry.exposition import serve_pages
 
 LIMIT_S = 10.0
@@ -128,6 +137,40 @@ def test_a_web_site_that_points_its_own_name_here_gets_no_picture(site: Site, ho
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "[::1]", "[::1]:80"])
 def test_who_calls_this_machine_by_its_own_names_is_answered(site: Site, host: str) -> None:
     assert site.get("/preview.json", host)[0] == 200
+
+
+def test_an_agent_serves_them_beside_its_metrics_and_its_health() -> None:
+    pages = preview_pages({"dock": FakePipeline().preview})
+    with scene("defaults: {deadline: 20s}") as at:
+        address = serve_metrics(at.agent, "127.0.0.1:0", pages).removesuffix("/metrics").removeprefix("http://")
+        told = {}
+        for path in ("/health", "/preview.json", "/metrics"):
+            with closing(http.client.HTTPConnection(address, timeout=LIMIT_S)) as connection:
+                connection.request("GET", path)
+                reply = connection.getresponse()
+                told[path] = (reply.status, reply.getheader("Content-Type", "").partition(";")[0], reply.read())
+    assert told["/health"][:2] == (200, "application/json")
+    assert "models" in json.loads(told["/health"][2])
+    assert told["/preview.json"] == (200, "application/json", b'{"pipelines": ["dock"]}')
+    assert told["/metrics"][:2] == (200, "text/plain")
+
+
+def test_a_running_pipeline_shows_its_frames(tmp_path: Path) -> None:
+    for number in range(3):
+        Image.fromarray(picture([(0.0, 0.0, 0.5, 0.5)])).save(tmp_path / f"{number}.png")
+    settings = FolderSettings(tmp_path, watch=False, answered="leave", settle_s=0.0)
+    shown: list[Preview] = []
+    with Pipeline(
+        "dock", open_source(settings), (), EventRules((), Zones({}, {})), publish=lambda one: shown[0].note(one)
+    ) as pipeline:
+        shown.append(Preview("dock", {}, {}, lambda: pipeline.status))
+        numbers = [one.scene.frame.number for one in pipeline]
+        document = shown[0].document()
+    assert len(numbers) == 3
+    assert (document["frame"]["number"], document["answered"], document["captured"]) == (numbers[-1], 3, 3)
+    assert document["latency_ms"]["count"] == 3
+    assert document["source"]["decoder"] == "folder"
+    assert np.asarray(Image.open(io.BytesIO(shown[0].picture() or b"")))[10, 10, 0] > 190
 
 
 def test_pipelines_come_and_go_and_the_metrics_stay_where_they_are(site: Site) -> None:

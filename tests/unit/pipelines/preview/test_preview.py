@@ -129,6 +129,16 @@ def test_the_picture_that_a_document_names_is_there_until_the_second_one_after_i
         assert abs(int(pixels_of(preview.picture(number))[0, 0, 0]) - 80 * number) < 4
 
 
+def test_a_number_that_came_before_means_the_newer_frame(clock: list[float]) -> None:
+    """Numbers begin again where a source is opened again."""
+    preview = FakePipeline().preview
+    for red in (40, 200):
+        preview.note(answered(1, pixels=picture([], (red, 0, 0))))
+        preview.document()
+        clock[0] += module.SHOWN_EVERY_S
+    assert abs(int(pixels_of(preview.picture(1))[0, 0, 0]) - 200) < 4
+
+
 def test_what_models_say_cannot_make_the_document_wrong_or_endless() -> None:
     deep: dict[str, Any] = {}
     inner = deep
