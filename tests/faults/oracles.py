@@ -51,8 +51,9 @@ def margins(scores: Array) -> Array:
 
 
 def _pixels(images: Array, size_px: int) -> Array:
-    decoded = [Image.open(io.BytesIO(one)).resize((size_px, size_px), Image.Resampling.BILINEAR) for one in images]
-    rows: Array = np.stack([np.asarray(one) for one in decoded]).astype(np.float32) * np.float32(1 / 255)
+    grey = (Image.open(io.BytesIO(one)).convert("L") for one in images)
+    decoded = [np.asarray(one.resize((size_px, size_px), Image.Resampling.BILINEAR)) for one in grey]
+    rows: Array = np.stack(decoded).astype(np.float32) * np.float32(1 / 255)
     return rows
 
 

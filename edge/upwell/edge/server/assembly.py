@@ -50,7 +50,13 @@ _log = logging.getLogger(__name__)
 
 def build_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> CoreT:
     """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
-    config = load_yaml(path, AgentConfig)
+    return assemble(made_as, load_yaml(path, AgentConfig), on_result)
+
+
+def assemble(
+    made_as: type[CoreT], config: AgentConfig, on_result: Callable[[SpoolResult], None] | None = None
+) -> CoreT:
+    """The agent of this configuration. Raises as `build_agent`."""
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
     _warn_of_unknown_models(policy, config)
     section, cloud = config.agent, None

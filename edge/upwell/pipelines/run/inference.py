@@ -58,7 +58,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class InferSettings:
-    """What the agent is asked. `where` chooses objects; `margin` widens a crop by that share of its box on each side.
+    """What the agent is asked. `margin` widens a crop by that share of its box on each side.
 
     `min_size` is the least side of a crop in pixels, smaller ones are not asked about. With `once_per_track` an answer
     holds for the track, and is asked for again where the object is seen `better` by that share (area times score), or
@@ -66,7 +66,6 @@ class InferSettings:
     """
 
     model: str
-    where: Callable[[FoundObject], bool] | None = None
     once_per_track: bool = False
     better: float | None = None
     older_s: float | None = None
@@ -146,10 +145,14 @@ class _Known:
 
 
 class InferObjects:
-    """Asks about crops of the objects: those of one frame and the same tags are the rows of one request."""
+    """Asks about crops of the objects: those of one frame and the same tags are the rows of one request.
 
-    def __init__(self, inference: Inference) -> None:
+    `where` chooses among them.
+    """
+
+    def __init__(self, inference: Inference, where: Callable[[FoundObject, Scene], bool] | None = None) -> None:
         self.inference = inference
+        self._where = where
         self._known: dict[int, _Known] = {}
         self._lock = threading.Lock()
 
@@ -164,12 +167,12 @@ class InferObjects:
             if held is not None:
                 said[index] = held
                 continue
-            if self.inference.settings.where is not None and not self.inference.settings.where(found):
+            if self._where is not None and not self._where(found, scene):
                 continue
             crop = crop_of(scene.pixels, found.box, self.inference.settings.margin)
             if min(crop.shape[:2]) >= self.inference.settings.min_size:
                 crops[index] = crop
-                groups.setdefault(_tags_of(found), []).append(index)
+                groups.setdefault(object_tags(found), []).append(index)
         answers = []
         for tags, indexes in groups.items():
             rows = np.empty(len(indexes), dtype=np.object_)
@@ -227,7 +230,7 @@ def _clarity(found: FoundObject) -> float:
     return (x2 - x1) * (y2 - y1) * found.score
 
 
-def _tags_of(found: FoundObject) -> tuple[tuple[str, str], ...]:
+def object_tags(found: FoundObject) -> tuple[tuple[str, str], ...]:
     """What rules see of an object: `label`, and `zone.NAME: "yes"` for each zone that it is in."""
     return (("label", found.label), *((f"zone.{zone.lower()}", "yes") for zone in sorted(found.zones)))
 

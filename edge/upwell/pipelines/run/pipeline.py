@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from upwell.pipelines.events.rules import EventRules, FiredEvent
@@ -57,7 +57,8 @@ class Pipeline:
     """Frames of `source` through `steps`. Iterate over it, in one thread; close it, or use it as a context manager.
 
     `deadline_s` counts from a frame's capture, infinite where only the models' policies have one. `publish` is given
-    each answered frame before the iteration sees it.
+    each answered frame before the iteration sees it, and the last one again when the source is over, with what that
+    fires.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Pipeline:
         self._events: Counter[str] = Counter()
         self._latencies_s: deque[float] = deque(maxlen=_LATENCIES)
         self._last_failure = ""
+        self._last: AnsweredFrame | None = None
         self._said_s: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[AnsweredFrame]:
@@ -89,6 +91,9 @@ class Pipeline:
             try:
                 frame = self.source.next(_LOOK_S)
             except SourceEnded:
+                last = self._last
+                if last is not None:
+                    self._tell(replace(last, fired=self._rules.end(last.scene.frame.captured_s)))
                 return
             if frame is None:
                 continue
@@ -109,15 +114,21 @@ class Pipeline:
         except FrameDropped as dropped:
             self._note(dropped)
             return None
-        fired = self._rules.take(scene)
-        answered = AnsweredFrame(scene, fired, latency_s)
+        except BaseException:  # a defect, told by whoever runs the pipeline; the sums must agree none the less
+            self._note(FrameDropped("failed", "a step failed"))
+            raise
         with self._lock:
             self._frames["answered"] += 1
-            self._events.update(one.event for one in fired)
             self._latencies_s.append(latency_s)
+        self._last = AnsweredFrame(scene, self._rules.take(scene), latency_s)
+        self._tell(self._last)
+        return self._last
+
+    def _tell(self, answered: AnsweredFrame) -> None:
+        with self._lock:
+            self._events.update(one.rule for one in answered.fired)
         if self._publish is not None:
             self._publish(answered)
-        return answered
 
     def _note(self, dropped: FrameDropped) -> None:
         with self._lock:

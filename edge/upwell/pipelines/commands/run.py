@@ -1,0 +1,88 @@
+"""`upwell run`: pipelines around an agent, in one process."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upwell.edge.agent import Agent
+from upwell.edge.config import AgentConfig
+from upwell.edge.observe.health import summary
+from upwell.edge.server.assembly import assemble, serve_metrics
+from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.signatures import signatures_of
+from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.run.runner import PipelineRunner
+from upwell.shared.config.yaml import load_yaml, read_text
+from upwell.shared.errors import ConfigError
+from upwell.shared.platform.stopping import StopSignals
+from upwell.shared.platform.systemd import Systemd
+from upwell.shared.telemetry.logs import set_up_logs
+
+_LOOK_S = 0.2
+
+
+def run(
+    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.")],
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The agent.yaml with their models.")] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="Instead of an agent.yaml: a folder with a bundle or a file for each model.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run pipelines until their sources are over, or until SIGTERM or Ctrl-C."""
+    agent_config = agent_config_of(config, models)
+    console = set_up_logs(agent_config.agent.log, logging.DEBUG if verbose else logging.INFO)
+    parsed, warnings = parse_pipelines(read_text(pipelines), pipelines, signatures_of(agent_config))
+    for warning in warnings:
+        console.print(f"warning: {warning}", markup=False)
+    results = LateResults()
+    with ExitStack() as once_closed, assemble(Agent, agent_config, results) as agent:
+        stop = StopSignals()
+        once_closed.callback(stop.restore_default)
+        with build_pipelines(parsed, agent, agent_config.agent.state_dir, results) as runner:
+            agent.metrics.export(runner.families)
+            if agent_config.agent.metrics is not None:
+                console.print(f"metrics on {serve_metrics(agent, agent_config.agent.metrics)}", markup=False)
+            for health in agent.health():
+                console.print(summary(health), markup=False)
+            runner.start()
+            console.print(f"running {', '.join(runner.pipelines)}", markup=False)
+            _run_until(stop, runner)
+            console.print("stopping", markup=False)
+
+
+def _run_until(stop: StopSignals, runner: PipelineRunner) -> None:
+    """Wait for a stop signal or the end of all sources, and tell systemd, where that started us, how we are."""
+    systemd = Systemd.of_environment()
+    systemd.ready()
+    while stop.receive(_LOOK_S) is None and not runner.is_over:
+        pass
+    systemd.stopping()
+
+
+def agent_config_of(config: Path | None, models: Path | None) -> AgentConfig:
+    """The agent that pipelines run around. Raises `ConfigError`."""
+    if (config is None) == (models is None):
+        raise ConfigError.at(None, "expected either an agent.yaml or a folder of models", "-c, --models")
+    if config is not None:
+        return load_yaml(config, AgentConfig)
+    assert models is not None  # noqa: S101  one of the two, as seen above
+    if not models.is_dir():
+        raise ConfigError.at(models, "no such folder; expected one with a bundle or a file for each model", "--models")
+    sides = {path.stem: side for path in sorted(models.iterdir()) if (side := _side(path)) is not None}
+    if not sides:
+        raise ConfigError.at(
+            models, "no model in this folder; expected bundles, or files *.onnx and *.tflite", "--models"
+        )
+    return AgentConfig.model_validate({"models": {name: {"edge": side} for name, side in sides.items()}})
+
+
+def _side(path: Path) -> dict[str, str] | None:
+    if path.is_dir():
+        return {"bundle": str(path.absolute())}
+    return {"file": str(path.absolute())} if path.suffix in (".onnx", ".tflite") else None

@@ -1,0 +1,303 @@
+"""From `pipelines.yaml` to running pipelines: sources open, steps bound to models, sinks behind the outbox."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from upwell.edge.server.core import AgentCore
+from upwell.edge.spool.item import SpoolResult
+from upwell.pipelines.config.sections import (
+    CaptureSection,
+    EventSection,
+    InferSection,
+    KeepSection,
+    PipelinesConfig,
+    PipelineSection,
+    StepSection,
+)
+from upwell.pipelines.config.shapes import LineSection
+from upwell.pipelines.config.sinks import SinkSection
+from upwell.pipelines.events.rules import EventRule, EventRules
+from upwell.pipelines.events.where import ObjectCondition
+from upwell.pipelines.frame import FoundObject, Scene
+from upwell.pipelines.run.amendments import Amendments, WaitingEvent
+from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
+from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.run.publishing import PublishedAs, Publisher, may_leave
+from upwell.pipelines.run.runner import PipelineRunner
+from upwell.pipelines.sinks.journal import OutboxLimits
+from upwell.pipelines.sinks.opening import open_sinks
+from upwell.pipelines.sinks.outbox import Outbox
+from upwell.pipelines.sinks.settings import (
+    JsonlSettings,
+    KafkaSettings,
+    MqttSettings,
+    PicturesSettings,
+    SinkSettings,
+    WebhookSettings,
+)
+from upwell.pipelines.sources.base import CameraSettings, FolderSettings, Patience, SourceSettings, VideoSettings
+from upwell.pipelines.sources.open_source import open_source
+from upwell.pipelines.steps.blur import blur
+from upwell.pipelines.steps.change import ChangeDetector
+from upwell.pipelines.steps.geometry import Zones
+from upwell.pipelines.steps.objects import LOST_S, keep
+from upwell.pipelines.steps.tracker import Tracker
+
+FLUSH_S = 10.0
+"""How long the end waits for sinks to take what is in the outbox; the rest stays there."""
+
+_log = logging.getLogger(__name__)
+
+OUTBOX_NAME, AMENDMENTS_NAME = "outbox.db", "amendments.db"
+
+
+class LateResults:
+    """Where the agent's results go; made before the agent, which wants to know, and bound to pipelines after it."""
+
+    def __init__(self) -> None:
+        self._take: Callable[[SpoolResult], None] | None = None
+        self._early: list[SpoolResult] = []
+
+    def __call__(self, result: SpoolResult) -> None:
+        """Take an answer of the cloud to a kept case."""
+        if self._take is None:
+            self._early.append(result)
+        else:
+            self._take(result)
+
+    def bind(self, take: Callable[[SpoolResult], None]) -> None:
+        """Give all results to `take`, those that have come already first."""
+        self._take = take
+        while self._early:
+            take(self._early.pop(0))
+
+
+@dataclass(frozen=True)
+class BoundSteps:
+    """The steps of a pipeline, and what they have in common with its events."""
+
+    steps: tuple[Step, ...]
+    zones: Zones
+    inferences: Mapping[str, Inference]
+    asked_about_objects: Sequence[InferObjects]
+
+
+def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSteps:
+    """The steps with the agent's models. Raises `ConfigError` for a model that the agent lacks or that does not fit."""
+    shapes = {zone: shape for one in section.steps for zone, shape in (one.zones or {}).items()}
+    lines = {zone: shape.line for zone, shape in shapes.items() if isinstance(shape, LineSection)}
+    zones = Zones({zone: shape for zone, shape in shapes.items() if not isinstance(shape, LineSection)}, lines)
+    models = [one.infer.model for one in section.steps if one.infer is not None]
+    steps: list[Step] = []
+    for one in section.steps:
+        condition = None
+        text = one.infer.where if one.infer is not None else one.keep.where if one.keep is not None else None
+        if text is not None:
+            condition = ObjectCondition(text, models, zones.polygons, name)
+        steps.append(_bound(one, condition, zones, agent, name))
+    infers = [one for one in steps if isinstance(one, (InferFrame, InferObjects))]
+    return BoundSteps(
+        tuple(steps),
+        zones,
+        {one.inference.settings.model: one.inference for one in infers},
+        [one for one in infers if isinstance(one, InferObjects)],
+    )
+
+
+def _bound(
+    section: StepSection, condition: ObjectCondition | None, zones: Zones, agent: AgentCore, pipeline: str
+) -> Step:
+    if section.infer is not None:
+        inference = Inference(agent, _infer_settings(section.infer), pipeline)
+        where = None if condition is None else partial(is_true, condition)
+        return InferFrame(inference) if section.infer.on == "frame" else InferObjects(inference, where)
+    if section.change is not None:
+        return _Change(ChangeDetector(section.change.above, section.change.at_least, section.change.ignore))
+    if section.track is not None:
+        return _Track(Tracker(section.track.lost, section.track.min_score, section.track.weak_score))
+    if section.keep is not None:
+        return _Keep(section.keep, condition)
+    if section.blur is not None:
+        return _Blur(frozenset(section.blur.labels))
+    return _Locate(zones)
+
+
+def _infer_settings(section: InferSection) -> InferSettings:
+    again = section.again
+    return InferSettings(
+        section.model,
+        section.once == "track",
+        again.better if again is not None else None,
+        again.older if again is not None else None,
+        section.margin,
+        section.min_size,
+        section.tags,
+    )
+
+
+def is_true(condition: ObjectCondition, found: FoundObject, scene: Scene) -> bool:
+    """Whether it is true of the object; not where it cannot be evaluated, as without an answer that it needs."""
+    try:
+        return condition.holds(found, scene)
+    except ValueError as error:
+        _log.debug("a condition counts as not true: %s", error)
+        return False
+
+
+@dataclass(frozen=True)
+class _Change:
+    detector: ChangeDetector
+
+    def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002  as every step takes it
+        if not self.detector.is_changed(scene.frame):
+            raise FrameDropped("unchanged")
+        return scene
+
+
+@dataclass(frozen=True)
+class _Track:
+    tracker: Tracker
+
+    def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
+        return replace(scene, objects=self.tracker.update(scene.objects, scene.frame.captured_s))
+
+
+@dataclass(frozen=True)
+class _Locate:
+    zones: Zones
+
+    def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
+        return replace(scene, objects=self.zones.locate(scene.objects))
+
+
+@dataclass(frozen=True)
+class _Keep:
+    section: KeepSection
+    condition: ObjectCondition | None
+
+    def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
+        objects = keep(scene.objects, self.section.labels, self.section.min_score or 0.0)
+        if self.condition is not None:
+            objects = tuple(found for found in objects if is_true(self.condition, found, scene))
+        return replace(scene, objects=objects)
+
+
+@dataclass(frozen=True)
+class _Blur:
+    labels: frozenset[str]
+
+    def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
+        boxes = [found.box for found in scene.objects if found.label in self.labels]
+        return replace(scene, pixels=blur(scene.pixels, boxes)) if boxes else scene
+
+
+def source_settings(section: CaptureSection) -> SourceSettings:
+    """What the source is opened with."""
+    patience = Patience(silent_s=section.silent)
+    fps, decoder = section.fps or 0.0, section.decoder or ""
+    if section.camera is not None:
+        return CameraSettings(section.camera, fps=fps, keep=section.keeps, decoder=decoder, patience=patience)
+    if section.folder is not None:
+        return FolderSettings(section.folder, section.watch, section.done)
+    assert section.video is not None  # noqa: S101  one of the three, as the file was checked
+    return VideoSettings(section.video, fps, section.keeps, decoder, patience=patience)
+
+
+def sink_settings(section: SinkSection) -> SinkSettings:
+    """What the sink is opened with."""
+    if section.jsonl is not None:
+        return JsonlSettings(section.jsonl.path, section.jsonl.limit)
+    if section.pictures is not None:
+        return PicturesSettings(section.pictures.folder, section.pictures.limit)
+    if section.webhook is not None:
+        hook = section.webhook
+        return WebhookSettings(hook.url, hook.secret_file, hook.ca, hook.timeout)
+    if section.mqtt is not None:
+        return MqttSettings(section.mqtt.broker, section.mqtt.topic, None, section.mqtt.ca)
+    assert section.kafka is not None  # noqa: S101  one of them, as the file was checked
+    kafka = section.kafka
+    return KafkaSettings(",".join(kafka.brokers), kafka.topic, kafka.tls, kafka.ca, None)
+
+
+def build_pipeline(
+    name: str, section: PipelineSection, agent: AgentCore, outbox: Outbox, late: Amendments
+) -> tuple[Pipeline, Publisher]:
+    """One pipeline, its source open. Raises `ConfigError`."""
+    bound = bind_steps(name, section, agent)
+    lost_s = next((one.track.lost for one in section.steps if one.track is not None), LOST_S)
+    rules = EventRules([_event_rule(one) for one in section.events], bound.zones, list(bound.inferences), name, lost_s)
+    infer = next((one.infer for one in section.steps if one.infer is not None), None)
+    published_as = PublishedAs(
+        name,
+        "" if infer is None else infer.model,
+        {"pipeline": name, **({} if infer is None else infer.tags)},
+        any(one.pictures is not None for one in section.sinks),
+        bound.zones,
+        {model: inference.reader for model, inference in bound.inferences.items()},
+    )
+
+    def amended(model: str, track: int, facts: Mapping[str, Any]) -> None:
+        for step in bound.asked_about_objects:
+            if step.inference.settings.model == model:
+                step.amend(track, facts)
+
+    publisher = Publisher(published_as, outbox, late, amended)
+    source = open_source(source_settings(section.source))
+    deadline_s = math.inf if section.source.deadline is None else section.source.deadline
+    return Pipeline(name, source, bound.steps, rules, deadline_s, publisher.publish), publisher
+
+
+def _event_rule(section: EventSection) -> EventRule:
+    on = section.on
+    is_line = on.kind == "cross"
+    return EventRule(
+        section.name,
+        on.kind,
+        zone="" if is_line else on.zone,
+        line=on.zone if is_line else "",
+        dwell_s=on.after_s if on.kind == "dwell" else 0.0,
+        every_s=on.after_s if on.kind == "every" else 0.0,
+        where=section.where or "",
+    )
+
+
+def build_pipelines(
+    config: PipelinesConfig, agent: AgentCore, state_dir: Path | None, results: LateResults
+) -> PipelineRunner:
+    """All pipelines of a file around one agent, not started. Raises `ConfigError`, and leaves nothing open then.
+
+    `state_dir` keeps events that are not delivered yet, and those that wait for the cloud; without it, in memory and
+    in a temporary folder, for as long as the process lives.
+    """
+    publishers: dict[str, Publisher] = {}
+
+    def amend(waiting: WaitingEvent, result: SpoolResult) -> None:
+        if waiting.pipeline in publishers:
+            publishers[waiting.pipeline].amend(waiting, result)
+
+    with ExitStack() as on_failure:
+        folder = state_dir or Path(on_failure.enter_context(TemporaryDirectory(prefix="upwell-pipelines-")))
+        sinks = open_sinks(
+            {name: [sink_settings(one) for one in section.sinks] for name, section in config.pipelines.items()}
+        )
+        outbox = Outbox(folder / OUTBOX_NAME, sinks, OutboxLimits(), may_leave(agent.router))
+        on_failure.callback(outbox.close)
+        on_failure.callback(outbox.flush, FLUSH_S)
+        late = Amendments(None if state_dir is None else state_dir / AMENDMENTS_NAME, amend)
+        on_failure.callback(late.close)
+        pipelines = []
+        for name, section in config.pipelines.items():
+            pipeline, publishers[name] = build_pipeline(name, section, agent, outbox, late)
+            on_failure.callback(pipeline.close)
+            pipelines.append(pipeline)
+        results.bind(late.take)
+        return PipelineRunner(pipelines, on_failure.pop_all())

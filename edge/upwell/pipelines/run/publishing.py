@@ -1,0 +1,161 @@
+"""From what a frame fired to events in the outbox, and from late answers to amendments of them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from upwell.edge.policy.router_service import RouterService
+from upwell.edge.spool.item import SpoolResult
+from upwell.pipelines.events.event import Event
+from upwell.pipelines.events.rules import FiredEvent
+from upwell.pipelines.frame import FoundObject, Scene
+from upwell.pipelines.run.amendments import Amendments, WaitingEvent
+from upwell.pipelines.run.annotated import annotated, jpeg
+from upwell.pipelines.run.answers import AnswerReader
+from upwell.pipelines.run.inference import object_tags
+from upwell.pipelines.run.pipeline import AnsweredFrame
+from upwell.pipelines.sinks.base import Message
+from upwell.pipelines.sinks.outbox import Outbox
+from upwell.pipelines.steps.geometry import Zones
+from upwell.shared.routing.decide.state import Signals
+from upwell.shared.routing.policy.rules import RequestFacts
+
+_BETWEEN = "\n"
+"""Between the labels of an event with several objects: each of them must be allowed to leave."""
+
+
+@dataclass(frozen=True)
+class PublishedAs:
+    """How the events of one pipeline are written.
+
+    `model` is the one whose rules say what may leave the device, empty without any; `tags` are those of its requests.
+    `readers` read the answers of the models that objects or frames were asked about.
+    """
+
+    pipeline: str
+    model: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    has_pictures: bool = False
+    zones: Zones | None = None
+    readers: Mapping[str, AnswerReader] = field(default_factory=dict)
+
+
+class Publisher:
+    """Writes the events of one pipeline into the outbox. `late` remembers those that the cloud is still to answer."""
+
+    def __init__(
+        self,
+        published_as: PublishedAs,
+        outbox: Outbox,
+        late: Amendments,
+        on_amended: Callable[[str, int, Mapping[str, Any]], None],
+    ) -> None:
+        self._as = published_as
+        self._outbox = outbox
+        self._late = late
+        self._on_amended = on_amended
+
+    def publish(self, answered: AnsweredFrame) -> None:
+        """Put what the frame fired into the outbox; it is durable when this returns."""
+        if not answered.fired:
+            return
+        scene = answered.scene
+        picture = jpeg(annotated(scene, self._as.zones)) if self._as.has_pictures else b""
+        events = [self._event(fired, answered) for fired in answered.fired]
+        self._outbox.put([self._message(event, picture) for event in events])
+        for event in events:
+            self._wait_for_answers(event, scene)
+
+    def _event(self, fired: FiredEvent, answered: AnsweredFrame) -> Event:
+        scene = answered.scene
+        return Event(
+            uuid.uuid4().hex, self._as.pipeline, fired.rule, self._outbox.next_sequence(self._as.pipeline),
+            scene.frame.captured_unix_s, answered.latency_s * 1e3, fired.objects, scene.route, scene.reason,
+            scene.degraded, direction=fired.direction,
+        )  # fmt: skip
+
+    def _message(self, event: Event, picture: bytes = b"") -> Message:
+        tags = dict(self._as.tags)
+        for found in event.objects:
+            tags |= dict(object_tags(found))
+        labels = sorted({found.label for found in event.objects})
+        if labels:
+            tags["label"] = _BETWEEN.join(labels)
+        return Message(
+            event.id, event.pipeline, event.event, event.sequence, event.as_json().encode(), picture, self._as.model,
+            tags,
+        )  # fmt: skip
+
+    def _wait_for_answers(self, event: Event, scene: Scene) -> None:
+        about: Sequence[tuple[Mapping[str, Mapping[str, Any]], FoundObject | None]] = [
+            (scene.answers, None),
+            *((found.answers, found) for found in event.objects),
+        ]
+        for answers, found in about:
+            for model, facts in answers.items():
+                if "case" not in facts:
+                    continue
+                spool_id, _, row = str(facts["case"]).rpartition("/")
+                written = None if found is None else _written(found)
+                waiting = WaitingEvent(
+                    event.pipeline, event.id, event.event, event.captured_unix_s, model, int(row), written
+                )
+                self._late.wait_for(spool_id, waiting)
+
+    def amend(self, waiting: WaitingEvent, result: SpoolResult) -> None:
+        """Put an amendment of the event into the outbox, with what the cloud said."""
+        reader = self._as.readers.get(waiting.model)
+        if reader is None:
+            return
+        outputs = result.response().outputs
+        facts = {**reader.facts(outputs, waiting.row), "route": "cloud", "reason": result.reason}
+        if waiting.object is not None:
+            found = _read(waiting.object)
+            objects: tuple[FoundObject, ...] = (replace(found, answers={**found.answers, waiting.model: facts}),)
+            if found.track is not None:
+                self._on_amended(waiting.model, found.track, facts)
+        else:
+            objects = reader.objects(outputs, waiting.row)
+        event = Event(
+            uuid.uuid4().hex, waiting.pipeline, waiting.event, self._outbox.next_sequence(waiting.pipeline),
+            waiting.captured_unix_s, max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud",
+            result.reason, amends=waiting.event_id,
+        )  # fmt: skip
+        self._outbox.put([self._message(event)])
+
+
+def _written(found: FoundObject) -> dict[str, Any]:
+    return {
+        "label": found.label, "score": found.score, "box": list(found.box), "track": found.track,
+        "zones": sorted(found.zones), "answers": {model: dict(answer) for model, answer in found.answers.items()},
+    }  # fmt: skip
+
+
+def _read(written: Mapping[str, Any]) -> FoundObject:
+    x1, y1, x2, y2 = written["box"]
+    return FoundObject(
+        written["label"], written["score"], (x1, y1, x2, y2), written["track"], frozenset(written["zones"]),
+        written["answers"],
+    )  # fmt: skip
+
+
+def may_leave(router: RouterService) -> Callable[[Message], bool]:
+    """Asks the policy of now whether what a message says may leave the device, as it would be asked of its request."""
+
+    def ask(message: Message) -> bool:
+        if not message.model:
+            return True
+        size_bytes = len(message.body) + len(message.picture)
+        labels = message.tags["label"].split(_BETWEEN) if "label" in message.tags else [""]
+        return all(is_allowed(message, {**message.tags, "label": label}, size_bytes) for label in labels)
+
+    def is_allowed(message: Message, tags: Mapping[str, str], size_bytes: int) -> bool:
+        tags = {name: value for name, value in tags.items() if value}
+        facts = RequestFacts(message.model, tags, size_bytes, time.time())
+        return router.judge(Signals(facts, (size_bytes,), time.monotonic())).denial is None
+
+    return ask

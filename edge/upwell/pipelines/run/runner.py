@@ -1,0 +1,99 @@
+"""Several pipelines around one agent, each in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.sources.base import SourceState
+from upwell.shared.platform.background_thread import BackgroundThread
+
+_log = logging.getLogger(__name__)
+
+
+class PipelineRunner:
+    """Runs `pipelines` until their sources are over or it is closed. `parts` are closed after them, the last first."""
+
+    def __init__(self, pipelines: Sequence[Pipeline], parts: ExitStack) -> None:
+        self.pipelines: Mapping[str, Pipeline] = {one.name: one for one in pipelines}
+        self._parts = parts
+        self._is_closing = threading.Event()
+        self._threads = {
+            one.name: BackgroundThread(f"pipeline-{one.name}", lambda one=one: _run(one), self._is_closing.is_set)  # type: ignore[misc]  # bound now
+            for one in pipelines
+        }
+
+    def start(self) -> None:
+        """Take frames from now on."""
+        for thread in self._threads.values():
+            thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every source has ended."""
+        return not any(thread.is_alive() for thread in self._threads.values())
+
+    def close(self) -> None:
+        """End after the frames that are under way, and close all parts. Calling it twice is harmless."""
+        self._is_closing.set()
+        for pipeline in self.pipelines.values():
+            pipeline.stop()
+        for thread in self._threads.values():
+            if thread.ident is not None:
+                thread.join()
+        for pipeline in self.pipelines.values():
+            pipeline.close()
+        self._parts.close()
+
+    def __enter__(self) -> PipelineRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def families(self) -> Iterable[Metric]:
+        """How the pipelines do, for a scrape."""
+        frames = CounterMetricFamily(
+            "upwell_pipeline_frames", "Frames by what became of them.", labels=["pipeline", "outcome"]
+        )
+        events = CounterMetricFamily("upwell_pipeline_events", "Events.", labels=["pipeline", "event"])
+        captured = CounterMetricFamily("upwell_pipeline_captured", "Frames captured.", labels=["pipeline"])
+        live = GaugeMetricFamily(
+            "upwell_pipeline_source_live", "1 while the source brings frames.", labels=["pipeline"]
+        )
+        reconnects = CounterMetricFamily(
+            "upwell_pipeline_source_reconnects", "Times the source was lost and opened again.", labels=["pipeline"]
+        )
+        latency = GaugeMetricFamily(
+            "upwell_pipeline_latency_seconds",
+            "From capture to answer, of the latest frames.",
+            labels=["pipeline", "quantile"],
+        )
+        for name, pipeline in self.pipelines.items():
+            status = pipeline.status
+            captured.add_metric([name], status.captured)
+            live.add_metric([name], float(status.source.state is SourceState.LIVE))
+            reconnects.add_metric([name], status.source.reconnects)
+            for outcome, count in status.frames.items():
+                frames.add_metric([name, outcome], count)
+            for event, count in status.events.items():
+                events.add_metric([name, event], count)
+            ordered = sorted(status.latencies_s)
+            for quantile in (0.5, 0.99) if ordered else ():
+                latency.add_metric([name, str(quantile)], ordered[min(len(ordered) - 1, int(quantile * len(ordered)))])
+        return captured, frames, events, live, reconnects, latency
+
+
+def _run(pipeline: Pipeline) -> None:
+    for _ in pipeline:
+        pass
+    _log.info("pipeline %s: the source is over", pipeline.name)

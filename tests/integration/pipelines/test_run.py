@@ -1,0 +1,179 @@
+"""Whole pipelines on a made video whose truth is known: found, followed, counted, read, and told."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.faults.clouds import ScriptedCloud, good, silent, status
+from tests.faults.scene import until
+from tests.pipelines_run import (
+    FOLLOWED,
+    LIMIT_S,
+    READ,
+    pipelines_text,
+    running_pipelines,
+    write_agent,
+    write_video,
+)
+from upwell.tools.demo import cards
+
+EVENTS = [
+    {"name": "entered", "on": "enter upper"},
+    {"name": "passed", "on": "cross middle"},
+    {"name": "left", "on": "leave"},
+]
+SHOWN = cards.cards(9, seed=3)
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_video(tmp_path_factory.mktemp("video") / "cards.mp4", cards.video(SHOWN))
+
+
+@pytest.fixture
+def cloud() -> Any:
+    scripted = ScriptedCloud()
+    yield scripted
+    scripted.stop()
+
+
+def labels_by_track(events: list[dict[str, Any]]) -> dict[int, str]:
+    """What each track was read as in the end."""
+    found: dict[int, str] = {}
+    for event in events:
+        for one in event["objects"]:
+            if "digits" in one:
+                found[one["track"]] = one["digits"]["label"]
+    return found
+
+
+def test_a_video_is_counted_and_read_and_every_frame_has_a_fate(tmp_path: Path, video: Path) -> None:
+    pipeline = {"source": {"video": str(video)}, "steps": [*FOLLOWED, READ], "events": EVENTS}
+    with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, dock=pipeline)) as it:
+        it.wait()
+        status = it.runner.pipelines["dock"].status
+    events = it.events("dock")
+    counts = Counter(event["event"] for event in events)
+    entering = sum(card.enters for card in SHOWN)
+    assert counts == {"entered": entering, "passed": len(SHOWN), "left": len(SHOWN)}
+    assert status.captured == sum(status.frames.values()) == status.frames["answered"]
+    assert status.captured == int(cards.length_s(SHOWN) * cards.FPS)
+    assert [event["sequence"] for event in events] == sorted({event["sequence"] for event in events})
+    assert len({event["id"] for event in events}) == len(events)
+    in_order = [card.label for card in sorted(SHOWN, key=lambda card: card.crosses_s)]
+    read = [int(event["objects"][0]["digits"]["label"]) for event in events if event["event"] == "passed"]
+    assert np.mean(np.equal(read, in_order)) >= 0.7  # once per track, from the first look at a card at the edge
+
+
+def test_frames_that_do_not_change_and_frames_that_are_late_are_counted(tmp_path: Path) -> None:
+    still = next(cards.video(SHOWN))
+    path = write_video(tmp_path / "still.mp4", [still] * 12)
+    pipelines = {
+        "calm": {"source": {"video": str(path)}, "steps": [{"change": {"at_least": "1h"}}, *FOLLOWED]},
+        "late": {"source": {"video": str(path), "deadline": "0.01ms"}, "steps": [*FOLLOWED]},
+    }
+    with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, **pipelines)) as it:
+        it.wait()
+        calm, late = (it.runner.pipelines[name].status for name in ("calm", "late"))
+    assert (calm.captured, calm.frames["unchanged"], calm.frames["answered"]) == (12, 11, 1)
+    assert (late.captured, late.frames["late"], late.last_failure) == (12, 12, "late")
+
+
+def test_with_the_cloud_killed_in_the_middle_every_frame_is_answered(
+    tmp_path: Path, video: Path, cloud: ScriptedCloud
+) -> None:
+    policy = {"defaults": {"deadline": "150ms", "hard": {"measure": "max_prob", "below": 1.0}}}
+    pipeline = {
+        "source": {"video": str(video)},
+        "steps": [*FOLLOWED, {"infer": {"model": "digits", "on": "objects", "margin": "0%"}}],
+        "events": EVENTS,
+    }
+    with running_pipelines(
+        tmp_path, write_agent(tmp_path, policy, cloud.address), pipelines_text(tmp_path, dock=pipeline)
+    ) as it:
+        until(lambda: it.runner.pipelines["dock"].status.frames.get("answered", 0) > 40, LIMIT_S)
+        cloud.behaviour = silent
+        it.wait()
+        status = it.runner.pipelines["dock"].status
+    assert status.captured == status.frames["answered"]
+    counts = Counter(event["event"] for event in it.events("dock"))
+    assert (counts["passed"], counts["entered"]) == (len(SHOWN), sum(card.enters for card in SHOWN))
+    routes = Counter(
+        one["digits"]["route"] for event in it.events("dock") for one in event["objects"] if "digits" in one
+    )
+    assert routes["cloud"] > 0 < routes["edge"]
+
+
+def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    """The cloud is down while the video runs; what it says later belongs to the events of then."""
+    cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
+    defaults = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}, "spool": True}
+    path = write_video(tmp_path / "cards.mp4", cards.video(SHOWN[:3]))
+    pipeline = {"source": {"video": str(path)}, "steps": [*FOLLOWED, READ], "events": EVENTS}
+    agent = write_agent(tmp_path, {"defaults": defaults}, cloud.address)
+    with running_pipelines(tmp_path, agent, pipelines_text(tmp_path, dock=pipeline)) as it:
+        it.wait()
+        first = it.events("dock")
+        about = {
+            event["id"]: event for event in first if any("case" in one.get("digits", {}) for one in event["objects"])
+        }
+        assert len(about) == len(first) > 0
+        cloud.behaviour = good
+        until(lambda: len(it.events("dock")) == 2 * len(first), LIMIT_S)
+    amendments = it.events("dock")[len(first) :]
+    assert sorted(event["amends"] for event in amendments) == sorted(about)
+    for event in amendments:
+        former = about[event["amends"]]
+        (now,), (then,) = event["objects"], former["objects"]
+        assert (event["event"], event["captured_unix_s"]) == (former["event"], former["captured_unix_s"])
+        assert (now["track"], now["box"], now["digits"]["route"]) == (then["track"], then["box"], "cloud")
+        assert "case" not in now["digits"]
+
+
+def test_what_a_rule_denies_in_a_zone_never_goes_up_nor_what_is_blurred(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    """Two cards stand in the picture, one in the zone: the cloud is asked about the other alone, and sees it blurred."""
+    places = ((500.0, 110.0), (200.0, 300.0))
+    standing = [
+        cards.Card(card.ink, card.label, y, -1.0, x + cards.FRAME_PX)
+        for card, (x, y) in zip(SHOWN, places, strict=False)
+    ]
+    picture = next(cards.video(standing))
+    path = write_video(tmp_path / "standing.mp4", [picture] * 8)
+    policy = {
+        "defaults": {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}},
+        "rules": [{"name": "zone", "match": {"tags": {"zone.upper": "yes"}}, "egress": "deny"}],
+    }
+    blurred = {"infer": {"model": "digits", "on": "objects", "margin": "0%"}}
+    pipelines = {
+        "plain": {"source": {"video": str(path)}, "steps": [*FOLLOWED, blurred]},
+        "blurred": {"source": {"video": str(path)}, "steps": [*FOLLOWED, {"blur": {"labels": ["card"]}}, blurred]},
+    }
+    agent = write_agent(tmp_path, policy, cloud.address)
+    with running_pipelines(tmp_path, agent, pipelines_text(tmp_path, **pipelines)) as it:
+        it.wait()
+        assert all(one.status.frames["answered"] == 8 for one in it.runner.pipelines.values())
+    rows = [row for request in cloud.requests for row in request.inputs["image"]]
+    assert 8 <= len(rows) <= 16  # one card a frame, of the frames since its track is confirmed
+    sharp = [row for row in rows if _sharpness(row) > 40]
+    assert len(sharp) == len(rows) / 2  # those of the pipeline without blur
+    denied = picture[90:130, 480:520, 1].astype(float)
+    for row in sharp:
+        assert np.abs(_decoded(row) - denied).mean() > 20
+
+
+def _decoded(png: bytes) -> Any:
+    picture = Image.open(io.BytesIO(png)).convert("L").resize((40, 40))
+    return np.asarray(picture, float)
+
+
+def _sharpness(png: bytes) -> float:
+    """The spread of a picture's pixels: ink on paper has much, a mosaic of a whole card little."""
+    return float(_decoded(png).std())
