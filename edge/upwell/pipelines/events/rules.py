@@ -151,7 +151,7 @@ class EventRules:
         pipeline: str = "",
         lost_s: float = LOST_S,
     ) -> None:
-        self._rules, self._zones, self._lost_s = tuple(rules), zones, lost_s
+        self._rules, self.zones, self._lost_s = tuple(rules), zones, lost_s
         self._conditions = [_condition(rule, zones, models, pipeline) for rule in rules]
         self._by_happening: dict[tuple[str, str], list[int]] = {}
         for number, rule in enumerate(rules):
@@ -200,9 +200,9 @@ class EventRules:
         else:
             before = anchor(followed.found.box)
             followed.found, followed.seen_s, followed.missed_since_s = found, now_s, None
-        inside = {name for name, polygon in self._zones.polygons.items() if contains(polygon, at)}
+        inside = {name for name, polygon in self.zones.polygons.items() if contains(polygon, at)}
         for zone in sorted(followed.entered_s.keys() - inside):
-            if edge_distance(self._zones.polygons[zone], found.box) > MARGIN:
+            if edge_distance(self.zones.polygons[zone], found.box) > MARGIN:
                 yield from self._exit(zone, followed, now_s)
         yield from self._crossings(followed, before, now_s)
         for zone in sorted(inside - followed.entered_s.keys()):
@@ -217,7 +217,7 @@ class EventRules:
 
     def _crossings(self, followed: _Followed, before: Point, now_s: float) -> Iterator[FiredEvent]:
         box = followed.found.box
-        for name, line in self._zones.lines.items():
+        for name, line in self.zones.lines.items():
             followed.crossed[name] += crossing(line, before, anchor(box))
             if followed.crossed[name] and line_distance(line, box) > MARGIN:
                 yield from self._cross(name, followed, now_s)

@@ -15,6 +15,7 @@ from upwell.pipelines.events.rules import EventRules, FiredEvent
 from upwell.pipelines.frame import Frame, Scene
 from upwell.pipelines.run.inference import FrameDropped, Step
 from upwell.pipelines.sources.base import Source, SourceEnded, SourceStatus
+from upwell.pipelines.steps.geometry import Zones
 
 REASONS = (
     "superseded", "undecodable", "source_lost", "unchanged", "late", "refused", "denied", "failed", "stopped"
@@ -141,6 +142,11 @@ class Pipeline:
                 return
             self._said_s[dropped.reason] = now_s
         _log.warning("pipeline %s: a frame has no answer: %s", self.name, self._last_failure)
+
+    @property
+    def zones(self) -> Zones:
+        """The zones and lines that its events are about."""
+        return self._rules.zones
 
     @property
     def status(self) -> PipelineStatus:

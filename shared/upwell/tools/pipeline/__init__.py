@@ -1,0 +1,1 @@
+"""Pipelines at the desk: a recorded video through a pipeline, to see what it would say."""

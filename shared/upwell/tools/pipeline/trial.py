@@ -1,0 +1,168 @@
+"""`upwell pipeline test`: a recorded video through a pipeline, with its events and an annotated video as the result."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from upwell.edge.agent import Agent
+from upwell.edge.server.assembly import assemble
+from upwell.pipelines.commands.run import agent_config_of
+from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.sections import CaptureSection, PipelinesConfig
+from upwell.pipelines.config.signatures import signatures_of
+from upwell.pipelines.config.sinks import SinkSection
+from upwell.pipelines.run.annotated import annotated
+from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.run.pipeline import PipelineStatus
+from upwell.shared.config.yaml import read_text
+from upwell.shared.errors import ConfigError
+from upwell.shared.tensors import Array
+from upwell.tools.terminal import AsJson, plain, progress, stderr_console, table_console
+
+EVENTS, VIDEO = "events.jsonl", "annotated.mp4"
+_DEFAULT_FPS = 25
+
+
+def trial(
+    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.")],
+    video: Annotated[Path, typer.Option(help="A recorded video, instead of the pipeline's source.")],
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The agent.yaml with their models.")] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="Instead of an agent.yaml: a folder with a bundle or a file for each model.")
+    ] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Which pipeline; needed where there are several.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the events and the annotated video.")] = Path("pipeline-out"),
+    as_json: AsJson = False,
+) -> None:
+    """Run a recorded video through a pipeline: every frame, none left out; its own source and sinks are not used."""
+    agent_config = agent_config_of(config, models)
+    parsed, warnings = parse_pipelines(read_text(pipelines), pipelines, signatures_of(agent_config))
+    for warning in warnings:
+        stderr_console().print(f"warning: {warning}", markup=False)
+    name = _chosen(parsed, pipeline)
+    if not video.is_file():
+        raise ConfigError.at(video, "no such file; expected a video", "--video")
+    out.mkdir(parents=True, exist_ok=True)
+    for former in (EVENTS, f"{EVENTS}.1", VIDEO):
+        (out / former).unlink(missing_ok=True)
+    changed = _of_video(parsed, name, video.absolute(), (out / EVENTS).absolute())
+    results = LateResults()
+    with ExitStack() as open_parts:
+        agent = open_parts.enter_context(assemble(Agent, agent_config, results))
+        runner = open_parts.enter_context(build_pipelines(changed, agent, None, results))
+        bar = open_parts.enter_context(progress())
+        fps, frames = _length(video)
+        task = bar.add_task(name, total=frames)
+        write = open_parts.enter_context(_video_file(out / VIDEO, fps))
+        running = runner.pipelines[name]
+        for answered in running:
+            bar.update(task, completed=running.status.captured)
+            write(annotated(answered.scene, running.zones))
+        status = running.status
+    if as_json:
+        typer.echo(json.dumps(_document(status, out)))
+    else:
+        _tell(status, out)
+
+
+def _chosen(config: PipelinesConfig, name: str | None) -> str:
+    if name is None and len(config.pipelines) == 1:
+        return next(iter(config.pipelines))
+    if name not in config.pipelines:
+        known = ", ".join(config.pipelines)
+        asked = "which of them" if name is None else f"there is no pipeline {name!r}"
+        raise ConfigError.at(None, f"{asked}; the file has {known}", "--pipeline")
+    return name
+
+
+def _of_video(config: PipelinesConfig, name: str, video: Path, events: Path) -> PipelinesConfig:
+    """The one pipeline with the video as its source and a file of events as its sink."""
+    section = config.pipelines[name]
+    source = CaptureSection(video=str(video), deadline=section.source.deadline, keep="all")
+    sinks = (SinkSection.model_validate({"jsonl": {"path": events}}),)
+    changed = section.model_copy(update={"source": source, "sinks": sinks, "preview": False})
+    return config.model_copy(update={"pipelines": {name: changed}})
+
+
+def _length(video: Path) -> tuple[int, int | None]:
+    """Frames per second and how many there are, where the file says so. Raises `ConfigError`."""
+    import av
+
+    try:
+        with av.open(str(video)) as file:
+            stream = file.streams.video[0]
+            fps = round(stream.average_rate or _DEFAULT_FPS) or _DEFAULT_FPS
+            frames = stream.frames or (round(file.duration / av.time_base * fps) if file.duration else 0)
+    except (av.FFmpegError, IndexError) as error:
+        raise ConfigError.at(video, f"cannot be read as a video: {error}", "--video") from None
+    return fps, frames or None
+
+
+@dataclass
+class _VideoFile:
+    file: Any
+    fps: int
+    stream: Any = None
+
+    def write(self, pixels: Array) -> None:
+        import av
+
+        height, width = pixels.shape[0] // 2 * 2, pixels.shape[1] // 2 * 2  # YUV 4:2:0 has no odd sizes
+        if self.stream is None:
+            self.stream = self.file.add_stream("mpeg4", rate=self.fps)
+            self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
+            self.stream.bit_rate = max(1_000_000, width * height * self.fps // 4)
+        if (height, width) != (self.stream.height, self.stream.width):  # the video changed its size on the way
+            return
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels[:height, :width]), format="rgb24")
+        self.file.mux(self.stream.encode(frame))
+
+
+@contextmanager
+def _video_file(path: Path, fps: int) -> Iterator[Any]:
+    """Writes pictures one after the other; the file is made with the first."""
+    import av
+
+    with av.open(str(path), "w", format="mp4") as file:
+        video = _VideoFile(file, fps)
+        yield video.write
+        if video.stream is not None:
+            file.mux(video.stream.encode())
+
+
+def _document(status: PipelineStatus, out: Path) -> dict[str, Any]:
+    ordered = sorted(status.latencies_s)
+    return {
+        "pipeline": status.name,
+        "captured": status.captured,
+        "frames": {outcome: count for outcome, count in status.frames.items() if count},
+        "events": dict(status.events),
+        "latency_p50_ms": round(ordered[len(ordered) // 2] * 1e3, 3) if ordered else None,
+        "latency_p99_ms": round(ordered[int(len(ordered) * 0.99)] * 1e3, 3) if ordered else None,
+        "last_failure": status.last_failure,
+        "files": [str(out / EVENTS), str(out / VIDEO)],
+    }
+
+
+def _tell(status: PipelineStatus, out: Path) -> None:
+    document = _document(status, out)
+    table = Table("what", "count", title=plain(f"{status.name}: {status.captured} frames"))
+    for outcome, count in Counter(document["frames"]).most_common():
+        table.add_row(plain(f"frames {outcome}"), str(count))
+    for event, count in status.events.items():
+        table.add_row(plain(f"event {event}"), str(count))
+    console = table_console()
+    console.print(table)
+    if document["latency_p50_ms"] is not None:
+        console.print(f"from capture to answer {document['latency_p50_ms']} ms (p99 {document['latency_p99_ms']} ms)")
+    console.print(f"{out / EVENTS} has the events, {out / VIDEO} the answered frames", markup=False)
