@@ -75,7 +75,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 @pytest.mark.alone
 def test_json_is_one_object_alone_and_the_three_runs_have_the_same_keys(quick: Finished) -> None:
-    assert list(quick.report) == ["edge_only", "cloud_only", "hybrid", "outage", "files"]
+    assert list(quick.report) == ["edge_only", "cloud_only", "hybrid", "outage", "video", "files"]
     assert quick.err == ""
     runs = [quick.report[name] for name in ("edge_only", "cloud_only", "hybrid")]
     assert {"accuracy", "p50_s", "p95_s", "cloud_share", "bytes_up", "reasons"} <= set(runs[0])
@@ -115,12 +115,28 @@ def test_answers_keep_coming_when_the_cloud_is_killed(quick: Finished) -> None:
 
 
 @pytest.mark.alone
+def test_the_video_is_counted_and_read_though_the_cloud_is_killed(quick: Finished) -> None:
+    video = quick.report["video"]
+    assert video["answered"] == video["frames"] > video["killed_after"] > 0
+    assert video["late"] == 0
+    for true, told in (video["entered"], video["passed"]):
+        assert told == true > 0
+    assert video["read_right"] >= video["cards"] - 1
+    assert set(video["read_by"]) == {"edge", "cloud"}
+    events = [json.loads(line) for line in (quick.out / "events.jsonl").read_text().splitlines()]
+    assert len(events) == video["entered"][1] + video["passed"][1]
+    with Image.open(quick.out / "pictures" / "cards.jpg") as picture:
+        assert picture.size == (640, 480)
+
+
+@pytest.mark.alone
 def test_folder_holds_a_working_example(quick: Finished) -> None:
     files = [Path(name) for name in quick.report["files"]]
     assert all(path.is_file() for path in files)
     assert {path.relative_to(quick.out).parts[0] for path in files} == {
         *("agent.yaml", "agent-edge-only.yaml", "agent-cloud-only.yaml", "policy.yaml", "edge", "cloud", "pictures"),
-        *("plot.png", "report.json", "agent.log", "cloud.log"),
+        *("plot.png", "report.json", "agent.log", "cloud.log", "agent-cards.yaml", "pipelines.yaml"),
+        *("cards.mp4", "events.jsonl", "cloud-video.log"),
     }
     assert json.loads((quick.out / "report.json").read_text()) == quick.report
     config = load_yaml(quick.out / "agent.yaml", AgentConfig)

@@ -19,8 +19,8 @@ from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from upwell.shared.errors import ConfigError
 from upwell.tools.demo.demonstration import FULL, QUICK, DemoReport, demonstrate
-from upwell.tools.demo.folder import AGENT, HARD, LISTEN, PLOT, POLICY, REPORT, DemoFolder
-from upwell.tools.demo.summary import outage_table, runs_table
+from upwell.tools.demo.folder import AGENT, CARDS_AGENT, HARD, LISTEN, PIPELINES, PLOT, POLICY, REPORT, DemoFolder
+from upwell.tools.demo.summary import outage_table, runs_table, video_table
 from upwell.tools.terminal import AsJson, print_error, progress
 
 _CLOUD_PACKAGES = {"grpc_health": "cloud", "grpc_reflection": "cloud"}
@@ -46,6 +46,8 @@ def demo(
     place.write(REPORT, f"{text}\n".encode())
     if not report.has_plot:
         print_error("no plot: matplotlib is not installed: pip install 'upwell[plot]'")
+    if report.video is None:
+        print_error("no video: PyAV is not installed: pip install 'upwell[pipelines]'")
     if as_json:
         typer.echo(text)
     else:
@@ -54,12 +56,14 @@ def demo(
 
 def _as_json(report: DemoReport, files: list[str]) -> str:
     document: dict[str, Any] = {name: asdict(run) for name, run in report.runs.items()}
-    return json.dumps({**document, "outage": asdict(report.outage), "files": files}, indent=2)
+    video = None if report.video is None else asdict(report.video)
+    return json.dumps({**document, "outage": asdict(report.outage), "video": video, "files": files}, indent=2)
 
 
 def _tell(report: DemoReport, place: DemoFolder, engine: str) -> None:
     console = Console(highlight=False)
-    for part in (runs_table(report.runs), outage_table(report.outage)):
+    video = [] if report.video is None else [video_table(report.video)]
+    for part in (runs_table(report.runs), outage_table(report.outage), *video):
         console.print()
         console.print(part)
     # Nothing is wrapped from here on: these are lines to copy.
@@ -73,13 +77,15 @@ def _closing(report: DemoReport, place: DemoFolder, engine: str) -> str:
     picture = f"{PLOT}, " if report.has_plot else ""
     torch = " --engine torch" if engine == "torch" else ""
     hard = f"   # {report.example.label}, alone read as {report.example.read_as}" if report.example else ""
+    pipelines, agent = file(PIPELINES), file(CARDS_AGENT)
+    video = "" if report.video is None else f"  upwell run {pipelines} -c {agent}   # the video again\n"
     return f"""\
 Everything is in {place.path}: {picture}{REPORT}, {AGENT}, {POLICY}, models, pictures, logs.
 Play on, each in a terminal of its own:
   upwell serve --models {file("cloud")} --listen {report.endpoint}{torch}
   upwell agent -c {file(AGENT)}
   upwell infer digits {file(HARD)} --at {LISTEN}{hard}
-Your own model: start with `upwell model init MODEL`; docs/quickstart.md goes on."""
+{video}Your own model: start with `upwell model init MODEL`; docs/quickstart.md goes on."""
 
 
 def _require(engine: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from rich.progress import Progress
@@ -18,26 +19,39 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import Settings
 from upwell.tools.demo import folder as names
-from upwell.tools.demo.data import DIGITS, PAGES, DemoCase, demo_cases
+from upwell.tools.demo.cards import video
+from upwell.tools.demo.data import DIGITS, PAGES, demo_cases
 from upwell.tools.demo.folder import DemoFolder
 from upwell.tools.demo.runs import DemoOutcome, DemoRun, Outage, run, run_through_outage
 from upwell.tools.demo.service import CloudProcess
-from upwell.tools.demo.summary import OutageSummary, Summary, certainty, summarize, summarize_outage, sweep
+from upwell.tools.demo.summary import (
+    OutageSummary,
+    Summary,
+    VideoSummary,
+    certainty,
+    summarize,
+    summarize_outage,
+    sweep,
+)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Length:
-    """How much is sent: pictures of each kind to every run; requests and their rate through the outage."""
+    """How much is sent: pictures of each kind to every run; requests and their rate through the outage; cards in
+    the video."""
 
     digits: int
     pages: int
     outage: int
     kill_after: int
     rate_hz: float
+    cards: int
 
 
-FULL = Length(digits=594, pages=40, outage=300, kill_after=100, rate_hz=100.0)
-QUICK = Length(digits=200, pages=14, outage=60, kill_after=20, rate_hz=100.0)
+FULL = Length(digits=594, pages=40, outage=300, kill_after=100, rate_hz=100.0, cards=24)
+QUICK = Length(digits=200, pages=14, outage=60, kill_after=20, rate_hz=100.0, cards=6)
 
 
 @dataclass(frozen=True)
@@ -50,10 +64,12 @@ class Example:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What came of it. `runs` holds edge_only, cloud_only and hybrid; `has_plot` is False without matplotlib."""
+    """What came of it. `runs` holds edge_only, cloud_only and hybrid; `has_plot` is False without matplotlib, and
+    `video` None without PyAV."""
 
     runs: Mapping[str, Summary]
     outage: OutageSummary
+    video: VideoSummary | None
     endpoint: str
     example: Example | None
     has_plot: bool
@@ -64,6 +80,7 @@ def demonstrate(place: DemoFolder, engine: str, runtime: str, length: Length, pr
     place.write_models()
     with _logging_to(place.log(names.AGENT_LOG)):
         runs, outage, endpoint = _record(place, engine, runtime, length, progress)
+        seen = _show_video(place, engine, runtime, length.cards, progress) if find_spec("av") else None
     settings = load_yaml(place.file(names.POLICY), Policy).settings(DIGITS, None)
     summaries = {name: summarize(one) for name, one in runs.items()}
     edge, cloud = runs["edge_only"], runs["cloud_only"]
@@ -76,7 +93,7 @@ def demonstrate(place: DemoFolder, engine: str, runtime: str, length: Length, pr
         every = sweep(edge.outcomes, cloud.outcomes, settings)
         singles = sweep(edge.of(DIGITS), cloud.of(DIGITS), settings)
         place.write(names.PLOT, draw(summaries, every, singles, outage, settings))
-    return DemoReport(summaries, summarize_outage(outage, settings.deadline_s), endpoint, example, has_plot)
+    return DemoReport(summaries, summarize_outage(outage, settings.deadline_s), seen, endpoint, example, has_plot)
 
 
 def _record(
@@ -104,6 +121,26 @@ def _record(
         return runs, outage, cloud.endpoint
 
 
+def _show_video(place: DemoFolder, engine: str, runtime: str, cards: int, progress: Progress) -> VideoSummary:
+    """The second act, with a cloud service of its own."""
+    from upwell.tools.demo.second_act import frames_of, run_video, shown_cards, write_video
+
+    shown = shown_cards(cards)
+    frames = frames_of(shown)
+    with CloudProcess(place.file("cloud"), engine, place.log(names.VIDEO_CLOUD_LOG)) as cloud:
+        place.write_pipeline(runtime, cloud.endpoint)
+        drawn = progress.track(video(shown), total=frames, description="drawing a video")
+        write_video(place.log(names.CARDS_VIDEO), drawn)
+        place.log(names.EVENTS)
+        with _interrupted_between() as until:
+            return run_video(
+                place,
+                shown,
+                cloud.kill,
+                lambda answered: until(progress.track(answered, total=frames, description="video")),
+            )
+
+
 def _write_pictures(
     place: DemoFolder, edge: Sequence[DemoOutcome], hybrid: Sequence[DemoOutcome], settings: Settings
 ) -> Example | None:
@@ -125,8 +162,8 @@ def _write_pictures(
 
 
 @contextmanager
-def _interrupted_between() -> Iterator[Callable[[Iterable[DemoCase]], Iterator[DemoCase]]]:
-    """SIGINT and SIGTERM end the cases that are passed through what this gives, and have their effect after the block.
+def _interrupted_between() -> Iterator[Callable[[Iterable[T]], Iterator[T]]]:
+    """SIGINT and SIGTERM end the cases or frames that pass through what this gives; they take effect after the block.
 
     Raised in the middle of a request, they could leave gRPC waiting for good when the agent is closed.
     """
@@ -135,7 +172,7 @@ def _interrupted_between() -> Iterator[Callable[[Iterable[DemoCase]], Iterator[D
     for number in former:
         signal.signal(number, lambda number, _: came.append(number))
 
-    def until(cases: Iterable[DemoCase]) -> Iterator[DemoCase]:
+    def until(cases: Iterable[T]) -> Iterator[T]:
         for one in cases:
             if came:
                 return

@@ -14,6 +14,9 @@ POLICY = "policy.yaml"
 AGENT_LOG, CLOUD_LOG = "agent.log", "cloud.log"
 PLOT, REPORT = "plot.png", "report.json"
 EASY, HARD, PAGE = "pictures/easy.png", "pictures/hard.png", "pictures/page.png"
+CARDS_AGENT, PIPELINES, PIPELINE = "agent-cards.yaml", "pipelines.yaml", "cards"
+CARDS_VIDEO, EVENTS, CARDS_PICTURE = "cards.mp4", "events.jsonl", "pictures/cards.jpg"
+VIDEO_CLOUD_LOG = "cloud-video.log"
 LISTEN = "127.0.0.1:8002"
 """Where `upwell agent` would listen; the demo itself calls the agent in its own process."""
 
@@ -27,6 +30,24 @@ defaults:
   hard: {{measure: margin, below: 0.85}}    # the device's first choice leads its second by less than this
   large: {{above: 1KiB}}                    # more bytes than this go up without a try on the device
   on_cloud_failure: edge                  # then the device's answer stands, marked degraded
+"""
+
+_PIPELINES = f"""{_HEADER}version: 1
+pipelines:
+  {PIPELINE}:
+    source: {{video: {CARDS_VIDEO}}}
+    steps:
+      - infer: {{model: cards}}                                        # a detector: its boxes are the frame's objects
+      - track: {{}}
+      - zones:
+          upper: [[0.7, 0], [1, 0], [1, 0.5], [0.7, 0.5]]
+          middle: {{line: [[0.5, 0], [0.5, 1]]}}
+      - infer: {{model: digits, on: objects, once: track, margin: 0%, again: {{better: 5%}}}}
+    events:
+      - {{name: entered, on: enter upper}}
+      - {{name: passed, on: cross middle}}
+    sinks:
+      - jsonl: {EVENTS}
 """
 
 
@@ -44,8 +65,9 @@ class DemoFolder:
             for file in sorted((ASSETS / side).rglob("*"))
             if file.is_file()
         ]
-        settings = (AGENT, EDGE_ONLY, CLOUD_ONLY, POLICY)
-        names = [*self._assets, *settings, AGENT_LOG, CLOUD_LOG, PLOT, REPORT, EASY, HARD, PAGE]
+        settings = (AGENT, EDGE_ONLY, CLOUD_ONLY, POLICY, CARDS_AGENT, PIPELINES)
+        pictures = (PLOT, EASY, HARD, PAGE, CARDS_PICTURE, CARDS_VIDEO)
+        names = [*self._assets, *settings, AGENT_LOG, CLOUD_LOG, VIDEO_CLOUD_LOG, REPORT, EVENTS, *pictures]
         self._take(names)
         self._written: list[str] = []
 
@@ -86,6 +108,18 @@ class DemoFolder:
         both = {name: f"{edge[name]}\n    {cloud[name]}" for name in (DIGITS, PAGES)}
         for name, sides, at in ((AGENT, both, endpoint), (EDGE_ONLY, edge, ""), (CLOUD_ONLY, cloud, endpoint)):
             self.write(name, _agent_yaml(sides, at).encode())
+
+    def write_pipeline(self, runtime: str, endpoint: str) -> None:
+        """Write the second act's settings: the pipeline, and an agent with its two models. Remove its former events."""
+        reader = f"edge: {{bundle: edge/{DIGITS}, runtime: {runtime}, threads: 1}}"
+        sides = {
+            "cards": "edge: {bundle: edge/cards, runtime: onnx, threads: 1}",
+            DIGITS: f"{reader}\n    cloud: {{model: {DIGITS}-large}}",
+        }
+        self.write(CARDS_AGENT, _agent_yaml(sides, endpoint).encode())
+        self.write(PIPELINES, _PIPELINES.encode())
+        for name in (EVENTS, f"{EVENTS}.1"):
+            self.file(name).unlink(missing_ok=True)
 
     def _take(self, names: list[str]) -> None:
         """Note the names as the demo's own, after a look that none of them is another's file."""

@@ -63,6 +63,26 @@ class OutageSummary:
     after: Summary
 
 
+@dataclass(frozen=True)
+class VideoSummary:
+    """What the pipeline said of the video, beside what is true. `late` are frames that missed the deadline.
+
+    `entered` and `passed` are pairs: how many cards did, and how many events said so. `read_right` are the cards whose
+    digit was read rightly, `read_by` how many cards each route read. `killed_after` frames the cloud was gone.
+    """
+
+    frames: int
+    answered: int
+    late: int
+    killed_after: int
+    cards: int
+    entered: tuple[int, int]
+    passed: tuple[int, int]
+    read_right: int
+    read_by: Mapping[str, int]
+    p50_s: float
+
+
 def summarize(run: DemoRun) -> Summary:
     """The figures of a run, and those of each kind of request in it."""
     whole = _summary(run.outcomes, sum(run.bytes_up.values()))
@@ -184,6 +204,23 @@ def outage_table(outage: OutageSummary) -> RenderableType:
         f"{outage.slowest_s * 1e3:.0f} ms.",
     )
     return Group(Text("The cloud is killed mid-run", style="bold"), table, _reasons(parts), "", outcome)
+
+
+def video_table(summary: VideoSummary) -> RenderableType:
+    """What the pipeline said beside the truth, and the outcome in one sentence."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for what, (true, told) in (("cards that crossed the line", summary.passed), ("entered the zone", summary.entered)):
+        table.add_row(f" {what}:", f"{told} told, {true} true")
+    by = ", ".join(f"{count} by the {route}" for route, count in summary.read_by.items())
+    table.add_row(" digits read rightly:", f"{summary.read_right} of {summary.cards} ({by})")
+    all_well = summary.answered == summary.frames
+    outcome = Text.assemble(
+        (f"{summary.answered} of {summary.frames} frames answered", "bold green" if all_well else "bold red"),
+        f", {summary.late} late, though the cloud was killed after frame {summary.killed_after}; from capture to "
+        f"answer {summary.p50_s * 1e3:.0f} ms.",
+    )
+    return Group(Text("A video: find, follow, read, count", style="bold"), table, "", outcome)
 
 
 def _table(*headings: str) -> Table:
