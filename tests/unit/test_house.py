@@ -120,7 +120,7 @@ def test_the_public_names_are_these() -> None:
     }  # fmt: skip
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",
-        "spool_id", "accelerator", "edge_state", "cut", "labels", "hardness", "agent", "version",
+        "spool_id", "spool_rows", "accelerator", "edge_state", "cut", "labels", "hardness", "agent", "version",
     ]  # fmt: skip
     assert list(upwell.edge.Answer.__dataclass_fields__) == fields
     times = ["total_s", "edge_s", "uplink_s", "cloud_queue_s", "cloud_compute_s"]

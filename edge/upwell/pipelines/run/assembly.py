@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from upwell.edge.server.core import AgentCore
 from upwell.edge.spool.item import SpoolResult
@@ -26,7 +26,6 @@ from upwell.pipelines.config.sections import (
 from upwell.pipelines.config.shapes import LineSection
 from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.events.rules import EventRule, EventRules
-from upwell.pipelines.events.where import ObjectCondition
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.run.amendments import Amendments, WaitingEvent
 from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
@@ -51,6 +50,9 @@ from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import Zones
 from upwell.pipelines.steps.objects import LOST_S, keep
 from upwell.pipelines.steps.tracker import Tracker
+
+if TYPE_CHECKING:
+    from upwell.pipelines.events.where import ObjectCondition
 
 FLUSH_S = 10.0
 """How long the end waits for sinks to take what is in the outbox; the rest stays there."""
@@ -102,6 +104,8 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
         condition = None
         text = one.infer.where if one.infer is not None else one.keep.where if one.keep is not None else None
         if text is not None:
+            from upwell.pipelines.events.where import ObjectCondition  # the extra `cel`, which few need
+
             condition = ObjectCondition(text, models, zones.polygons, name)
         steps.append(_bound(one, condition, zones, agent, name))
     infers = [one for one in steps if isinstance(one, (InferFrame, InferObjects))]
