@@ -1,0 +1,121 @@
+"""Late answers find their own events, whatever comes first, and after a restart."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upwell.edge.spool.item import SpoolResult
+from upwell.pipelines.run import amendments
+from upwell.pipelines.run.amendments import Amendments, WaitingEvent
+
+
+def event(number: int, row: int = 0, pipeline: str = "dock") -> WaitingEvent:
+    return WaitingEvent(pipeline, f"event-{number}", "entered", 1.5, "digits", row, {"label": "card", "zones": ["a"]})
+
+
+def result(spool_id: str, kind: Any = "spool") -> SpoolResult:
+    return SpoolResult(1, spool_id, "request", kind, "digits", "digits-large", {}, "hard", 0.0, 1.0, "", b"", b"")
+
+
+@pytest.fixture
+def emitted() -> list[tuple[str, str]]:
+    return []
+
+
+def open_at(path: Path | None, emitted: list[tuple[str, str]]) -> Amendments:
+    return Amendments(path, lambda waiting, answer: emitted.append((waiting.event_id, answer.spool_id)))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_result_amends_every_event_of_its_case_and_no_other(
+    tmp_path: Path, emitted: list[tuple[str, str]], kept: bool
+) -> None:
+    late = open_at(tmp_path / "late.db" if kept else None, emitted)
+    for number in range(4):
+        late.wait_for(f"case-{number % 2}", event(number))
+    late.take(result("case-1"))
+    assert emitted == [("event-1", "case-1"), ("event-3", "case-1")]
+    late.take(result("nobody's"))
+    late.take(result("case-0", "audit"))
+    assert len(emitted) == 2
+    late.close()
+
+
+def test_a_result_that_comes_before_its_event_amends_it_too(emitted: list[tuple[str, str]]) -> None:
+    late = open_at(None, emitted)
+    late.take(result("case"))
+    late.wait_for("case", event(1))
+    late.wait_for("case", event(2))  # a track's answer holds for events of later frames
+    assert emitted == [("event-1", "case"), ("event-2", "case")]
+    late.close()
+
+
+def test_what_is_waited_for_survives_a_restart(tmp_path: Path, emitted: list[tuple[str, str]]) -> None:
+    path = tmp_path / "late.db"
+    first = open_at(path, emitted)
+    first.wait_for("case", event(7, row=3))
+    first.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    found: list[WaitingEvent] = []
+    second = Amendments(path, lambda waiting, _: found.append(waiting))
+    second.take(result("case"))
+    second.take(result("case"))
+    assert found == [event(7, row=3)]
+    second.close()
+
+
+def test_old_and_too_many_are_forgotten(
+    tmp_path: Path, emitted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amendments, "MAX_WAITING", 3)
+    late = open_at(tmp_path / "late.db", emitted)
+    for number in range(5):
+        late.wait_for(f"case-{number}", event(number))
+    with sqlite3.connect(tmp_path / "late.db") as connection:
+        connection.execute("UPDATE waiting SET kept_wall_s = 0 WHERE spool_id = 'case-2'")
+    connection.close()
+    late.wait_for("case-5", event(5))
+    for number in range(6):
+        late.take(result(f"case-{number}"))
+    assert [one for one, _ in emitted] == ["event-3", "event-4", "event-5"]
+    late.close()
+
+
+def test_a_disk_that_fails_costs_the_amendment_alone(
+    tmp_path: Path, emitted: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    late = open_at(tmp_path / "late.db", emitted)
+    with sqlite3.connect(tmp_path / "late.db") as connection:
+        connection.execute("DROP TABLE waiting")
+    connection.close()
+    for number in range(3):
+        late.wait_for("case", event(number))
+    late.take(result("case"))
+    assert emitted == []
+    assert caplog.text.count("cannot be written") == 1
+    late.close()
+
+
+def test_from_many_threads_each_event_is_amended_once(tmp_path: Path, emitted: list[tuple[str, str]]) -> None:
+    late = open_at(tmp_path / "late.db", emitted)
+
+    def work(part: int) -> None:
+        for number in range(part, 200, 4):
+            if number % 2:
+                late.take(result(f"case-{number}"))
+            late.wait_for(f"case-{number}", event(number))
+            if not number % 2:
+                late.take(result(f"case-{number}"))
+
+    threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(emitted) == sorted((f"event-{number}", f"case-{number}") for number in range(200))
+    late.close()
