@@ -126,7 +126,9 @@ def running_pipelines(folder: Path, agent_yaml: Path, text: str) -> Iterator[Run
     """The pipelines of this text, started. At the end what they said is in their sinks."""
     config, _ = parse_pipelines(text, folder / "pipelines.yaml", None)
     results = LateResults()
-    with Agent.from_config(agent_yaml, results) as agent:
-        with build_pipelines(config, agent, folder / "state", results) as runner:
-            runner.start()
-            yield RunningPipelines(agent, runner, folder)
+    with (
+        Agent.from_config(agent_yaml, results) as agent,
+        build_pipelines(config, agent, folder / "state", results) as runner,
+    ):
+        runner.start()
+        yield RunningPipelines(agent, runner, folder)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
-from upwell.pipelines.events.rules import EventRule, parse_on
+from upwell.pipelines.config.sections import EventSection
+from upwell.pipelines.events.rules import EventRule
 from upwell.pipelines.frame import Box, FoundObject, Frame, Point, Scene
 from upwell.pipelines.steps.geometry import Line, Zones
 from upwell.shared.tensors import Array
@@ -23,6 +24,11 @@ LOST_S = 2.0
 
 COLOURS: Mapping[str, tuple[int, int, int]] = {"person": (250, 90, 70), "truck": (70, 170, 250)}
 """Label -> how it is drawn."""
+
+
+def rule_on(on: str, name: str = "r", where: str = "") -> EventRule:
+    """The rule of a text such as `enter door`."""
+    return replace(EventSection.model_validate({"name": "r", "on": on}).rule, name=name, where=where)
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class MadeScene:
         texts = ["appear", "leave", *(f"cross {line}" for line in self.lines)]
         for zone in self.rectangles:
             texts += [f"enter {zone}", f"exit {zone}", f"dwell {zone} {self.dwell_s:g}s"]
-        return [parse_on(text, name=text) for text in texts]
+        return [rule_on(text, name=text) for text in texts]
 
 
 def boxes(scene: MadeScene, number: int) -> list[tuple[Walker, Box, float]]:

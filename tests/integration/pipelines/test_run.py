@@ -139,7 +139,7 @@ def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(tmp_path: Pa
 
 
 def test_what_a_rule_denies_in_a_zone_never_goes_up_nor_what_is_blurred(tmp_path: Path, cloud: ScriptedCloud) -> None:
-    """Two cards stand in the picture, one in the zone: the cloud is asked about the other alone, and sees it blurred."""
+    """Two cards, one in the zone: the cloud is asked about the other alone, and where it is blurred, sees it so."""
     places = ((500.0, 110.0), (200.0, 300.0))
     standing = [
         cards.Card(card.ink, card.label, y, -1.0, x + cards.FRAME_PX)

@@ -27,6 +27,7 @@ from upwell.pipelines.config.keys import NAMES, ONE_KEY, Name, check_one_key
 from upwell.pipelines.config.shapes import Polygon, Zone, check_several
 from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.config.where import Condition
+from upwell.pipelines.events.rules import EventRule
 from upwell.shared.config.located import Location, located
 from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.config.yaml_tree import dotted
@@ -340,6 +341,16 @@ class EventSection(FilePart):
         "`every 10s`."
     )
     where: Condition | None = Field(None, description="A CEL expression that must be true as well.")
+
+    @property
+    def rule(self) -> EventRule:
+        """When it happens, as rules have it."""
+        on, where = self.on, self.where or ""
+        if on.kind == "cross":
+            return EventRule(self.name, on.kind, line=on.zone, where=where)
+        if on.kind == "every":
+            return EventRule(self.name, on.kind, every_s=on.after_s, where=where)
+        return EventRule(self.name, on.kind, on.zone, dwell_s=on.after_s, where=where)
 
 
 class PipelineSection(FilePart):

@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 from upwell.pipelines.frame import FoundObject, Point, Scene
 from upwell.pipelines.steps.geometry import Zones, anchor, contains, crossing, edge_distance, line_distance
 from upwell.pipelines.steps.objects import LOST_S
-from upwell.shared.units import parse_seconds
 
 if TYPE_CHECKING:
     from upwell.pipelines.events.where import ObjectCondition
@@ -24,19 +22,6 @@ MARGIN = 0.1
 """How far beyond an edge or a line a track must be to have left it behind, in sizes of its box."""
 
 Kind: TypeAlias = Literal["frame", "appear", "leave", "enter", "exit", "dwell", "cross", "every"]
-
-_FORMS: Mapping[Kind, str] = MappingProxyType(
-    {
-        "frame": "frame",
-        "appear": "appear",
-        "leave": "leave",
-        "enter": "enter ZONE",
-        "exit": "exit ZONE",
-        "dwell": "dwell ZONE 10s",
-        "cross": "cross LINE",
-        "every": "every 10s",
-    }
-)
 
 _log = logging.getLogger(__name__)
 
@@ -68,35 +53,6 @@ class FiredEvent:
     event: str
     objects: tuple[FoundObject, ...]
     direction: str = ""
-
-
-def parse_on(text: object, name: str = "", where: str = "") -> EventRule:
-    """`enter door`, `dwell door 10s`, `cross gate`, `every 10s`, … -> the rule. Raises `ValueError`."""
-    words = text.split() if isinstance(text, str) else []
-    kind: Kind | None = next((one for one in _FORMS if words[:1] == [one]), None)
-    if kind is None:
-        alike = difflib.get_close_matches(words[0], _FORMS, n=1) if words else []
-        hint = "".join(f"; did you mean {form}?" for one, form in _FORMS.items() if one in alike)
-        raise ValueError(f"expected one of {', '.join(_FORMS.values())}, got {text!r}{hint}")
-    if len(words) != len(_FORMS[kind].split()):
-        raise ValueError(f"expected {_FORMS[kind]}, got {text!r}")
-    if kind == "cross":
-        return EventRule(name, kind, line=words[1], where=where)
-    if kind == "every":
-        return EventRule(name, kind, every_s=_duration_s(kind, words[1]), where=where)
-    if kind == "dwell":
-        return EventRule(name, kind, zone=words[1], dwell_s=_duration_s(kind, words[2]), where=where)
-    return EventRule(name, kind, zone=words[1] if len(words) == 2 else "", where=where)
-
-
-def _duration_s(kind: Kind, text: str) -> float:
-    try:
-        duration_s = parse_seconds(text)
-    except ValueError as error:
-        raise ValueError(f"{_FORMS[kind]}: {error}") from None
-    if duration_s == 0:
-        raise ValueError(f"{_FORMS[kind]}: expected a duration above 0")
-    return duration_s
 
 
 @dataclass(eq=False)

@@ -16,7 +16,6 @@ from upwell.edge.server.core import AgentCore
 from upwell.edge.spool.item import SpoolResult
 from upwell.pipelines.config.sections import (
     CaptureSection,
-    EventSection,
     InferSection,
     KeepSection,
     PipelinesConfig,
@@ -25,7 +24,7 @@ from upwell.pipelines.config.sections import (
 )
 from upwell.pipelines.config.shapes import LineSection
 from upwell.pipelines.config.sinks import SinkSection
-from upwell.pipelines.events.rules import EventRule, EventRules
+from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.run.amendments import Amendments, WaitingEvent
 from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
@@ -50,6 +49,7 @@ from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import Zones
 from upwell.pipelines.steps.objects import LOST_S, keep
 from upwell.pipelines.steps.tracker import Tracker
+from upwell.shared.config.security import TlsFiles
 
 if TYPE_CHECKING:
     from upwell.pipelines.events.where import ObjectCondition
@@ -226,10 +226,13 @@ def sink_settings(section: SinkSection) -> SinkSettings:
         hook = section.webhook
         return WebhookSettings(hook.url, hook.secret_file, hook.ca, hook.timeout)
     if section.mqtt is not None:
-        return MqttSettings(section.mqtt.broker, section.mqtt.topic, None, section.mqtt.ca)
+        mqtt = section.mqtt
+        tls = TlsFiles(mqtt.cert, mqtt.key, mqtt.ca)
+        return MqttSettings(mqtt.broker, mqtt.topic, tls, mqtt.user, mqtt.password_file)
     assert section.kafka is not None  # noqa: S101  one of them, as the file was checked
     kafka = section.kafka
-    return KafkaSettings(",".join(kafka.brokers), kafka.topic, kafka.tls, kafka.ca, None)
+    files = TlsFiles(kafka.cert, kafka.key, kafka.ca) if kafka.tls else None
+    return KafkaSettings(kafka.brokers, kafka.topic, files, kafka.user, kafka.password_file)
 
 
 def build_pipeline(
@@ -238,7 +241,7 @@ def build_pipeline(
     """One pipeline, its source open. Raises `ConfigError`."""
     bound = bind_steps(name, section, agent)
     lost_s = next((one.track.lost for one in section.steps if one.track is not None), LOST_S)
-    rules = EventRules([_event_rule(one) for one in section.events], bound.zones, list(bound.inferences), name, lost_s)
+    rules = EventRules([one.rule for one in section.events], bound.zones, list(bound.inferences), name, lost_s)
     infer = next((one.infer for one in section.steps if one.infer is not None), None)
     published_as = PublishedAs(
         name,
@@ -258,20 +261,6 @@ def build_pipeline(
     source = open_source(source_settings(section.source))
     deadline_s = math.inf if section.source.deadline is None else section.source.deadline
     return Pipeline(name, source, bound.steps, rules, deadline_s, publisher.publish), publisher
-
-
-def _event_rule(section: EventSection) -> EventRule:
-    on = section.on
-    is_line = on.kind == "cross"
-    return EventRule(
-        section.name,
-        on.kind,
-        zone="" if is_line else on.zone,
-        line=on.zone if is_line else "",
-        dwell_s=on.after_s if on.kind == "dwell" else 0.0,
-        every_s=on.after_s if on.kind == "every" else 0.0,
-        where=section.where or "",
-    )
 
 
 def build_pipelines(

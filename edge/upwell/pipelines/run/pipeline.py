@@ -127,7 +127,7 @@ class Pipeline:
 
     def _tell(self, answered: AnsweredFrame) -> None:
         with self._lock:
-            self._events.update(one.rule for one in answered.fired)
+            self._events.update(one.event for one in answered.fired)
         if self._publish is not None:
             self._publish(answered)
 

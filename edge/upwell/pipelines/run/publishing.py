@@ -73,7 +73,7 @@ class Publisher:
     def _event(self, fired: FiredEvent, answered: AnsweredFrame) -> Event:
         scene = answered.scene
         return Event(
-            uuid.uuid4().hex, self._as.pipeline, fired.rule, self._outbox.next_sequence(self._as.pipeline),
+            uuid.uuid4().hex, self._as.pipeline, fired.event, self._outbox.next_sequence(self._as.pipeline),
             scene.frame.captured_unix_s, answered.latency_s * 1e3, fired.objects, scene.route, scene.reason,
             scene.degraded, direction=fired.direction,
         )  # fmt: skip

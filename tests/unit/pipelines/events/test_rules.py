@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
-from upwell.pipelines.events.rules import EventRule, EventRules, FiredEvent, parse_on
+from tests.pipelines_scenes import rule_on
+from upwell.pipelines.events.rules import EventRule, EventRules, FiredEvent
 from upwell.pipelines.frame import FoundObject, Frame, Point, Scene
 from upwell.pipelines.steps.geometry import Zones
 
@@ -20,7 +20,7 @@ NO_PICTURE = np.zeros((1, 1, 3), np.uint8)
 
 
 def rules_on(*texts: str, zones: Zones = ZONES, lost_s: float = 1.0) -> EventRules:
-    return EventRules([parse_on(text, name=text) for text in texts], zones, lost_s=lost_s)
+    return EventRules([rule_on(text, name=text) for text in texts], zones, lost_s=lost_s)
 
 
 def at(point: Point, track: int | None = 1, label: str = "person") -> FoundObject:
@@ -149,7 +149,7 @@ def test_two_at_once_are_told_one_by_one_in_the_order_of_rules() -> None:
 
 
 def test_two_rules_on_the_same_are_both_told() -> None:
-    rules = EventRules([parse_on("enter door", name="a"), parse_on("enter door", name="b")], ZONES)
+    rules = EventRules([rule_on("enter door", name="a"), rule_on("enter door", name="b")], ZONES)
     assert said(rules.take(scene(0.0, at((0.5, 0.4))))) == ["a", "b"]
 
 
@@ -167,32 +167,7 @@ def test_two_rules_on_the_same_are_both_told() -> None:
     ],
 )
 def test_a_rule_is_what_its_text_says(text: str, rule: EventRule) -> None:
-    assert parse_on(text, name="n") == rule
-
-
-FORMS = "frame, appear, leave, enter ZONE, exit ZONE, dwell ZONE 10s, cross LINE, every 10s"
-WRONG: Mapping[object, str] = {
-    "": f"expected one of {FORMS}, got ''",
-    7: f"expected one of {FORMS}, got 7",
-    "entr door": f"expected one of {FORMS}, got 'entr door'; did you mean enter ZONE?",
-    "enter": "expected enter ZONE, got 'enter'",
-    "enter the door": "expected enter ZONE, got 'enter the door'",
-    "frame 10s": "expected frame, got 'frame 10s'",
-    "dwell door": "expected dwell ZONE 10s, got 'dwell door'",
-    "dwell door 10": (
-        "dwell ZONE 10s: expected a duration such as 80ms, 1.5s, 2m or 1h, got 10 without a unit; write 10ms or 10s"
-    ),
-    "dwell door 10S": "dwell ZONE 10s: unknown unit 'S'; write 10s (case matters)",
-    "every 0s": "every 10s: expected a duration above 0",
-    "every -1s": "every 10s: expected a duration such as 80ms, 1.5s, 2m or 1h, got '-1s'; it must not be negative",
-}
-
-
-@pytest.mark.parametrize(("text", "message"), WRONG.items())
-def test_what_cannot_be_read_is_refused_with_what_would_be_right(text: object, message: str) -> None:
-    with pytest.raises(ValueError) as refused:  # noqa: PT011 (the whole text is compared)
-        parse_on(text)
-    assert str(refused.value) == message
+    assert rule_on(text, name="n") == rule
 
 
 @pytest.mark.parametrize(
@@ -212,9 +187,9 @@ def test_zones_and_lines_must_exist(text: str, message: str) -> None:
 
 def test_rules_without_conditions_import_no_package_for_them() -> None:
     script = (
-        "import json, sys\nfrom upwell.pipelines.events.rules import EventRules, parse_on\n"
+        "import json, sys\nfrom upwell.pipelines.events.rules import EventRule, EventRules\n"
         "from upwell.pipelines.steps.geometry import Zones\n"
-        "EventRules([parse_on('frame')], Zones({}, {}))\n"
+        "EventRules([EventRule('r', 'frame')], Zones({}, {}))\n"
         "print(json.dumps([name in sys.modules for name in ('cel_expr_python', 'scipy')]))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -224,4 +199,4 @@ def test_rules_without_conditions_import_no_package_for_them() -> None:
 def test_without_the_package_a_condition_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "upwell.pipelines.events.where", None)
     with pytest.raises(ValueError, match=r"^`where` needs the package cel-expr-python; install upwell\[cel\]"):
-        EventRules([parse_on("frame", where="true")], ZONES)
+        EventRules([rule_on("frame", where="true")], ZONES)

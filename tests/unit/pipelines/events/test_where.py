@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.pipelines_scenes import rule_on
+
 pytest.importorskip("cel_expr_python")
 
-from upwell.pipelines.events.rules import EventRules, FiredEvent, parse_on
+from upwell.pipelines.events.rules import EventRules, FiredEvent
 from upwell.pipelines.events.where import ObjectCondition
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.steps.geometry import Zones
@@ -36,7 +38,7 @@ def scene(at_s: float, *objects: FoundObject) -> Scene:
 
 
 def rules_on(text: str, where: str) -> EventRules:
-    return EventRules([parse_on(text, name="r", where=where)], ZONES, MODELS, "dock")
+    return EventRules([rule_on(text, name="r", where=where)], ZONES, MODELS, "dock")
 
 
 @pytest.mark.parametrize(
