@@ -173,7 +173,13 @@ NEEDS_AN_EXTRA = {
     "upwell.shared.tensors": {"ml_dtypes"},
     "upwell.shared.routing.policy.cel_rules": {"cel_expr_python"},
     "upwell.pipelines.config.where": {"cel_expr_python"},
+    "upwell.pipelines.events.where": {"cel_expr_python"},
+    "upwell.pipelines.sinks.kafka": {"confluent_kafka"},
+    "upwell.pipelines.sinks.mqtt": {"paho"},
     "upwell.pipelines.sources.decoder_child": {"av"},
+    "upwell.pipelines.steps.tracker": {"scipy"},
+    "upwell.tools.demo.second_act": {"av"},
+    "upwell.tools.pipeline.trial": {"av"},
     "upwell.pipelines.sources.folder": {"watchfiles"},
     "upwell.shared.telemetry.otlp": {"opentelemetry"},
 }
@@ -203,6 +209,8 @@ ALSO_NEED_ONE = {
     "upwell.edge.runtimes.onnx.providers",
     "upwell.edge.runtimes.onnx.sessions",
     "upwell.edge.runtimes.onnx.tensors",
+    "upwell.pipelines.commands.run",
+    "upwell.pipelines.run.assembly",
 }
 """The modules that import one of those."""
 
