@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from upwell.pipelines.frame import FoundObject
@@ -15,7 +15,8 @@ from upwell.pipelines.frame import FoundObject
 class Event:
     """What happened on one frame of a pipeline.
 
-    `event` is the name of the rule that it comes from. `sequence` counts the events of the pipeline. `latency_ms` is
+    `event` is the name of the rule that it comes from. `answers` has, by model, what was said about the whole frame;
+    with an object's answers it stands at the object. `sequence` counts the events of the pipeline. `latency_ms` is
     from capture to the event. `direction` is "in" or "out" where objects crossed a line, else empty. `amends` is the
     id of the event that this one says again with a later answer; empty for a first one.
     """
@@ -32,12 +33,14 @@ class Event:
     degraded: bool = False
     amends: str = ""
     direction: str = ""
+    answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def as_json(self) -> str:
         """One line without its end, in ASCII.
 
         Boxes are fractions of the picture, to 4 digits. A number that is not finite is null, as JSON has none. Each
-        object has what models answered under the name of the model. `direction` is written only where there is one.
+        object has what models answered under the name of the model. `direction` and `answers` are written where there
+        are some.
         """
         line = {
             "id": self.id,
@@ -54,6 +57,8 @@ class Event:
         }
         if self.direction:
             line["direction"] = self.direction
+        if self.answers:
+            line["answers"] = self.answers
         return json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
 
 

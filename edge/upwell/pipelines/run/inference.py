@@ -107,9 +107,13 @@ class Inference:
             raise FrameDropped(reason, str(error)) from error
 
     def facts(self, answer: Answer, row: int) -> dict[str, Any]:
-        """What events write about a row of the answer; with a `case` where the cloud is still to answer it."""
+        """What events write about a row of the answer; `id` is that of the request, for `upwell explain`.
+
+        With a `case` where the cloud is still to answer it.
+        """
         facts = self.reader.facts(answer.outputs, row)
-        return {**facts, "route": str(answer.routes[row]), "reason": str(answer.reason), **case_of(answer, row)}
+        about = {"route": str(answer.routes[row]), "reason": str(answer.reason), "id": answer.id}
+        return {**facts, **about, **case_of(answer, row)}
 
 
 def case_of(answer: Answer, row: int) -> dict[str, str]:
@@ -130,10 +134,11 @@ class InferFrame:
         ask = self.inference
         answer = ask.ask(scene.pixels, {}, until_s)
         found = replace(scene, route=str(answer.route), reason=str(answer.reason), degraded=answer.degraded)
+        facts = ask.facts(answer, 0)
         if ask.reader.finds_objects:
+            del facts["objects"]  # they are the frame's from here on
             found = replace(found, objects=ask.reader.objects(answer.outputs))
-        facts = case_of(answer, 0) if ask.reader.finds_objects else ask.facts(answer, 0)
-        return replace(found, answers={**scene.answers, ask.settings.model: facts}) if facts else found
+        return replace(found, answers={**scene.answers, ask.settings.model: facts})
 
 
 @dataclass

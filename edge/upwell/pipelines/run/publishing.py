@@ -75,7 +75,7 @@ class Publisher:
         return Event(
             uuid.uuid4().hex, self._as.pipeline, fired.event, self._outbox.next_sequence(self._as.pipeline),
             scene.frame.captured_unix_s, answered.latency_s * 1e3, fired.objects, scene.route, scene.reason,
-            scene.degraded, direction=fired.direction,
+            scene.degraded, direction=fired.direction, answers=scene.answers,
         )  # fmt: skip
 
     def _message(self, event: Event, picture: bytes = b"") -> Message:
@@ -116,14 +116,16 @@ class Publisher:
         if waiting.object is not None:
             found = _read(waiting.object)
             objects: tuple[FoundObject, ...] = (replace(found, answers={**found.answers, waiting.model: facts}),)
+            answers: Mapping[str, Mapping[str, Any]] = {}
             if found.track is not None:
                 self._on_amended(waiting.model, found.track, facts)
         else:
             objects = reader.objects(outputs, waiting.row)
+            answers = {} if reader.finds_objects else {waiting.model: facts}
         event = Event(
             uuid.uuid4().hex, waiting.pipeline, waiting.event, self._outbox.next_sequence(waiting.pipeline),
             waiting.captured_unix_s, max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud",
-            result.reason, amends=waiting.event_id,
+            result.reason, amends=waiting.event_id, answers=answers,
         )  # fmt: skip
         self._outbox.put([self._message(event)])
 
