@@ -27,6 +27,10 @@ UpwellError
     ├── UnknownRequest    edge.observe.flight_recorder.recorder
     ├── SpoolUnavailable  edge.spool.item
     ├── Later             edge.spool.item
+    ├── SourceEnded       pipelines.sources.base
+    ├── SinkUnavailable   pipelines.sinks.base
+    ├── Poisonous         pipelines.sinks.base
+    ├── OutboxUnavailable pipelines.sinks.journal
     ├── WorkersFailed     cloud.workers.supervisor
     ├── NoPlan            shared.partition.planner
     ├── Rejected          shared.oip.http.replies

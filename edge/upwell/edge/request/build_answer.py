@@ -49,6 +49,7 @@ def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
         ),
         id=done.id,
         routes=routes,
+        spool_rows=(),
         cloud_digest=replies[0][1].digest if replies else "",
         cut=head.cut.name if head is not None else "",
         labels=edge.signature.labels if edge else {},
