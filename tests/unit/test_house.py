@@ -310,6 +310,8 @@ def test_every_command_and_engine_can_be_found() -> None:
             "serve",
             "pipeline.check",
             "pipeline.schema",
+            "pipeline.test",
+            "run",
             "policy.calibrate",
             "policy.check",
             "policy.collect",
