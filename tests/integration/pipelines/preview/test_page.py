@@ -39,7 +39,7 @@ pipelines:
       - infer: {{model: people}}
       - track: {{}}
       - {step}
-    events: [{{name: count, on: cross gate}}, {{name: in, on: enter no}}]
+    events: [{{name: count, on: cross gate}}, {{name: in, on: enter true}}]
     sinks: [{{jsonl: events.jsonl}}]
 """
 """Into which what was drawn is pasted."""
@@ -336,18 +336,18 @@ def test_zones_and_lines_are_drawn_by_clicks_and_their_text_is_to_paste(browser:
         browser.run("document.querySelector(arguments[0]).click()", selector)
 
     corners = [(0.4, 0.2), (0.6, 0.2), (0.6, 0.9), (0.4, 0.9)]
-    browser.run("document.querySelector('[name=name]').value = 'no'")
+    browser.run("document.querySelector('[name=name]').value = 'true'")
     click(*corners, (0.402, 0.203))  # near the first one, which closes it
     press("[value=line]")
     browser.run("document.querySelector('[name=name]').value = 'gate'")
     click((0.1, 0.5), (0.9, 0.5))
     drawn = yaml_of(browser)["zones"]
-    assert list(drawn) == ["no", "gate"]
-    assert [tuple(point) for point in drawn["no"]] == [pytest.approx(point, abs=1.5 / height) for point in corners]
+    assert list(drawn) == ["true", "gate"]
+    assert [tuple(point) for point in drawn["true"]] == [pytest.approx(point, abs=1.5 / height) for point in corners]
     assert [tuple(point) for point in drawn["gate"]["line"]] == [
         pytest.approx(point, abs=1.5 / height) for point in ((0.1, 0.5), (0.9, 0.5))
     ]
-    assert all(round(part, 3) == part for point in drawn["no"] for part in point)
+    assert all(round(part, 3) == part for point in drawn["true"] for part in point)
     said = "document.querySelector('.said').textContent"
     browser.run("document.querySelector('[name=name]').value = 'gate'")
     click((0.1, 0.6), (0.9, 0.6))
@@ -361,7 +361,7 @@ def test_zones_and_lines_are_drawn_by_clicks_and_their_text_is_to_paste(browser:
     config, _ = parse_pipelines(PIPELINES.format(step=copied), Path("pipelines.yaml"))
     zones = config.pipelines["dock"].steps[2].zones
     assert zones is not None
-    assert zones["no"] == tuple(tuple(point) for point in drawn["no"])
+    assert zones["true"] == tuple(tuple(point) for point in drawn["true"])
     assert isinstance(zones["gate"], LineSection)
     press("[name=clear]")
     assert yaml_of(browser) == "Nothing is drawn yet."

@@ -60,7 +60,7 @@ export class Figures {
     for (const [reason, count] of Object.entries(facts.dropped)) {
       if (count === 0 && !this.shown.has(nameOf(reason))) continue;
       const dropped = rate(count, before.dropped[reason]);
-      this.add(nameOf(reason), dropped, `${perSecond(dropped)}/s`, `${count} in all`);
+      this.add(nameOf(reason), dropped, perSecond(dropped, "/s"), `${count} in all`);
     }
     this.last = facts;
   }
@@ -71,8 +71,8 @@ export class Figures {
   }
 }
 
-function perSecond(rate) {
-  return rate === null ? "–" : rate.toFixed(1);
+function perSecond(rate, unit = "") {
+  return rate === null ? "–" : `${rate.toFixed(1)}${unit}`;
 }
 
 function nameOf(reason) {
