@@ -177,3 +177,17 @@ def _decoded(png: bytes) -> Any:
 def _sharpness(png: bytes) -> float:
     """The spread of a picture's pixels: ink on paper has much, a mosaic of a whole card little."""
     return float(_decoded(png).std())
+
+
+def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, video: Path) -> None:
+    pipeline = {"source": {"video": str(video)}, "steps": [*FOLLOWED, READ], "preview": True}
+    text = pipelines_text(tmp_path, dock=pipeline, hidden={**pipeline, "preview": False})
+    with running_pipelines(tmp_path, write_agent(tmp_path), text) as it:
+        it.wait()
+        assert list(it.runner.previews) == ["dock"]
+        document = it.runner.previews["dock"].document()
+        picture = it.runner.previews["dock"].picture(document["frame"]["number"])
+    assert document["frame"]["number"] == it.runner.pipelines["dock"].status.captured
+    assert picture is not None
+    with Image.open(io.BytesIO(picture)) as shown:
+        assert shown.size == (cards.WIDTH, cards.HEIGHT)

@@ -15,6 +15,7 @@ from upwell.edge.observe.health import summary
 from upwell.edge.server.assembly import assemble, serve_metrics
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.config.signatures import signatures_of
+from upwell.pipelines.preview.pages import check_preview_address, preview_pages
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.pipelines.run.runner import PipelineRunner
 from upwell.shared.config.yaml import load_yaml, read_text
@@ -40,14 +41,20 @@ def run(
     parsed, warnings = parse_pipelines(read_text(pipelines), pipelines, signatures_of(agent_config))
     for warning in warnings:
         console.print(f"warning: {warning}", markup=False)
+    metrics = agent_config.agent.metrics
+    for name in [name for name, section in parsed.pipelines.items() if section.preview]:
+        check_preview_address(metrics, f"pipelines.{name}.preview")
     results = LateResults()
     with ExitStack() as once_closed, assemble(Agent, agent_config, results) as agent:
         stop = StopSignals()
         once_closed.callback(stop.restore_default)
         with build_pipelines(parsed, agent, agent_config.agent.state_dir, results) as runner:
             agent.metrics.export(runner.families)
-            if agent_config.agent.metrics is not None:
-                console.print(f"metrics on {serve_metrics(agent, agent_config.agent.metrics)}", markup=False)
+            if metrics is not None:
+                where = serve_metrics(agent, metrics, preview_pages(runner.previews) if runner.previews else None)
+                console.print(f"metrics on {where}", markup=False)
+                if runner.previews:
+                    console.print(f"preview on {where.removesuffix('metrics')}preview", markup=False)
             for health in agent.health():
                 console.print(summary(health), markup=False)
             runner.start()
@@ -79,7 +86,8 @@ def agent_config_of(config: Path | None, models: Path | None) -> AgentConfig:
         raise ConfigError.at(
             models, "no model in this folder; expected bundles, or files *.onnx and *.tflite", "--models"
         )
-    return AgentConfig.model_validate({"models": {name: {"edge": side} for name, side in sides.items()}})
+    sections = {name: {"edge": side} for name, side in sides.items()}
+    return AgentConfig.model_validate({"agent": {"metrics": "127.0.0.1:0"}, "models": sections})
 
 
 def _side(path: Path) -> dict[str, str] | None:

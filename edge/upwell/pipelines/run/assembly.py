@@ -26,9 +26,10 @@ from upwell.pipelines.config.shapes import LineSection
 from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.frame import FoundObject, Scene
+from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.amendments import Amendments, WaitingEvent
 from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
-from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.run.pipeline import AnsweredFrame, Pipeline
 from upwell.pipelines.run.publishing import PublishedAs, Publisher, may_leave
 from upwell.pipelines.run.runner import PipelineRunner
 from upwell.pipelines.sinks.journal import OutboxLimits
@@ -235,9 +236,18 @@ def sink_settings(section: SinkSection) -> SinkSettings:
     return KafkaSettings(kafka.brokers, kafka.topic, files, kafka.user, kafka.password_file)
 
 
+@dataclass(frozen=True)
+class BuiltPipeline:
+    """A pipeline, what writes its events, and what shows it, where it is to be shown."""
+
+    pipeline: Pipeline
+    publisher: Publisher
+    preview: Preview | None
+
+
 def build_pipeline(
     name: str, section: PipelineSection, agent: AgentCore, outbox: Outbox, late: Amendments
-) -> tuple[Pipeline, Publisher]:
+) -> BuiltPipeline:
     """One pipeline, its source open. Raises `ConfigError`."""
     bound = bind_steps(name, section, agent)
     lost_s = next((one.track.lost for one in section.steps if one.track is not None), LOST_S)
@@ -258,9 +268,19 @@ def build_pipeline(
                 step.amend(track, facts)
 
     publisher = Publisher(published_as, outbox, late, amended)
+    preview: Preview | None = None
+
+    def tell(answered: AnsweredFrame) -> None:
+        publisher.publish(answered)
+        if preview is not None:
+            preview.note(answered)
+
     source = open_source(source_settings(section.source))
     deadline_s = math.inf if section.source.deadline is None else section.source.deadline
-    return Pipeline(name, source, bound.steps, rules, deadline_s, publisher.publish), publisher
+    pipeline = Pipeline(name, source, bound.steps, rules, deadline_s, tell)
+    if section.preview:
+        preview = Preview(name, bound.zones.polygons, bound.zones.lines, lambda: pipeline.status)
+    return BuiltPipeline(pipeline, publisher, preview)
 
 
 def build_pipelines(
@@ -287,10 +307,11 @@ def build_pipelines(
         on_failure.callback(outbox.flush, FLUSH_S)
         late = Amendments(None if state_dir is None else state_dir / AMENDMENTS_NAME, amend)
         on_failure.callback(late.close)
-        pipelines = []
+        built: list[BuiltPipeline] = []
         for name, section in config.pipelines.items():
-            pipeline, publishers[name] = build_pipeline(name, section, agent, outbox, late)
-            on_failure.callback(pipeline.close)
-            pipelines.append(pipeline)
+            built.append(build_pipeline(name, section, agent, outbox, late))
+            on_failure.callback(built[-1].pipeline.close)
+            publishers[name] = built[-1].publisher
         results.bind(late.take)
-        return PipelineRunner(pipelines, on_failure.pop_all())
+        previews = {one.pipeline.name: one.preview for one in built if one.preview is not None}
+        return PipelineRunner([one.pipeline for one in built], previews, on_failure.pop_all())

@@ -11,6 +11,7 @@ from types import TracebackType
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.pipeline import Pipeline
 from upwell.pipelines.sources.base import SourceState
 from upwell.shared.platform.background_thread import BackgroundThread
@@ -19,14 +20,18 @@ _log = logging.getLogger(__name__)
 
 
 class PipelineRunner:
-    """Runs `pipelines` until their sources are over or it is closed. `parts` are closed after them, the last first."""
+    """Runs `pipelines` until their sources are over or it is closed. `parts` are closed after them, the last first.
 
-    def __init__(self, pipelines: Sequence[Pipeline], parts: ExitStack) -> None:
+    `previews` show some of them, by name.
+    """
+
+    def __init__(self, pipelines: Sequence[Pipeline], previews: Mapping[str, Preview], parts: ExitStack) -> None:
         self.pipelines: Mapping[str, Pipeline] = {one.name: one for one in pipelines}
+        self.previews = previews
         self._parts = parts
         self._is_closing = threading.Event()
         self._threads = {
-            one.name: BackgroundThread(f"pipeline-{one.name}", lambda one=one: _run(one), self._is_closing.is_set)  # type: ignore[misc]  # bound now
+            one.name: BackgroundThread(f"pipeline-{one.name}", lambda one=one: self._run(one), self._is_closing.is_set)  # type: ignore[misc]  # bound now
             for one in pipelines
         }
 
@@ -92,8 +97,8 @@ class PipelineRunner:
                 latency.add_metric([name, str(quantile)], ordered[min(len(ordered) - 1, int(quantile * len(ordered)))])
         return captured, frames, events, live, reconnects, latency
 
-
-def _run(pipeline: Pipeline) -> None:
-    for _ in pipeline:
-        pass
-    _log.info("pipeline %s: the source is over", pipeline.name)
+    def _run(self, pipeline: Pipeline) -> None:
+        for _ in pipeline:
+            pass
+        if not self._is_closing.is_set():
+            _log.info("pipeline %s: the source is over", pipeline.name)

@@ -32,6 +32,7 @@ Signature: TypeAlias = tuple[int, int, int]
 """Size, time of change and inode: a file that has another one is another file, or still being written."""
 
 _log = logging.getLogger(__name__)
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts every change of a folder
 
 
 @dataclass(frozen=True)
