@@ -209,6 +209,7 @@ ALSO_NEED_ONE = {
     "upwell.edge.runtimes.onnx.providers",
     "upwell.edge.runtimes.onnx.sessions",
     "upwell.edge.runtimes.onnx.tensors",
+    "upwell.pipelines.commands.draw_zones",
     "upwell.pipelines.commands.run",
     "upwell.pipelines.run.assembly",
 }
@@ -309,6 +310,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "partition.verify",
             "serve",
             "pipeline.check",
+            "pipeline.draw-zones",
             "pipeline.schema",
             "pipeline.test",
             "run",

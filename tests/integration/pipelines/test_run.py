@@ -191,3 +191,22 @@ def test_a_pipeline_with_a_preview_shows_its_last_frame(tmp_path: Path, video: P
     assert picture is not None
     with Image.open(io.BytesIO(picture)) as shown:
         assert shown.size == (cards.WIDTH, cards.HEIGHT)
+
+
+def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path: Path, video: Path) -> None:
+    pipelines = {
+        "gate": {"source": {"video": "http://127.0.0.1:9/none"}, "steps": [*FOLLOWED]},
+        "dock": {"source": {"video": str(video)}, "steps": [*FOLLOWED]},
+    }
+    with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, **pipelines)) as it:
+        it.agent.describe_with("pipelines", it.runner.health)
+        until(lambda: it.agent.health_document()["pipelines"]["dock"]["source"] == "ended", LIMIT_S)
+        until(lambda: it.agent.health_document()["pipelines"]["gate"]["source"] == "lost", LIMIT_S)
+        health = it.agent.health_document()
+        metrics = it.agent.metrics.registry
+        it.agent.metrics.export(it.runner.families)
+        captured = metrics.get_sample_value("upwell_pipeline_captured_total", {"pipeline": "dock"})
+        assert metrics.get_sample_value("upwell_pipeline_source_live", {"pipeline": "gate"}) == 0
+    assert health["status"] == "degraded"
+    assert [problem for problem in health["problems"] if problem.startswith("pipeline gate: the source is lost")]
+    assert health["pipelines"]["dock"]["frames"] == {"answered": captured}

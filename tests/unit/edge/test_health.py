@@ -51,7 +51,7 @@ def lost(edge: EdgeModel) -> EdgeModel:
 def test_health_answers_and_metrics_agree(edge: EdgeModel, state: str, accelerator: str, line: str) -> None:
     (health,) = health_of([ServedModel(MODEL, edge)], lambda _: "")
     assert summary(health) == line
-    described = document([health], {}, [], {})
+    described = document([health], {}, [], {}, {})
     assert described["status"] == ("ok" if state == "ready" else "degraded")
     assert described["models"][MODEL]["state"] == state
     assert described["models"][MODEL]["accelerator"] == accelerator

@@ -75,7 +75,7 @@ def test_an_agent_says_so_at_its_start_and_serves(
     with Agent.from_config(config) as agent:
         assert agent.infer("m", {"x": np.zeros((1, 8), np.float32)}).route == "edge"
         (health,) = agent.health()
-        found = document([health], {}, [], {})
+        found = document([health], {}, [], {}, {})
         assert found["status"] == "ok"  # no error
         assert bool(found["models"]["m"]["report"]["remarks"]) is is_odd
         assert ("kind: logits" in summary(health)) is is_odd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from prometheus_client.core import GaugeMetricFamily
@@ -63,23 +63,35 @@ def summary(health: ModelHealth) -> str:
     return f"{name}: {health.runtime} on {where}, {checked}{reason}"
 
 
+@dataclass(frozen=True)
+class HealthPart:
+    """What something around the agent says of itself: facts as JSON can hold them, and what is wrong, in sentences."""
+
+    facts: Mapping[str, Any]
+    problems: Sequence[str] = ()
+
+
 def document(
     models: Sequence[ModelHealth],
     updates: Mapping[str, UpdateStatus],
     problems: Sequence[str],
     missing: Mapping[str, str],
+    parts: Mapping[str, HealthPart],
 ) -> dict[str, Any]:
     """The whole as JSON can hold it, as it is served at `/health`.
 
     `status` is `ok`, or `degraded` where a model is not where it should be or the agent itself has `problems`.
-    `missing` are the models that the cloud does not know, and the names by which it was asked.
+    `missing` are the models that the cloud does not know, and the names by which it was asked. `parts` are what runs
+    around the agent, by the key under which it stands.
     """
+    problems = [*problems, *(problem for part in parts.values() for problem in part.problems)]
     return {
         "status": "ok" if all(one.state == "ready" for one in models) and not problems else "degraded",
         "problems": list(problems),
         "models": {one.model: _described(one) for one in models},
         "updates": {model: asdict(status) for model, status in updates.items()},
         "cloud_model_missing": dict(missing),
+        **{name: part.facts for name, part in parts.items()},
     }
 
 

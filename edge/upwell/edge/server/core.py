@@ -20,7 +20,7 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.observe.cloud_models import CloudModels
 from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, LIMIT, FlightRecorder
 from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
-from upwell.edge.observe.health import document, health_of
+from upwell.edge.observe.health import HealthPart, document, health_of
 from upwell.edge.observe.metrics import AgentMetrics, counter_by, spool_families, update_families
 from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
 from upwell.edge.observe.request_log import RequestLog
@@ -129,6 +129,7 @@ class AgentCore:
         self._cloud_models = CloudModels(self.uplink, self.models, self.router)
         self._export(parts)
         self._ids = Ids()
+        self._health_parts: dict[str, Callable[[], HealthPart]] = {}
         self._on_close = ExitStack()
         self._closed = False
         self._housekeeping = Housekeeping(*jobs)
@@ -189,7 +190,8 @@ class AgentCore:
         state_dir, problem = self._parts.state_dir, self._policy_problem()
         problems = [state_dir.explained] if state_dir is not None and state_dir.problem else []
         problems += [f"the policy file is not in force: {problem}"] if problem else []
-        return document(self.health(), self._updates(), problems, self._cloud_models.missing)
+        parts = {name: part() for name, part in self._health_parts.items()}
+        return document(self.health(), self._updates(), problems, self._cloud_models.missing, parts)
 
     def infer(
         self,
@@ -302,6 +304,10 @@ class AgentCore:
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    def describe_with(self, name: str, part: Callable[[], HealthPart]) -> None:
+        """Have `/health` say this, too, under `name`."""
+        self._health_parts[name] = part
 
     def close_with(self, part: Callable[[], None]) -> None:
         """Have this called first when the agent is closed."""

@@ -50,6 +50,7 @@ def run(
         once_closed.callback(stop.restore_default)
         with build_pipelines(parsed, agent, agent_config.agent.state_dir, results) as runner:
             agent.metrics.export(runner.families)
+            agent.describe_with("pipelines", runner.health)
             if metrics is not None:
                 where = serve_metrics(agent, metrics, preview_pages(runner.previews) if runner.previews else None)
                 console.print(f"metrics on {where}", markup=False)

@@ -24,14 +24,15 @@ from pydantic import (
 )
 
 from upwell.pipelines.config.keys import NAMES, ONE_KEY, Name, check_one_key
-from upwell.pipelines.config.shapes import Polygon, Zone, check_several
+from upwell.pipelines.config.shapes import LineSection, Polygon, Zone, check_several
 from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.config.where import Condition
 from upwell.pipelines.events.rules import EventRule
+from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.located import Location, located
 from upwell.shared.config.yaml import FilePart, RelativePath, resolve
 from upwell.shared.config.yaml_tree import dotted
-from upwell.shared.errors import Problem
+from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.routing.tags import lowered
 from upwell.shared.units import Seconds, Share, parse_seconds, seconds_as_written
 
@@ -362,6 +363,13 @@ class PipelineSection(FilePart):
     sinks: tuple[SinkSection, ...] = Field((), description="Where events go; each of them gets all.")
     preview: bool = Field(False, description="Show its live picture on a page of the agent's metrics address.")
 
+    @property
+    def zones(self) -> Zones:
+        """The zones and lines of all its steps."""
+        shapes = {name: shape for one in self.steps for name, shape in (one.zones or {}).items()}
+        lines = {name: shape.line for name, shape in shapes.items() if isinstance(shape, LineSection)}
+        return Zones({name: shape for name, shape in shapes.items() if not isinstance(shape, LineSection)}, lines)
+
 
 class PipelinesConfig(FilePart):
     """A whole `pipelines.yaml`. `check_pipelines` tells whether its parts fit together."""
@@ -376,6 +384,15 @@ class PipelinesConfig(FilePart):
     def model_post_init(self, context: Any, /) -> None:
         """Remember where the values stand in the file, for problems that only the models reveal."""
         self._context.update(context or {})
+
+    def chosen(self, name: str | None) -> str:
+        """The name of the only pipeline, or the one that is asked for by `--pipeline`. Raises `ConfigError`."""
+        known = ", ".join(self.pipelines)
+        if name is None and len(self.pipelines) > 1:
+            raise ConfigError.at(None, f"which of them? The file has {known}", "--pipeline")
+        if name is not None and name not in self.pipelines:
+            raise ConfigError.at(None, f"there is no pipeline {name!r}; the file has {known}", "--pipeline")
+        return name or next(iter(self.pipelines))
 
     def problems(self, found: Mapping[Location, str]) -> list[Problem]:
         """What was found under some keys, in the order of the file, with line and column where it came from one."""

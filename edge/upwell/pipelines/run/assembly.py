@@ -22,7 +22,6 @@ from upwell.pipelines.config.sections import (
     PipelineSection,
     StepSection,
 )
-from upwell.pipelines.config.shapes import LineSection
 from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.frame import FoundObject, Scene
@@ -96,9 +95,7 @@ class BoundSteps:
 
 def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSteps:
     """The steps with the agent's models. Raises `ConfigError` for a model that the agent lacks or that does not fit."""
-    shapes = {zone: shape for one in section.steps for zone, shape in (one.zones or {}).items()}
-    lines = {zone: shape.line for zone, shape in shapes.items() if isinstance(shape, LineSection)}
-    zones = Zones({zone: shape for zone, shape in shapes.items() if not isinstance(shape, LineSection)}, lines)
+    zones = section.zones
     models = [one.infer.model for one in section.steps if one.infer is not None]
     steps: list[Step] = []
     for one in section.steps:

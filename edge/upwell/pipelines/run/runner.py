@@ -11,6 +11,7 @@ from types import TracebackType
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from upwell.edge.observe.health import HealthPart
 from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.pipeline import Pipeline
 from upwell.pipelines.sources.base import SourceState
@@ -64,6 +65,24 @@ class PipelineRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def health(self) -> HealthPart:
+        """How they do, for `/health`: a source that is lost is a problem of the whole."""
+        statuses = [pipeline.status for pipeline in self.pipelines.values()]
+        lost = [one for one in statuses if one.source.state is SourceState.LOST]
+        facts = {
+            one.name: {
+                "source": str(one.source.state),
+                "explained": one.source.explained,
+                "decoder": one.source.decoder,
+                "captured": one.captured,
+                "frames": {outcome: count for outcome, count in one.frames.items() if count},
+                "events": dict(one.events),
+                "last_failure": one.last_failure,
+            }
+            for one in statuses
+        }
+        return HealthPart(facts, [f"pipeline {one.name}: the source is lost: {one.source.explained}" for one in lost])
 
     def families(self) -> Iterable[Metric]:
         """How the pipelines do, for a scrape."""

@@ -49,7 +49,7 @@ def trial(
     parsed, warnings = parse_pipelines(read_text(pipelines), pipelines, signatures_of(agent_config))
     for warning in warnings:
         stderr_console().print(f"warning: {warning}", markup=False)
-    name = _chosen(parsed, pipeline)
+    name = parsed.chosen(pipeline)
     if not video.is_file():
         raise ConfigError.at(video, "no such file; expected a video", "--video")
     out.mkdir(parents=True, exist_ok=True)
@@ -73,16 +73,6 @@ def trial(
         typer.echo(json.dumps(_document(status, out)))
     else:
         _tell(status, out)
-
-
-def _chosen(config: PipelinesConfig, name: str | None) -> str:
-    if name is None and len(config.pipelines) == 1:
-        return next(iter(config.pipelines))
-    if name not in config.pipelines:
-        known = ", ".join(config.pipelines)
-        asked = "which of them" if name is None else f"there is no pipeline {name!r}"
-        raise ConfigError.at(None, f"{asked}; the file has {known}", "--pipeline")
-    return name
 
 
 def _of_video(config: PipelinesConfig, name: str, video: Path, events: Path) -> PipelinesConfig:

@@ -1,0 +1,60 @@
+"""`upwell pipeline draw-zones`: the picture of a source in a browser, and the text of what is drawn on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from prometheus_client import CollectorRegistry
+
+from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.events.rules import EventRules
+from upwell.pipelines.preview.pages import preview_pages
+from upwell.pipelines.preview.preview import Preview
+from upwell.pipelines.run.assembly import source_settings
+from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.sources.open_source import open_source
+from upwell.shared.config.security import Address
+from upwell.shared.config.yaml import read_text
+from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.platform.stopping import StopSignals
+from upwell.shared.telemetry.exposition import serve_pages
+from upwell.shared.telemetry.logs import set_up_logs
+
+_HOST = "127.0.0.1"
+
+
+def draw_zones(
+    pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.")],
+    pipeline: Annotated[str | None, typer.Option(help="Which pipeline; needed where there are several.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where the page is on this machine; 0: a free port.")] = 0,
+) -> None:
+    """Show the picture of a pipeline's source on a page where zones and lines are drawn; no model is asked.
+
+    The page has the text for pipelines.yaml. Ends with Ctrl-C.
+    """
+    console = set_up_logs("text")
+    config, _ = parse_pipelines(read_text(pipelines), pipelines, None)
+    name = config.chosen(pipeline)
+    section = config.pipelines[name]
+    zones = section.zones
+    stop = StopSignals()
+    with Pipeline(name, open_source(source_settings(section.source)), (), EventRules((), zones)) as running:
+        preview = Preview(name, zones.polygons, zones.lines, lambda: running.status)
+        server = serve_pages(_HOST, port, CollectorRegistry(), "--port", preview_pages({name: preview}))
+
+        def show() -> None:
+            for answered in running:
+                preview.note(answered)
+                if not section.source.is_live:  # a file would be over before anybody looks
+                    return
+
+        try:
+            BackgroundThread("draw-zones", show, lambda: False).start()
+            console.print(f"draw on http://{Address(_HOST, server.server_port)}/preview?draw=zones", markup=False)
+            stop.receive()
+        finally:
+            stop.restore_default()
+            server.shutdown()
+            server.server_close()

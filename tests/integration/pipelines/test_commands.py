@@ -1,0 +1,50 @@
+"""`upwell run` and `upwell pipeline draw-zones` as processes: what they say, what they serve, and how they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.faults.programs import Program
+from tests.faults.scene import until
+from tests.pipelines_run import FOLLOWED, LIMIT_S, pipelines_text, write_agent, write_video
+from upwell.tools.demo import cards
+
+
+def page(address: str, name: str) -> Any:
+    with urllib.request.urlopen(f"{address}/{name}", timeout=LIMIT_S) as reply:  # noqa: S310  our own server's address
+        return json.loads(reply.read())
+
+
+def test_zones_are_drawn_on_the_first_picture_of_a_file_without_a_model(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "cards.mp4", cards.video(cards.cards(1)))
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(pipelines_text(tmp_path, dock={"source": {"video": str(path)}, "steps": [*FOLLOWED]}))
+    with Program(["pipeline", "draw-zones", str(file)]) as program:
+        address = program.find(r"draw on (http://127.0.0.1:\d+)/preview\?draw=zones")
+        until(lambda: page(address, "preview/dock.json")["frame"] is not None, LIMIT_S)
+        assert page(address, "preview/dock.json")["frame"]["number"] == 1
+        program.send(signal.SIGINT)
+        assert program.wait() == 0
+
+
+def test_a_run_is_looked_at_and_ends_in_good_order_at_sigterm(tmp_path: Path) -> None:
+    pictures = tmp_path / "in"
+    pictures.mkdir()
+    source = {"folder": str(pictures)}
+    agent = json.loads(write_agent(tmp_path).read_text())
+    agent["agent"]["metrics"] = "127.0.0.1:0"
+    (tmp_path / "agent.yaml").write_text(json.dumps(agent))
+    file = tmp_path / "pipelines.yaml"
+    file.write_text(pipelines_text(tmp_path, dock={"source": source, "steps": [*FOLLOWED], "preview": True}))
+    with Program(["run", str(file), "-c", str(tmp_path / "agent.yaml")]) as program:
+        address = program.find(r"preview on (http://127.0.0.1:\d+)/preview")
+        program.find(r"running (dock)")
+        assert page(address, "health")["pipelines"]["dock"]["frames"] == {}
+        assert page(address, "preview.json") == {"pipelines": ["dock"]}
+        program.send(signal.SIGTERM)
+        assert program.wait() == 0
+    assert "source is over" not in "".join(program.lines)
