@@ -115,7 +115,7 @@ def test_the_public_names_are_these() -> None:
     assert all(getattr(upwell.edge, name) is getattr(upwell.shared.errors, name) for name in errors)
     public = {name for name in dir(upwell.edge.Agent) if not name.startswith("_")}
     assert public == {
-        "close", "close_with", "from_config", "handle", "health", "health_document",
+        "close", "close_with", "describe_with", "from_config", "handle", "health", "health_document",
         "infer", "is_closed", "model", "replace_edge",
     }  # fmt: skip
     fields = [

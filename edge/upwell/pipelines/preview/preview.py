@@ -18,7 +18,7 @@ from upwell.pipelines.frame import FoundObject, Point
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:
-    from upwell.pipelines.run.pipeline import AnsweredFrame, PipelineStatus
+    from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
 
 SHOWN_EVERY_S = 0.2
 """A newer frame is shown after so long at the earliest, however many look at it: that bounds the pictures encoded."""

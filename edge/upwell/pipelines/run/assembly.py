@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from upwell.edge.server.core import AgentCore
 from upwell.edge.spool.item import SpoolResult
+from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.config.sections import (
     CaptureSection,
     InferSection,
@@ -28,7 +29,7 @@ from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.amendments import Amendments, WaitingEvent
 from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
-from upwell.pipelines.run.pipeline import AnsweredFrame, Pipeline
+from upwell.pipelines.run.pipeline import Pipeline
 from upwell.pipelines.run.publishing import PublishedAs, Publisher, may_leave
 from upwell.pipelines.run.runner import PipelineRunner
 from upwell.pipelines.sinks.journal import OutboxLimits

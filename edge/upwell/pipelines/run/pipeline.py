@@ -7,14 +7,15 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
-from upwell.pipelines.events.rules import EventRules, FiredEvent
+from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
+from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.frame import Frame, Scene
 from upwell.pipelines.run.inference import FrameDropped, Step
-from upwell.pipelines.sources.base import Source, SourceEnded, SourceStatus
+from upwell.pipelines.sources.base import Source, SourceEnded
 from upwell.pipelines.steps.geometry import Zones
 
 REASONS = (
@@ -27,31 +28,6 @@ _LOOK_S = 0.2
 _LATENCIES = 512
 _SAY_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class AnsweredFrame:
-    """A frame that went through all steps in time. `latency_s` counts from capture."""
-
-    scene: Scene
-    fired: Sequence[FiredEvent]
-    latency_s: float
-
-
-@dataclass(frozen=True)
-class PipelineStatus:
-    """How a pipeline does. `frames` has the number of frames by what became of them, in sum `captured`.
-
-    `latency_s` are the latest times from capture to answer. `last_failure` says why a frame last had no answer.
-    """
-
-    name: str
-    source: SourceStatus
-    captured: int
-    frames: Mapping[str, int]
-    events: Mapping[str, int]
-    latencies_s: Sequence[float]
-    last_failure: str
 
 
 class Pipeline:

@@ -10,6 +10,7 @@ from typing import Any
 
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.item import SpoolResult
+from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.event import Event
 from upwell.pipelines.events.rules import FiredEvent
 from upwell.pipelines.frame import FoundObject, Scene
@@ -17,7 +18,6 @@ from upwell.pipelines.run.amendments import Amendments, WaitingEvent
 from upwell.pipelines.run.annotated import annotated, jpeg
 from upwell.pipelines.run.answers import AnswerReader
 from upwell.pipelines.run.inference import object_tags
-from upwell.pipelines.run.pipeline import AnsweredFrame
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.steps.geometry import Zones

@@ -12,10 +12,10 @@ from typing import Any
 import av
 
 from upwell.edge.agent import Agent
+from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.annotated import annotated, jpeg
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
-from upwell.pipelines.run.pipeline import AnsweredFrame
 from upwell.shared.tensors import Array
 from upwell.tools.demo import folder as names
 from upwell.tools.demo.cards import FPS, HEIGHT, WIDTH, Card, cards, length_s

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from upwell.edge.agent import Agent
 from upwell.edge.server.assembly import assemble
+from upwell.pipelines.answered import PipelineStatus
 from upwell.pipelines.commands.run import agent_config_of
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.config.sections import CaptureSection, PipelinesConfig
@@ -23,7 +24,6 @@ from upwell.pipelines.config.signatures import signatures_of
 from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.run.annotated import annotated
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
-from upwell.pipelines.run.pipeline import PipelineStatus
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
 from upwell.pipelines.frame import Box, FoundObject, Frame, Scene
 from upwell.pipelines.preview.preview import Preview
-from upwell.pipelines.run.pipeline import AnsweredFrame, PipelineStatus
 from upwell.pipelines.sources.base import SourceState, SourceStatus
 from upwell.shared.tensors import Array
 

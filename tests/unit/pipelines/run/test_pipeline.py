@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipelines_run import MadeSource
+from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.rules import EventRule, EventRules
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.run.inference import FrameDropped
-from upwell.pipelines.run.pipeline import AnsweredFrame, Pipeline
+from upwell.pipelines.run.pipeline import Pipeline
 from upwell.pipelines.steps.geometry import Zones
 
 PICTURE = np.zeros((8, 8, 3), np.uint8)

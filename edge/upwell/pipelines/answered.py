@@ -1,0 +1,35 @@
+"""What a pipeline tells of its frames: one that is answered, and how all of them do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from upwell.pipelines.events.rules import FiredEvent
+from upwell.pipelines.frame import Scene
+from upwell.pipelines.sources.base import SourceStatus
+
+
+@dataclass(frozen=True, eq=False)
+class AnsweredFrame:
+    """A frame that went through all steps in time. `latency_s` counts from capture."""
+
+    scene: Scene
+    fired: Sequence[FiredEvent]
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class PipelineStatus:
+    """How a pipeline does. `frames` has the number of frames by what became of them, in sum `captured`.
+
+    `latency_s` are the latest times from capture to answer. `last_failure` says why a frame last had no answer.
+    """
+
+    name: str
+    source: SourceStatus
+    captured: int
+    frames: Mapping[str, int]
+    events: Mapping[str, int]
+    latencies_s: Sequence[float]
+    last_failure: str
