@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -322,7 +323,8 @@ def test_a_deadline_of_centuries_is_refused_in_the_file_or_leaves_the_cloud_its_
 def test_callers_with_no_time_do_not_cut_the_others_off() -> None:
     with scene(UP) as at:
         for _ in range(5):
-            at.infer(rows_of(SURE), deadline_s=0.0019)
+            with suppress(Refused):  # a device that was slow just now is not even asked
+                at.infer(rows_of(SURE), deadline_s=0.0019)
         assert at.infer(rows_of(SURE)).route is Route.CLOUD
 
 
