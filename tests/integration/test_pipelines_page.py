@@ -1,4 +1,4 @@
-"""Runs docs/pipelines.md as a reader would, with the demo's video in place of the camera and a broker of the test's own."""
+"""Runs docs/pipelines.md as a reader would, with a video in place of the camera and a broker of the test's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ SHOWN = cards.cards(6, seed=7)
 pytestmark = [
     pytest.mark.slow,
     brokers.needs_mosquitto,
-    pytest.mark.skipif(which("mosquitto_sub") is None, reason="mosquitto_sub is missing: apt-get install mosquitto-clients"),
+    pytest.mark.skipif(
+        which("mosquitto_sub") is None, reason="mosquitto_sub is missing: apt-get install mosquitto-clients"
+    ),
 ]
 
 

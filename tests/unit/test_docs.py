@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
+import json
 import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from tests.pipelines_run import MadeSource
 from upwell.cloud.config import CloudConfig
 from upwell.edge.bundle.calibrations import CalibrationsFile
 from upwell.edge.config import AgentConfig
@@ -24,6 +28,11 @@ from upwell.edge.observe.metrics import AgentMetrics
 from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.runtimes.base import Placement
 from upwell.pipelines.config.sections import PipelinesConfig
+from upwell.pipelines.events.event import Event
+from upwell.pipelines.events.rules import EventRule, EventRules
+from upwell.pipelines.run.pipeline import REASONS, Pipeline
+from upwell.pipelines.run.runner import PipelineRunner
+from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import Refused
 from upwell.shared.oip.auth.tokens import TokensConfig
@@ -41,8 +50,8 @@ from upwell.shared.signature.description import ModelDescription
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
-POLICY, ARCHITECTURE, TROUBLESHOOTING = (
-    ROOT / "docs" / f"{name}.md" for name in ("policy", "architecture", "troubleshooting")
+POLICY, ARCHITECTURE, TROUBLESHOOTING, OPERATIONS, PIPELINES = (
+    ROOT / "docs" / f"{name}.md" for name in ("policy", "architecture", "troubleshooting", "operations", "pipelines")
 )
 LOADERS: Mapping[str, type[BaseModel]] = MappingProxyType(
     {
@@ -259,6 +268,35 @@ def test_metrics_are_listed_with_their_labels() -> None:
     }
     said = {row[0].strip("`"): set(SPAN.findall(row[1])) for row in table(POLICY, "metric")}
     assert said == labels
+
+
+# --- The tables of pipelines
+
+
+def test_every_outcome_of_a_frame_is_explained() -> None:
+    never = {"stopped"}  # the frame under way is finished, and those behind it are lost with the source
+    assert set(names(PIPELINES, "outcome")) == {"answered", *REASONS} - never
+
+
+def test_the_line_of_an_event_is_explained_key_by_key() -> None:
+    (line,) = (text for info, text in FENCE.findall(PIPELINES.read_text(encoding="utf-8")) if info == "json")
+    pasted = json.loads(line)
+    event = Event("1", "belt", "passed", 1, 0.0, 0.0, direction="in", answers={"cards": {"route": "edge"}})
+    assert list(pasted) == list(json.loads(event.as_json()))
+    said = [key for row in table(PIPELINES, "in the line") for key in SPAN.findall(row[0])]
+    assert sorted(said) == sorted(pasted)
+
+
+def test_the_metrics_of_pipelines_are_listed_with_their_labels() -> None:
+    source = MadeSource([np.zeros((8, 8, 3), np.uint8)])
+    with Pipeline("dock", source, (), EventRules([EventRule("seen", "frame")], Zones({}, {}))) as pipeline:
+        list(pipeline)
+        families = list(PipelineRunner([pipeline], {}, ExitStack()).families())
+    labels = {
+        family.name + {"counter": "_total"}.get(family.type, ""): set(family.samples[0].labels) for family in families
+    }
+    said = {row[0].strip("`"): set(SPAN.findall(row[1])) for row in table(OPERATIONS, "metric")}
+    assert {name: there for name, there in said.items() if name.startswith("upwell_pipeline_")} == labels
 
 
 # --- What is mentioned exists
