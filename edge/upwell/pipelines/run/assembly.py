@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -67,21 +68,25 @@ class LateResults:
     """Where the agent's results go; made before the agent, which wants to know, and bound to pipelines after it."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._take: Callable[[SpoolResult], None] | None = None
         self._early: list[SpoolResult] = []
 
     def __call__(self, result: SpoolResult) -> None:
         """Take an answer of the cloud to a kept case."""
-        if self._take is None:
-            self._early.append(result)
-        else:
-            self._take(result)
+        with self._lock:
+            if self._take is None:
+                self._early.append(result)
+                return
+        self._take(result)
 
     def bind(self, take: Callable[[SpoolResult], None]) -> None:
         """Give all results to `take`, those that have come already first."""
-        self._take = take
-        while self._early:
-            take(self._early.pop(0))
+        with self._lock:
+            self._take = take
+            early, self._early = self._early, []
+        for result in early:
+            take(result)
 
 
 @dataclass(frozen=True)
@@ -254,16 +259,16 @@ def build_pipeline(
     published_as = PublishedAs(
         name,
         "" if infer is None else infer.model,
-        {"pipeline": name, **({} if infer is None else infer.tags)},
+        {model: inference.tags for model, inference in bound.inferences.items()},
         any(one.pictures is not None for one in section.sinks),
         bound.zones,
         {model: inference.reader for model, inference in bound.inferences.items()},
     )
 
-    def amended(model: str, track: int, facts: Mapping[str, Any]) -> None:
+    def amended(model: str, track: int, case: str, facts: Mapping[str, Any]) -> None:
         for step in bound.asked_about_objects:
             if step.inference.settings.model == model:
-                step.amend(track, facts)
+                step.amend(track, case, facts)
 
     publisher = Publisher(published_as, outbox, late, amended)
     preview: Preview | None = None
@@ -302,9 +307,10 @@ def build_pipelines(
         )
         outbox = Outbox(folder / OUTBOX_NAME, sinks, OutboxLimits(), may_leave(agent.router))
         on_failure.callback(outbox.close)
-        on_failure.callback(outbox.flush, FLUSH_S)
         late = Amendments(None if state_dir is None else state_dir / AMENDMENTS_NAME, amend)
         on_failure.callback(late.close)
+        # Until then answers may come, and amend.
+        on_failure.callback(_flush, outbox, "lost" if state_dir is None else "kept for the next start")
         built: list[BuiltPipeline] = []
         for name, section in config.pipelines.items():
             built.append(build_pipeline(name, section, agent, outbox, late))
@@ -313,3 +319,11 @@ def build_pipelines(
         results.bind(late.take)
         previews = {one.pipeline.name: one.preview for one in built if one.preview is not None}
         return PipelineRunner([one.pipeline for one in built], previews, on_failure.pop_all())
+
+
+def _flush(outbox: Outbox, fate: str) -> None:
+    """Wait for the sinks, and say what they have not taken."""
+    if not outbox.flush(FLUSH_S):
+        for sink, counts in outbox.counts().items():
+            if counts.waiting:
+                _log.warning("%d events that the sink %s has not taken are %s", counts.waiting, sink, fate)

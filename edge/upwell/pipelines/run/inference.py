@@ -75,7 +75,10 @@ class InferSettings:
 
 
 class Inference:
-    """Asks one model of the agent. Raises `ConfigError` for a model that the agent lacks or that takes no picture."""
+    """Asks one model of the agent, with `tags`.
+
+    Raises `ConfigError` for a model that the agent lacks or that takes no picture.
+    """
 
     def __init__(self, agent: AgentCore, settings: InferSettings, pipeline: str) -> None:
         served = agent.models.get(settings.model)
@@ -91,7 +94,7 @@ class Inference:
         self.reader = AnswerReader(served.entry_model.signature)
         self._agent = agent
         self._input = next(iter(served.entry_model.pictures))
-        self._tags = {"pipeline": pipeline, **settings.tags}
+        self.tags: Mapping[str, str] = {"pipeline": pipeline, **settings.tags}
 
     def ask(self, pictures: Array, tags: Mapping[str, str], until_s: float) -> Answer:
         """The agent's answer about the rows of `pictures`. Raises `FrameDropped`."""
@@ -100,7 +103,7 @@ class Inference:
             raise FrameDropped("late")
         try:
             return self._agent.infer(
-                self.settings.model, {self._input: pictures}, deadline_s=left_s, tags={**self._tags, **tags}
+                self.settings.model, {self._input: pictures}, deadline_s=left_s, tags={**self.tags, **tags}
             )
         except UpwellError as error:
             reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "failed")
@@ -202,11 +205,14 @@ class InferObjects:
             degraded=scene.degraded or any(answer.degraded for answer in answers),
         )
 
-    def amend(self, track: int, facts: Mapping[str, Any]) -> None:
-        """From now on this holds for the track, if it is still there."""
+    def amend(self, track: int, case: str, facts: Mapping[str, Any]) -> None:
+        """From now on this holds for the track, if what holds for it now is still the answer that waits for `case`.
+
+        It may have been asked about again since, and after a restart the number is another object's.
+        """
         with self._lock:
             known = self._known.get(track)
-            if known is not None:
+            if known is not None and known.facts.get("case") == case:
                 known.facts = facts
 
     def _held(self, found: FoundObject, now_s: float) -> Mapping[str, Any] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.item import SpoolResult
@@ -24,21 +27,24 @@ from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.routing.decide.state import Signals
 from upwell.shared.routing.policy.rules import RequestFacts
 
-_BETWEEN = "\n"
-"""Between the labels of an event with several objects: each of them must be allowed to leave."""
+_REQUESTS = "requests"
+"""The tag of a message under which stand, as JSON, the model and the tags of each request that it tells of."""
+
+_Judged: TypeAlias = tuple[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class PublishedAs:
     """How the events of one pipeline are written.
 
-    `model` is the one whose rules say what may leave the device, empty without any; `tags` are those of its requests.
-    `readers` read the answers of the models that objects or frames were asked about.
+    `model` is the first one that is asked, empty without any; its rules hold for all that leaves the device, those of
+    another model for what that has answered. `tags` are those of the requests, by model. `readers` read the answers of
+    the models that objects or frames were asked about.
     """
 
     pipeline: str
     model: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_pictures: bool = False
     zones: Zones | None = None
     readers: Mapping[str, AnswerReader] = field(default_factory=dict)
@@ -52,12 +58,14 @@ class Publisher:
         published_as: PublishedAs,
         outbox: Outbox,
         late: Amendments,
-        on_amended: Callable[[str, int, Mapping[str, Any]], None],
+        on_amended: Callable[[str, int, str, Mapping[str, Any]], None],
     ) -> None:
         self._as = published_as
         self._outbox = outbox
         self._late = late
         self._on_amended = on_amended
+        self._in_order = threading.Lock()
+        """Late answers come on another thread: what has the lower sequence is put first."""
 
     def publish(self, answered: AnsweredFrame) -> None:
         """Put what the frame fired into the outbox; it is durable when this returns."""
@@ -65,8 +73,9 @@ class Publisher:
             return
         scene = answered.scene
         picture = jpeg(annotated(scene, self._as.zones)) if self._as.has_pictures else b""
-        events = [self._event(fired, answered) for fired in answered.fired]
-        self._outbox.put([self._message(event, picture) for event in events])
+        with self._in_order:
+            events = [self._event(fired, answered) for fired in answered.fired]
+            self._outbox.put([self._message(event, picture) for event in events])
         for event in events:
             self._wait_for_answers(event, scene)
 
@@ -79,16 +88,27 @@ class Publisher:
         )  # fmt: skip
 
     def _message(self, event: Event, picture: bytes = b"") -> Message:
-        tags = dict(self._as.tags)
-        for found in event.objects:
-            tags |= dict(object_tags(found))
-        labels = sorted({found.label for found in event.objects})
-        if labels:
-            tags["label"] = _BETWEEN.join(labels)
+        requests = self._requests(event)
+        tags = {_REQUESTS: json.dumps(requests)} if requests else {}
         return Message(
             event.id, event.pipeline, event.event, event.sequence, event.as_json().encode(), picture, self._as.model,
             tags,
         )  # fmt: skip
+
+    def _requests(self, event: Event) -> Sequence[_Judged]:
+        """What the event tells of, each as it was asked about: together they would be a request that never was."""
+        if not self._as.model:
+            return []
+        found: list[_Judged] = [
+            (model, {**self._as.tags.get(model, {}), **dict(object_tags(one))})
+            for one in event.objects
+            for model in dict.fromkeys((self._as.model, *one.answers))
+        ]
+        for model in event.answers:  # boxes are judged as objects
+            if model not in self._as.readers or not self._as.readers[model].finds_objects:
+                found.append((model, self._as.tags.get(model, {})))
+        found = found or [(self._as.model, self._as.tags.get(self._as.model, {}))]
+        return [one for index, one in enumerate(found) if one not in found[:index]]
 
     def _wait_for_answers(self, event: Event, scene: Scene) -> None:
         about: Sequence[tuple[Mapping[str, Mapping[str, Any]], FoundObject | None]] = [
@@ -118,16 +138,21 @@ class Publisher:
             objects: tuple[FoundObject, ...] = (replace(found, answers={**found.answers, waiting.model: facts}),)
             answers: Mapping[str, Mapping[str, Any]] = {}
             if found.track is not None:
-                self._on_amended(waiting.model, found.track, facts)
+                case = f"{result.spool_id}/{waiting.row}"
+                self._on_amended(waiting.model, found.track, case, facts)
         else:
             objects = reader.objects(outputs, waiting.row)
             answers = {} if reader.finds_objects else {waiting.model: facts}
-        event = Event(
-            uuid.uuid4().hex, waiting.pipeline, waiting.event, self._outbox.next_sequence(waiting.pipeline),
-            waiting.captured_unix_s, max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud",
-            result.reason, amends=waiting.event_id, answers=answers,
-        )  # fmt: skip
-        self._outbox.put([self._message(event)])
+        # The same each time: where the process ends in the middle, the answer is handed over again.
+        about = f"{waiting.event_id} {result.spool_id} {waiting.model} {waiting.row}"
+        with self._in_order:
+            event = Event(
+                hashlib.sha256(about.encode()).hexdigest()[:32], waiting.pipeline, waiting.event,
+                self._outbox.next_sequence(waiting.pipeline), waiting.captured_unix_s,
+                max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud", result.reason,
+                amends=waiting.event_id, answers=answers,
+            )  # fmt: skip
+            self._outbox.put([self._message(event)])
 
 
 def _written(found: FoundObject) -> dict[str, Any]:
@@ -152,12 +177,11 @@ def may_leave(router: RouterService) -> Callable[[Message], bool]:
         if not message.model:
             return True
         size_bytes = len(message.body) + len(message.picture)
-        labels = message.tags["label"].split(_BETWEEN) if "label" in message.tags else [""]
-        return all(is_allowed(message, {**message.tags, "label": label}, size_bytes) for label in labels)
+        requests = json.loads(message.tags[_REQUESTS]) if _REQUESTS in message.tags else [(message.model, {})]
+        return all(is_allowed(model, tags, size_bytes) for model, tags in requests)
 
-    def is_allowed(message: Message, tags: Mapping[str, str], size_bytes: int) -> bool:
-        tags = {name: value for name, value in tags.items() if value}
-        facts = RequestFacts(message.model, tags, size_bytes, time.time())
+    def is_allowed(model: str, tags: Mapping[str, str], size_bytes: int) -> bool:
+        facts = RequestFacts(model, tags, size_bytes, time.time())
         return router.judge(Signals(facts, (size_bytes,), time.monotonic())).denial is None
 
     return ask

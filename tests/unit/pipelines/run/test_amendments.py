@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_old_and_too_many_are_forgotten(
     tmp_path: Path, emitted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(amendments, "MAX_WAITING", 3)
+    monkeypatch.setattr(amendments, "_FORGET_EVERY_S", 0.0)
     late = open_at(tmp_path / "late.db", emitted)
     for number in range(5):
         late.wait_for(f"case-{number}", event(number))
@@ -119,3 +121,90 @@ def test_from_many_threads_each_event_is_amended_once(tmp_path: Path, emitted: l
         thread.join()
     assert sorted(emitted) == sorted((f"event-{number}", f"case-{number}") for number in range(200))
     late.close()
+
+
+def test_a_damaged_file_is_set_aside_and_begun_anew(tmp_path: Path, emitted: list[tuple[str, str]]) -> None:
+    path = tmp_path / "late.db"
+    path.write_text("no database" * 100)
+    late = open_at(path, emitted)
+    late.wait_for("case", event(1))
+    late.close()
+    again = open_at(path, emitted)
+    again.take(result("case"))
+    again.close()
+    assert emitted == [("event-1", "case")]
+    assert (tmp_path / "late.db.damaged").exists()
+
+
+def test_where_no_file_can_be_made_they_are_remembered_in_memory(
+    tmp_path: Path, emitted: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "late.db").mkdir()
+    late = open_at(tmp_path / "late.db", emitted)
+    late.wait_for("case", event(1))
+    late.take(result("case"))
+    late.close()
+    assert emitted == [("event-1", "case")]
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_what_is_cut_short_while_it_amends_is_amended_at_the_next_start(
+    tmp_path: Path, emitted: list[tuple[str, str]]
+) -> None:
+    def dies(waiting: WaitingEvent, answer: SpoolResult) -> None:
+        raise KeyboardInterrupt
+
+    first = Amendments(tmp_path / "late.db", dies)
+    first.wait_for("case", event(1))
+    with pytest.raises(KeyboardInterrupt):
+        first.take(result("case"))
+    first.close()
+    second = open_at(tmp_path / "late.db", emitted)
+    second.take(result("case"))
+    second.close()
+    assert emitted == [("event-1", "case")]
+
+
+def test_an_event_that_another_version_wrote_costs_its_amendment_alone(
+    tmp_path: Path, emitted: list[tuple[str, str]]
+) -> None:
+    late = open_at(tmp_path / "late.db", emitted)
+    late.wait_for("case", event(1))
+    late.wait_for("other", event(2))
+    with sqlite3.connect(tmp_path / "late.db") as connection:
+        connection.execute("UPDATE waiting SET body = '{\"unknown\": 1}' WHERE spool_id = 'case'")
+    connection.close()
+    late.take(result("case"))
+    late.take(result("other"))
+    late.close()
+    assert emitted == [("event-2", "other")]
+
+
+def test_a_clock_that_learns_the_time_makes_nothing_old(
+    tmp_path: Path, emitted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without a battery wakes in 1970."""
+    monkeypatch.setattr(amendments, "_FORGET_EVERY_S", 0.0)
+    monkeypatch.setattr(amendments.time, "time", lambda: 0.0)
+    late = open_at(tmp_path / "late.db", emitted)
+    late.wait_for("case", event(1))
+    monkeypatch.undo()
+    monkeypatch.setattr(amendments, "_FORGET_EVERY_S", 0.0)
+    late.wait_for("other", event(2))
+    late.take(result("case"))
+    late.close()
+    assert emitted == [("event-1", "case")]
+
+
+def test_early_answers_are_bounded_by_their_bytes(
+    emitted: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amendments, "_MAX_EARLY_BYTES", 250)
+    late = open_at(None, emitted)
+    for number in range(4):
+        late.take(replace(result(f"case-{number}"), answer=bytes(100)))
+        late.take(replace(result(f"case-{number}"), answer=bytes(100)))  # handed over again
+    for number in range(4):
+        late.wait_for(f"case-{number}", event(number))
+    late.close()
+    assert [one for one, _ in emitted] == ["event-2", "event-3"]

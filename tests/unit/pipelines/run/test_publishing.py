@@ -1,0 +1,144 @@
+"""What goes into the outbox: in order, judged as it was asked about, and amended under one key."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.pipelines_run import write_agent
+from upwell.edge import Agent
+from upwell.edge.spool.item import SpoolResult
+from upwell.pipelines.answered import AnsweredFrame
+from upwell.pipelines.events.rules import FiredEvent
+from upwell.pipelines.frame import FoundObject, Frame, Scene
+from upwell.pipelines.run.amendments import Amendments, WaitingEvent
+from upwell.pipelines.run.answers import AnswerReader
+from upwell.pipelines.run.publishing import PublishedAs, Publisher, may_leave
+from upwell.pipelines.sinks.base import Message
+from upwell.pipelines.sinks.journal import OutboxLimits
+from upwell.pipelines.sinks.outbox import Outbox
+from upwell.shared.oip.codec.converters import serialize_infer_response
+from upwell.shared.oip.dataplane import InferResponse
+from upwell.shared.signature.signature import LogicalOutput, Signature
+from upwell.shared.tensors import TensorSpec
+
+PICTURE = np.zeros((4, 4, 3), np.uint8)
+SCENE = Scene(Frame(1, 1.0, 2.0, PICTURE, PICTURE[:, :, 0]), PICTURE)
+SCORES = AnswerReader(
+    Signature(
+        (), (LogicalOutput("scores", "probabilities", TensorSpec("scores", "FP32", (-1, 2)), ("no", "yes")),), True
+    )
+)
+
+
+class Kept:
+    """A sink that keeps what it is given, and is of another machine."""
+
+    name = "kept"
+    leaves_device = True
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def deliver(self, messages: Sequence[Message]) -> None:
+        self.messages += messages
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def published(
+    folder: Path, tags: Mapping[str, Mapping[str, str]] = {}, may_send: Any = lambda _: True
+) -> Iterator[tuple[Publisher, Kept, list[tuple[str, int, str]]]]:
+    kept, amended = Kept(), []
+    outbox = Outbox(folder / "outbox.db", {"dock": [kept]}, OutboxLimits(), may_send)
+    late = Amendments(None, lambda *_: None)
+    publisher = Publisher(
+        PublishedAs("dock", "cards", tags, readers={"digits": SCORES}), outbox, late,
+        lambda model, track, case, _: amended.append((model, track, case)),
+    )  # fmt: skip
+    yield publisher, kept, amended
+    outbox.flush(10.0)
+    late.close()
+    outbox.close()
+
+
+def seen(*objects: FoundObject) -> AnsweredFrame:
+    return AnsweredFrame(replace(SCENE, objects=objects), [FiredEvent("seen", objects)], 0.1)
+
+
+def found(label: str = "card", zone: str = "", **answers: Mapping[str, Any]) -> FoundObject:
+    return FoundObject(label, 0.9, (0, 0, 1, 1), 3, frozenset([zone] if zone else []), answers)
+
+
+def answer(spool_id: str = "case") -> SpoolResult:
+    body = serialize_infer_response(InferResponse("digits", {"scores": np.array([[0.1, 0.9]], np.float32)}))
+    return SpoolResult(1, spool_id, "request", "spool", "digits", "large", {}, "hard", 0.0, 1.0, "", body, b"")
+
+
+WAITING = WaitingEvent(
+    "dock", "first", "seen", 2.0, "digits", 0,
+    {"label": "card", "score": 0.9, "box": [0, 0, 1, 1], "track": 3, "zones": [], "answers": {}},
+)  # fmt: skip
+
+
+def test_sequences_rise_in_the_outbox_while_late_answers_come(tmp_path: Path) -> None:
+    with published(tmp_path) as (publisher, kept, _):
+        late = threading.Thread(target=lambda: [publisher.amend(WAITING, answer(str(n))) for n in range(150)])
+        late.start()
+        for _ in range(150):
+            publisher.publish(seen(found()))
+        late.join()
+    sequences = [message.sequence for message in kept.messages]
+    assert len(sequences) == 300
+    assert sequences == sorted(set(sequences))
+
+
+def test_an_answer_that_is_handed_over_twice_amends_under_one_key(tmp_path: Path) -> None:
+    with published(tmp_path) as (publisher, kept, amended):
+        for spool_id in ("case", "case", "other"):
+            publisher.amend(WAITING, answer(spool_id))
+    first, second, other = (message.key for message in kept.messages)
+    assert first == second != other
+    assert json.loads(kept.messages[0].body)["objects"][0]["digits"]["label"] == "yes"
+    assert amended == [("digits", 3, "case/0")] * 2 + [("digits", 3, "other/0")]
+
+
+def deny(**match: Any) -> Mapping[str, Any]:
+    return {"rules": [{"name": "no", "match": match, "egress": "deny"}]}
+
+
+OPEN = {"zone.open": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "objects", "leaves"),
+    [
+        (deny(unless_tags=OPEN), [found(zone="open")], True),
+        # One that may leave takes no other along.
+        (deny(unless_tags=OPEN), [found(zone="open"), found()], False),
+        (deny(tags={"label": "a\nb"}), [found("a\nb")], False),
+        # What a later model said is judged by the rules of that model, with the tags that it was asked with.
+        (deny(model="digits"), [found(digits={"label": "7"})], False),
+        (deny(model="digits"), [found()], True),
+        (deny(tags={"who": "staff"}), [found(digits={"label": "7"})], False),
+        (deny(tags={"who": "staff"}), [found()], True),
+    ],
+)
+def test_an_event_leaves_only_where_all_that_it_tells_of_may(
+    tmp_path: Path, policy: Mapping[str, Any], objects: Sequence[FoundObject], leaves: bool
+) -> None:
+    tags = {"cards": {"pipeline": "dock"}, "digits": {"pipeline": "dock", "who": "staff"}}
+    with Agent.from_config(write_agent(tmp_path, policy)) as agent:
+        with published(tmp_path, tags, may_leave(agent.router)) as (publisher, kept, _):
+            publisher.publish(seen(*objects))
+    assert bool(kept.messages) is leaves
