@@ -11,6 +11,7 @@ from typing import Any
 from tests.faults.programs import Program
 from tests.faults.scene import until
 from tests.pipelines_run import FOLLOWED, LIMIT_S, pipelines_text, write_agent, write_video
+from upwell.shared.errors import EXIT_FAILED
 from upwell.tools.demo import cards
 
 
@@ -48,3 +49,18 @@ def test_a_run_is_looked_at_and_ends_in_good_order_at_sigterm(tmp_path: Path) ->
         program.send(signal.SIGTERM)
         assert program.wait() == 0
     assert "source is over" not in "".join(program.lines)
+
+
+def test_a_source_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    sources = {
+        "film": ({"video": str(tmp_path / "nothing.mp4")}, "No such file or directory"),
+        "pictures": ({"folder": str(tmp_path / "nothing"), "watch": False}, "there is no such folder"),
+    }
+    file = tmp_path / "pipelines.yaml"
+    written = {name: {"source": source, "steps": [*FOLLOWED]} for name, (source, _) in sources.items()}
+    file.write_text(pipelines_text(tmp_path, **written))
+    with Program(["run", str(file), "-c", str(write_agent(tmp_path))]) as program:
+        assert program.wait() == EXIT_FAILED
+    said = "".join(program.lines)
+    for name, (_, why) in sources.items():
+        assert f"pipeline {name}: the source is over: {why}" in said

@@ -19,7 +19,7 @@ from upwell.pipelines.preview.pages import check_preview_address, preview_pages
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.pipelines.run.runner import PipelineRunner
 from upwell.shared.config.yaml import load_yaml, read_text
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.logs import set_up_logs
@@ -35,7 +35,7 @@ def run(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
-    """Run pipelines until their sources are over, or until SIGTERM or Ctrl-C."""
+    """Run pipelines until their sources are over, or until SIGTERM or Ctrl-C. Exit code 1 where a source broke off."""
     agent_config = agent_config_of(config, models)
     console = set_up_logs(agent_config.agent.log, logging.DEBUG if verbose else logging.INFO)
     parsed, warnings = parse_pipelines(read_text(pipelines), pipelines, signatures_of(agent_config))
@@ -61,7 +61,10 @@ def run(
             runner.start()
             console.print(f"running {', '.join(runner.pipelines)}", markup=False)
             _run_until(stop, runner)
+            has_failed = runner.has_failed
             console.print("stopping", markup=False)
+    if has_failed:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _run_until(stop: StopSignals, runner: PipelineRunner) -> None:

@@ -34,7 +34,8 @@ def annotated(scene: Scene, zones: Zones | None = None) -> Array:
         for line in zones.lines.values():
             draw.line([(x * width, y * height) for x, y in line], fill=_ZONE, width=line_px)
     for found in scene.objects:
-        x1, y1, x2, y2 = (part * size for part, size in zip(found.box, (width, height) * 2, strict=True))
+        edges = (min(max(edge, -1.0), 2.0) for edge in found.box)  # what is far off the picture overflows in Pillow
+        x1, y1, x2, y2 = (edge * size for edge, size in zip(edges, (width, height) * 2, strict=True))
         colour = _COLOURS[(found.track or 0) % len(_COLOURS)]
         draw.rectangle((x1, y1, max(x1, x2), max(y1, y2)), outline=colour, width=line_px)
         text = caption(found)

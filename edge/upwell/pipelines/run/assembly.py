@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -105,13 +104,13 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
     models = [one.infer.model for one in section.steps if one.infer is not None]
     steps: list[Step] = []
     for one in section.steps:
-        condition = None
+        where = None
         text = one.infer.where if one.infer is not None else one.keep.where if one.keep is not None else None
         if text is not None:
             from upwell.pipelines.events.where import ObjectCondition  # the extra `cel`, which few need
 
-            condition = ObjectCondition(text, models, zones.polygons, name)
-        steps.append(_bound(one, condition, zones, agent, name))
+            where = Where(ObjectCondition(text, models, zones.polygons, name), f"pipeline {name}, step {one.kind}")
+        steps.append(_bound(one, where, zones, agent, name))
     infers = [one for one in steps if isinstance(one, (InferFrame, InferObjects))]
     return BoundSteps(
         tuple(steps),
@@ -121,19 +120,16 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
     )
 
 
-def _bound(
-    section: StepSection, condition: ObjectCondition | None, zones: Zones, agent: AgentCore, pipeline: str
-) -> Step:
+def _bound(section: StepSection, where: Where | None, zones: Zones, agent: AgentCore, pipeline: str) -> Step:
     if section.infer is not None:
         inference = Inference(agent, _infer_settings(section.infer), pipeline)
-        where = None if condition is None else partial(is_true, condition)
         return InferFrame(inference) if section.infer.on == "frame" else InferObjects(inference, where)
     if section.change is not None:
         return _Change(ChangeDetector(section.change.above, section.change.at_least, section.change.ignore))
     if section.track is not None:
         return _Track(Tracker(section.track.lost, section.track.min_score, section.track.weak_score))
     if section.keep is not None:
-        return _Keep(section.keep, condition)
+        return _Keep(section.keep, where)
     if section.blur is not None:
         return _Blur(frozenset(section.blur.labels))
     return _Locate(zones)
@@ -152,13 +148,24 @@ def _infer_settings(section: InferSection) -> InferSettings:
     )
 
 
-def is_true(condition: ObjectCondition, found: FoundObject, scene: Scene) -> bool:
-    """Whether it is true of the object; not where it cannot be evaluated, as without an answer that it needs."""
-    try:
-        return condition.holds(found, scene)
-    except ValueError as error:
-        _log.debug("a condition counts as not true: %s", error)
-        return False
+class Where:
+    """A condition of a step: not true where it cannot be evaluated, as without an answer that it needs."""
+
+    def __init__(self, condition: ObjectCondition, step: str) -> None:
+        self._condition = condition
+        self._step = step
+        self._has_failed = False
+
+    def __call__(self, found: FoundObject, scene: Scene) -> bool:
+        """Whether it is true of the object."""
+        try:
+            return self._condition.holds(found, scene)
+        except ValueError as error:
+            if not self._has_failed:
+                text = "%s: its condition counts as not true, now and whenever this is so: %s"
+                _log.warning(text, self._step, error)
+            self._has_failed = True
+            return False
 
 
 @dataclass(frozen=True)
@@ -190,12 +197,12 @@ class _Locate:
 @dataclass(frozen=True)
 class _Keep:
     section: KeepSection
-    condition: ObjectCondition | None
+    where: Where | None
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
         objects = keep(scene.objects, self.section.labels, self.section.min_score or 0.0)
-        if self.condition is not None:
-            objects = tuple(found for found in objects if is_true(self.condition, found, scene))
+        if self.where is not None:
+            objects = tuple(found for found in objects if self.where(found, scene))
         return replace(scene, objects=objects)
 
 

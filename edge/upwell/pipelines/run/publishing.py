@@ -104,9 +104,11 @@ class Publisher:
             for one in event.objects
             for model in dict.fromkeys((self._as.model, *one.answers))
         ]
-        for model in event.answers:  # boxes are judged as objects
-            if model not in self._as.readers or not self._as.readers[model].finds_objects:
-                found.append((model, self._as.tags.get(model, {})))
+        found += [
+            (model, self._as.tags.get(model, {}))
+            for model in event.answers
+            if model not in self._as.readers or not self._as.readers[model].finds_objects  # boxes: judged as objects
+        ]
         found = found or [(self._as.model, self._as.tags.get(self._as.model, {}))]
         return [one for index, one in enumerate(found) if one not in found[:index]]
 

@@ -46,6 +46,14 @@ class PipelineRunner:
         """Whether every source has ended."""
         return not any(thread.is_alive() for thread in self._threads.values())
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a source ended for another reason than its end: no such file, or one that is cut off."""
+        return any(
+            status.state is SourceState.ENDED and status.explained != ""
+            for status in (pipeline.source.status for pipeline in self.pipelines.values())
+        )
+
     def close(self) -> None:
         """End after the frames that are under way, and close all parts. Calling it twice is harmless."""
         self._is_closing.set()
@@ -120,4 +128,8 @@ class PipelineRunner:
         for _ in pipeline:
             pass
         if not self._is_closing.is_set():
-            _log.info("pipeline %s: the source is over", pipeline.name)
+            source = pipeline.source.status
+            if source.explained:
+                _log.error("pipeline %s: the source is over: %s", pipeline.name, source.explained)
+            else:
+                _log.info("pipeline %s: the source is over", pipeline.name)

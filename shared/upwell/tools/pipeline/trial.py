@@ -25,7 +25,7 @@ from upwell.pipelines.config.sinks import SinkSection
 from upwell.pipelines.run.annotated import annotated
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
 from upwell.shared.config.yaml import read_text
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.tensors import Array
 from upwell.tools.terminal import AsJson, plain, progress, stderr_console, table_console
 
@@ -44,7 +44,10 @@ def trial(
     out: Annotated[Path, typer.Option(help="Folder for the events and the annotated video.")] = Path("pipeline-out"),
     as_json: AsJson = False,
 ) -> None:
-    """Run a recorded video through a pipeline: every frame, none left out; its own source and sinks are not used."""
+    """Run a recorded video through a pipeline: every frame, none left out; its own source and sinks are not used.
+
+    Exit code 1 where the video breaks off before its end.
+    """
     agent_config = agent_config_of(config, models)
     parsed, warnings = parse_pipelines(read_text(pipelines), pipelines, signatures_of(agent_config))
     for warning in warnings:
@@ -73,6 +76,9 @@ def trial(
         typer.echo(json.dumps(_document(status, out)))
     else:
         _tell(status, out)
+    if status.source.explained:
+        stderr_console().print(f"error: {video}: the video broke off: {status.source.explained}", markup=False)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _of_video(config: PipelinesConfig, name: str, video: Path, events: Path) -> PipelinesConfig:

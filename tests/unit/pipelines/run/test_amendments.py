@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def test_a_clock_that_learns_the_time_makes_nothing_old(
 ) -> None:
     """A device without a battery wakes in 1970."""
     monkeypatch.setattr(amendments, "_FORGET_EVERY_S", 0.0)
-    monkeypatch.setattr(amendments.time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
     late = open_at(tmp_path / "late.db", emitted)
     late.wait_for("case", event(1))
     monkeypatch.undo()

@@ -23,7 +23,7 @@ def test_a_late_answer_holds_for_the_track_only_while_its_case_is_the_last_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart the same number is another object's; and a track may have been asked about again."""
-    monkeypatch.setattr(inference, "case_of", lambda answer, row: {"case": f"now/{row}"})
+    monkeypatch.setattr(inference, "case_of", lambda _, row: {"case": f"now/{row}"})
     with Agent.from_config(write_agent(tmp_path)) as agent:
         step = InferObjects(Inference(agent, InferSettings("digits", once_per_track=True), "dock"))
         asked = step.take(SCENE, float("inf")).objects[0].answers["digits"]

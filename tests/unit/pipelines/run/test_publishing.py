@@ -93,7 +93,12 @@ WAITING = WaitingEvent(
 
 def test_sequences_rise_in_the_outbox_while_late_answers_come(tmp_path: Path) -> None:
     with published(tmp_path) as (publisher, kept, _):
-        late = threading.Thread(target=lambda: [publisher.amend(WAITING, answer(str(n))) for n in range(150)])
+
+        def amend() -> None:
+            for number in range(150):
+                publisher.amend(WAITING, answer(str(number)))
+
+        late = threading.Thread(target=amend)
         late.start()
         for _ in range(150):
             publisher.publish(seen(found()))
@@ -138,7 +143,9 @@ def test_an_event_leaves_only_where_all_that_it_tells_of_may(
     tmp_path: Path, policy: Mapping[str, Any], objects: Sequence[FoundObject], leaves: bool
 ) -> None:
     tags = {"cards": {"pipeline": "dock"}, "digits": {"pipeline": "dock", "who": "staff"}}
-    with Agent.from_config(write_agent(tmp_path, policy)) as agent:
-        with published(tmp_path, tags, may_leave(agent.router)) as (publisher, kept, _):
-            publisher.publish(seen(*objects))
+    with (
+        Agent.from_config(write_agent(tmp_path, policy)) as agent,
+        published(tmp_path, tags, may_leave(agent.router)) as (publisher, kept, _),
+    ):
+        publisher.publish(seen(*objects))
     assert bool(kept.messages) is leaves
