@@ -165,6 +165,9 @@ def _open(path: Path | None) -> sqlite3.Connection:
     try:
         if path is not None:
             path.chmod(0o600)
+            # A flush of the disk for each event is too dear for what a power cut alone would cost: late answers.
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
         with connection:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS waiting"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -19,19 +17,19 @@ def result(number: int) -> SpoolResult:
     return SpoolResult(number, str(number), "", "spool", "digits", "large", {}, "hard", 0.0, 1.0, "", b"", b"")
 
 
-def test_results_that_come_while_pipelines_are_made_are_all_taken() -> None:
-    for _ in range(20):
-        results, taken = LateResults(), list[int]()
+def test_results_that_come_before_the_pipelines_are_taken_first_and_none_twice() -> None:
+    results, taken = LateResults(), list[int]()
 
-        def come(results: LateResults = results) -> None:
-            for number in range(500):
-                results(result(number))
+    def take(one: SpoolResult) -> None:
+        taken.append(one.sequence)
+        if len(taken) == 1:
+            results(result(3))  # one more comes while the first are taken
 
-        thread = threading.Thread(target=come)
-        thread.start()
-        results.bind(lambda one, taken=taken: taken.append(one.sequence))  # type: ignore[misc]  # bound now
-        thread.join()
-        assert sorted(taken) == list(range(500))
+    results(result(1))
+    results(result(2))
+    results.bind(take)
+    results(result(4))
+    assert sorted(taken) == [1, 2, 3, 4]
 
 
 def test_a_condition_that_cannot_be_evaluated_is_not_true_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
