@@ -201,6 +201,7 @@ def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path:
     with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, **pipelines)) as it:
         it.agent.describe_with("pipelines", it.runner.health)
         until(lambda: it.agent.health_document()["pipelines"]["dock"]["source"] == "ended", LIMIT_S)
+        until(lambda: it.runner.pipelines["dock"].status.captured == int(cards.length_s(SHOWN) * cards.FPS), LIMIT_S)
         until(lambda: it.agent.health_document()["pipelines"]["gate"]["source"] == "lost", LIMIT_S)
         health = it.agent.health_document()
         metrics = it.agent.metrics.registry

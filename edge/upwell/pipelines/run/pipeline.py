@@ -126,7 +126,7 @@ class Pipeline:
 
     @property
     def status(self) -> PipelineStatus:
-        """How it does now. Safe to read from any thread."""
+        """How it does now, without the frame that is under way. Safe to read from any thread."""
         source = self.source.status
         with self._lock:
             frames = dict(self._frames)
@@ -136,7 +136,7 @@ class Pipeline:
                 "source_lost": source.source_lost,
             }
             return PipelineStatus(
-                self.name, source, source.captured, frames, dict(self._events), tuple(self._latencies_s),
+                self.name, source, sum(frames.values()), frames, dict(self._events), tuple(self._latencies_s),
                 self._last_failure,
             )  # fmt: skip
 

@@ -106,3 +106,17 @@ def test_a_pipeline_that_is_stopped_ends_after_the_frame_under_way() -> None:
             if number == 3:
                 one.stop()
     assert one.status.frames["answered"] == 4
+
+
+def test_the_sums_agree_while_a_frame_is_under_way() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Looks:
+        def take(self, scene: Scene, until_s: float) -> Scene:
+            seen.append((one.status.captured, sum(one.status.frames.values())))
+            return scene
+
+    with Pipeline("dock", MadeSource([PICTURE] * 3), [Looks()], EventRules([], NO_ZONES)) as one:
+        list(one)
+    assert seen == [(0, 0), (1, 1), (2, 2)]
+    assert one.status.captured == 3
