@@ -135,6 +135,37 @@ def slow(directory: Path, *, size: int = 512, layers: int = 20) -> Path:
     return save(path, nodes, [tensor("x", ["rows", size])], [tensor("y", ["rows", size])], {"matrix": matrix})
 
 
+def slow_picture(folder: Path, *, layers: int = 20, side: int = 128, width: int = 512) -> Path:
+    """A bundle in `folder` of a classifier whose input is a picture, as slow as `layers` say: its model's file.
+
+    The picture, FP32 [1, 3, side, side], is taken as rows of `width` numbers, which are rotated `layers` times; their
+    mean gives 10 logits. That is 6 * side² * width * layers operations.
+    """
+    matrix = np.linalg.qr(np.random.default_rng(0).standard_normal((width, width)))[0].astype(np.float32)
+    names = [f"h{layer}" for layer in range(layers + 1)]
+    nodes = [
+        helper.make_node("Reshape", ["image", "shape"], [names[0]]),
+        *(helper.make_node("MatMul", [before, "matrix"], [after]) for before, after in itertools.pairwise(names)),
+        helper.make_node("ReduceMean", [names[-1]], ["mean"], axes=[1], keepdims=0),
+        helper.make_node("Slice", ["mean", "first", "last", "axis"], ["y"]),
+    ]
+    whole = {"shape": [1, -1, width], "first": [0], "last": [10], "axis": [1]}
+    constants = {"matrix": matrix} | {name: np.array(numbers, np.int64) for name, numbers in whole.items()}
+    (folder / "model.yaml").write_text(
+        "version: 1\n"
+        "signature:\n"
+        "  inputs: {image: {kind: image}}\n"
+        "  outputs: {y: {kind: logits}}\n"
+        "pre:\n"
+        "  - decode: image\n"
+        f"  - resize: {{to: [{side}, {side}], filter: bilinear}}\n"
+        "  - normalize: {scale: 0.00392156862745098}\n"
+        "  - layout: NCHW\n"
+    )
+    inputs, outputs = [tensor("image", [1, 3, side, side])], [tensor("y", [1, 10])]
+    return save(folder / "model.onnx", nodes, inputs, outputs, constants)
+
+
 def with_ir_version(path: Path, ir_version: int) -> Path:
     """A copy of the model beside it that claims another IR version."""
     model = onnx.load(str(path))

@@ -1,0 +1,193 @@
+"""Live sources side by side on one agent: how old answers are, and whether anything grows.
+
+    python -m tests.benchmarks.pipelines_four_sources [--seconds 600]
+
+Each source is H.264 in MPEG-TS over HTTP, 640 x 480 at 10 frames a second, from a server in a process of its own on the
+same machine; each pipeline asks the 5 ms detector about every frame, follows what it finds and says what crosses a
+line. A latency counts from capture: the stream's own time, mapped to this clock by the least delay of the last ten
+seconds. So it leaves out what every frame takes at least to be sent and decoded, a few milliseconds here. Memory is the
+proportional set size of the process and its decoders; a slope is a least squares line through the medians of each
+second. The first ten, in which models are run for the first time, are left out of slopes and shares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.pipelines_live import h264_video, live_servers
+from tests.pipelines_run import FOLLOWED, pipelines_text
+from upwell.edge import Agent
+from upwell.edge.runtimes.options import usable_cores
+from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.run.pipeline import Pipeline
+from upwell.tools.demo.data import ASSETS
+
+SOURCES, DEADLINE_S, SETTLED_S = 4, 0.2, 10.0
+
+
+@dataclass
+class Seen:
+    """Of all pipelines: instants of answers with their latencies, and what the process held every second.
+
+    `captured` and `answered` are counts of frames from when the start was over until the end.
+    """
+
+    captured: int = 0
+    answered: int = 0
+    answers: list[tuple[float, float]] = field(default_factory=list)
+    held: list[tuple[float, int, int]] = field(default_factory=list)
+
+
+def follow(pipeline: Pipeline, seen: Seen) -> None:
+    """Note each answer of a pipeline until it is stopped."""
+    for answered in pipeline:
+        seen.answers.append((time.monotonic(), answered.latency_s))
+
+
+def counted(pipelines: Iterable[Pipeline]) -> tuple[int, int]:
+    """Frames captured and frames answered so far."""
+    of_all = [one.status for one in pipelines]
+    return sum(one.captured for one in of_all), sum(one.frames.get("answered", 0) for one in of_all)
+
+
+def processes() -> list[int]:
+    """This process and its decoders: its children, but for the server."""
+    mine = [os.getpid()]
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            is_decoder = b"decoder_child" in (status.parent / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        if parent == os.getpid() and is_decoder:
+            mine.append(int(status.parent.name))
+    return mine
+
+
+def held() -> tuple[int, int]:
+    """Bytes (proportional set size) and descriptors of this process and its decoders."""
+    size_bytes = descriptors = 0
+    for process in processes():
+        try:
+            rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
+            descriptors += len(os.listdir(f"/proc/{process}/fd"))
+        except OSError:
+            continue
+        size_bytes += 1024 * next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return size_bytes, descriptors
+
+
+def slope(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Of a least squares line in units an hour, with its standard error."""
+    x, y = np.asarray(times_s) - np.mean(times_s), np.asarray(values) - np.mean(values)
+    rate = float((x * y).sum() / (x * x).sum())
+    error = float(np.sqrt(((y - rate * x) ** 2).sum() / max(1, len(x) - 2) / (x * x).sum()))
+    return 3600 * rate, 3600 * error
+
+
+def play(folder: Path, seconds: float, sources: int) -> tuple[Seen, dict[str, Counter[str]], float]:
+    """Run the pipelines for so long; what was seen, each pipeline's frames by fate, and processors used."""
+    video = h264_video(folder / "cards.mp4", 200)
+    bundle = ASSETS / "edge" / "cards"
+    (folder / "agent.yaml").write_text(
+        f"version: 1\nmodels: {{cards: {{edge: {{bundle: {bundle}, runtime: onnx}}}}}}\n"
+    )
+    seen = Seen()
+    with live_servers(video, sources) as addresses, Agent.from_config(config) as agent:
+        pipelines: dict[str, Any] = {
+            f"camera{number}": {
+                "source": {"video": address, "deadline": f"{1e3 * DEADLINE_S:g}ms"},
+                "steps": [*FOLLOWED],
+                "events": [{"name": "passed", "on": "cross middle"}],
+            }
+            for number, address in enumerate(addresses, 1)
+        }
+        parsed, _ = parse_pipelines(pipelines_text(folder, **pipelines), folder / "pipelines.yaml", None)
+        with build_pipelines(parsed, agent, folder, LateResults()) as runner:
+            threads = [Thread(target=follow, args=(pipeline, seen)) for pipeline in runner.pipelines.values()]
+            for thread in threads:
+                thread.start()
+            end_s = time.monotonic() + seconds
+            used_s = time.process_time()
+            settled_s, at_first = time.monotonic() + SETTLED_S, (0, 0)
+            while (left_s := end_s - time.monotonic()) > 0:
+                seen.held.append((time.monotonic(), *held()))
+                time.sleep(min(1.0, left_s))
+                if not any(at_first) and time.monotonic() >= settled_s:
+                    at_first = counted(runner.pipelines.values())
+            at_last = counted(runner.pipelines.values())
+            seen.captured, seen.answered = at_last[0] - at_first[0], at_last[1] - at_first[1]
+            used_s = time.process_time() - used_s
+            for pipeline in runner.pipelines.values():
+                pipeline.stop()
+            for thread in threads:
+                thread.join()
+            for pipeline in runner.pipelines.values():
+                pipeline.close()
+            fates = {name: Counter({"captured": one.status.captured}) + Counter(one.status.frames)
+                     for name, one in runner.pipelines.items()}  # fmt: skip
+    return seen, fates, used_s / seconds
+
+
+def report(seen: Seen, fates: dict[str, Counter[str]], processors: float) -> bool:
+    """Print it; whether 99 of 100 captured frames were answered in time and the sums agree.
+
+    The percentiles are of answers, and what is late is none; so the share says more than they do.
+    """
+    began_s = seen.held[0][0]
+    latencies_ms = np.array([1e3 * latency_s for _, latency_s in seen.answers])
+    p50, p90, p99 = np.percentile(latencies_ms, (50, 90, 99))
+    share = seen.answered / max(1, seen.captured)
+    print(f"{len(latencies_ms)} answers of {len(fates)} sources; deadline {1e3 * DEADLINE_S:g} ms")
+    print(f"  after the first {SETTLED_S:g} s: {seen.captured} captured, {100 * share:.2f} % answered in time")
+    print(f"  capture to answer: p50 {p50:.1f} ms, p90 {p90:.1f} ms, p99 {p99:.1f} ms, max {latencies_ms.max():.1f} ms")
+    seconds: dict[int, list[float]] = {}
+    for at_s, latency_s in seen.answers:
+        seconds.setdefault(int(at_s - began_s), []).append(1e3 * latency_s)
+    settled = [second for second in sorted(seconds) if second >= SETTLED_S]
+    if len(settled) > 2:
+        rate, error = slope(settled, [float(np.median(seconds[second])) for second in settled])
+        print(f"  slope of the latency: {rate:+.1f} ± {error:.1f} ms an hour")
+        late = [(at_s, size, count) for at_s, size, count in seen.held if at_s - began_s >= SETTLED_S]
+        sizes_mib = [size / 2**20 for _, size, _ in late]
+        rate, error = slope([at_s for at_s, _, _ in late], sizes_mib)
+        print(
+            f"  memory: {sizes_mib[0]:.1f} MiB at first, {sizes_mib[-1]:.1f} at last, {rate:+.1f} ± {error:.1f} MiB an hour"
+        )
+        counts = [count for _, _, count in late]
+        print(f"  descriptors: {counts[0]} at first, {counts[-1]} at last, {min(counts)} to {max(counts)}")
+    print(f"  processors used without the decoders: {processors:.2f} of {usable_cores()}")
+    do_agree = True
+    for name, counted in fates.items():
+        captured, others = counted["captured"], {fate: n for fate, n in sorted(counted.items()) if fate != "captured"}
+        do_agree &= captured == sum(others.values())
+        print(f"  {name}: {captured} captured = " + " + ".join(f"{n} {fate}" for fate, n in others.items()))
+    print(f"  sums {'agree' if do_agree else 'DO NOT AGREE'}; load {os.getloadavg()[0]:.1f}")
+    return do_agree and share >= 0.99
+
+
+def main() -> int:
+    """As told on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--sources", type=int, default=SOURCES)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return 0 if report(*play(Path(folder), arguments.seconds, arguments.sources)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
