@@ -102,9 +102,8 @@ def play(folder: Path, seconds: float, sources: int) -> tuple[Seen, dict[str, Co
     """Run the pipelines for so long; what was seen, each pipeline's frames by fate, and processors used."""
     video = h264_video(folder / "cards.mp4", 200)
     bundle = ASSETS / "edge" / "cards"
-    (folder / "agent.yaml").write_text(
-        f"version: 1\nmodels: {{cards: {{edge: {{bundle: {bundle}, runtime: onnx}}}}}}\n"
-    )
+    config = folder / "agent.yaml"
+    config.write_text(f"version: 1\nmodels: {{cards: {{edge: {{bundle: {bundle}, runtime: onnx}}}}}}\n")
     seen = Seen()
     with live_servers(video, sources) as addresses, Agent.from_config(config) as agent:
         pipelines: dict[str, Any] = {
@@ -164,9 +163,8 @@ def report(seen: Seen, fates: dict[str, Counter[str]], processors: float) -> boo
         late = [(at_s, size, count) for at_s, size, count in seen.held if at_s - began_s >= SETTLED_S]
         sizes_mib = [size / 2**20 for _, size, _ in late]
         rate, error = slope([at_s for at_s, _, _ in late], sizes_mib)
-        print(
-            f"  memory: {sizes_mib[0]:.1f} MiB at first, {sizes_mib[-1]:.1f} at last, {rate:+.1f} ± {error:.1f} MiB an hour"
-        )
+        print(f"  memory: {sizes_mib[0]:.1f} MiB at first, {sizes_mib[-1]:.1f} at last, ", end="")
+        print(f"{rate:+.1f} ± {error:.1f} MiB an hour")
         counts = [count for _, _, count in late]
         print(f"  descriptors: {counts[0]} at first, {counts[-1]} at last, {min(counts)} to {max(counts)}")
     print(f"  processors used without the decoders: {processors:.2f} of {usable_cores()}")
