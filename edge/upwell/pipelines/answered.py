@@ -21,7 +21,8 @@ class AnsweredFrame:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """How a pipeline does. `frames` has the number of frames by what became of them, in sum `captured`.
+    """How a pipeline does. `frames` has the number of frames by what became of them, `answered` and each reason for
+    no answer, also where that is 0. Their sum is `captured`, but for a frame that is among the steps at this moment.
 
     `latency_s` are the latest times from capture to answer. `last_failure` says why a frame last had no answer.
     """

@@ -105,6 +105,13 @@ def test_at_three_times_the_load_what_is_answered_is_answered_in_time(agent: Age
     assert numbers == sorted(set(numbers))
 
 
+def test_before_the_first_frame_each_fate_stands_at_zero(agent: Agent) -> None:
+    """A counter that is there only from its first increment on hides that one from a rate."""
+    step = InferFrame(Inference(agent, InferSettings("slow"), "camera"))
+    with Pipeline("camera", LiveSource(1.0, 1), [step], EventRules([], Zones({}, {}))) as pipeline:
+        assert pipeline.status.frames == dict.fromkeys(("answered", *REASONS), 0)
+
+
 def test_a_source_that_queues_grows_late_and_every_late_frame_is_counted_not_answered(agent: Agent) -> None:
     """The naive loop, with a deadline: no answer of it is old, so in the end there is none."""
     run_s = taken_s(agent)

@@ -129,7 +129,7 @@ class Pipeline:
         """How it does now, without the frame that is under way. Safe to read from any thread."""
         source = self.source.status
         with self._lock:
-            frames = dict(self._frames)
+            frames = {"answered": 0, **dict.fromkeys(REASONS, 0), **self._frames}
             frames |= {
                 "superseded": source.superseded,
                 "undecodable": source.undecodable,
