@@ -1,6 +1,6 @@
 """A camera three times as fast as the device: a pipeline, and beside it the loop that anybody would write first.
 
-    python -m tests.benchmarks.pipelines_overload [--seconds 30] [--plot docs/images/pipelines-overload.svg]
+    python -m tests.benchmarks.pipelines_overload [--seconds 30] [--plot docs/images/pipelines-overload.png]
 
 Both watch the same kind of live stream (H.264 in MPEG-TS over HTTP, 640 x 480, 30 frames a second) with the same model
 of about 100 ms, one after the other in one run. The loop reads a frame, infers, appends the answer, and reads the next.

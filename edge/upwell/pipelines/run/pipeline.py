@@ -18,11 +18,9 @@ from upwell.pipelines.run.inference import FrameDropped, Step
 from upwell.pipelines.sources.base import Source, SourceEnded
 from upwell.pipelines.steps.geometry import Zones
 
-REASONS = (
-    "superseded", "undecodable", "source_lost", "unchanged", "late", "refused", "denied", "failed", "stopped"
-)  # fmt: skip
-"""Why a frame has no answer: a newer one replaced it, it cannot be read, the source was lost; nothing had changed; the
-deadline was over; the agent had no room; no allowed route; a model failed; the pipeline was stopped."""
+REASONS = ("superseded", "undecodable", "source_lost", "unchanged", "late", "refused", "denied", "failed")
+"""Why a frame has no answer: a newer one replaced it, it cannot be read, the source was lost or closed; nothing had
+changed; the deadline was over; the agent had no room; no allowed route; a model failed."""
 
 _LOOK_S = 0.2
 _LATENCIES = 512
