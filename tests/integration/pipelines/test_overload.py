@@ -10,10 +10,11 @@ import pytest
 
 from tests.unit import models_for_tests
 from upwell.edge import Agent
+from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.rules import EventRule, EventRules
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.run.inference import Inference, InferFrame, InferSettings
-from upwell.pipelines.run.pipeline import REASONS, AnsweredFrame, Pipeline
+from upwell.pipelines.run.pipeline import REASONS, Pipeline
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
 from upwell.pipelines.steps.geometry import Zones
 
