@@ -203,6 +203,8 @@ def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path:
         until(lambda: it.agent.health_document()["pipelines"]["dock"]["source"] == "ended", LIMIT_S)
         until(lambda: it.runner.pipelines["dock"].status.captured == int(cards.length_s(SHOWN) * cards.FPS), LIMIT_S)
         until(lambda: it.agent.health_document()["pipelines"]["gate"]["source"] == "lost", LIMIT_S)
+        dock = it.runner.pipelines["dock"]  # its source has ended, and its last frame may be among the steps
+        until(lambda: dock.status.frames["answered"] == dock.status.captured, LIMIT_S)
         health = it.agent.health_document()
         metrics = it.agent.metrics.registry
         it.agent.metrics.export(it.runner.families)
