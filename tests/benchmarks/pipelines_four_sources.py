@@ -5,9 +5,10 @@
 Each source is H.264 in MPEG-TS over HTTP, 640 x 480 at 10 frames a second, from a server in a process of its own on the
 same machine; each pipeline asks the 5 ms detector about every frame, follows what it finds and says what crosses a
 line. A latency counts from capture: the stream's own time, mapped to this clock by the least delay of the last ten
-seconds. So it leaves out what every frame takes at least to be sent and decoded, a few milliseconds here. Memory is the
-proportional set size of the process and its decoders; a slope is a least squares line through the medians of each
-second. The first ten, in which models are run for the first time, are left out of slopes and shares.
+seconds. So it leaves out what every frame takes at least to be sent and decoded, a few milliseconds here. Memory is
+what the process and its decoders have of their own, anonymous and shared among them, without files such as libraries,
+whose share depends on who else runs. A slope is a least squares line, of the latency through the medians of each
+second. The first ten seconds, in which models are run for the first time, are left out of slopes and shares.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Seen:
     captured: int = 0
     answered: int = 0
     answers: list[tuple[float, float]] = field(default_factory=list)
-    held: list[tuple[float, int, int]] = field(default_factory=list)
+    held: list[tuple[float, int, int, int]] = field(default_factory=list)
 
 
 def follow(pipeline: Pipeline, seen: Seen) -> None:
@@ -77,17 +78,18 @@ def processes() -> list[int]:
     return mine
 
 
-def held() -> tuple[int, int]:
-    """Bytes (proportional set size) and descriptors of this process and its decoders."""
-    size_bytes = descriptors = 0
+def held() -> tuple[int, int, int]:
+    """Bytes of this process, bytes of its decoders, and descriptors of all of them."""
+    sizes, descriptors = {True: 0, False: 0}, 0
     for process in processes():
         try:
             rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
             descriptors += len(os.listdir(f"/proc/{process}/fd"))
         except OSError:
             continue
-        size_bytes += 1024 * next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    return size_bytes, descriptors
+        fields = dict(line.split()[:2] for line in rollup.splitlines()[1:])
+        sizes[process == os.getpid()] += 1024 * (int(fields["Pss_Anon:"]) + int(fields["Pss_Shmem:"]))
+    return sizes[True], sizes[False], descriptors
 
 
 def slope(times_s: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
@@ -160,12 +162,15 @@ def report(seen: Seen, fates: dict[str, Counter[str]], processors: float) -> boo
     if len(settled) > 2:
         rate, error = slope(settled, [float(np.median(seconds[second])) for second in settled])
         print(f"  slope of the latency: {rate:+.1f} ± {error:.1f} ms an hour")
-        late = [(at_s, size, count) for at_s, size, count in seen.held if at_s - began_s >= SETTLED_S]
-        sizes_mib = [size / 2**20 for _, size, _ in late]
-        rate, error = slope([at_s for at_s, _, _ in late], sizes_mib)
-        print(f"  memory: {sizes_mib[0]:.1f} MiB at first, {sizes_mib[-1]:.1f} at last, ", end="")
-        print(f"{rate:+.1f} ± {error:.1f} MiB an hour")
-        counts = [count for _, _, count in late]
+        late = [one for one in seen.held if one[0] - began_s >= SETTLED_S]
+        for name, column in (("the agent", 1), ("the decoders", 2)):
+            sizes_mib = [one[column] / 2**20 for one in late]
+            fifth = max(1, len(sizes_mib) // 5)
+            first, last = np.median(sizes_mib[:fifth]), np.median(sizes_mib[-fifth:])
+            rate, error = slope([one[0] for one in late], sizes_mib)
+            print(f"  memory of {name}: {first:.1f} MiB in the first fifth, {last:.1f} in the last, ", end="")
+            print(f"{rate:+.1f} ± {error:.1f} MiB an hour")
+        counts = [one[3] for one in late]
         print(f"  descriptors: {counts[0]} at first, {counts[-1]} at last, {min(counts)} to {max(counts)}")
     print(f"  processors used without the decoders: {processors:.2f} of {usable_cores()}")
     do_agree = True
