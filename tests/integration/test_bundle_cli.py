@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.test_quickstart import Reader, blocks
+from tests.page_reader import Reader, blocks
 from tests.unit import models_for_tests as onnx_models
 from tests.unit.edge.bundle.bundles import keys, passphrase
 from upwell.edge.bundle.calibrations import load_calibrations

@@ -18,7 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.integration.test_quickstart import Reader, blocks
+from tests.page_reader import Reader, blocks
 from tests.unit import models_for_tests as onnx_models
 from tests.unit.edge.quantize import digit_models
 from upwell.edge.runtimes.load import load_runtime

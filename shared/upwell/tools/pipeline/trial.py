@@ -84,7 +84,7 @@ def trial(
 def _of_video(config: PipelinesConfig, name: str, video: Path, events: Path) -> PipelinesConfig:
     """The one pipeline with the video as its source and a file of events as its sink."""
     section = config.pipelines[name]
-    source = CaptureSection(video=str(video), deadline=section.source.deadline, keep="all")
+    source = CaptureSection(video=str(video), keep="all").model_copy(update={"deadline": section.source.deadline})
     sinks = (SinkSection.model_validate({"jsonl": {"path": events}}),)
     changed = section.model_copy(update={"source": source, "sinks": sinks, "preview": False})
     return config.model_copy(update={"pipelines": {name: changed}})
