@@ -176,6 +176,7 @@ NEEDS_AN_EXTRA = {
     "upwell.pipelines.events.where": {"cel_expr_python"},
     "upwell.pipelines.sinks.kafka": {"confluent_kafka"},
     "upwell.pipelines.sinks.mqtt": {"paho"},
+    "upwell.pipelines.sources.mqtt": {"paho"},
     "upwell.pipelines.sources.decoder_child": {"av"},
     "upwell.pipelines.steps.tracker": {"scipy"},
     "upwell.tools.demo.second_act": {"av"},

@@ -25,7 +25,7 @@ from pydantic import (
 
 from upwell.pipelines.config.keys import NAMES, ONE_KEY, Name, check_one_key
 from upwell.pipelines.config.shapes import LineSection, Polygon, Zone, check_several
-from upwell.pipelines.config.sinks import SinkSection
+from upwell.pipelines.config.sinks import MqttPicturesSection, SinkSection
 from upwell.pipelines.config.where import Condition
 from upwell.pipelines.events.rules import EventRule
 from upwell.pipelines.steps.geometry import Zones
@@ -39,8 +39,8 @@ from upwell.shared.units import Seconds, Share, parse_seconds, seconds_as_writte
 SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "http", "https")
 """Of addresses that a video may come from."""
 
-SOURCE_KINDS = ("video", "camera", "folder")
-_NOT_BUILT = ("mqtt", "series")
+SOURCE_KINDS = ("video", "camera", "folder", "mqtt")
+_NOT_BUILT = ("series",)
 """Kinds of sources that DESIGN names and that do not exist yet."""
 
 
@@ -70,7 +70,7 @@ def _camera(text: str) -> str:
 
 
 class CaptureSection(FilePart):
-    """Where frames come from: one of video, camera and folder, and how they are taken."""
+    """Where frames come from: one of video, camera, folder and mqtt, and how they are taken."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in SOURCE_KINDS]})
 
@@ -82,6 +82,7 @@ class CaptureSection(FilePart):
         None, description="A camera of this machine, such as /dev/video0."
     )
     folder: RelativePath | None = Field(None, description="A folder of pictures, each of which is a frame.")
+    mqtt: MqttPicturesSection | None = Field(None, description="A topic of MQTT, each message of which is a picture.")
     done: Literal["move", "leave"] = Field(
         "leave", description="For folder: whether a picture that was answered is moved into its folder `done`."
     )
@@ -94,8 +95,8 @@ class CaptureSection(FilePart):
     )
     keep: Literal["latest", "all"] | None = Field(
         None,
-        description="latest: a newer frame replaces one that waits. all: the source waits. If not written, latest for "
-        "cameras and addresses, all for files and folders.",
+        description="latest: a newer frame replaces one that waits. all: the source waits. If not written, all for "
+        "files and folders, latest for the others.",
     )
     silent: Seconds = Field(
         10.0,
@@ -141,8 +142,8 @@ class CaptureSection(FilePart):
 
     @property
     def is_live(self) -> bool:
-        """Whether frames come when they come: a camera, or a video with an address."""
-        return self.camera is not None or (self.video is not None and "://" in self.video)
+        """Whether frames come when they come: a camera, a topic, or a video with an address."""
+        return self.camera is not None or self.mqtt is not None or (self.video is not None and "://" in self.video)
 
     @property
     def keeps(self) -> Literal["latest", "all"]:
@@ -152,6 +153,8 @@ class CaptureSection(FilePart):
     @property
     def place(self) -> str:
         """Where frames come from as it may be shown: an address without user, password and query."""
+        if self.mqtt is not None:
+            return f"{self.mqtt.broker} {self.mqtt.topic}"
         if self.video is None or "://" not in self.video:
             return str(self.video or self.camera or self.folder)
         parts = urlsplit(self.video)
@@ -357,7 +360,9 @@ class EventSection(FilePart):
 class PipelineSection(FilePart):
     """One source, the steps that its frames go through, the events that come of it, and who is told of them."""
 
-    source: CaptureSection = Field(description="Where frames come from: one of video, camera and folder, and how.")
+    source: CaptureSection = Field(
+        description="Where frames come from: one of video, camera, folder and mqtt, and how."
+    )
     steps: tuple[StepSection, ...] = Field((), description="What happens to each frame, in this order.")
     events: tuple[EventSection, ...] = Field((), description="What sinks are told of.")
     sinks: tuple[SinkSection, ...] = Field((), description="Where events go; each of them gets all.")

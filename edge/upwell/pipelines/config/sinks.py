@@ -1,11 +1,11 @@
-"""`sinks` in `pipelines.yaml`: where events go, and the refusal to send them over a network in clear."""
+"""`sinks` in `pipelines.yaml`, and brokers of either side: the refusal to let anything cross a network in clear."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from string import Formatter
-from typing import Annotated
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -78,6 +78,14 @@ def _topic(text: str) -> str:
     return text
 
 
+def _pictures_topic(text: str) -> str:
+    if not text or len(text.encode(errors="replace")) > MAX_TOPIC_BYTES:
+        raise ValueError(f"expected a topic of 1 to {MAX_TOPIC_BYTES} bytes")
+    if re.search(r"[+#]", text) or text.startswith("$") or not text.isprintable():
+        raise ValueError("a topic of one camera has no +, no #, no control character and no $ at its beginning")
+    return text
+
+
 def _kafka_topic(text: str) -> str:
     if not _KAFKA_TOPIC.fullmatch(text) or text in (".", ".."):
         raise ValueError("expected a topic of up to 249 letters, digits, dots, - and _")
@@ -100,15 +108,15 @@ class PicturesSection(FilePart):
     limit: Bytes = Field(1 << 30, gt=0, description="Most bytes in it; the oldest pictures go first.")
 
 
-class MqttSection(FilePart):
-    """A broker of MQTT 5; messages are sent with QoS 1."""
+class BrokerSection(FilePart):
+    """A broker of MQTT 5, whoever publishes."""
+
+    _carried: ClassVar[str]
 
     broker: Annotated[str, AfterValidator(_broker)] = Field(
         description="`mqtts://HOST`, perhaps with `:PORT` (8883); `mqtt://HOST` (1883) on loopback."
     )
-    topic: Annotated[str, AfterValidator(_topic)] = Field(
-        description="Where events are published; `{event}` and `{pipeline}` stand for their names."
-    )
+    topic: str
     ca: RelativePath | None = Field(
         None, description="Issuers of the broker's certificate (PEM); the system's if not written."
     )
@@ -129,14 +137,38 @@ class MqttSection(FilePart):
         return self.broker.startswith("mqtts:")
 
     @model_validator(mode="after")
-    def _protected(self) -> MqttSection:
+    def _protected(self) -> BrokerSection:
         found: dict[Location, str] = _login_problems(self)
         if not (self.is_encrypted or self.insecure or self.address.is_loopback):
-            found["broker",] = "events would cross the network in clear: write mqtts://, or `insecure: true`"
+            text = f"{self._carried} would cross the network in clear: write mqtts://, or `insecure: true`"
+            found["broker",] = text
         if not self.is_encrypted:
             found |= _needless(self, ("ca", "cert", "key"), "write mqtts://")
         _raise_for(found)
         return self
+
+
+class MqttSection(BrokerSection):
+    """A broker of MQTT 5; messages are sent with QoS 1."""
+
+    _carried = "events"
+
+    topic: Annotated[str, AfterValidator(_topic)] = Field(
+        description="Where events are published; `{event}` and `{pipeline}` stand for their names."
+    )
+
+
+class MqttPicturesSection(BrokerSection):
+    """A broker of MQTT 5; each message of the topic is one picture as JPEG, PNG or WebP.
+
+    It was captured when its user property `captured_unix_s` says, else when it comes. What is retained is not taken.
+    """
+
+    _carried = "pictures"
+
+    topic: Annotated[str, AfterValidator(_pictures_topic)] = Field(
+        description="Where one camera's pictures are published; no wildcards."
+    )
 
 
 class WebhookSection(FilePart):
@@ -192,13 +224,13 @@ class KafkaSection(FilePart):
         return self
 
 
-def _login_problems(section: MqttSection | KafkaSection) -> dict[Location, str]:
+def _login_problems(section: BrokerSection | KafkaSection) -> dict[Location, str]:
     """Halves of a pair."""
     found: dict[Location, str] = {}
     for one, other in (("cert", "key"), ("user", "password_file")):
         written = [key for key in (one, other) if getattr(section, key) is not None]
         # MQTT knows users without a password.
-        if len(written) == 1 and not (isinstance(section, MqttSection) and written == ["user"]):
+        if len(written) == 1 and not (isinstance(section, BrokerSection) and written == ["user"]):
             found[(written[0],)] = f"{one} and {other} go together; write both or neither"
     return found
 

@@ -43,7 +43,14 @@ from upwell.pipelines.sinks.settings import (
     SinkSettings,
     WebhookSettings,
 )
-from upwell.pipelines.sources.base import CameraSettings, FolderSettings, Patience, SourceSettings, VideoSettings
+from upwell.pipelines.sources.base import (
+    CameraSettings,
+    FolderSettings,
+    MqttPicturesSettings,
+    Patience,
+    SourceSettings,
+    VideoSettings,
+)
 from upwell.pipelines.sources.open_source import open_source
 from upwell.pipelines.steps.blur import blur
 from upwell.pipelines.steps.change import ChangeDetector
@@ -223,7 +230,13 @@ def source_settings(section: CaptureSection) -> SourceSettings:
         return CameraSettings(section.camera, fps=fps, keep=section.keeps, decoder=decoder, patience=patience)
     if section.folder is not None:
         return FolderSettings(section.folder, section.watch, section.done)
-    assert section.video is not None  # noqa: S101  one of the three, as the file was checked
+    if section.mqtt is not None:
+        mqtt = section.mqtt
+        tls = TlsFiles(mqtt.cert, mqtt.key, mqtt.ca)
+        return MqttPicturesSettings(
+            mqtt.broker, mqtt.topic, tls, mqtt.user, mqtt.password_file, fps, section.keeps, patience=patience
+        )
+    assert section.video is not None  # noqa: S101  one of them, as the file was checked
     return VideoSettings(section.video, fps, section.keeps, decoder, patience=patience)
 
 

@@ -6,13 +6,12 @@ import json
 import random
 import re
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -20,12 +19,11 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from upwell.pipelines.broker import client_context, parse_broker
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.settings import MqttSettings, read_password
-from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
 
-_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _KEEPALIVE_S = 30
 _CLOSE_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 20.0
@@ -52,7 +50,7 @@ class MqttPublisher:
 
     def __init__(self, settings: MqttSettings) -> None:
         self._settings = settings
-        self._host, self._port, self._is_tls = _parse_broker(settings.broker)
+        self._host, self._port, self._is_tls = parse_broker(settings.broker)
         _check_topic(settings.topic)
         self._status_topic = f"{_prefix(settings.topic)}/status"
         self._password = read_password(settings.password_file) if settings.password_file else None
@@ -93,7 +91,7 @@ class MqttPublisher:
         client.reconnect_delay_set(_FIRST_PAUSE_S * share, _LONGEST_PAUSE_S * share)  # type: ignore[arg-type]  # any number
         client.connect_timeout = self._settings.timeout_s
         if self._is_tls:
-            client.tls_set_context(_context(self._settings.tls))
+            client.tls_set_context(client_context(self._settings.tls))
         if self._settings.user is not None:
             client.username_pw_set(self._settings.user, self._password)
         client.connect_async(self._host, self._port, _KEEPALIVE_S, clean_start=True)
@@ -191,30 +189,6 @@ class MqttPublisher:
             self._changed.notify_all()
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=None if files.ca is None else str(files.ca))
-        if files.cert is not None:
-            context.load_cert_chain(files.cert, files.key)
-    except OSError as error:
-        names = ", ".join(map(str, files.paths))
-        raise ConfigError.at(None, f"{names}: cannot be used for TLS: {error.strerror or error}") from None
-    context.sslsocket_class = _ClosedOnFailure
-    return context
-
-
-class _ClosedOnFailure(ssl.SSLSocket):
-    """A socket that is closed where the handshake fails, which paho leaves to the collector of garbage."""
-
-    def do_handshake(self, block: bool = False) -> None:
-        """As its base."""
-        try:
-            super().do_handshake(block)
-        except OSError:
-            self.close()
-            raise
-
-
 def _status(word: str) -> bytes:
     return json.dumps({"status": word}).encode()
 
@@ -230,19 +204,3 @@ def _check_topic(topic: str) -> None:
     if not topic or topic.startswith("$") or any(character in "+#{}\0" for character in rest):
         expected = "expected a topic without wildcards, which may have {pipeline} and {event}"
         raise ConfigError.at(None, f"{topic!r} cannot be published to; {expected}", "topic")
-
-
-def _parse_broker(broker: str) -> tuple[str, int, bool]:
-    try:
-        parts = urlsplit(broker)
-        port = parts.port or _PORTS[parts.scheme]
-    except (ValueError, KeyError):
-        raise _unusable() from None
-    if not parts.hostname or parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise _unusable()
-    return parts.hostname, port, parts.scheme == "mqtts"
-
-
-def _unusable() -> ConfigError:
-    text = "expected mqtts://HOST[:PORT] or mqtt://HOST[:PORT]; user and password belong into a file"
-    return ConfigError.at(None, text, "broker")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from upwell.pipelines.frame import Frame
+from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import UpwellError
 
 Keep: TypeAlias = Literal["latest", "all"]
@@ -165,6 +166,26 @@ class FolderSettings:
 
 
 @dataclass(frozen=True)
+class MqttPicturesSettings:
+    """Pictures as JPEG, PNG or WebP from `topic` of the broker `mqtt://HOST[:PORT]`, or `mqtts://` with `tls`.
+
+    The file at `password_file` has the password, and nothing else. `fps` is as for `VideoSettings`. A message of more
+    than `max_bytes`, or a picture of more than `max_pixels`, is undecodable; the broker drops most of the former.
+    """
+
+    broker: str
+    topic: str
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    user: str | None = None
+    password_file: Path | None = None
+    fps: float = 0.0
+    keep: Keep = "latest"
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    max_bytes: int = 16 << 20
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
 class CustomSettings:
     """A source of somebody else: the name of an entry point of the group `upwell.sources`, and what it is given."""
 
@@ -172,7 +193,7 @@ class CustomSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-SourceSettings: TypeAlias = VideoSettings | CameraSettings | FolderSettings | CustomSettings
+SourceSettings: TypeAlias = VideoSettings | CameraSettings | FolderSettings | MqttPicturesSettings | CustomSettings
 
 
 def is_live(address: str) -> bool:

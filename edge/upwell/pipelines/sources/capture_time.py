@@ -8,6 +8,9 @@ from collections import deque
 DEFAULT_WINDOW_S = 10.0
 DEFAULT_JUMP_S = 2.0
 
+_OLDEST_S = 86_400.0
+"""What a publisher says to be older is not believed."""
+
 _AHEAD = 0.5
 """By what part of a period a frame may come before its turn: cameras are not punctual."""
 
@@ -70,6 +73,25 @@ class CaptureClock:
         last_arrival_s, last_stream_s = self._last or (arrival_s, stream_s)
         step_s = stream_s - last_stream_s
         return step_s < 0 or (step_s > self._jump_s and step_s - (arrival_s - last_arrival_s) > self._jump_s)
+
+
+def published_capture_time(said: str | None, arrival_s: float, arrival_unix_s: float) -> tuple[float, float]:
+    """When a picture was captured by the monotonic clock, and in seconds since 1970, from what its publisher says.
+
+        age = arrival_unix - said,  captured = arrival - age    where 0 ≤ age ≤ one day
+
+    Both arrivals are this device's clocks at one instant, so a step of its clock spoils nothing but what is on its way
+    just then. A publisher's clock that is slow by x makes pictures x older than they are, and so late for their
+    deadline; one that is fast by x makes them x younger, never younger than their arrival. What says more than a day,
+    lies in the future, or is no number at all is not believed: then the arrival counts.
+    """
+    try:
+        age_s = arrival_unix_s - float(said) if said is not None else 0.0
+    except ValueError:
+        age_s = 0.0
+    if not 0 <= age_s <= _OLDEST_S:  # nor where it is not a number
+        age_s = 0.0
+    return arrival_s - age_s, arrival_unix_s - age_s
 
 
 class FrameRate:

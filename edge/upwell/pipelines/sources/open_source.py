@@ -7,7 +7,13 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, TypeAlias, cast
 
-from upwell.pipelines.sources.base import CustomSettings, FolderSettings, Source, SourceSettings
+from upwell.pipelines.sources.base import (
+    CustomSettings,
+    FolderSettings,
+    MqttPicturesSettings,
+    Source,
+    SourceSettings,
+)
 from upwell.pipelines.sources.folder import PictureFolder
 from upwell.pipelines.sources.video import VideoSource
 from upwell.shared.errors import ConfigError
@@ -22,13 +28,18 @@ SourceFactory: TypeAlias = Callable[[Mapping[str, Any]], Source]
 def open_source(settings: SourceSettings) -> Source:
     """The source, which begins at once to look for frames; the caller closes it. It is no error that it has none yet.
 
-    Raises `ConfigError` for a kind that nobody has installed, or whose package is missing.
+    Raises `ConfigError` for a kind that nobody has installed, whose package is missing, or whose files cannot be used.
     """
     if isinstance(settings, CustomSettings):
         return _factory(settings.kind)(settings.options)
     if isinstance(settings, FolderSettings):
         _check_installed("a folder", "watchfiles")
         return PictureFolder(settings)
+    if isinstance(settings, MqttPicturesSettings):
+        _check_installed("a topic of MQTT", "paho")
+        from upwell.pipelines.sources.mqtt import MqttPictures  # few need its package
+
+        return MqttPictures(settings)
     _check_installed("a camera or video", "av")
     return VideoSource(settings)
 
@@ -44,5 +55,7 @@ def _factory(kind: str) -> SourceFactory:
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if kind not in found:
         installed = ", ".join(sorted(found)) or "none"
-        raise ConfigError.at(None, f"unknown source {kind!r}; installed besides video, camera and folder: {installed}")
+        raise ConfigError.at(
+            None, f"unknown source {kind!r}; installed besides video, camera, folder and mqtt: {installed}"
+        )
     return cast(SourceFactory, found[kind].load())

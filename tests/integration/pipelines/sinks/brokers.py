@@ -74,6 +74,15 @@ class Broker:
             self._process.wait()
             self._process = None
 
+    def forget(self) -> None:
+        """Have a broker that is stopped lose its sessions and messages."""
+        for path in self._log.parent.glob("*.db"):
+            path.unlink()
+
+    def log_text(self) -> str:
+        """What it has logged, for which `log_type all` must be set."""
+        return self._log.read_text()
+
 
 @contextmanager
 def broker(folder: Path, lines: Sequence[str] = ()) -> Iterator[Broker]:

@@ -44,6 +44,8 @@ def warnings(text: str) -> list[str]:
         whole(f"{BOXED}, {{track: {{}}}}", "{name: a, on: appear}, {name: b, on: leave}, {name: c, on: every 1h}"),
         whole(source="folder: in, keep: latest, watch: false, done: move"),
         whole(source="camera: /dev/v4l/by-id/usb-cam_0-video-index0, decoder: v4l2m2m"),
+        whole(source="mqtt: {broker: 'mqtt://127.0.0.1:1884', topic: cams/7, user: u}, fps: 5, silent: 1m"),
+        whole(source="mqtt: {broker: 'mqtt://far.local', topic: cams/7, insecure: true}, keep: all"),
         whole(sinks="{mqtt: {broker: 'mqtt://127.0.0.1:1884', topic: t, user: u}}"),
         whole(sinks="{mqtt: {broker: 'mqtt://far.local', topic: t, insecure: true}}"),
         whole(sinks="{mqtt: {broker: 'mqtts://[::1]', topic: '{pipeline}/{event}', cert: c.pem, key: k.pem}}"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
+from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate, published_capture_time
 
 EXACT_S = 1e-6
 
@@ -120,3 +120,22 @@ def test_no_rate_leaves_all() -> None:
 def test_time_that_runs_backwards_begins_the_turns_anew() -> None:
     rate = FrameRate(10)
     assert [rate.keeps(time_s) for time_s in (100.0, 100.04, 3.0, 3.04, 3.1)] == [True, False, True, False, True]
+
+
+@given(st.floats(0, 86_000))
+def test_an_age_within_a_day_is_believed(age_s: float) -> None:
+    captured_s, unix_s = published_capture_time(repr(1e9 - age_s), 500.0, 1e9)
+    assert captured_s == pytest.approx(500 - age_s, abs=1e-5)
+    assert unix_s == pytest.approx(1e9 - age_s, abs=1e-5)
+
+
+@pytest.mark.parametrize("said", [None, "", "x", "nan", "inf", "-inf", "1e999", "0", "-1", "1000000000.5", "999900000"])
+def test_a_wrong_clock_is_not_believed(said: str | None) -> None:
+    assert published_capture_time(said, 500.0, 1e9) == (500.0, 1e9)
+
+
+@given(st.text(max_size=20))
+def test_no_text_makes_a_time_that_is_none(said: str) -> None:
+    captured_s, _ = published_capture_time(said, 500.0, 1e9)
+    assert math.isfinite(captured_s)
+    assert captured_s <= 500

@@ -97,7 +97,9 @@ def test_every_captured_frame_has_one_fate() -> None:
 
 
 def test_a_kind_that_nobody_has_installed_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown source 'lidar'; installed besides video, camera and folder: none"):
+    with pytest.raises(
+        ConfigError, match="unknown source 'lidar'; installed besides video, camera, folder and mqtt: none"
+    ):
         open_source(CustomSettings("lidar"))
 
 

@@ -1,0 +1,53 @@
+"""A broker of MQTT: its address and its TLS, the same for those who publish and those who subscribe."""
+
+from __future__ import annotations
+
+import ssl
+from urllib.parse import urlsplit
+
+from upwell.shared.config.security import TlsFiles
+from upwell.shared.errors import ConfigError
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+class _ClosedOnFailure(ssl.SSLSocket):
+    """A socket that is closed where the handshake fails, which paho leaves to the collector of garbage."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """As its base."""
+        try:
+            super().do_handshake(block)
+        except OSError:
+            self.close()
+            raise
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """What a broker is believed by, and shown. Raises `ConfigError` for files that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=None if files.ca is None else str(files.ca))
+        if files.cert is not None:
+            context.load_cert_chain(files.cert, files.key)
+    except OSError as error:
+        names = ", ".join(map(str, files.paths))
+        raise ConfigError.at(None, f"{names}: cannot be used for TLS: {error.strerror or error}") from None
+    context.sslsocket_class = _ClosedOnFailure
+    return context
+
+
+def parse_broker(broker: str) -> tuple[str, int, bool]:
+    """Host, port, and whether it is called by TLS. Raises `ConfigError`, which does not show the address."""
+    try:
+        parts = urlsplit(broker)
+        port = parts.port or _PORTS[parts.scheme]
+    except (ValueError, KeyError):
+        raise _unusable() from None
+    if not parts.hostname or parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise _unusable()
+    return parts.hostname, port, parts.scheme == "mqtts"
+
+
+def _unusable() -> ConfigError:
+    text = "expected mqtts://HOST[:PORT] or mqtt://HOST[:PORT]; user and password belong into a file"
+    return ConfigError.at(None, text, "broker")
