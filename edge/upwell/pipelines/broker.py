@@ -1,12 +1,14 @@
-"""A broker of MQTT: its address and its TLS, the same for those who publish and those who subscribe."""
+"""What those who publish to a broker and those who subscribe have in common: its address, TLS, the password."""
 
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -51,3 +53,14 @@ def parse_broker(broker: str) -> tuple[str, int, bool]:
 def _unusable() -> ConfigError:
     text = "expected mqtts://HOST[:PORT] or mqtt://HOST[:PORT]; user and password belong into a file"
     return ConfigError.at(None, text, "broker")
+
+
+def read_password(path: Path) -> str:
+    """The password in a file of one line. Raises `ConfigError`, which does not show it."""
+    try:
+        password = read_file(path, "a password", max_bytes=4096).decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        password = ""
+    if not password or not password.isprintable():
+        raise ConfigError.at(path, "expected one line with the password, and nothing else")
+    return password

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from upwell.shared.config.security import TlsFiles
-from upwell.shared.errors import ConfigError
-from upwell.shared.files import read_file
 
 
 @dataclass(frozen=True)
@@ -84,14 +82,3 @@ class PluginSettings:
 SinkSettings: TypeAlias = (
     JsonlSettings | WebhookSettings | MqttSettings | KafkaSettings | PicturesSettings | PluginSettings
 )
-
-
-def read_password(path: Path) -> str:
-    """The password in a file of one line. Raises `ConfigError`, which does not show it."""
-    try:
-        password = read_file(path, "a password", max_bytes=4096).decode().rstrip("\r\n")
-    except UnicodeDecodeError:
-        password = ""
-    if not password or not password.isprintable():
-        raise ConfigError.at(path, "expected one line with the password, and nothing else")
-    return password

@@ -19,9 +19,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from upwell.pipelines.broker import client_context, parse_broker
+from upwell.pipelines.broker import client_context, parse_broker, read_password
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.sinks.settings import read_password
 from upwell.pipelines.sources.base import MqttPicturesSettings, SourceEnded, SourceState, SourceStatus
 from upwell.pipelines.sources.capture_time import FrameRate, published_capture_time
 from upwell.pipelines.sources.video import Pauses
