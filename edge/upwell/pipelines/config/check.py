@@ -22,13 +22,16 @@ from upwell.pipelines.config.sections import (
 )
 from upwell.pipelines.config.shapes import LineSection
 from upwell.pipelines.config.signatures import SignatureFacts
-from upwell.pipelines.config.where import FRAME_FIELDS, OBJECT_FIELDS, names_in
+from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJECT_FIELDS, names_in
+from upwell.pipelines.events.rules import load_condition
 from upwell.shared.config.located import Location
 from upwell.shared.config.yaml import parse_yaml, read_text
 from upwell.shared.errors import ConfigError, Problem
 
 _NEEDS_TRACK = ("appear", "leave", "enter", "exit", "dwell", "cross")
 _NEEDS_ZONE = ("enter", "exit", "dwell")
+_TIMES = ("age_s", "dwell_s")
+"""Fields of an object that the rules of events know, and steps do not."""
 _UNKNOWN = SignatureFacts(None, takes_picture=None)
 
 
@@ -137,7 +140,7 @@ class _Walk:
 
     def _infer(self, location: Location, step: InferSection) -> None:
         facts = self._facts((*location, "model"), step.model)
-        if step.model in (*OBJECT_FIELDS, *FRAME_FIELDS):
+        if step.model in (*OBJECT_FIELDS, *FRAME_FIELDS, ANSWERS):
             text = f"in `where`, {step.model} is no model; expected another name for this one in agent.yaml"
             self._refuse((*location, "model"), text)
         if facts.takes_picture is False:
@@ -182,7 +185,7 @@ class _Walk:
         if step.once is not None:
             self._tracks((*location, "once"), "once: track needs a `track` step before; there is none")
         if step.where is not None:
-            self._condition((*location, "where"), step.where)
+            self._condition((*location, "where"), step.where, has_times=False)
 
     def _boxes(self, location: Location, what: str) -> bool:
         """Whether there may be objects; where there cannot be, it is said."""
@@ -219,7 +222,7 @@ class _Walk:
         if not self._boxes(location, "keep"):
             return
         if step.where is not None:
-            self._condition((*location, "where"), step.where)
+            self._condition((*location, "where"), step.where, has_times=False)
         if step.labels is None:
             return
         are_known = self._known_labels((*location, "labels"), step.labels)
@@ -244,24 +247,38 @@ class _Walk:
             return f"`keep` in step {self.kept_by} drops the objects with the label {label!r}"
         return f"no object has the label {label!r}; {_alike(label, self.labels or ())}"
 
-    def _condition(self, location: Location, text: str) -> None:
-        """What a condition names is there: objects, and answers of models; labels are ones that may be."""
+    def _condition(self, location: Location, text: str, *, has_times: bool) -> None:
+        """It can be evaluated: objects, answers and, of events, times are there; labels are ones that may be."""
         names = names_in(text)
-        for root, name in sorted(names.fields):
-            plain, asked = (OBJECT_FIELDS, self.on_objects) if root == "object" else (FRAME_FIELDS, self.on_frame)
-            if name == "track" and root == "object":
-                self._tracks(location, "object.track needs a `track` step before; there is none")
-            elif name not in plain and name not in asked and not self.is_misnamed:
-                what = "objects" if root == "object" else "the frame"
-                alike = _alike(name, (*plain, *asked))
-                self._refuse(
-                    location,
-                    f"{root}.{name}: no step before asks a model {name!r} about {what}; {alike}",
-                )
-        if any(root == "object" for root, _ in names.fields):
+        for root, name in sorted(names.fields | names.answers):
+            self._mentioned(location, root, name, has_times)
+        if any(root == "object" for root, _ in names.fields | names.answers):
             self._boxes(location, "object")
+        models = {*self.on_frame, *self.on_objects}
+        if self.is_misnamed:  # one of these may be meant
+            models |= {name for _, name in names.fields | names.answers}
+        try:
+            load_condition(text, models - {*OBJECT_FIELDS, *FRAME_FIELDS, ANSWERS}, self.zones)
+        except ValueError as error:
+            self._refuse(location, str(error))
         for model, label in sorted(names.labels):
             self._compared(location, model, label)
+
+    def _mentioned(self, location: Location, root: str, name: str, has_times: bool) -> None:
+        """Refuse a field that there is not, or that would never have a value."""
+        if root == "object" and name in _TIMES and not has_times:
+            self._refuse(location, f"object.{name} is known to events alone; leave it out of the `where` of a step")
+        elif root == "object" and name in ("track", *_TIMES):
+            self._tracks(location, f"object.{name} needs a `track` step before; there is none")
+        elif not self.is_misnamed:
+            asked = self.on_objects if root == "object" else self.on_frame
+            plain = (
+                [one for one in OBJECT_FIELDS if has_times or one not in _TIMES] if root == "object" else FRAME_FIELDS
+            )
+            if name not in plain and name not in asked:
+                what = "objects" if root == "object" else "the frame"
+                alike = _alike(name, (*plain, *asked))
+                self._refuse(location, f"{root}.{name}: no step before asks a model {name!r} about {what}; {alike}")
 
     def _compared(self, location: Location, model: str, label: str) -> None:
         """Refuse a comparison with a label that there is not, which would never be true, or always."""
@@ -276,7 +293,7 @@ class _Walk:
     def _event(self, location: Location, event: EventSection) -> None:
         trigger = event.on
         if event.where is not None:
-            self._condition((*location, "where"), event.where)
+            self._condition((*location, "where"), event.where, has_times=True)
         place = (*location, "on")
         if trigger.kind in _NEEDS_TRACK:
             self._tracks(place, f"`{trigger.kind}` needs objects that are followed; expected a `track` step")

@@ -26,7 +26,6 @@ from pydantic import (
 from upwell.pipelines.config.keys import NAMES, ONE_KEY, Name, check_one_key
 from upwell.pipelines.config.shapes import LineSection, Polygon, Zone, check_several
 from upwell.pipelines.config.sinks import MqttPicturesSection, SinkSection
-from upwell.pipelines.config.where import Condition
 from upwell.pipelines.events.rules import EventRule
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.located import Location, located
@@ -69,6 +68,12 @@ def _camera(text: str) -> str:
     return text
 
 
+def _decoder(text: str) -> str:
+    if not re.fullmatch(r"[\w-]+", text, re.ASCII):
+        raise ValueError("a GStreamer command line is not supported yet; expected a decoder's name, such as v4l2m2m")
+    return text
+
+
 class CaptureSection(FilePart):
     """Where frames come from: one of video, camera, folder and mqtt, and how they are taken."""
 
@@ -103,11 +108,10 @@ class CaptureSection(FilePart):
         gt=0,
         description="A source that gives no changed frame for so long is said to be silent and opened again.",
     )
-    decoder: str | None = Field(
+    decoder: Annotated[str, Field(min_length=1), AfterValidator(_decoder)] | None = Field(
         None,
-        min_length=1,
-        description="For video and camera: a hardware decoder by its name (`v4l2m2m`), or a GStreamer command line "
-        "that writes raw frames; the software decoder if not written.",
+        description="For video and camera: a hardware decoder by its name in FFmpeg (`v4l2m2m`); the software decoder "
+        "if not written. GStreamer command lines are not supported yet.",
     )
 
     @model_validator(mode="before")
@@ -165,6 +169,7 @@ _KINDS = ", ".join(SOURCE_KINDS)
 
 _Label = Annotated[str, Field(min_length=1)]
 _Labels: TypeAlias = tuple[_Label, ...]
+_Condition = Annotated[str, Field(min_length=1)]  # what it says is checked with the steps before it
 
 
 class ChangeSection(FilePart):
@@ -199,7 +204,7 @@ class InferSection(FilePart):
     on: Literal["frame", "objects"] = Field(
         "frame", description="frame: detections become the frame's objects. objects: each object's crop is a row."
     )
-    where: Condition | None = Field(None, description="For objects: a CEL expression; the others are not asked about.")
+    where: _Condition | None = Field(None, description="For objects: a CEL expression; the others are not asked about.")
     once: Literal["track"] | None = Field(
         None, description="track: one answer holds for all of an object's frames; needs `track` before."
     )
@@ -245,7 +250,7 @@ class KeepSection(FilePart):
 
     labels: _Labels | None = Field(None, min_length=1, description="Its label is one of these.")
     min_score: Share | None = Field(None, description="Its score is this or more.")
-    where: Condition | None = Field(None, description="A CEL expression is true of it.")
+    where: _Condition | None = Field(None, description="A CEL expression is true of it.")
 
     @model_validator(mode="after")
     def _some_condition(self) -> KeepSection:
@@ -344,7 +349,7 @@ class EventSection(FilePart):
         description="`frame`, `appear`, `leave`, `enter ZONE`, `exit ZONE`, `dwell ZONE 10s`, `cross LINE` or "
         "`every 10s`."
     )
-    where: Condition | None = Field(None, description="A CEL expression that must be true as well.")
+    where: _Condition | None = Field(None, description="A CEL expression that must be true as well.")
 
     @property
     def rule(self) -> EventRule:

@@ -108,7 +108,7 @@ class EventRules:
         lost_s: float = LOST_S,
     ) -> None:
         self._rules, self.zones, self._lost_s = tuple(rules), zones, lost_s
-        self._conditions = [_condition(rule, zones, models, pipeline) for rule in rules]
+        self._conditions = [load_condition(rule.where, models, zones.polygons, pipeline) for rule in rules]
         self._by_happening: dict[tuple[str, str], list[int]] = {}
         for number, rule in enumerate(rules):
             _check_place(rule, zones)
@@ -240,8 +240,14 @@ class EventRules:
             return False
 
 
-def _condition(rule: EventRule, zones: Zones, models: Collection[str], pipeline: str) -> ObjectCondition | None:
-    if not rule.where:
+def load_condition(
+    where: str | None, models: Collection[str], zones: Collection[str], pipeline: str = ""
+) -> ObjectCondition | None:
+    """The condition, which may read the answers of these models and the times in these zones; None where none is set.
+
+    Raises `ValueError` where it is wrong, and where what evaluates it is not installed.
+    """
+    if not where:
         return None
     try:  # imported here: the package that evaluates them is an extra
         from upwell.pipelines.events.where import ObjectCondition
@@ -249,7 +255,7 @@ def _condition(rule: EventRule, zones: Zones, models: Collection[str], pipeline:
         raise ValueError(
             "`where` needs the package cel-expr-python; install upwell[cel] (Python 3.11 or later)"
         ) from None
-    return ObjectCondition(rule.where, models, zones.polygons, pipeline)
+    return ObjectCondition(where, models, zones, pipeline)
 
 
 def _check_place(rule: EventRule, zones: Zones) -> None:

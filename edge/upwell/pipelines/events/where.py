@@ -17,47 +17,29 @@ from typing import Any
 import numpy as np
 from cel_expr_python import cel
 
+from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJECT_FIELDS, FieldKind, names_in
 from upwell.pipelines.frame import FoundObject, Frame, Scene
-from upwell.shared.routing.policy.cel_rules import FUNCTIONS, MAX_LENGTH
+from upwell.shared.expressions import FUNCTIONS, compile_expression, no_verdict
 
 _BOOL, _TEXT, _NUMBER = cel.Type.BOOL, cel.Type.STRING, cel.Type.DYN  # as in a policy: `object.score > 1` needs no 1.0
 _ANSWER = cel.Type.Map(_TEXT, cel.Type.DYN)
 _ANSWERS = cel.Type.Map(_TEXT, _ANSWER)
 
-_OBJECT = {
-    "label": _TEXT,
-    "score": _NUMBER,
-    "box": cel.Type.List(_NUMBER),
-    "track": _NUMBER,
-    "zones": cel.Type.List(_TEXT),
-    "age_s": _NUMBER,
-    "dwell_s": cel.Type.Map(_TEXT, _NUMBER),
-    "answers": _ANSWERS,
-}
-_FRAME = {
-    "number": _NUMBER,
-    "captured_unix_s": _NUMBER,
-    "objects": _NUMBER,
-    "route": _TEXT,
-    "reason": _TEXT,
-    "degraded": _BOOL,
-    "answers": _ANSWERS,
-}
-_MACROS = frozenset({"all", "exists", "exists_one", "filter", "map"})
-
-_LITERAL = re.compile(r"""[rR]?\"(?:\\.|[^\"\\\n])*\"|[rR]?'(?:\\.|[^'\\\n])*'|//[^\n]*""", re.ASCII)
-_CALL = re.compile(r"(?!in\b)\b(\w+)\s*\(", re.ASCII)
+_TYPES: Mapping[FieldKind, cel.Type] = MappingProxyType(
+    {
+        "text": _TEXT,
+        "number": _NUMBER,
+        "truth": _BOOL,
+        "numbers": cel.Type.List(_NUMBER),
+        "texts": cel.Type.List(_TEXT),
+        "seconds by zone": cel.Type.Map(_TEXT, _NUMBER),
+    }
+)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_TROUBLE = re.compile(r"ERROR: <input>:(\d+):(\d+): (Syntax error: )?(.*)")
-_UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
-_MISMATCH = re.compile(r"found no matching overload for '[_@]?(.*?)_?' applied to '(\(.*\))'")
 _NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
 _SAYABLE = re.compile(r"No matching overloads|Key not found|divide by zero|modulus by zero|index out of bounds")
 _UNREADABLE = "it cannot be evaluated with the labels and answers that there are"
 """Instead of what CEL says, but for what is `_SAYABLE`: its text may hold what a model answered, and this is logged."""
-_NAMED = r"""\s*(?:\.\s*(\w+)|\[\s*(["'])(.*?)\2\s*\])"""
-_DWELL = re.compile(rf"\bobject\s*\.\s*dwell_s{_NAMED}", re.ASCII)
-_ANSWER_OF = re.compile(rf"\b(?:object|frame)\s*\.\s*answers{_NAMED}", re.ASCII)
 
 _NO_DWELL: Mapping[str, float] = MappingProxyType({})
 _NOTHING = np.zeros((0, 0, 3), np.uint8)
@@ -79,19 +61,17 @@ class ObjectCondition:
     def __init__(
         self, source: str, models: Collection[str] = (), zones: Collection[str] = (), pipeline: str = ""
     ) -> None:
-        if len(source) > MAX_LENGTH:
-            raise ValueError(f"the expression has {len(source)} characters; expected at most {MAX_LENGTH}")
-        if '"""' in source or "'''" in source:
-            raise ValueError("expected a text in single quotation marks, not in triple ones")
-        code = _LITERAL.sub(" ", source)
-        _check_calls(code)
-        _check_names(source, _DWELL, zones, "zone")
-        _check_names(source, _ANSWER_OF, models, "model")
-        self.reads_object = re.search(r"\bobject\b", code) is not None
         self._zones, self._pipeline = tuple(zones), pipeline
         self._models = tuple(name for name in models if _IDENTIFIER.fullmatch(name))
-        self._environment = cel.NewEnv(variables=_variables(self._models))
-        self._program = _compiled(self._environment, source, self._models)
+        variables = _variables(self._models)
+        self._environment = cel.NewEnv(variables=variables)
+        self._program = compile_expression(
+            self._environment, source, variables, FUNCTIONS | {"has"}, "pipeline and the fields of object and frame"
+        )
+        names = names_in(source)
+        self.reads_object = names.reads_object
+        _check_names({model for _, model in names.answers}, models, "model")
+        _check_names(names.zones, zones, "zone")
         result = self._evaluate(_NO_OBJECT, _NO_SCENE, 0.0, {})
         # It may need an answer that is not there, but the types are always these.
         if result.type() != _BOOL and (result.type() != cel.Type.ERROR or _NO_OVERLOAD.search(str(result.value()))):
@@ -146,58 +126,25 @@ class ObjectCondition:
 def _variables(models: Collection[str]) -> dict[str, cel.Type]:
     """Variable -> its type. Raises `ValueError` for a model whose name means something else here."""
     for name in models:
-        if name in _OBJECT or name in _FRAME:
+        if name in (*OBJECT_FIELDS, *FRAME_FIELDS, ANSWERS):
             raise ValueError(f"a model whose answers are read here must not be called {name}")
-    named = dict.fromkeys(models, _ANSWER)
+    answers = dict.fromkeys(models, _ANSWER) | {ANSWERS: _ANSWERS}
     return {
         "pipeline": _TEXT,
-        **{f"object.{name}": kind for name, kind in (_OBJECT | named).items()},
-        **{f"frame.{name}": kind for name, kind in (_FRAME | named).items()},
+        **{f"object.{name}": kind for name, kind in (_typed(OBJECT_FIELDS) | answers).items()},
+        **{f"frame.{name}": kind for name, kind in (_typed(FRAME_FIELDS) | answers).items()},
     }
 
 
-def _check_calls(code: str) -> None:
-    names = _CALL.findall(code)
-    if sum(name in _MACROS for name in names) > 1:
-        raise ValueError("expected at most one of the macros all, exists, exists_one, map and filter")
-    for name in names:
-        if name not in FUNCTIONS | _MACROS | {"has"}:
-            raise ValueError(f"unknown function {name}; known are {', '.join(sorted(FUNCTIONS | {'has'}))}")
+def _typed(fields: Mapping[str, FieldKind]) -> dict[str, cel.Type]:
+    return {name: _TYPES[kind] for name, kind in fields.items()}
 
 
-def _check_names(source: str, named: re.Pattern[str], known: Collection[str], what: str) -> None:
-    for field_name, _, quoted in named.findall(source):
-        name = field_name or quoted
-        if name not in known:
-            raise ValueError(f"unknown {what} {name}; {_known(name, known)}")
-
-
-def _known(name: str, known: Collection[str]) -> str:
-    alike = difflib.get_close_matches(name, known, n=1)
-    if alike:
-        return f"did you mean {alike[0]}?"
-    return f"known are {', '.join(sorted(known))}" if known else "there is none"
-
-
-def _compiled(environment: cel.Env, source: str, models: Collection[str]) -> cel.Expression:
-    try:
-        return environment.compile(source)
-    except RuntimeError as error:
-        message = str(error)
-    if "recursion" in message:
-        raise ValueError("the expression is nested deeper than 32; expected a simpler one")
-    found = _TROUBLE.search(message)
-    if found is None:
-        raise ValueError(f"not a CEL expression: {message}")
-    line, character, syntax, text = found.groups()
-    undeclared = _UNDECLARED.match(text)
-    if undeclared is not None:
-        name = undeclared[1]
-        raise ValueError(f"unknown name {name}; {_known('.'.join(name.split('.')[:2]), _variables(models))}")
-    text = re.sub(r" expecting \{.*\}", "", text).replace("<EOF>", "end of the expression")
-    text = _MISMATCH.sub(r"\1 does not take \2", text)
-    where = f"character {character}" if line == "1" else f"line {line}, character {character}"
-    raise ValueError(f"{'not a CEL expression: ' if syntax else ''}{text} ({where})")
+def _check_names(names: Collection[str], known: Collection[str], what: str) -> None:
+    for name in sorted(set(names) - set(known)):
+        alike = difflib.get_close_matches(name, known, n=1)
+        offered = f"known are {', '.join(sorted(known))}" if known else "there is none"
+        raise ValueError(f"unknown {what} {name}; " + (f"did you mean {alike[0]}?" if alike else offered))
 
 
 def _no_verdict(result: cel.Value) -> str:
@@ -206,5 +153,4 @@ def _no_verdict(result: cel.Value) -> str:
     if result.type() == cel.Type.ERROR:
         text = str(value).partition(": ")[2]
         return _NO_OVERLOAD.sub(r"\1 does not take \2", text) if _SAYABLE.match(text) else _UNREADABLE
-    kinds = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a map"}
-    return f"the expression gives {kinds.get(type(value), 'another value')}; expected true or false"
+    return no_verdict(value)

@@ -24,7 +24,7 @@ from upwell.pipelines.config.sections import (
     StepSection,
 )
 from upwell.pipelines.config.sinks import SinkSection
-from upwell.pipelines.events.rules import EventRules
+from upwell.pipelines.events.rules import EventRules, load_condition
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.amendments import Amendments, WaitingEvent
@@ -111,12 +111,9 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
     models = [one.infer.model for one in section.steps if one.infer is not None]
     steps: list[Step] = []
     for one in section.steps:
-        where = None
         text = one.infer.where if one.infer is not None else one.keep.where if one.keep is not None else None
-        if text is not None:
-            from upwell.pipelines.events.where import ObjectCondition  # the extra `cel`, which few need
-
-            where = Where(ObjectCondition(text, models, zones.polygons, name), f"pipeline {name}, step {one.kind}")
+        condition = load_condition(text, models, zones.polygons, name)
+        where = None if condition is None else Where(condition, f"pipeline {name}, step {one.kind}")
         steps.append(_bound(one, where, zones, agent, name))
     infers = [one for one in steps if isinstance(one, (InferFrame, InferObjects))]
     return BoundSteps(

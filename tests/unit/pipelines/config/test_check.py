@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,16 @@ def test_a_file_that_was_loaded_without_models_can_be_checked_with_them(tmp_path
     assert [str(one) for one in config.problems(review.problems)] == [
         f"{path}:1:65: pipelines.p.steps[0].infer.model: agent.yaml has no model 'people'; there are none"
     ]
+
+
+def test_without_the_extra_it_is_said_what_a_condition_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "upwell.pipelines.events.where", None)
+    assert problems(whole(events="{name: a, on: frame, where: 'true'}")) == [
+        "events[0].where: `where` needs the package cel-expr-python; install upwell[cel] (Python 3.11 or later)"
+    ]
+
+
+def test_times_are_of_objects_that_are_followed() -> None:
+    pytest.importorskip("cel_expr_python")
+    text = whole(BOXED, "{name: a, on: frame, where: object.age_s > 1}")
+    assert problems(text) == ["events[0].where: object.age_s needs a `track` step before; there is none"]

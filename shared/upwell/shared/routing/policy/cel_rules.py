@@ -1,14 +1,7 @@
-"""Rules as CEL expressions (`if`): checked when the policy is loaded, evaluated in microseconds.
-
-The Common Expression Language has no loops and no clock, its regular expressions take linear time, and the evaluator
-bounds how deeply an expression may be nested. What could still hurt is refused when the policy is loaded: expressions
-that are long, and macros inside macros. So are names and functions that do not exist, and operands whose types do not
-go together.
-"""
+"""Rules as CEL expressions (`if`): checked when the policy is loaded, evaluated in microseconds."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -17,10 +10,8 @@ from types import MappingProxyType
 
 from cel_expr_python import cel
 
+from upwell.shared.expressions import ExpressionText, compile_expression, no_verdict
 from upwell.shared.routing.policy.request_facts import RequestFacts, RowFacts
-
-MAX_LENGTH = 1000
-"""Characters of an expression."""
 
 _BOOL, _TEXT = cel.Type.BOOL, cel.Type.STRING
 # Numbers are typed as they come, so that `link.rtt_s < 1` needs no `1.0`: CEL compares numbers of different types, and
@@ -48,58 +39,27 @@ VARIABLES: Mapping[str, cel.Type] = MappingProxyType(
 )
 """Variable -> its type. `request.tags` has a field for each tag that an expression names."""
 
-FUNCTIONS = frozenset(
-    {"contains", "double", "endsWith", "int", "matches", "size", "startsWith", "string", "timestamp", "uint"}
-)
-_MACROS = frozenset({"all", "exists", "exists_one", "filter", "map"})
-
 _ENVIRONMENT = cel.NewEnv(variables=dict(VARIABLES))
 
-_LITERAL = re.compile(
-    r"""[rR]\"[^\"\n]*\"|[rR]'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|//[^\n]*""", re.ASCII
-)
-_MACRO = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*(\w+)\s*,", re.ASCII)
-_CALL = re.compile(r"(?!in\b)\b(\w+)\s*\(", re.ASCII)
 _ROOT = re.compile(r"\b(?:request|link|edge|cloud)\b", re.ASCII)
 _TAGS = re.compile(r"\brequest\s*\.\s*tags\b\s*(?:\.\s*(\w+)\b(?!\s*\()|\[\s*\0(\d+)\0\s*\])?", re.ASCII)
-_TROUBLE = re.compile(r"ERROR: <input>:(\d+):(\d+): (Syntax error: )?(.*)")
-_UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
-_MISMATCH = re.compile(r"found no matching overload for '_?(.*?)_?' applied to '(\(.*\))'")
 
 
-class _Read:
-    """An expression with its texts taken out, so that what looks like code is code."""
-
-    def __init__(self, source: str) -> None:
-        self.texts: list[str] = []
-        self.code = _LITERAL.sub(self._keep, source)
-
-    def _keep(self, found: re.Match[str]) -> str:
-        if found[0].startswith("//"):
-            return " "
-        self.texts.append(found[0])
-        return f"\0{len(self.texts) - 1}\0"
-
-    def tags(self) -> set[str]:
-        """The tags that it names. Raises `ValueError` where it reads `request.tags` in another way."""
-        names = set()
-        for found in _TAGS.finditer(self.code):
-            if found[1] is None and found[2] is None:
-                raise ValueError(
-                    'expected a tag by its name after request.tags, as in request.tags.camera or ["my-tag"]'
-                )
-            names.add(found[1] or str(_compiled(self.texts[int(found[2])]).eval().value()))
-        return names
+def _tags(read: ExpressionText) -> set[str]:
+    """The tags that it names. Raises `ValueError` where it reads `request.tags` in another way."""
+    names = set()
+    for found in _TAGS.finditer(read.code):
+        if found[1] is None and found[2] is None:
+            raise ValueError('expected a tag by its name after request.tags, as in request.tags.camera or ["my-tag"]')
+        names.add(found[1] or str(_compiled(read.texts[int(found[2])]).eval().value()))
+    return names
 
 
 def check(source: str) -> None:
     """Raises `ValueError` that says what is wrong with an expression, and where in it."""
-    if len(source) > MAX_LENGTH:
-        raise ValueError(f"the expression has {len(source)} characters; expected at most {MAX_LENGTH}")
-    if '"""' in source or "'''" in source:
-        raise ValueError("expected a text in single quotation marks, not in triple ones")
-    read = _Read(source)
-    _check_calls(read.code)
+    read = ExpressionText(source)
+    if "has" in read.calls:
+        raise ValueError("has() is of no use: every field is there, and a missing tag is the empty string")
     result = _trial(read, _compiled(source))
     # It may need what an empty request lacks (at run time it falls closed), but the types are always these.
     if result.type() == cel.Type.ERROR and not str(result.value()).startswith("UNKNOWN: No matching overloads"):
@@ -110,13 +70,13 @@ def check(source: str) -> None:
 
 def trial_error(source: str) -> str:
     """Why a checked expression cannot be evaluated for a request without tags; empty where it can."""
-    result = _trial(_Read(source), _compiled(source))
+    result = _trial(ExpressionText(source), _compiled(source))
     return "" if result.type() == _BOOL else _no_verdict(result)
 
 
-def _trial(read: _Read, program: cel.Expression) -> cel.Value:
+def _trial(read: ExpressionText, program: cel.Expression) -> cel.Value:
     """What an expression gives for an empty request at noon, with nothing known."""
-    return program.eval(data=_variables(read.tags(), _NOBODY, _NOON, RowFacts()))
+    return program.eval(data=_variables(_tags(read), _NOBODY, _NOON, RowFacts()))
 
 
 _NOBODY = RequestFacts("", {}, 0, 0.0)
@@ -148,54 +108,14 @@ def _or(value: float, unknown: float) -> float:
     return unknown if math.isnan(value) else value
 
 
-def _check_calls(code: str) -> None:
-    macros = _MACRO.findall(code)
-    if len(macros) > 1:
-        raise ValueError("expected at most one of the macros all, exists, exists_one, map and filter")
-    for name in macros:
-        if _ROOT.fullmatch(name):
-            raise ValueError(f"a macro's variable must not be called {name}")
-    for name in _CALL.findall(code):
-        if name == "has":
-            raise ValueError("has() is of no use: every field is there, and a missing tag is the empty string")
-        if name not in FUNCTIONS | _MACROS:
-            raise ValueError(f"unknown function {name}; known are {', '.join(sorted(FUNCTIONS))}")
-
-
 def _compiled(source: str) -> cel.Expression:
-    try:
-        return _ENVIRONMENT.compile(source)
-    except RuntimeError as error:
-        message = str(error)
-    if "recursion" in message:
-        raise ValueError("the expression is nested deeper than 32; expected a simpler one")
-    found = _TROUBLE.search(message)
-    if found is None:
-        raise ValueError(f"not a CEL expression: {message}")
-    line, character, syntax, text = found.groups()
-    undeclared = _UNDECLARED.match(text)
-    if undeclared is not None and undeclared[1] in FUNCTIONS:
-        raise ValueError(f"this function does not exist in this form: {undeclared[1]}")
-    if undeclared is not None:
-        raise ValueError(_unknown(undeclared[1]))
-    text = re.sub(r" expecting \{.*\}", "", text).replace("<EOF>", "end of the expression")
-    text = _MISMATCH.sub(r"\1 does not take \2", text)
-    where = f"character {character}" if line == "1" else f"line {line}, character {character}"
-    raise ValueError(f"{'not a CEL expression: ' if syntax else ''}{text} ({where})")
-
-
-def _unknown(name: str) -> str:
-    alike = difflib.get_close_matches(name, VARIABLES, n=1)
-    return f"unknown name {name}; " + (f"did you mean {alike[0]}?" if alike else f"known are {', '.join(VARIABLES)}")
+    return compile_expression(_ENVIRONMENT, source, VARIABLES)
 
 
 def _no_verdict(result: cel.Value) -> str:
     """Why a result is not true or false."""
     value = result.value()
-    if result.type() == cel.Type.ERROR:
-        return str(value).partition(": ")[2]
-    kinds = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a map"}
-    return f"the expression gives {kinds.get(type(value), 'another value')}; expected true or false"
+    return str(value).partition(": ")[2] if result.type() == cel.Type.ERROR else no_verdict(value)
 
 
 class Conditions:
@@ -203,8 +123,8 @@ class Conditions:
 
     def __init__(self, sources: Iterable[str]) -> None:
         self._programs = {source: _compiled(source) for source in sources}
-        reads = [_Read(source) for source in self._programs]
-        self._tags = tuple(sorted(set().union(*(read.tags() for read in reads))))
+        reads = [ExpressionText(source) for source in self._programs]
+        self._tags = tuple(sorted(set().union(*(_tags(read) for read in reads))))
         self._roots = frozenset(name for read in reads for name in _ROOT.findall(read.code))
 
     @property

@@ -1,0 +1,94 @@
+"""What a condition (`where`) may read of an object and a frame, and what one mentions: read from its text alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from upwell.shared.expressions import ExpressionText
+
+FieldKind: TypeAlias = Literal["text", "number", "truth", "numbers", "texts", "seconds by zone"]
+
+OBJECT_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
+    {
+        "label": "text",
+        "score": "number",
+        "box": "numbers",
+        "track": "number",
+        "zones": "texts",
+        "age_s": "number",
+        "dwell_s": "seconds by zone",
+    }
+)
+"""What an object has besides its answers."""
+FRAME_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
+    {
+        "number": "number",
+        "captured_unix_s": "number",
+        "objects": "number",
+        "route": "text",
+        "reason": "text",
+        "degraded": "truth",
+    }
+)
+"""What a frame has besides its answers."""
+ANSWERS = "answers"
+"""The field of either under which every model has what it answered."""
+
+_NAMED = r"(?:\.\s*(\w+)\b(?!\s*\()|\[\s*\0(\d+)\0\s*\])"
+_FIELD = re.compile(r"(?<![\w.\0])(object|frame)\s*\.\s*(\w+)\b", re.ASCII)
+_ANSWER_OF = re.compile(rf"(?<![\w.\0])(object|frame)\s*\.\s*{ANSWERS}\s*{_NAMED}", re.ASCII)
+_DWELL = re.compile(rf"(?<![\w.\0])object\s*\.\s*dwell_s\s*{_NAMED}", re.ASCII)
+_LABEL = re.compile(
+    rf"(?<![\w.\0])object\s*(?:\.\s*(?:{ANSWERS}\s*{_NAMED}|(\w+))\s*)?\.\s*label\s*"
+    r"(?:[=!]=\s*\0(\d+)\0|in\s*\[((?:\s*\0\d+\0\s*(?:,|(?=\])))*)\s*\])",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class ConditionNames:
+    """What a condition mentions.
+
+    `fields` are pairs of `object` or `frame` and what is read of it, `answers` such pairs with the models that are read
+    as `answers["my-model"]`; `zones` are those of `object.dwell_s`. `labels` are pairs of a model, empty for the label
+    of the object itself, and a text that its label is compared with. `reads_object`: whether it reads one at all.
+    """
+
+    fields: frozenset[tuple[str, str]] = frozenset()
+    answers: frozenset[tuple[str, str]] = frozenset()
+    zones: frozenset[str] = frozenset()
+    labels: frozenset[tuple[str, str]] = frozenset()
+    reads_object: bool = False
+
+
+def names_in(source: str) -> ConditionNames:
+    """What a condition mentions, which need not be one that can be compiled."""
+    text = ExpressionText(source)
+    return ConditionNames(
+        frozenset((one[1], one[2]) for one in _FIELD.finditer(text.code) if one[2] != ANSWERS),
+        frozenset((one[1], one[2] or _unquoted(text, one[3])) for one in _ANSWER_OF.finditer(text.code)),
+        frozenset(one[1] or _unquoted(text, one[2]) for one in _DWELL.finditer(text.code)),
+        frozenset(_labels(text)),
+        re.search(r"\bobject\b", text.code) is not None,
+    )
+
+
+def _labels(text: ExpressionText) -> Iterator[tuple[str, str]]:
+    for one in _LABEL.finditer(text.code):
+        model = one[1] or (_unquoted(text, one[2]) if one[2] else one[3] or "")
+        for index in [one[4]] if one[4] else re.findall(r"\0(\d+)\0", one[5]):
+            yield model, _unquoted(text, index)
+
+
+def _unquoted(text: ExpressionText, index: str) -> str:
+    """One of the texts, as it is meant. What CEL alone can read stays as it is written."""
+    literal = text.texts[int(index)]
+    try:
+        return str(ast.literal_eval(literal))
+    except (SyntaxError, ValueError):
+        return literal[1:-1]

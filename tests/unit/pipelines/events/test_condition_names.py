@@ -1,0 +1,56 @@
+"""What the text of a condition mentions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from upwell.pipelines.events.condition_names import ConditionNames, names_in
+
+
+def names(
+    fields: Iterable[tuple[str, str]] = (),
+    answers: Iterable[tuple[str, str]] = (),
+    zones: Iterable[str] = (),
+    labels: Iterable[tuple[str, str]] = (),
+    reads_object: bool = True,
+) -> ConditionNames:
+    return ConditionNames(frozenset(fields), frozenset(answers), frozenset(zones), frozenset(labels), reads_object)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('object.label == "person"', names(fields=[("object", "label")], labels=[("", "person")])),
+        ("object . helmet . label != 'none'", names(fields=[("object", "helmet")], labels=[("helmet", "none")])),
+        (
+            'object.answers["my-model"].label == "a" || frame.answers.scene.score > 0.5',
+            names(answers=[("object", "my-model"), ("frame", "scene")], labels=[("my-model", "a")]),
+        ),
+        (
+            'object.label in ["a", \'b\' ,"c"]',
+            names(fields=[("object", "label")], labels=[("", "a"), ("", "b"), ("", "c")]),
+        ),
+        ("object.label in []", names(fields=[("object", "label")])),
+        ('frame.scene.label == "night"', names(fields=[("frame", "scene")], reads_object=False)),
+        ('"object.x.label" == pipeline // object.y', names(reads_object=False)),
+        (
+            "object.score > 0.5 && has(object.helmet.label)",
+            names(fields=[("object", "score"), ("object", "helmet")]),
+        ),
+        ("object.dwell_s.door > 1", names(fields=[("object", "dwell_s")], zones=["door"])),
+        ("object.dwell_s['back-yard'] > 1", names(fields=[("object", "dwell_s")], zones=["back-yard"])),
+        ("object.dwell_s.exists(zone, zone == 'a')", names(fields=[("object", "dwell_s")])),
+        ("an_object.x || object_x.y", names(reads_object=False)),
+        (r"object.label == 'a\'b'", names(fields=[("object", "label")], labels=[("", "a'b")])),
+        ("object.label == r'\\d'", names(fields=[("object", "label")], labels=[("", "\\d")])),
+        ("true", ConditionNames()),
+    ],
+)
+def test_names_are_those_of_the_code_and_not_of_its_texts(text: str, found: ConditionNames) -> None:
+    assert names_in(text) == found
+
+
+def test_a_text_that_is_no_condition_takes_no_longer_than_one() -> None:
+    assert names_in("object.label in [" + '"a"    ' * 5000).fields == {("object", "label")}
