@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.integration.spool.harness import Scene, scene, until
-from upwell.edge.spool import drainer, keeper
+from upwell.edge.spool import database, drainer
 from upwell.edge.spool.drainer import Drainer
 from upwell.edge.spool.spool import FILE_NAME
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
@@ -38,7 +38,7 @@ def test_a_full_disk_that_is_read_in_between_is_said_once(
         assert it.put(10, size=LARGE)
         assert caplog.text.count("cannot be used") == 1
         assert "can be written again" not in caplog.text  # a disk that is nearly full takes the small, now and then
-        monkeypatch.setattr(keeper, "WELL_AFTER_S", 0.0)
+        monkeypatch.setattr(database, "WELL_AFTER_S", 0.0)
         assert it.put(11)
         until(lambda: "can be written again" in caplog.text)
         assert it.put(12)

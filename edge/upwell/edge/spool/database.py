@@ -1,22 +1,32 @@
-"""Opening the database file: private, durable, in our version, and whole."""
+"""The file of a database: opened private, durable, in our version and whole; set aside when it is damaged."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from upwell.edge.spool.schema import VERSION, migrate, version_of
+from upwell.edge.spool.schema import STEPS, VERSION, Migration, migrate, version_of
+
+REOPEN_S = 5.0
+"""How long a database that cannot be opened is left alone."""
+
+WELL_AFTER_S = 60.0
+"""A disk is well again when something was written and nothing has failed for so long: one that is nearly full takes
+the small and not the large, and would be ill and well in turn."""
 
 _BUSY_TIMEOUT_S = 1.0
 _WAL_LIMIT_BYTES = 16 << 20
 _SIDE_FILES = ("-wal", "-shm")
+_log = logging.getLogger(__name__)
 
 
-def open_database(path: Path) -> sqlite3.Connection:
-    """The database at `path`, made if missing, folder 0700 and file 0600, migrated to our version.
+def open_database(path: Path, steps: Sequence[Migration] = STEPS) -> sqlite3.Connection:
+    """The database at `path`, made if missing, folder 0700 and file 0600, migrated to the newest version of `steps`.
 
     Every commit is on disk when it returns (`synchronous=FULL`). Raises `OSError` and `sqlite3.OperationalError` where
     the place cannot be used, and plain `sqlite3.DatabaseError` where the file is damaged or no database at all.
@@ -33,7 +43,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
         _check(connection)
-        migrate(connection)
+        migrate(connection, steps)
     except BaseException:
         connection.close()
         raise
@@ -89,8 +99,8 @@ def is_damage(error: sqlite3.Error) -> bool:
     return type(error) is sqlite3.DatabaseError
 
 
-def set_aside(path: Path) -> Path:
-    """Move a damaged database and its side files away, over one moved earlier; where to. Raises `OSError`."""
+def set_aside(name: str, path: Path, error: Exception) -> None:
+    """Move a damaged database and its side files away, over one moved earlier, and say so. Raises `OSError`."""
     target = path.with_name(path.name + ".damaged")
     for suffix in _SIDE_FILES:
         side = path.with_name(path.name + suffix)
@@ -100,4 +110,30 @@ def set_aside(path: Path) -> Path:
             target.with_name(target.name + suffix).unlink(missing_ok=True)
     if path.exists():
         os.replace(path, target)
-    return target
+    _log.error("the %s %s cannot be read (%s): moved to %s, and a new one was begun", name, path, error, target)
+
+
+class DatabaseHealth:
+    """Says once that a database cannot be used, and once that it can be again.
+
+    `name` is what it is called, `loss` what there is not while it cannot be used.
+    """
+
+    def __init__(self, name: str, path: Path, loss: str) -> None:
+        self._name = f"the {name} {path}"
+        self._loss = loss
+        self._is_well = True
+        self._failed_at_s = 0.0
+
+    def note_failed(self, error: Exception) -> None:
+        """It could not be used."""
+        self._failed_at_s = time.monotonic()
+        if self._is_well:
+            self._is_well = False
+            _log.error("%s cannot be used: %s; %s", self._name, error, self._loss)
+
+    def note_written(self) -> None:
+        """Something was written; that it could be read says nothing, as a full disk can be."""
+        if not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S:
+            self._is_well = True
+            _log.warning("%s can be written again", self._name)

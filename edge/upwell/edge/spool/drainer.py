@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from upwell.edge.spool.database import REOPEN_S
 from upwell.edge.spool.delivering import News
 from upwell.edge.spool.item import Later, SpoolLimits, SpoolTally, SpoolUnavailable, Stored
-from upwell.edge.spool.keeper import REOPEN_S, Keeper
+from upwell.edge.spool.keeper import Keeper
 from upwell.edge.spool.store import Store
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest

@@ -14,19 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from upwell.edge.spool.database import is_damage, open_database, set_aside
+from upwell.edge.spool.database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
 from upwell.edge.spool.item import SpoolClock, SpoolLimits, SpoolTally, SpoolUnavailable
 from upwell.edge.spool.store import Store
 from upwell.shared.platform.background_thread import BackgroundThread
 
 T = TypeVar("T")
-
-REOPEN_S = 5.0
-"""How long a database that cannot be opened is left alone."""
-
-WELL_AFTER_S = 60.0
-"""A disk is well again when something was written and nothing has failed for so long: one that is nearly full takes
-the small and not the large, and would be ill and well in turn."""
 
 EXPIRE_S = 60.0
 """How often the old is looked for."""
@@ -61,8 +54,7 @@ class Keeper:
         self._clock = SpoolClock(0.0, time.time(), time.monotonic())
         self._reopen_s = 0.0
         self._expire_s = 0.0
-        self._is_well = True
-        self._failed_at_s = 0.0
+        self._health = DatabaseHealth("spool", path, "requests are still answered, but hard cases are not kept")
         self._thread = BackgroundThread("spool-keeper", self._run, lambda: self._closing)
         self._thread.start()
 
@@ -138,8 +130,8 @@ class Keeper:
         self._tally.add(store.counted)
         if now_s >= self._expire_s:
             self._expire_s = now_s + EXPIRE_S
-        if has_written:  # a full disk can be read
-            self._note_written()
+        if has_written:
+            self._health.note_written()
         for job, result in zip(group, results, strict=True):
             job.done.set_result(result)
 
@@ -166,9 +158,8 @@ class Keeper:
         if store is not None:
             with contextlib.suppress(sqlite3.Error):  # it is damaged
                 store.close()
-        where = set_aside(self._path)
+        set_aside("spool", self._path, error)
         self._tally.add({"damaged": 1})
-        _log.error("the spool %s cannot be read (%s): moved to %s, and a new one was started", self._path, error, where)
 
     def _what_happened(self, error: Exception) -> Exception:
         """What a caller is told; the database is begun anew where it turned out to be damaged."""
@@ -180,18 +171,5 @@ class Keeper:
                 self._begin_anew(error)
             except (OSError, sqlite3.Error) as second:
                 error = second
-        self._failed_at_s = time.monotonic()
-        if self._is_well:
-            self._is_well = False
-            _log.error(
-                "the spool %s cannot be used: %s; requests are still answered, but hard cases are not kept",
-                self._path,
-                error,
-            )
+        self._health.note_failed(error)
         return SpoolUnavailable(f"{self._path}: {error}")
-
-    def _note_written(self) -> None:
-        """Log once that the disk is well again."""
-        if not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S:
-            self._is_well = True
-            _log.warning("the spool %s can be written again", self._path)

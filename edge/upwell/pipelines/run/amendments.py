@@ -100,8 +100,7 @@ class Amendments:
             except sqlite3.DatabaseError as error:
                 try:
                     if is_damage(error):
-                        aside = set_aside(path)
-                        _log.error("%s cannot be read (%s): moved to %s, and a new one was begun", path, error, aside)
+                        set_aside("list of events that wait for the cloud", path, error)
                         return _open(path)
                 except (sqlite3.Error, OSError) as second:
                     self._note_failure(second)

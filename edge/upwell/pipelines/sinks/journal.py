@@ -13,19 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
-from upwell.edge.spool.database import is_damage, set_aside
+from upwell.edge.spool.database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
 from upwell.edge.spool.item import SpoolClock
-from upwell.pipelines.sinks.store import OutboxStore, Outcome, open_outbox_database
+from upwell.pipelines.sinks.store import SCHEMA, OutboxStore, Outcome
 from upwell.shared.errors import UpwellError
 
 T = TypeVar("T")
-
-REOPEN_S = 5.0
-"""How long a database that cannot be opened is left alone."""
-
-WELL_AFTER_S = 60.0
-"""A disk is well again when something was put and nothing has failed for so long: one that is nearly full takes the
-small and not the large, and would be ill and well in turn."""
 
 _EXPIRE_S = 10.0
 _GROUP = 64
@@ -93,8 +86,7 @@ class Journal:
         self._clock = SpoolClock(0.0, time.time(), time.monotonic())
         self._reopen_s = 0.0
         self._expire_s = 0.0
-        self._is_well = True
-        self._failed_at_s = 0.0
+        self._health = DatabaseHealth("outbox", path, "events are lost until it can")
         self._sequences: dict[str, int] = {}
         self._sequence_lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -189,9 +181,8 @@ class Journal:
         if not is_durable:  # nobody who puts waits for it
             with contextlib.suppress(sqlite3.Error):  # another time
                 store.shrink()
-        elif not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S:
-            self._is_well = True
-            _log.warning("the outbox %s can be written again", self._path)
+        else:
+            self._health.note_written()
 
     def _opened(self) -> OutboxStore:
         """The store, opened if it is time to. Raises `OSError`, `sqlite3.Error` and `OutboxUnavailable`."""
@@ -208,7 +199,7 @@ class Journal:
             return self._begin_anew(error)
 
     def _open(self, first_sequence: int) -> OutboxStore:
-        store = OutboxStore(open_outbox_database(self._path), self._sinks, self._limits.limit_bytes)
+        store = OutboxStore(open_database(self._path, SCHEMA), self._sinks, self._limits.limit_bytes)
         try:
             with store.transaction(durable=True):
                 beginning = store.begin(first_sequence)
@@ -233,8 +224,7 @@ class Journal:
         self.epoch += 1
         names = {name for names in self._sinks.values() for name in names}
         self._tally({(name, "damaged"): self.waiting(name) for name in names})
-        where = set_aside(self._path)
-        _log.error("the outbox %s cannot be read (%s): moved to %s, and a new one was begun", self._path, error, where)
+        set_aside("outbox", self._path, error)
         return self._open(_high_sequence())
 
     def _began_anew(self, error: Exception) -> bool:
@@ -244,7 +234,7 @@ class Journal:
         try:
             self._begin_anew(error)
         except (OSError, sqlite3.Error) as second:
-            self._note_ill(second)
+            self._health.note_failed(second)
             return False
         return True
 
@@ -258,14 +248,9 @@ class Journal:
         """What a caller is told."""
         if not isinstance(error, (sqlite3.Error, OSError, OutboxUnavailable)):
             return error  # a defect, for whoever asked
-        self._note_ill(error)
+        if not self._closed:
+            self._health.note_failed(error)
         return OutboxUnavailable(f"{self._path}: {error}")
-
-    def _note_ill(self, error: Exception) -> None:
-        self._failed_at_s = time.monotonic()
-        if self._is_well and not self._closed:
-            self._is_well = False
-            _log.error("the outbox %s cannot be used: %s; events are lost until it can", self._path, error)
 
     def _tally(self, counted: Mapping[tuple[str, str], int]) -> None:
         if counted:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
 
+from upwell.edge.spool.database import REOPEN_S
 from upwell.pipelines.sinks.base import Message, Poisonous, Sink, SinkUnavailable
-from upwell.pipelines.sinks.journal import REOPEN_S, Journal, OutboxLimits, OutboxUnavailable
+from upwell.pipelines.sinks.journal import Journal, OutboxLimits, OutboxUnavailable
 from upwell.pipelines.sinks.store import OutboxStore, Outcome, Waiting
 from upwell.shared.platform.background_thread import BackgroundThread
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from upwell.edge.spool.database import connect
-from upwell.edge.spool.schema import Migration, migrate, version_of
+from upwell.edge.spool.schema import Migration
 from upwell.pipelines.sinks.base import Message
 
 OVERHEAD_BYTES = 512
@@ -23,7 +20,6 @@ _BATCH_BYTES = 1 << 20
 _POISONED_SHARE = 10
 """The messages set aside take at most this part of the limit."""
 
-_WAL_LIMIT_BYTES = 16 << 20
 _FREE_PAGES = 2048
 """So many free pages stay in the file for what comes next; the disk gets back the others."""
 
@@ -79,32 +75,6 @@ class Beginning:
     sequences: Mapping[str, int]
     waiting: Mapping[str, int]
     gone: Mapping[str, int]
-
-
-def open_outbox_database(path: Path) -> sqlite3.Connection:
-    """The database at `path`, made if missing, folder 0700 and file 0600, in our version, and whole.
-
-    Raises `OSError` and `sqlite3.OperationalError` where the place cannot be used, and plain `sqlite3.DatabaseError`
-    where the file is damaged or no database at all.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Made here, since SQLite would make it readable for all; its side files take over the mode.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
-    path.chmod(0o600)
-    connection = connect(path)
-    try:
-        if version_of(connection) == 0:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if found is None or found[0] != "ok":
-            raise sqlite3.DatabaseError(f"damaged: {found[0] if found else 'no answer'}")
-        migrate(connection, SCHEMA)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 class OutboxStore:
