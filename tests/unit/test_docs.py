@@ -32,6 +32,10 @@ from upwell.pipelines.events.event import Event
 from upwell.pipelines.events.rules import EventRule, EventRules
 from upwell.pipelines.run.pipeline import REASONS, Pipeline
 from upwell.pipelines.run.runner import PipelineRunner
+from upwell.pipelines.sinks.journal import OutboxLimits
+from upwell.pipelines.sinks.opening import open_sinks
+from upwell.pipelines.sinks.outbox import Outbox
+from upwell.pipelines.sinks.settings import JsonlSettings
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import Refused
@@ -287,11 +291,14 @@ def test_the_line_of_an_event_is_explained_key_by_key() -> None:
     assert sorted(said) == sorted(pasted)
 
 
-def test_the_metrics_of_pipelines_are_listed_with_their_labels() -> None:
+def test_the_metrics_of_pipelines_are_listed_with_their_labels(tmp_path: Path) -> None:
+    sinks = open_sinks({"dock": [JsonlSettings(tmp_path / "events.jsonl")]})
+    outbox = Outbox(tmp_path / "outbox.db", sinks, OutboxLimits(), lambda _: True)
     source = MadeSource([np.zeros((8, 8, 3), np.uint8)])
     with Pipeline("dock", source, (), EventRules([EventRule("seen", "frame")], Zones({}, {}))) as pipeline:
         list(pipeline)
-        families = list(PipelineRunner([pipeline], {}, ExitStack()).families())
+        families = list(PipelineRunner([pipeline], {}, outbox, ExitStack()).families())
+    outbox.close()
     labels = {
         family.name + {"counter": "_total"}.get(family.type, ""): set(family.samples[0].labels) for family in families
     }

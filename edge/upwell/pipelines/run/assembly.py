@@ -335,7 +335,7 @@ def build_pipelines(
             publishers[name] = built[-1].publisher
         results.bind(late.take)
         previews = {one.pipeline.name: one.preview for one in built if one.preview is not None}
-        return PipelineRunner([one.pipeline for one in built], previews, on_failure.pop_all())
+        return PipelineRunner([one.pipeline for one in built], previews, outbox, on_failure.pop_all())
 
 
 def _flush(outbox: Outbox, fate: str) -> None:

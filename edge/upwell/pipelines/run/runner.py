@@ -14,21 +14,26 @@ from prometheus_client.metrics_core import Metric
 from upwell.edge.observe.health import HealthPart
 from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sources.base import SourceState
 from upwell.shared.platform.background_thread import BackgroundThread
 
+_SINK_OUTCOMES = ("delivered", "denied", "poisoned", "dropped_size", "dropped_age", "damaged", "refused")
 _log = logging.getLogger(__name__)
 
 
 class PipelineRunner:
     """Runs `pipelines` until their sources are over or it is closed. `parts` are closed after them, the last first.
 
-    `previews` show some of them, by name.
+    `previews` show some of them, by name; the `outbox` has their events.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], previews: Mapping[str, Preview], parts: ExitStack) -> None:
+    def __init__(
+        self, pipelines: Sequence[Pipeline], previews: Mapping[str, Preview], outbox: Outbox, parts: ExitStack
+    ) -> None:
         self.pipelines: Mapping[str, Pipeline] = {one.name: one for one in pipelines}
         self.previews = previews
+        self._outbox = outbox
         self._parts = parts
         self._is_closing = threading.Event()
         self._threads = {
@@ -122,7 +127,24 @@ class PipelineRunner:
             ordered = sorted(status.latencies_s)
             for quantile in (0.5, 0.99) if ordered else ():
                 latency.add_metric([name, str(quantile)], ordered[min(len(ordered) - 1, int(quantile * len(ordered)))])
-        return captured, frames, events, live, reconnects, latency
+        return captured, frames, events, live, reconnects, latency, *self._sink_families()
+
+    def _sink_families(self) -> Iterable[Metric]:
+        messages = CounterMetricFamily(
+            "upwell_pipeline_sink_messages", "Events by what became of them for a sink.", labels=["sink", "outcome"]
+        )
+        failures = CounterMetricFamily(
+            "upwell_pipeline_sink_failures",
+            "Deliveries that a sink could not take, which are tried again.",
+            labels=["sink"],
+        )
+        waiting = GaugeMetricFamily("upwell_pipeline_sink_waiting", "Events that wait for a sink.", labels=["sink"])
+        for name, counts in self._outbox.counts().items():
+            for outcome in _SINK_OUTCOMES:
+                messages.add_metric([name, outcome], getattr(counts, outcome))
+            failures.add_metric([name], counts.failures)
+            waiting.add_metric([name], counts.waiting)
+        return messages, failures, waiting
 
     def _run(self, pipeline: Pipeline) -> None:
         for _ in pipeline:
