@@ -100,7 +100,9 @@ def test_messages_that_come_in_drops_keep_nobody_waiting(target: Target) -> None
             connection = stack.enter_context(RawConnection(target.grpc))
             threads.append(threading.Thread(target=trickle, args=(connection,)))
             threads[-1].start()
-        begun.wait(LIMIT_S)  # until all are there, there is no telling how long the service refuses more
+        begun.wait(LIMIT_S)
+        with suppress(RemoteError):  # as soon as the service has seen them they have all its threads, for a moment
+            steady(target, 1.0)
         eventually_good(target)
         answered = steady(target)
         ending.set()
