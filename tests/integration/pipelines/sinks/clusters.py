@@ -5,6 +5,7 @@ As a program: keeps such a cluster until its standard input ends, and prints its
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -43,6 +44,7 @@ class Cluster:
     def freeze(self) -> None:
         """Let it be silent, with all connections open, as after a cut of the network."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # the signal alone stops its threads a moment later
 
     def thaw(self) -> None:
         """Let it go on."""
