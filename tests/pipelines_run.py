@@ -49,7 +49,6 @@ class MadeSource:
         if self._pace_s:
             time.sleep(self._pace_s)
         self._given += 1
-        # One tenth of a second apart, whatever the machine does: what trackers see must not depend on it.
         return Frame(self._given, time.monotonic(), time.time(), picture, picture[:, :, 1])
 
     def done(self, frame: Frame) -> None:

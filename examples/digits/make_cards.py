@@ -40,10 +40,9 @@ def constant(name: str, value: object, dtype: type) -> onnx.TensorProto:
     return numpy_helper.from_array(np.asarray(value, dtype), name)
 
 
-def detector() -> onnx.ModelProto:
-    """The graph: green, its mean over windows of a frame's size, local maxima, the best of these."""
-    before, after = (FRAME_PX - 1) // 2, FRAME_PX // 2
-    constants = [
+def constants() -> list[onnx.TensorProto]:
+    """What the graph computes with."""
+    return [
         constant("greenness", np.reshape([-0.5, 1.0, -0.5], (1, 3, 1, 1)), np.float32),
         constant("across", np.full((1, 1, 1, FRAME_PX), 1 / FRAME_PX), np.float32),
         constant("down", np.full((1, 1, FRAME_PX, 1), 1 / FRAME_PX), np.float32),
@@ -55,6 +54,11 @@ def detector() -> onnx.ModelProto:
         constant("side", np.full((1, MOST, 2), INSIDE_PX), np.float32),
         constant("last", [2], np.int64),
     ]
+
+
+def detector() -> onnx.ModelProto:
+    """The graph: green, its mean over windows of a frame's size, local maxima, the best of these."""
+    before, after = (FRAME_PX - 1) // 2, FRAME_PX // 2
     nodes = [
         helper.make_node("Conv", ["image", "greenness"], ["signed"]),
         helper.make_node("Relu", ["signed"], ["green"]),
@@ -87,7 +91,7 @@ def detector() -> onnx.ModelProto:
             helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [1, MOST, 4]),
             helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, MOST, 1]),
         ],
-        constants,
+        constants(),
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="upwell")
     model.ir_version = 9

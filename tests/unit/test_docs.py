@@ -278,8 +278,7 @@ def test_metrics_are_listed_with_their_labels() -> None:
 
 
 def test_every_outcome_of_a_frame_is_explained() -> None:
-    never = {"stopped"}  # the frame under way is finished, and those behind it are lost with the source
-    assert set(names(PIPELINES, "outcome")) == {"answered", *REASONS} - never
+    assert set(names(PIPELINES, "outcome")) == {"answered", *REASONS}
 
 
 def test_the_line_of_an_event_is_explained_key_by_key() -> None:

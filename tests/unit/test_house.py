@@ -172,7 +172,7 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.policy.plots": {"matplotlib"},
     "upwell.shared.tensors": {"ml_dtypes"},
     "upwell.shared.routing.policy.cel_rules": {"cel_expr_python"},
-    "upwell.shared.expressions": {"cel_expr_python"},
+    "upwell.shared.config.expressions": {"cel_expr_python"},
     "upwell.pipelines.events.where": {"cel_expr_python"},
     "upwell.pipelines.sinks.kafka": {"confluent_kafka"},
     "upwell.pipelines.sinks.mqtt": {"paho"},
@@ -193,7 +193,7 @@ IMPORTED_LATER = {
     "upwell.shared.partition.mincut",
     "upwell.tools.plot_style",
     "upwell.shared.tensors",
-    "upwell.shared.expressions",
+    "upwell.shared.config.expressions",
     "upwell.pipelines.sources.folder",
 }
 """Of these, the modules that import it in a function or only where it is installed, and can be imported without it."""

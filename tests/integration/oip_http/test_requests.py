@@ -8,8 +8,9 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -238,11 +239,18 @@ def test_the_deadline_ends_the_wait_by_header_and_by_triton_s_parameter(
         assert ask(server, "POST", INFER, body, headers).status == 504
 
 
-def test_work_is_dropped_when_the_caller_leaves(server: RunningHttpServer, fake: PictureModel) -> None:
-    fake.hold()
+@contextmanager
+def asking(server: RunningHttpServer, fake: PictureModel) -> Iterator[socket.socket]:
+    """A connection whose request is being answered; it is closed after the block."""
     with dial(server) as connection:
         connection.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
         assert fake.arrived(1, TIMEOUT_S)
+        yield connection
+
+
+def test_work_is_dropped_when_the_caller_leaves(server: RunningHttpServer, fake: PictureModel) -> None:
+    fake.hold()
+    with asking(server, fake):
         assert not fake.calls[0].cancelled.is_set()
     assert fake.calls[0].cancelled.wait(TIMEOUT_S)
 
@@ -269,9 +277,7 @@ def test_an_inference_that_lasts_where_it_was_read_keeps_no_other_client_waiting
     """Of those at work there is one, which says nothing of its waiting."""
     server = serve(at_work=1)
     fake.hold()
-    with dial(server) as connection:
-        connection.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
-        assert fake.arrived(1, TIMEOUT_S)
+    with asking(server, fake) as connection:
         assert [ask(server, "GET", "/v2/health/live").status for _ in range(5)] == [200] * 5
         fake.release()
         response = http.client.HTTPResponse(connection)
@@ -284,7 +290,6 @@ def test_a_client_that_leaves_while_it_is_answered_where_it_was_read_is_noticed(
 ) -> None:
     server = serve(at_work=1)
     fake.hold()
-    with dial(server) as connection:
-        connection.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
-        assert fake.arrived(1, TIMEOUT_S)
+    with asking(server, fake):
+        pass
     assert fake.calls[0].cancelled.wait(TIMEOUT_S)

@@ -121,6 +121,8 @@ def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(tmp_path: Pa
     agent = write_agent(tmp_path, {"defaults": defaults}, cloud.address)
     with running_pipelines(tmp_path, agent, pipelines_text(tmp_path, dock=pipeline)) as it:
         it.wait()
+        told = sum(it.runner.pipelines["dock"].status.events.values())
+        until(lambda: len(it.events("dock")) == told, LIMIT_S)
         first = it.events("dock")
         about = {
             event["id"]: event for event in first if any("case" in one.get("digits", {}) for one in event["objects"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.routing.asking import NOW_S, router, signals
-from upwell.shared import expressions
+from upwell.shared.config import expressions
 from upwell.shared.routing.decide import router as routing_module
 from upwell.shared.routing.decide.state import RouterState
 
@@ -24,7 +24,7 @@ STANDARD = {
 }  # fmt: skip
 OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
 OWN = (
-    "upwell.shared.routing", "upwell.shared.config.located", "upwell.shared.errors", "upwell.shared.expressions",
+    "upwell.shared.routing", "upwell.shared.config.located", "upwell.shared.errors", "upwell.shared.config.expressions",
     "upwell.shared.tensors", "upwell.shared.units",
     "upwell.shared.values",
 )  # fmt: skip

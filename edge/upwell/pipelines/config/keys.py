@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 from upwell.shared.config.located import located
+from upwell.shared.config.yaml import FilePart
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 
@@ -30,11 +31,8 @@ Name: TypeAlias = Annotated[str, AfterValidator(_check_name), Field(json_schema_
 NAMES: JsonDict = {"propertyNames": _PATTERN}
 """For the JSON Schema of a mapping of which the keys are names, which pydantic leaves out."""
 
-ONE_KEY = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
-"""For a section of which one key is written, whatever it is; see `check_one_key`."""
 
-
-def check_one_key(section: type[BaseModel], value: object, word: str) -> object:
+def _check_one_key(section: type[BaseModel], value: object, word: str) -> object:
     """`value` as it is, where it has one key of the section and something under it. Raises `ValueError`.
 
     `word` is what one of the list is called. Unknown keys are left to pydantic.
@@ -51,3 +49,21 @@ def check_one_key(section: type[BaseModel], value: object, word: str) -> object:
     if inner is None:
         raise located({(key,): "expected keys and values, or {} for none; got nothing"})
     return value
+
+
+class OneKeySection(FilePart):
+    """A section of which one key is written, whatever it is. `WORD` is what one of the list is called."""
+
+    WORD: ClassVar[str]
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    @property
+    def kind(self) -> str:
+        """Its key."""
+        return next(iter(self.model_fields_set))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_key(cls, value: object) -> object:
+        return _check_one_key(cls, value, cls.WORD)

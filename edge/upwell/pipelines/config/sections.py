@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from upwell.pipelines.config.keys import NAMES, ONE_KEY, Name, check_one_key
+from upwell.pipelines.config.keys import NAMES, Name, OneKeySection
 from upwell.pipelines.config.shapes import LineSection, Polygon, Zone, check_several
 from upwell.pipelines.config.sinks import MqttPicturesSection, SinkSection
 from upwell.pipelines.events.rules import EventRule
@@ -265,10 +265,10 @@ class BlurSection(FilePart):
     labels: _Labels = Field(min_length=1, description="Objects with one of these labels.")
 
 
-class StepSection(FilePart):
+class StepSection(OneKeySection):
     """One step, by its one key. Steps run in their order."""
 
-    model_config = ONE_KEY
+    WORD = "step"
 
     change: ChangeSection | None = Field(None, description="Frames like the one before go no further.")
     infer: InferSection | None = Field(None, description="A model is asked.")
@@ -280,16 +280,6 @@ class StepSection(FilePart):
     )
     keep: KeepSection | None = Field(None, description="Some objects are kept, the others dropped.")
     blur: BlurSection | None = Field(None, description="Objects are made unrecognizable from here on.")
-
-    @property
-    def kind(self) -> str:
-        """Its key."""
-        return next(iter(self.model_fields_set))
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_key(cls, value: object) -> object:
-        return check_one_key(cls, value, "step")
 
 
 _FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(

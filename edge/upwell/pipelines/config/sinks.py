@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from upwell.pipelines.config.keys import ONE_KEY, check_one_key
+from upwell.pipelines.config.keys import OneKeySection
 from upwell.shared.config.addresses import TcpAddress
 from upwell.shared.config.located import Location, located
 from upwell.shared.config.security import Address, parse_address
@@ -255,10 +255,10 @@ def _file(value: object) -> object:
     return {"path": value} if isinstance(value, str) else value
 
 
-class SinkSection(FilePart):
+class SinkSection(OneKeySection):
     """One sink, by its one key."""
 
-    model_config = ONE_KEY
+    WORD = "sink"
 
     jsonl: Annotated[JsonlSection | None, BeforeValidator(_file, json_schema_input_type=str | JsonlSection)] = Field(
         None, description="A file, `jsonl: events.jsonl`, or keys and values."
@@ -267,13 +267,3 @@ class SinkSection(FilePart):
     webhook: WebhookSection | None = Field(None, description="A web server that events are posted to.")
     kafka: KafkaSection | None = Field(None, description="A topic of Kafka.")
     pictures: PicturesSection | None = Field(None, description="A folder of annotated pictures.")
-
-    @property
-    def kind(self) -> str:
-        """Its key."""
-        return next(iter(self.model_fields_set))
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_key(cls, value: object) -> object:
-        return check_one_key(cls, value, "sink")

@@ -9,16 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from upwell.pipelines.answered import AnsweredFrame, PipelineStatus, percentile
 from upwell.pipelines.frame import FoundObject, Point
 from upwell.shared.tensors import Array
-
-if TYPE_CHECKING:
-    from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
 
 SHOWN_EVERY_S = 0.2
 """A newer frame is shown after so long at the earliest, however many look at it: that bounds the pictures encoded."""
@@ -133,11 +131,6 @@ class Preview:
         if last is None or now_s - last.since_s >= SHOWN_EVERY_S:
             self._shown.append(_Shown(newest, now_s))
         return self._shown[-1]
-
-
-def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile of numbers in order: the least that `share` of them do not exceed; None of none."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def _milliseconds(duration_s: float | None) -> float | None:

@@ -173,7 +173,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
                 " (spool_id TEXT NOT NULL, kept_wall_s REAL NOT NULL, body TEXT NOT NULL)"
             )
             connection.execute("CREATE INDEX IF NOT EXISTS by_case ON waiting (spool_id)")
-    except BaseException:
+    except BaseException:  # whatever it is, the file does not stay open
         connection.close()
         raise
     return connection

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from upwell.edge.observe.health import HealthPart
+from upwell.pipelines.answered import percentile
 from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.pipeline import Pipeline
 from upwell.pipelines.sinks.outbox import Outbox
@@ -125,8 +126,10 @@ class PipelineRunner:
             for event, count in status.events.items():
                 events.add_metric([name, event], count)
             ordered = sorted(status.latencies_s)
-            for quantile in (0.5, 0.99) if ordered else ():
-                latency.add_metric([name, str(quantile)], ordered[min(len(ordered) - 1, int(quantile * len(ordered)))])
+            for quantile in (0.5, 0.99):
+                latency_s = percentile(ordered, quantile)
+                if latency_s is not None:
+                    latency.add_metric([name, str(quantile)], latency_s)
         return captured, frames, events, live, reconnects, latency, *self._sink_families()
 
     def _sink_families(self) -> Iterable[Metric]:

@@ -204,7 +204,7 @@ class Journal:
             with store.transaction(durable=True):
                 beginning = store.begin(first_sequence)
                 latest_s = store.latest_s()
-        except BaseException:
+        except BaseException:  # whatever it is, the file does not stay open
             store.close()
             raise
         self._store = store

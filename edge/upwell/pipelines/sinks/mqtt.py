@@ -69,7 +69,7 @@ class MqttPublisher:
         fitting = self._fitting(messages)
         try:
             taken = self._publish(messages[:fitting])
-        except BaseException:
+        except BaseException:  # also an interrupt
             # What the client still holds it would send some time, whatever the policy says by then.
             self._end_client(says_goodbye=False)
             self._client = self._connecting()

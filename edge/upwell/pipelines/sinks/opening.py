@@ -37,7 +37,7 @@ def open_sinks(settings: Mapping[str, Sequence[SinkSettings]]) -> dict[str, list
 
     try:
         return {pipeline: [of(wanted) for wanted in of_pipeline] for pipeline, of_pipeline in settings.items()}
-    except BaseException:
+    except BaseException:  # whatever it is, no sink stays open
         for _, sink in opened:
             sink.close()
         raise

@@ -107,7 +107,7 @@ class OutboxStore:
         try:
             yield
             self._connection.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # whatever it is, nothing of it stays
             self._held_bytes, self.counted = None, Counter()
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")

@@ -59,7 +59,7 @@ class DecoderProcess:
                 pass_fds=(self._slot.descriptor,),
                 bufsize=0,
             )
-        except BaseException:
+        except BaseException:  # whatever it is, the memory is given back
             self._slot.close()
             raise
         request = {**asdict(job), "options": dict(job.options or {}), "slot": self._slot.descriptor}

@@ -12,7 +12,7 @@ from typing import Any
 import av
 
 from upwell.edge.agent import Agent
-from upwell.pipelines.answered import AnsweredFrame
+from upwell.pipelines.answered import AnsweredFrame, percentile
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.run.annotated import annotated, jpeg
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
@@ -86,7 +86,6 @@ def _summary(
     in_order = [card.label for card in sorted(shown, key=lambda card: card.crosses_s)]
     read = [event["objects"][0].get("digits", {}) for event in events if event["event"] == "passed"]
     right = sum(said.get("label") == str(label) for said, label in zip(read, in_order, strict=False))
-    ordered = sorted(latencies_s)
     return VideoSummary(
         sum(frames.values()),
         frames.get("answered", 0),
@@ -97,5 +96,5 @@ def _summary(
         (len(shown), counts["passed"]),
         right,
         dict(Counter(str(said.get("route", "none")) for said in read)),
-        ordered[len(ordered) // 2] if ordered else 0.0,
+        percentile(sorted(latencies_s), 0.5) or 0.0,
     )

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from upwell.edge.agent import Agent
 from upwell.edge.server.assembly import assemble
-from upwell.pipelines.answered import PipelineStatus
+from upwell.pipelines.answered import PipelineStatus, percentile
 from upwell.pipelines.commands.run import agent_config_of
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.config.sections import CaptureSection, PipelinesConfig
@@ -143,8 +143,10 @@ def _document(status: PipelineStatus, out: Path) -> dict[str, Any]:
         "captured": status.captured,
         "frames": {outcome: count for outcome, count in status.frames.items() if count},
         "events": dict(status.events),
-        "latency_p50_ms": round(ordered[len(ordered) // 2] * 1e3, 3) if ordered else None,
-        "latency_p99_ms": round(ordered[int(len(ordered) * 0.99)] * 1e3, 3) if ordered else None,
+        **{
+            f"latency_{name}_ms": None if latency_s is None else round(latency_s * 1e3, 3)
+            for name, latency_s in (("p50", percentile(ordered, 0.5)), ("p99", percentile(ordered, 0.99)))
+        },
         "last_failure": status.last_failure,
         "files": [str(out / EVENTS), str(out / VIDEO)],
     }
