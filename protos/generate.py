@@ -22,9 +22,12 @@ TOOLS = ("grpcio-tools==1.71.2", "grpcio==1.71.2", "protobuf==5.29.5", "setuptoo
 PROTOS = (
     Path("upwell/rpc/agent/v1/agent.proto"),
     Path("upwell/rpc/errors/v1/retry.proto"),
+    Path("upwell/rpc/oip/v2/model_config.proto"),
     Path("upwell/rpc/oip/v2/model_repository.proto"),
+    Path("upwell/rpc/oip/v2/model_statistics.proto"),
     Path("upwell/rpc/oip/v2/model_stream.proto"),
     Path("upwell/rpc/oip/v2/open_inference_grpc.proto"),
+    Path("upwell/rpc/oip/v2/server_settings.proto"),
 )
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 # Clients name the service by the package the protocol publishes; ours differs only inside this process.

@@ -207,3 +207,17 @@ def test_errors_have_the_protocol_s_statuses(client: Any, model: str, given: Any
     with pytest.raises(InferenceServerException) as caught:
         client.infer(model, [given])
     assert caught.value.status() == code
+
+
+def test_configuration_and_statistics_are_those_of_the_agent(client: Any, cloud: ScriptedCloud) -> None:
+    config = client.get_model_config("digits").config
+    assert (config.name, config.backend, config.max_batch_size > 0) == ("digits", "upwell", True)
+    (before,) = client.get_inference_statistics("digits").model_stats
+    client.infer("digits", [put("image", "BYTES", pictures([EASY, HARD]))])
+    (after,) = client.get_inference_statistics("digits").model_stats
+    assert after.inference_count - before.inference_count == 2
+    assert after.inference_stats.success.count - before.inference_stats.success.count == 1
+    assert after.inference_stats.success.ns > before.inference_stats.success.ns
+    with pytest.raises(InferenceServerException) as caught:
+        client.load_model("digits")
+    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"

@@ -1,16 +1,17 @@
 """tritonclient, as its users use it, against the real cloud service."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from tests.integration.cloud.serving import serving
+from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import identity, linear, linear_weights
 from upwell.shared.tensors import Array
 
@@ -18,18 +19,35 @@ X = np.arange(24, dtype=np.float32).reshape(3, 8)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    root = tmp_path_factory.mktemp("repository")
-    for name in ("linear", "text", "half"):
-        folder = root / name / "1"
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    root = tmp_path_factory.mktemp("service")
+    for name in ("linear", "text", "half", "batched"):
+        folder = root / "models" / name / "1"
         folder.mkdir(parents=True)
         _make(name, folder).rename(folder / "model.onnx")
-    with serving("--models", root) as running, triton.InferenceServerClient(running.address) as client:
+    (root / "cloud.yaml").write_text(
+        "version: 1\nserve: {listen: ['127.0.0.1:0'], listen_http: ['127.0.0.1:0'], models: models, "
+        "repository: {control: true}}\nmodels: {batched: {max_batch: 8, instances: 2}}\n"
+    )
+    with serving("-c", root / "cloud.yaml") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[Any]:
+    with triton.InferenceServerClient(service.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def web(service: Service) -> Iterator[Any]:
+    at = next(line.split()[-1] for line in service.lines if line.startswith("HTTP on"))
+    with triton_http.InferenceServerClient(at) as client:
         yield client
 
 
 def _make(name: str, folder: Path) -> Path:
-    if name == "linear":
+    if name in ("linear", "batched"):
         return linear(folder, seed=1)
     return identity(folder, "BYTES" if name == "text" else "FP16")
 
@@ -117,3 +135,125 @@ def test_errors_have_the_protocol_s_statuses(client: Any, model: str, given: Any
     with pytest.raises(InferenceServerException) as caught:
         client.infer(model, [given])
     assert caught.value.status() == status
+
+
+def test_a_model_s_configuration_says_how_it_is_served(client: Any, web: Any) -> None:
+    over_http = web.get_model_config("batched")
+    assert over_http == {
+        "name": "batched",
+        "platform": "onnxruntime_onnx",
+        "backend": "onnx",
+        "version_policy": {"specific": {"versions": [1]}},
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [8]}],
+        "output": [{"name": "scores", "data_type": "TYPE_FP32", "dims": [3]}],
+        "instance_group": [{"name": "batched_0", "kind": "KIND_CPU", "count": 2}],
+        "dynamic_batching": {"preferred_batch_size": [8]},
+    }
+    config = client.get_model_config("batched").config
+    assert (config.name, config.max_batch_size, list(config.input[0].dims)) == ("batched", 8, [8])
+    assert config.instance_group[0].Kind.Name(config.instance_group[0].kind) == "KIND_CPU"
+    assert web.get_model_config("text")["input"] == [{"name": "x", "data_type": "TYPE_STRING", "dims": [2]}]
+    for ask in (client.get_model_config, web.get_model_config, web.get_inference_statistics):
+        with pytest.raises(InferenceServerException, match="no model 'missing'"):
+            ask("missing")
+
+
+def _statistics(client: Any, model: str) -> Any:
+    (found,) = client.get_inference_statistics(model).model_stats
+    return found
+
+
+def test_statistics_count_requests_rows_and_runs(client: Any, web: Any) -> None:
+    before = _statistics(client, "batched")
+    for rows in (1, 3, 3):
+        client.infer("batched", [put("x", "FP32", X[:rows])])
+    with pytest.raises(InferenceServerException):
+        client.infer("batched", [put("x", "FP32", X[:, :2])])
+    after = _statistics(client, "batched")
+    was, now = before.inference_stats, after.inference_stats
+    assert (now.success.count - was.success.count, now.fail.count - was.fail.count) == (3, 1)
+    assert (after.inference_count - before.inference_count, after.execution_count - before.execution_count) == (7, 3)
+    parts = (now.queue, now.compute_input, now.compute_infer, now.compute_output)
+    assert [part.count for part in parts] == [now.success.count] * 4
+    assert 0 < now.compute_infer.ns < sum(part.ns for part in parts) <= now.success.ns
+    assert {one.batch_size: one.compute_infer.count for one in after.batch_stats} == {1: 1, 3: 2}
+    assert after.last_inference > 1_700_000_000_000
+    every = web.get_inference_statistics()["model_stats"]
+    assert [one["name"] for one in every] == ["batched", "half", "linear", "text"]
+    assert every[0]["inference_stats"]["success"]["count"] == now.success.count
+
+
+def test_the_repository_is_controlled_over_http(web: Any) -> None:
+    assert {one["name"]: one["state"] for one in web.get_model_repository_index()} == dict.fromkeys(
+        ("batched", "half", "linear", "text"), "READY"
+    )
+    web.unload_model("half")
+    assert not web.is_model_ready("half")
+    web.load_model("half")
+    assert web.is_model_ready("half")
+    with pytest.raises(InferenceServerException, match="no model 'missing'"):
+        web.load_model("missing")
+
+
+def test_settings_are_told_and_no_caller_changes_them(client: Any, web: Any) -> None:
+    assert web.get_trace_settings() == {"trace_level": ["OFF"]}
+    assert client.get_trace_settings("linear", as_json=True) == {"settings": {"trace_level": {"value": ["OFF"]}}}
+    assert web.get_log_settings()["log_info"] is True
+    assert client.get_log_settings().settings["log_verbose_level"].uint32_param == 0
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: client.update_trace_settings(settings={"trace_level": "TIMESTAMPS"}),
+        lambda: web.update_trace_settings("linear", {"trace_level": "TIMESTAMPS"}),
+        lambda: client.update_log_settings({"log_info": False}),
+        lambda: web.update_log_settings({"log_info": False}),
+    )
+    for change in changes:
+        with pytest.raises(InferenceServerException, match="callers may not change the setting"):
+            change()
+
+
+def test_what_is_not_offered_is_refused_with_what_is(client: Any, web: Any) -> None:
+    given = put("x", "FP32", X)
+    refused: tuple[tuple[Callable[[], object], str], ...] = (
+        (lambda: client.register_system_shared_memory("a", "/a", 64), "unix socket"),
+        (lambda: client.get_cuda_shared_memory_status(), "unix socket"),
+        (lambda: client.infer("linear", [given], sequence_id=7, sequence_start=True), "state as inputs and outputs"),
+    )
+    for asked, text in refused:
+        with pytest.raises(InferenceServerException, match=text) as caught:
+            asked()
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+    over_http: tuple[Callable[[], object], ...] = (
+        lambda: web.register_system_shared_memory("a", "/a", 64),
+        lambda: web.unregister_cuda_shared_memory(),
+        lambda: web.get_system_shared_memory_status(),
+    )
+    for asked in over_http:
+        with pytest.raises(InferenceServerException, match="unix socket"):
+            asked()
+
+
+def test_the_server_announces_what_it_has(client: Any, web: Any) -> None:
+    told = {"model_repository", "model_configuration", "statistics", "schedule_policy", "parameters"}
+    assert told <= set(client.get_server_metadata().extensions)
+    assert told | {"binary_tensor_data"} <= set(web.get_server_metadata()["extensions"])
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_requests_and_answers_may_be_compressed(client: Any, web: Any, algorithm: str) -> None:
+    x = np.tile(X, (200, 1))
+    weights, bias = linear_weights(seed=1)
+    over_grpc = client.infer("linear", [put("x", "FP32", x)], compression_algorithm=algorithm)
+    given = triton_http.InferInput("x", list(x.shape), "FP32")
+    for binary in (True, False):
+        given.set_data_from_numpy(x, binary_data=binary)
+        outputs = [triton_http.InferRequestedOutput("scores", binary_data=binary)]
+        over_http = web.infer(
+            "linear",
+            [given],
+            outputs=outputs,
+            request_compression_algorithm=algorithm,
+            response_compression_algorithm=algorithm,
+        )
+        for answer in (over_grpc, over_http):
+            np.testing.assert_allclose(answer.as_numpy("scores"), x @ weights + bias, rtol=1e-4, atol=1e-4)

@@ -18,7 +18,9 @@ from upwell.edge.server.assembly import build_agent, serve_metrics
 from upwell.edge.server.dataplane import AgentDataplane
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.oip.auth.quotas import limited
+from upwell.shared.oip.grpc.introspection import add_introspection_methods
 from upwell.shared.oip.grpc.server import Connections, start_server
+from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.server import start_http_server
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
@@ -41,15 +43,17 @@ def agent(
         stop = StopSignals()
         once_closed.callback(stop.restore_default)
         spool = running.spool
-        dataplane = limited(
-            AgentDataplane(running, settings.max_requests), settings.limits, by_token=settings.tokens is not None
-        )
+        introspection = AgentDataplane(running, settings.max_requests)
+        dataplane = limited(introspection, settings.limits, by_token=settings.tokens is not None)
         connections = Connections(settings.security, settings.max_message)
         server = start_server(
             dataplane,
             settings.listen,
             max_workers=settings.max_requests + SPARE_WORKERS + (MAX_STREAMS if spool else 0),
-            extra=[partial(add_agent_service, spool=spool)] if spool else [],
+            extra=[
+                partial(add_introspection_methods, introspection=introspection),
+                *([partial(add_agent_service, spool=spool)] if spool else []),
+            ],
             connections=connections,
         )
         web = None
@@ -59,6 +63,7 @@ def agent(
                 settings.listen_http,
                 max_workers=settings.max_requests + SPARE_WORKERS,
                 connections=connections,
+                extensions=Extensions(introspection),
             )
             console.print(f"HTTP on {', '.join(web.addresses)}", markup=False)
         if settings.metrics is not None:

@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.faults.certificates import Authority
 from tests.integration.cloud.serving import serve_and_fail, serving
 from upwell.rpc.oip.v2 import model_repository_pb2 as repository_pb2
+from upwell.rpc.oip.v2 import model_statistics_pb2 as statistics_pb2
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb2
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.codec import converters
@@ -233,6 +234,25 @@ def test_loading_needs_control_and_the_model(guarded: Guarded) -> None:
 
         assert seen("linear-only") == {"linear"}
         assert seen("all") == {"linear", "slow", "broken"}
+
+
+def test_configuration_and_statistics_are_of_models_that_the_caller_may_use(guarded: Guarded) -> None:
+    with channel(guarded) as link:
+
+        def told(token: str) -> set[str]:
+            data = method(link, "ModelStatistics")(
+                b"", timeout=LIMIT_S, metadata=[("authorization", f"Bearer {token}")]
+            )
+            return {one.name for one in statistics_pb2.ModelStatisticsResponse.FromString(data).model_stats}
+
+        assert told("linear-only") == {"linear"}
+        assert told("all") == {"linear", "slow"}
+    answers = [guarded.get(f"/v2/models/{model}/{what}", "linear-only") for model in ("linear", "slow", "none")
+               for what in ("config", "stats")]  # fmt: skip
+    assert answers == [200, 200, 403, 403, 403, 403]
+    assert guarded.get("/v2/models/stats", None) == 401
+    assert guarded.get("/v2/repository/models/slow/load", "all", b"{}") == 403
+    assert guarded.get("/v2/repository/models/slow/load", "operator", b"{}") == 200
 
 
 def test_health_tells_no_names_to_who_may_not_know_them(guarded: Guarded) -> None:

@@ -118,6 +118,24 @@ def test_all_workers_answer_on_one_port_and_end_with_their_supervisor(
     until(lambda: not any(map(is_running, workers)))
 
 
+def test_statistics_are_those_of_all_workers_and_never_fall(service: Service) -> None:
+    clients = one_client_each(service)
+
+    def counted() -> int:
+        with triton.InferenceServerClient(service.address) as client:
+            (found,) = client.get_inference_statistics("linear").model_stats
+        return int(found.inference_stats.success.count)
+
+    for client in clients.values():
+        client.infer(ONE, LIMIT_S)
+    assert counted() == len(clients) == 2
+    for client in clients.values():
+        client.close()
+    os.kill(next(iter(clients)), signal.SIGKILL)
+    until(lambda: sum("died" in line for line in service.lines) == 1)
+    assert counted() == 2
+
+
 def test_a_worker_that_is_killed_is_restarted_while_the_others_answer(service: Service) -> None:
     clients = one_client_each(service)
     (killed, its), (other, others) = clients.items()

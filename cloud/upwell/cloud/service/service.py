@@ -22,6 +22,7 @@ from upwell.shared.oip.dataplane import (
     ServerMetadata,
 )
 from upwell.shared.oip.labels import LABELS, label_parameters
+from upwell.shared.oip.statistics import RequestTimes, StatisticsCounter
 from upwell.shared.platform.call_threads import yield_permit
 from upwell.shared.signature.processor import Prepared
 from upwell.shared.tensors import Array
@@ -47,6 +48,7 @@ class CloudService(Dataplane):
         models: Sequence[CloudModel | BrokenModel],
         *,
         extra_extensions: Sequence[str] = (),
+        statistics: StatisticsCounter | None = None,
     ) -> None:
         by_name: dict[str, list[CloudModel | BrokenModel]] = {}
         for model in models:
@@ -55,6 +57,7 @@ class CloudService(Dataplane):
             name: offered(by_name[name]) for name in sorted(by_name)
         }
         self._extra_extensions = tuple(extra_extensions)
+        self._statistics = statistics or StatisticsCounter()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._in_use: dict[CloudModel, int] = {}
@@ -71,14 +74,20 @@ class CloudService(Dataplane):
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Answer one request. Raises as `Dataplane.infer`; `Unavailable` while draining."""
         model = self._begin(request)
+        started_s = time.monotonic()
         try:
-            return _answer(model, request, call)
+            response, times = _answer(model, request, call, started_s)
+        except BaseException:
+            self._statistics.failed(model.name, model.version, time.monotonic() - started_s)
+            raise
         finally:
             self._end(model)
+        self._statistics.answered(model.name, model.version, times)
+        return response
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
         """The signature of a model, and all of its versions that are ready."""
-        found = self._find(model, version)
+        found = self.find(model, version)
         signature = found.processor.signature
         model_versions = self._versions_by_model.get(model)
         ready = tuple(one.version for one in model_versions.served) if model_versions is not None else ()
@@ -95,7 +104,7 @@ class CloudService(Dataplane):
         if self._draining or model is None:
             return not self._draining
         try:
-            self._find(model, version)
+            self.find(model, version)
         except (ModelNotFound, Unavailable):
             return False
         return True
@@ -158,11 +167,24 @@ class CloudService(Dataplane):
             else:
                 _close_at_rest(model)
 
+    def find(self, name: str, version: str = "") -> CloudModel:
+        """The model that answers a request of that name and version. Raises `ModelNotFound`, `Unavailable`."""
+        versions_by_model = self._versions_by_model
+        if name not in versions_by_model:
+            raise ModelNotFound(f"no model {name!r} here; there is {', '.join(versions_by_model) or 'none'}")
+        versions = versions_by_model[name].versions
+        if version and version not in versions:
+            raise ModelNotFound(f"model {name!r} has no version {version!r}; there is {', '.join(versions)}")
+        model = versions[version or versions_by_model[name].default]
+        if isinstance(model, BrokenModel):
+            raise Unavailable(f"model {name!r} version {model.version} is not ready: {model.reason}")
+        return model
+
     def _begin(self, request: InferRequest) -> CloudModel:
         """The model that is to answer, which has one more request under way now."""
         with self._lock:
             if not self._draining:
-                model = self._find(request.model, request.version)
+                model = self.find(request.model, request.version)
                 self._in_use[model] = self._in_use.get(model, 0) + 1
                 return model
         if not self._refusing.is_set():
@@ -183,18 +205,6 @@ class CloudService(Dataplane):
         if last:
             _close_at_rest(model)
 
-    def _find(self, name: str, version: str) -> CloudModel:
-        versions_by_model = self._versions_by_model
-        if name not in versions_by_model:
-            raise ModelNotFound(f"no model {name!r} here; there is {', '.join(versions_by_model) or 'none'}")
-        versions = versions_by_model[name].versions
-        if version and version not in versions:
-            raise ModelNotFound(f"model {name!r} has no version {version!r}; there is {', '.join(versions)}")
-        model = versions[version or versions_by_model[name].default]
-        if isinstance(model, BrokenModel):
-            raise Unavailable(f"model {name!r} version {model.version} is not ready: {model.reason}")
-        return model
-
 
 def _close_at_rest(model: CloudModel) -> None:
     """Close its engine when its last run has ended, and not in this thread, whose caller may wait for an answer."""
@@ -206,7 +216,7 @@ def _close_at_rest(model: CloudModel) -> None:
     threading.Thread(target=close, name=f"close {model.name}/{model.version}", daemon=True).start()
 
 
-def _answer(model: CloudModel, request: InferRequest, call: Call) -> InferResponse:
+def _answer(model: CloudModel, request: InferRequest, call: Call, began_s: float) -> tuple[InferResponse, RequestTimes]:
     if request.outputs:
         _check_wanted(request, model)
     processor = model.processor
@@ -216,11 +226,13 @@ def _answer(model: CloudModel, request: InferRequest, call: Call) -> InferRespon
         yield_permit()  # pictures are decoded without the interpreter's lock
     trace, started_s = call.trace, time.monotonic()
     prepared = processor.pre(request.inputs)
+    prepared_s = time.monotonic()
     if trace is not None:
         trace.add("upwell.cloud.pre", started_s)
     raw, queue_s, compute_s = _run(model, prepared, call, priority)
     ran_s = time.monotonic()
     outputs = processor.post(raw, prepared)
+    ended_s = time.monotonic()
     if trace is not None:
         trace.add("upwell.cloud.post", ran_s)
     if request.outputs:
@@ -232,7 +244,8 @@ def _answer(model: CloudModel, request: InferRequest, call: Call) -> InferRespon
     }
     if LABELS in request.parameters:
         facts.update(label_parameters(request.parameters, processor.signature.labels))
-    return InferResponse(model.name, outputs, model.version, request.id, facts)
+    times = RequestTimes(ended_s - began_s, queue_s, prepared_s - started_s, compute_s, ended_s - ran_s)
+    return InferResponse(model.name, outputs, model.version, request.id, facts), times
 
 
 def _check_wanted(request: InferRequest, model: CloudModel) -> None:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from upwell.cloud.workers.banner import ModelLine
 from upwell.shared.errors import ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable, UpwellError
+from upwell.shared.oip.statistics import ModelStatistics
 
 _CHUNK_BYTES = 1 << 16
 
@@ -96,11 +97,36 @@ class Counted:
 
 
 @dataclass(frozen=True)
+class AskStatistics:
+    """From a worker: a caller wants to know what all workers have counted of their requests."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class TellStatistics:
+    """To every worker: tell what was counted."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """From a worker, what it has counted; to the one that asked, what all have."""
+
+    id: int
+    models: tuple[ModelStatistics, ...]
+
+
+@dataclass(frozen=True)
 class Drain:
     """To a worker: answer what was accepted, and end."""
 
 
-Message = StartWorker | Loaded | Listen | Serving | Failed | Ask | Change | Done | WorkerReply | Counted | Drain
+Message = (
+    StartWorker | Loaded | Listen | Serving | Failed | Ask | Change | Done | WorkerReply | Counted | AskStatistics
+    | TellStatistics | Statistics | Drain
+)  # fmt: skip
 
 _READERS: Mapping[str, TypeAdapter[Message]] = MappingProxyType(
     {kind.__name__: TypeAdapter(kind) for kind in get_args(Message)}

@@ -88,7 +88,7 @@ class Reflection(ReflectionServicer):
     """What is served here, for tools such as grpcurl. A stream lasts 60 s at most, for it holds a thread."""
 
     def __init__(self) -> None:
-        pool = service_pool(with_repository=True)
+        pool = service_pool(with_extensions=True)
         for module in (health_pb2, reflection_pb2):
             pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
         super().__init__([SERVICE, _HEALTH, _REFLECTION], pool=pool)

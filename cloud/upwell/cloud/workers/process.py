@@ -8,15 +8,18 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rich.console import Console
 from rich.progress import track
 
+from upwell.cloud.batching.request import Run
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
 from upwell.cloud.repository.repository import ModelFolder
 from upwell.cloud.service.control import ModelRepository
-from upwell.cloud.service.loading import BrokenModel, LoadAttempt, attempt, calls_at_once, find_models
+from upwell.cloud.service.introspection import CloudIntrospection
+from upwell.cloud.service.loading import BrokenModel, LoadAttempt, OnRun, attempt, calls_at_once, find_models
 from upwell.cloud.service.model_versions import UNLOADED
 from upwell.cloud.service.service import CloudService
 from upwell.cloud.service.watch import RepositoryWatch
@@ -28,9 +31,14 @@ from upwell.shared.config.security import check_exposure, warn_of_root
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.auth.quotas import limited
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
-from upwell.shared.oip.grpc.repository import EXTENSION, Repository, add_repository_methods
+from upwell.shared.oip.grpc.introspection import add_introspection_methods
+from upwell.shared.oip.grpc.repository import EXTENSION, Repository, RepositoryActions, add_repository_methods
 from upwell.shared.oip.grpc.server import Connections, RunningServer, start_server
+from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.server import RunningHttpServer, start_http_server
+from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
+from upwell.shared.oip.introspection import Introspection
+from upwell.shared.oip.statistics import StatisticsCounter
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
 from upwell.shared.telemetry.logs import set_up_logs
@@ -114,8 +122,10 @@ class ServingProcess:
         self._config = config
         folders = _to_serve(config, restored)
         self.telemetry = Telemetry(config.serve, lambda: self.service.versions_by_model)
+        counter = StatisticsCounter()
+        on_run = _told_to(counter, self.telemetry.on_run)
         wanted = [one for one in folders if one.name not in restored.unloaded]
-        attempts = [attempt(one, config, self.telemetry.on_run) for one in _shown(wanted, console)]
+        attempts = [attempt(one, config, on_run) for one in _shown(wanted, console)]
         if not restored.unloaded:
             _check_any(attempts)
         unloaded = [one for one in folders if one.name in restored.unloaded]
@@ -123,28 +133,35 @@ class ServingProcess:
         results += [BrokenModel(one.name, str(one.version), UNLOADED) for one in unloaded]
         self.models = [ModelLine.of(result) for result in results]
         self._calls = calls_at_once(results, config) + _QUICK_CALLS
-        extensions = [EXTENSION] if config.serve.repository.control else []
-        self.service = CloudService(results, extra_extensions=extensions)
+        extensions = [*INTROSPECTION, *([EXTENSION] if config.serve.repository.control else [])]
+        self.service = CloudService(results, extra_extensions=extensions, statistics=counter)
+        self.introspection = CloudIntrospection(self.service, counter, config.serve.traces)
         if restored.versions is not None:  # beside others, in which a broken version took no place of what answered
             for name, model_versions in self.service.versions_by_model.items():
                 self.service.put(name, model_versions.answering())
         self._health = Health({name: self.service.ready(name) for name in self.service.versions_by_model})
-        self.repository = ModelRepository(
-            config, self.service, attempts, self._health.show, restored.unloaded, self.telemetry.on_run
-        )
+        self.repository = ModelRepository(config, self.service, attempts, self._health.show, restored.unloaded, on_run)
         every_s = config.serve.repository.watch
         self._watch = RepositoryWatch(self.repository, every_s) if every_s else None
         self._memory_trimmer = MemoryTrimmer(self.service.is_idle)
         self._server: RunningServer | None = None
         self._web: RunningHttpServer | None = None
 
-    def start(self, repository: Repository | None = None, *, shares_ports: bool = False) -> Listening:
-        """Listen, and look after the model folders. `repository` answers for them, by default this process's own.
+    def start(
+        self,
+        repository: Repository | None = None,
+        introspection: Introspection | None = None,
+        *,
+        shares_ports: bool = False,
+    ) -> Listening:
+        """Listen, and look after the model folders. `repository` answers for them and `introspection` says what was
+        counted, by default those of this process alone.
 
         With `shares_ports` other processes of this user listen on the same ports. Raises `ConfigError`.
         """
         serve = self._config.serve
         connections = Connections(serve.security, serve.max_message, shares_ports, serve.connection_age_s, serve.drain)
+        introspection, actions = introspection or self.introspection, RepositoryActions(repository or self.repository)
         dataplane = self.telemetry.before(limited(self.service, serve.limits, by_token=serve.tokens is not None))
         self._server = start_server(
             dataplane,
@@ -155,7 +172,8 @@ class ServingProcess:
             extra=[
                 self._health.add_to,
                 Reflection().add_to,
-                lambda server: add_repository_methods(server, repository or self.repository),
+                partial(add_repository_methods, actions=actions),
+                partial(add_introspection_methods, introspection=introspection),
             ],
         )
         listening = Listening(self._server.addresses)
@@ -166,6 +184,7 @@ class ServingProcess:
                 max_workers=self._calls,
                 at_work=AT_WORK,
                 connections=connections,
+                extensions=Extensions(introspection, actions),
             )
             listening = Listening(self._server.addresses, self._web.addresses)
         if self._watch is not None:
@@ -201,6 +220,17 @@ class ServingProcess:
         if self._web is not None:
             self._web.end()
         self.service.release_refusals()
+
+
+def _told_to(counter: StatisticsCounter, on_run: OnRun | None) -> OnRun:
+    """Tells both of a run."""
+
+    def ran(model: str, version: str, run: Run) -> None:
+        counter.ran(model, version, run.rows, run.ended_s - run.started_s, time.time())
+        if on_run is not None:
+            on_run(model, version, run)
+
+    return ran
 
 
 def _to_serve(config: CloudConfig, restored: Restored) -> list[ModelFolder]:

@@ -18,8 +18,21 @@ from upwell.cloud.observe.telemetry import serve_metrics
 from upwell.cloud.observe.worker_metrics import WorkerMetrics
 from upwell.cloud.workers.banner import Listening, ModelLine, announce
 from upwell.cloud.workers.changes import Changes
-from upwell.cloud.workers.messages import Ask, Counted, Done, Drain, Failed, Listen, Loaded, Message, Serving
+from upwell.cloud.workers.messages import (
+    Ask,
+    AskStatistics,
+    Counted,
+    Done,
+    Drain,
+    Failed,
+    Listen,
+    Loaded,
+    Message,
+    Serving,
+    Statistics,
+)
 from upwell.cloud.workers.ports import Reserved, reserve
+from upwell.cloud.workers.statistics import GatheredStatistics
 from upwell.cloud.workers.worker_handle import Phase, Restarts, WorkerHandle
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.platform.stopping import StopSignals
@@ -66,6 +79,7 @@ class _Supervisor:
         self._restarts = dict.fromkeys(range(1, self._count + 1), Restarts())
         self._start_at_s: dict[int, float] = {}
         self._changes = Changes(lambda number, message: self._worker_handles[number].tell([message]))
+        self._statistics = GatheredStatistics(lambda number, message: self._worker_handles[number].tell([message]))
         self._selector = selectors.DefaultSelector()
         self._models: tuple[ModelLine, ...] = ()
         self._announced = False
@@ -137,6 +151,11 @@ class _Supervisor:
                 self._changes.ask(worker_handle.number, message)
             case Done():
                 self._changes.done(worker_handle.number, message)
+            case AskStatistics():
+                serving = [one.number for one in self._worker_handles.values() if one.phase is Phase.SERVING]
+                self._statistics.ask(worker_handle.number, message, serving)
+            case Statistics():
+                self._statistics.told(worker_handle.number, message)
             case Counted(tables):
                 self._counted.update(worker_handle.number, tables)
             case Failed(text, is_config):
@@ -174,6 +193,7 @@ class _Supervisor:
         self._selector.unregister(worker_handle.channel.socket)
         del self._worker_handles[worker_handle.number]
         self._changes.gone(worker_handle.number)
+        self._statistics.gone(worker_handle.number)
         self._counted.ended(worker_handle.number)
         how = worker_handle.end()
         if self._drain_until_s is not None:

@@ -22,10 +22,13 @@ from upwell.cloud.workers.messages import (
     Loaded,
     Serving,
     StartWorker,
+    Statistics,
+    TellStatistics,
     WorkerReply,
 )
 from upwell.cloud.workers.process import BROKEN_OFF, Restored, ServingProcess
 from upwell.cloud.workers.repository import SharedRepository
+from upwell.cloud.workers.statistics import SharedIntrospection
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.platform.background_thread import BackgroundThread
@@ -44,10 +47,11 @@ def main() -> None:
     try:
         process = ServingProcess(config, restored=Restored(frozenset(start.unloaded), start.versions))
         repository = orders.repository = SharedRepository(process.repository, channel.send)
+        introspection = orders.introspection = SharedIntrospection(process.introspection, channel.send)
         BackgroundThread("repository-changes", partial(repository.make_changes, orders.changes)).start()
         channel.send(Loaded(tuple(process.models)))
         orders.listen.wait()
-        process.start(repository, shares_ports=True)
+        process.start(repository, introspection, shares_ports=True)
         process.telemetry.report(lambda tables: channel.send(Counted(tables)))
     except UpwellError as error:
         channel.send(Failed(str(error), isinstance(error, ConfigError)))
@@ -70,6 +74,7 @@ class _Orders:
         self.listen = threading.Event()
         self.drain = threading.Event()
         self.repository: SharedRepository | None = None
+        self.introspection: SharedIntrospection | None = None
         self._channel = channel
         BackgroundThread("orders", self._run).start()
 
@@ -85,6 +90,10 @@ class _Orders:
                         self.changes.put(message)
                     case WorkerReply() if self.repository is not None:
                         self.repository.answered(message)
+                    case TellStatistics() if self.introspection is not None:
+                        self.introspection.tell(message)
+                    case Statistics() if self.introspection is not None:
+                        self.introspection.answered(message)
                     case Drain():
                         self.drain.set()
         _end(1)

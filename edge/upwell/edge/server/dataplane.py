@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version as package_version
 
 from upwell.edge.config import DEFAULT_MAX_REQUESTS
 from upwell.edge.models.served import ServedModel
+from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import Request
 from upwell.edge.server.core import AgentCore
 from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
@@ -34,7 +35,10 @@ from upwell.shared.oip.dataplane import (
     ServerMetadata,
 )
 from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
+from upwell.shared.oip.introspection import ModelConfig, ServerSettings
 from upwell.shared.oip.labels import label_parameters
+from upwell.shared.oip.statistics import ModelStatistics, RequestTimes, StatisticsCounter
 from upwell.shared.tensors import Array
 
 TAG_PREFIX = "upwell.tag."
@@ -45,12 +49,13 @@ VERSION = "1"
 
 
 class AgentDataplane(Dataplane):
-    """Adapts an `Agent` to the `Dataplane` interface."""
+    """Adapts an `Agent` to the interfaces `Dataplane` and `Introspection`."""
 
     def __init__(self, agent: AgentCore, max_requests: int = DEFAULT_MAX_REQUESTS) -> None:
         self._agent = agent
         self._max_requests = max_requests
         self._room = threading.BoundedSemaphore(max_requests)
+        self._counter = StatisticsCounter()
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Answer a request; its facts are in the response's parameters (`upwell.route`, `upwell.reason`, ...).
@@ -64,6 +69,10 @@ class AgentDataplane(Dataplane):
             raise Refused(f"{self._max_requests} requests are being handled already; try again later")
         try:
             return self._infer(request, call, arrived_s)
+        except BaseException:
+            if request.model in self._agent.models:
+                self._counter.failed(request.model, VERSION, time.monotonic() - arrived_s)
+            raise
         finally:
             self._room.release()
 
@@ -75,6 +84,7 @@ class AgentDataplane(Dataplane):
         answer = self._agent.handle(
             Request(request.model, request.inputs, arrived_s, call.deadline_s, tags, request.id, call.traceparent)
         )
+        self._count(request.model, answer, time.monotonic() - arrived_s)
         return InferResponse(
             model=request.model,
             version=VERSION,
@@ -105,13 +115,38 @@ class AgentDataplane(Dataplane):
 
     def server_metadata(self) -> ServerMetadata:
         """Name, version and the library versions that decide whether both sides process alike."""
-        return ServerMetadata(self._agent.name, package_version("upwell"), extensions())
+        return ServerMetadata(self._agent.name, package_version("upwell"), (*extensions(), *INTROSPECTION))
 
     def ready(self, model: str | None = None, version: str = "") -> bool:
         """Ready once made; a model is ready if it is served."""
         return not self._agent.is_closed and (
             model is None or (model in self._agent.models and version in ("", VERSION))
         )
+
+    def config(self, model: str, version: str = "") -> ModelConfig:
+        """See `Introspection.config`. The model's runtime places it; the queue is the agent's own."""
+        found = self.metadata(model, version)
+        return ModelConfig(
+            model, found.versions, found.platform, "upwell", found.inputs, found.outputs, placement="KIND_MODEL"
+        )
+
+    def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        """See `Introspection.statistics`. `compute` is the run on the device, of what did not run there the cloud's."""
+        if model:
+            _check_version(model, version)
+            self._agent.model(model)
+        return self._counter.read((name, VERSION) for name in sorted(self._agent.models) if model in ("", name))
+
+    def settings(self) -> ServerSettings:
+        """See `Introspection.settings`."""
+        return ServerSettings()
+
+    def _count(self, model: str, answer: Answer, total_s: float) -> None:
+        timings = answer.timings
+        compute_s = timings.cloud_compute_s if timings.edge_s is None else timings.edge_s
+        times = RequestTimes(total_s, timings.cloud_queue_s or 0.0, compute_s=compute_s or 0.0)
+        self._counter.answered(model, VERSION, times)
+        self._counter.ran(model, VERSION, len(answer.routes), times.compute_s, time.time())
 
     def _cloud_metadata(self, served: ServedModel) -> ModelMetadata:
         """Of the whole up there, or else of a head and its tail."""

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import InvalidRequest, Unsupported
 from upwell.shared.tensors import DTYPES, Array, numpy_dtype, oip_datatype
 
 MAX_DIMENSIONS = 32
@@ -26,8 +26,15 @@ MAX_BYTES_ELEMENTS = 1 << 18
 MAX_ID_CHARACTERS = 1000
 """The id of a request is in its answer, in logs and in traces."""
 
-_UNSUPPORTED = frozenset({"shared_memory_region", "classification"})
-"""Parameters of tensors: asking for these and getting a plain answer would be a wrong answer."""
+_UNSUPPORTED: Mapping[str, str] = MappingProxyType(
+    {
+        "shared_memory_region": "send plain contents, on the same machine over a unix socket",
+        "classification": "ask for the scores, and for their names with the parameter `upwell.labels: true`",
+    }
+)
+"""Parameters of tensors, and what there is instead: to ask for these and get a plain answer would be wrong."""
+
+_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 
 _LARGEST_BYTES = 2**63 - 1
 SMALL_BYTES = 4096
@@ -79,10 +86,20 @@ def refuse_long_id(request_id: str) -> None:
 
 
 def refuse_unsupported(name: str, parameters: Iterable[str]) -> None:
-    """Raise `InvalidRequest` where a tensor has a parameter of these names that would change its contents."""
+    """Raise `Unsupported` where a tensor has a parameter of these names that would change its contents."""
     for key in parameters:
         if key in _UNSUPPORTED:
-            raise InvalidRequest(f"tensor {name!r}: the parameter {key!r} is not supported here; send plain contents")
+            raise Unsupported(f"tensor {name!r}: the parameter {key!r} is not supported here; {_UNSUPPORTED[key]}")
+
+
+def refuse_sequence(parameters: Mapping[str, object]) -> None:
+    """Raise `Unsupported` for a request that is one of a sequence: nothing here keeps a state between two requests."""
+    for key in _SEQUENCES:
+        if parameters.get(key):
+            raise Unsupported(
+                f"the parameter {key!r} is not supported here, where no model keeps a state between requests; send "
+                "each request with the state as inputs and outputs of the model"
+            )
 
 
 def refuse_dimensions(name: str, count: int) -> NoReturn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from upwell.rpc.oip.v2 import model_stream_pb2 as stream_pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.oip.codec.contents import refuse_long_id
+from upwell.shared.oip.codec.contents import refuse_long_id, refuse_sequence
 from upwell.shared.oip.codec.message_cache import answer_parts, read_cached
 from upwell.shared.oip.codec.messages import (
     parse,
@@ -50,13 +50,15 @@ def parse_unfamiliar_request(data: bytes) -> InferRequest:
     message = parse(pb.ModelInferRequest, description)
     request_id = message.id
     refuse_long_id(request_id)
+    parameters = read_parameters(message.parameters)
+    refuse_sequence(parameters)
     return InferRequest(
         message.model_name,
         read_tensors("input", message.inputs, views or message.raw_input_contents),
         message.model_version,
         request_id,
         read_wanted(message.outputs),
-        read_parameters(message.parameters),
+        parameters,
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.errors import InvalidRequest
+from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec.contents import (
     MAX_DIMENSIONS,
     MAX_ID_CHARACTERS,
@@ -25,6 +25,7 @@ from upwell.shared.oip.codec.contents import (
     SMALL_BYTES,
     encode_raw,
     refuse_long_id,
+    refuse_sequence,
 )
 from upwell.shared.oip.codec.messages import parse, read_parameters, read_wanted, write_parameters
 from upwell.shared.oip.codec.wire import MAX_PLAIN_BYTES, Span, before_value, refuse_larger, take_apart
@@ -146,7 +147,8 @@ def _layout(description: bytes) -> _Layout | None:
                 return None
             inputs[name] = _Input(name, dtype, shape, prod(shape) * dtype.itemsize)
         wanted, parameters = read_wanted(message.outputs), MappingProxyType(read_parameters(message.parameters))
-    except InvalidRequest:
+        refuse_sequence(parameters)
+    except UpwellError:
         return None
     return _Layout(message.model_name, message.model_version, tuple(inputs.values()), wanted, parameters)
 

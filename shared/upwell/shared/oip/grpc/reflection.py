@@ -7,21 +7,27 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from upwell.rpc.oip.v2 import model_repository_pb2, model_stream_pb2
+from upwell.rpc.oip.v2 import (
+    model_config_pb2,
+    model_repository_pb2,
+    model_statistics_pb2,
+    model_stream_pb2,
+    server_settings_pb2,
+)
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.oip.grpc.repository import METHODS
+from upwell.shared.oip.grpc import introspection, repository
 from upwell.shared.oip.grpc.streams import METHOD as STREAM_METHOD
 
 PUBLISHED_PACKAGE = "inference"
 
 
-def service_pool(*, with_repository: bool = False) -> DescriptorPool:
+def service_pool(*, with_extensions: bool = False) -> DescriptorPool:
     """A pool of its own that describes `inference.GRPCInferenceService`, for a reflection servicer.
 
     Our generated messages live in another package, so that they can share a process with other modules made
     from the same protocol; tools such as grpcurl look for the service under its path on the wire. A pool apart
-    from the process-wide one lets both be. With `with_repository` the service has the methods of the model
-    repository extension as well.
+    from the process-wide one lets both be. With `with_extensions` the service has the methods of Triton's
+    extensions as well.
     """
     pool = DescriptorPool()
     messages, stream = _published(pb.DESCRIPTOR), _published(model_stream_pb2.DESCRIPTOR)
@@ -37,9 +43,10 @@ def service_pool(*, with_repository: bool = False) -> DescriptorPool:
         server_streaming=True,
     )
     files = [messages, stream]
-    if with_repository:
-        files.append(_published(model_repository_pb2.DESCRIPTOR))
-        for name in METHODS:
+    if with_extensions:
+        modules = (model_repository_pb2, model_config_pb2, model_statistics_pb2, server_settings_pb2)
+        files += [_published(module.DESCRIPTOR) for module in modules]
+        for name in (*repository.METHODS, *introspection.METHODS):
             message = f".{PUBLISHED_PACKAGE}.{name}"
             service.method.add(name=name, input_type=f"{message}Request", output_type=f"{message}Response")
     for one in files:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -65,40 +65,32 @@ class Repository(Protocol):
         ...
 
 
-def add_repository_methods(server: grpc.Server, repository: Repository) -> None:
+def add_repository_methods(server: grpc.Server, actions: RepositoryActions) -> None:
     """Add the three methods of the extension to the protocol's service on `server`, before it is started."""
-    servicer = _Servicer(repository)
+    servicer = _Servicer(actions)
     add_methods(server, dict(zip(METHODS, (servicer.index, servicer.load, servicer.unload), strict=True)))
 
 
-class _Servicer:
-    """Decode, call, encode."""
+class RepositoryActions:
+    """What callers may do with `repository`, over whichever transport: their permissions, and what is logged of it."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
 
-    def index(self, data: bytes, _: Call) -> bytes:
-        request = parse(pb.RepositoryIndexRequest, data)
-        _refuse_named(request.repository_name)
-        entries = [one for one in self._repository.index() if one.state is ModelState.READY or not request.ready]
-        response = pb.RepositoryIndexResponse()
-        for one in filter(lambda one: may_use(one.model), entries):
-            response.models.add(name=one.model, version=one.version, state=one.state.value, reason=one.reason)
-        return response.SerializeToString()
+    def index(self, *, ready: bool) -> list[IndexEntry]:
+        """The versions of the models that the caller may use; with `ready` those alone that answer."""
+        entries = (one for one in self._repository.index() if one.state is ModelState.READY or not ready)
+        return [one for one in entries if may_use(one.model)]
 
-    def load(self, data: bytes, call: Call) -> bytes:
-        request = parse(pb.RepositoryModelLoadRequest, data)
-        _refuse_named(request.repository_name)
-        _refuse_parameters(request.parameters, frozenset())
-        self._change(request.model_name, call, "load", self._repository.load)
-        return pb.RepositoryModelLoadResponse().SerializeToString()
+    def load(self, model: str, parameters: Iterable[str], call: Call) -> None:
+        """Load a model, `parameters` being the names of those that the request has. Raises as `Repository.load`."""
+        _refuse_parameters(parameters, frozenset())
+        self._change(model, call, "load", self._repository.load)
 
-    def unload(self, data: bytes, call: Call) -> bytes:
-        request = parse(pb.RepositoryModelUnloadRequest, data)
-        _refuse_named(request.repository_name)
-        _refuse_parameters(request.parameters, _UNLOAD_PARAMETERS)
-        self._change(request.model_name, call, "unload", self._repository.unload)
-        return pb.RepositoryModelUnloadResponse().SerializeToString()
+    def unload(self, model: str, parameters: Iterable[str], call: Call) -> None:
+        """Unload a model. Raises as `Repository.unload`."""
+        _refuse_parameters(parameters, _UNLOAD_PARAMETERS)
+        self._change(model, call, "unload", self._repository.unload)
 
     def _change(self, model: str, call: Call, what: str, change: Callable[[str], None]) -> None:
         check_may_control(model)
@@ -108,12 +100,39 @@ class _Servicer:
             change(model)
 
 
+class _Servicer:
+    """Decode, call, encode."""
+
+    def __init__(self, actions: RepositoryActions) -> None:
+        self._actions = actions
+
+    def index(self, data: bytes, _: Call) -> bytes:
+        request = parse(pb.RepositoryIndexRequest, data)
+        _refuse_named(request.repository_name)
+        response = pb.RepositoryIndexResponse()
+        for one in self._actions.index(ready=request.ready):
+            response.models.add(name=one.model, version=one.version, state=one.state.value, reason=one.reason)
+        return response.SerializeToString()
+
+    def load(self, data: bytes, call: Call) -> bytes:
+        request = parse(pb.RepositoryModelLoadRequest, data)
+        _refuse_named(request.repository_name)
+        self._actions.load(request.model_name, request.parameters, call)
+        return pb.RepositoryModelLoadResponse().SerializeToString()
+
+    def unload(self, data: bytes, call: Call) -> bytes:
+        request = parse(pb.RepositoryModelUnloadRequest, data)
+        _refuse_named(request.repository_name)
+        self._actions.unload(request.model_name, request.parameters, call)
+        return pb.RepositoryModelUnloadResponse().SerializeToString()
+
+
 def _refuse_named(repository: str) -> None:
     if repository:
         raise InvalidRequest("the one repository here has no name; leave `repository_name` empty")
 
 
-def _refuse_parameters(parameters: Mapping[str, pb.ModelRepositoryParameter], known: frozenset[str]) -> None:
+def _refuse_parameters(parameters: Iterable[str], known: frozenset[str]) -> None:
     """Another configuration or other files than those on disk, for one: ignoring them would serve something else."""
     for name in parameters:
         if name not in known:

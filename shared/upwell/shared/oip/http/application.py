@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,6 +23,8 @@ from upwell.shared.oip.auth.callers import Caller, calling
 from upwell.shared.oip.auth.tokens import KnownTokens
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
 from upwell.shared.oip.error_counter import note_error_answer
+from upwell.shared.oip.http.compression import accepted, encoding_of, packed, unpacked
+from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.memory import Memory, Share
 from upwell.shared.oip.http.messages import (
     MAX_JSON_BYTES,
@@ -120,13 +122,20 @@ class Application:
     """Answers HTTP requests from a `Dataplane`. Every method may be called from any thread.
 
     At most `max_workers` inferences run at once, and a further one is refused; `tokens` (None: everybody) says
-    who may call.
+    who may call, `extensions` what is offered beside inference.
     """
 
     def __init__(
-        self, dataplane: Dataplane, *, max_workers: int, max_message_bytes: int, tokens: KnownTokens | None
+        self,
+        dataplane: Dataplane,
+        *,
+        max_workers: int,
+        max_message_bytes: int,
+        tokens: KnownTokens | None,
+        extensions: Extensions | None = None,
     ) -> None:
         self._dataplane = dataplane
+        self._extensions = extensions
         self._max_bytes = max_message_bytes
         self._tokens = tokens
         self._slots = threading.Semaphore(max_workers)
@@ -168,6 +177,7 @@ class Application:
         if method == "POST":  # what is wrong with the headers is said before the body is read
             is_raw(http_request.headers)
             timeout_s(http_request.headers)
+            answer = self._compressed(http_request.headers, answer)
         return Pending(method == "POST", answer, caller)
 
     def _route(self, path: tuple[str, ...], http_request: HttpRequest, client: str) -> tuple[str, _Answer]:
@@ -177,6 +187,9 @@ class Application:
             return "GET", lambda *_: json_reply({"live": True})
         if path == READY:
             return "GET", lambda *_: _ready_reply(self._dataplane.ready())
+        extended = self._extended(path, http_request.method, client)
+        if extended is not None:
+            return extended
         if path[:2] == ("v2", "models") and len(path) > 2:
             model, version, rest = path[2], "", path[3:]
             if len(rest) >= 2 and rest[0] == "versions":
@@ -189,6 +202,33 @@ class Application:
                 call = InferCall(model, version, http_request, client)
                 return "POST", lambda body, share: self._infer(call, body, share)
         raise Rejected(HTTPStatus.NOT_FOUND, "there is no such path here; the protocol's begin with /v2")
+
+    def _compressed(self, headers: Mapping[str, str], answer: _Answer) -> _Answer:
+        """`answer` for a body, and with one, that may be compressed."""
+        encoding, wanted = encoding_of(headers), accepted(headers)
+        if not encoding and not wanted:
+            return answer
+
+        def answered(body: memoryview, share: Share) -> Reply:
+            if encoding:
+                body = unpacked(encoding, body, self._max_bytes, share)
+            return packed(answer(body, share), wanted)
+
+        return answered
+
+    def _extended(self, path: tuple[str, ...], method: str, client: str) -> tuple[str, _Answer] | None:
+        if self._extensions is None or path[:1] != ("v2",):
+            return None
+        found = self._extensions.route(path[1:], method, client)
+        if found is None:
+            return None
+        allowed, answer = found
+
+        def answered(body: memoryview, share: Share) -> Reply:
+            share.take(_JSON_EXPANSION * min(len(body), MAX_JSON_BYTES))
+            return answer(body)
+
+        return allowed, answered
 
     def _model_ready(self, model: str, version: str) -> Reply:
         ready = self._dataplane.ready(model, version)

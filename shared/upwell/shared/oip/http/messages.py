@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.codec.contents import decode_raw, encode_raw, refuse_long_id, refuse_unsupported
+from upwell.shared.oip.codec.contents import decode_raw, encode_raw, refuse_long_id, refuse_sequence, refuse_unsupported
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.oip.grpc.calls import TIMEOUT, timeout_s
 from upwell.shared.oip.http.tensors import decode_json, encode_json
@@ -56,6 +56,7 @@ def parse_infer_request(model: str, version: str, head: memoryview, binary: memo
     """Read a request: `head` is the JSON object, `binary` what follows it. Raises `InvalidRequest`."""
     message = load_object(head)
     parameters = parameters_of("the request", message.get("parameters"))
+    refuse_sequence(parameters)
     timeout = timeout_s(parameters.pop(TIMEOUT)) if TIMEOUT in parameters else None
     default = _flag("binary_data_output", parameters.pop("binary_data_output", False))
     named = _outputs(message.get("outputs"), default)

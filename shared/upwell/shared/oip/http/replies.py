@@ -39,6 +39,7 @@ HTTP_STATUSES: Mapping[grpc.StatusCode, int] = MappingProxyType(
         grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
         grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
         grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+        grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
         grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
         grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
         grpc.StatusCode.CANCELLED: CLIENT_CLOSED_REQUEST,

@@ -81,8 +81,6 @@ class HttpRequest:
 def is_raw(headers: Mapping[str, str]) -> bool:
     """Whether the body is an input as it lies in a file, rather than JSON. Raises `Rejected` (415) for other kinds."""
     kind = content_type(headers)
-    if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not read here; send it as it is")
     head = headers.get(HEAD_LENGTH_HEADER)
     if head is not None:
         return head.strip() == "0"

@@ -17,6 +17,7 @@ from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.server import LOCAL, Connections, check_free
 from upwell.shared.oip.http.application import Application
 from upwell.shared.oip.http.connections import HttpListening
+from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.listener import Listener
 from upwell.shared.oip.http.tls import watch_server_context
 from upwell.shared.platform.call_threads import CallThreads
@@ -52,13 +53,14 @@ def start_http_server(
     max_workers: int,
     connections: Connections = LOCAL,
     at_work: int | None = None,
+    extensions: Extensions | None = None,
 ) -> RunningHttpServer:
     """Serve `dataplane` over HTTP/1.1 on every address of `listen`: `HOST:PORT` (port 0: any free one) or `unix:PATH`.
 
     `max_workers` inferences run at once; a further one is refused at once with 429. A body that is larger than
     `connections` allow is refused with 413 before it is read. A connection of the age that `connections` allows is
-    closed after an answer, which says so. `at_work`: see `CallThreads`, as for `start_server`. Raises `ConfigError` as
-    that does; nothing listens then.
+    closed after an answer, which says so. `at_work`: see `CallThreads`, as for `start_server`; `extensions`: what is
+    offered beside inference. Raises `ConfigError` as that does; nothing listens then.
     """
     security, max_message_bytes = connections.security, connections.max_message_bytes
     addresses = check_listen(listen, security)
@@ -66,7 +68,13 @@ def start_http_server(
     tokens = known_tokens(security)
     if tokens is not None:
         dataplane = Permits(dataplane)
-    application = Application(dataplane, max_workers=max_workers, max_message_bytes=max_message_bytes, tokens=tokens)
+    application = Application(
+        dataplane,
+        max_workers=max_workers,
+        max_message_bytes=max_message_bytes,
+        tokens=tokens,
+        extensions=extensions,
+    )
     sockets = _bind_all(addresses, connections.shares_ports)
     age_s = math.inf if connections.age_s is None else connections.age_s
     threads = CallThreads(max_workers + READERS, "http", at_work)

@@ -1,0 +1,52 @@
+"""What the service says of its models to clients of Triton's configuration and statistics extensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from upwell.cloud.service.service import CloudService
+from upwell.shared.oip.introspection import ModelConfig, Placement, ServerSettings
+from upwell.shared.oip.statistics import ModelStatistics, StatisticsCounter
+from upwell.shared.telemetry.sections import Traces
+
+
+class CloudIntrospection:
+    """An `Introspection` of what `service` offers and `counter` has counted in this process."""
+
+    def __init__(self, service: CloudService, counter: StatisticsCounter, traces: Traces | None) -> None:
+        self._service = service
+        self._counter = counter
+        self._settings = ServerSettings() if traces is None else ServerSettings(trace=_traced(traces))
+
+    def config(self, model: str, version: str = "") -> ModelConfig:
+        """See `Introspection.config`."""
+        found = self._service.find(model, version)
+        metadata, settings = self._service.metadata(model, version), found.settings
+        kind: Placement = "KIND_CPU" if settings.device == "cpu" else "KIND_GPU"
+        return ModelConfig(
+            model, metadata.versions, found.platform, settings.engine, metadata.inputs, metadata.outputs,
+            settings.instances, kind, settings.max_batch, settings.buckets,
+        )  # fmt: skip
+
+    def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        """See `Introspection.statistics`."""
+        if model:
+            found = self._service.find(model, version)
+        offers = self._service.versions_by_model
+        every = [one for offer in offers.values() for one in offer.served if not model or one.name == model]
+        return self._counter.read((one.name, one.version) for one in every if not version or one is found)
+
+    def settings(self) -> ServerSettings:
+        """See `Introspection.settings`."""
+        return self._settings
+
+
+def _traced(traces: Traces) -> dict[str, tuple[str, ...]]:
+    """In Triton's words, of which one in `trace_rate` requests is recorded."""
+    rate = round(1 / traces.sample) if traces.sample > 0 else 0
+    return {
+        "trace_level": ("TIMESTAMPS",),
+        "trace_mode": ("opentelemetry",),
+        "trace_rate": (str(rate),),
+        "trace_count": ("-1",),
+    }

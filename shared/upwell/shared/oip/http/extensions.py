@@ -1,0 +1,107 @@
+"""The routes of Triton's extensions: configuration, statistics, repository, settings, and those that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from upwell.shared.oip.auth.callers import check_may_use, naming_no_others
+from upwell.shared.oip.dataplane import Call
+from upwell.shared.oip.grpc.introspection import permitted_statistics
+from upwell.shared.oip.grpc.repository import RepositoryActions
+from upwell.shared.oip.http.messages import load_object, text_of
+from upwell.shared.oip.http.replies import Reply, json_reply
+from upwell.shared.oip.introspection import (
+    Introspection,
+    config_document,
+    refuse_changes,
+    refuse_shared_memory,
+    statistics_document,
+)
+
+_SHARED_MEMORY = ("systemsharedmemory", "cudasharedmemory")
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """What a server offers beside inference; `actions` is None where it has no repository."""
+
+    introspection: Introspection
+    actions: RepositoryActions | None = None
+
+    def route(
+        self, path: tuple[str, ...], method: str, client: str
+    ) -> tuple[str, Callable[[memoryview], Reply]] | None:
+        """The method that this path below `/v2` answers, and its answer to a body; None for no path of theirs."""
+        match path:
+            case ("models", "stats"):
+                return "GET", lambda _: self._statistics("", "")
+            case ("models", model, "stats"):
+                return "GET", lambda _: self._statistics(model, "")
+            case ("models", model, "versions", version, "stats"):
+                return "GET", lambda _: self._statistics(model, version)
+            case ("models", model, "config"):
+                return "GET", lambda _: self._config(model, "")
+            case ("models", model, "versions", version, "config"):
+                return "GET", lambda _: self._config(model, version)
+            case ("trace", "setting") | ("logging",):
+                return method if method == "POST" else "GET", lambda body: self._settings(path[0], "", body)
+            case ("models", model, "trace", "setting"):
+                return method if method == "POST" else "GET", lambda body: self._settings("trace", model, body)
+            case ("repository", *rest) if self.actions is not None:
+                return self._repository(self.actions, tuple(rest), client)
+            case (kind, *_) if kind in _SHARED_MEMORY:
+                return method if method == "POST" else "GET", lambda _: refuse_shared_memory()
+        return None
+
+    def _config(self, model: str, version: str) -> Reply:
+        check_may_use(model)
+        with naming_no_others(model, version):
+            return json_reply(config_document(self.introspection.config(model, version)))
+
+    def _statistics(self, model: str, version: str) -> Reply:
+        return json_reply(statistics_document(permitted_statistics(self.introspection, model, version)))
+
+    def _settings(self, kind: str, model: str, body: memoryview) -> Reply:
+        if model:
+            self._config(model, "")  # for a model that is not there
+        if len(body):
+            refuse_changes(load_object(body))
+        settings = self.introspection.settings()
+        if kind == "logging":
+            return json_reply(dict(settings.log))
+        return json_reply({name: list(values) for name, values in settings.trace.items()})
+
+    @staticmethod
+    def _repository(
+        actions: RepositoryActions, path: tuple[str, ...], client: str
+    ) -> tuple[str, Callable[[memoryview], Reply]] | None:
+        call = Call(client=client)
+        match path:
+            case ("index",):
+                return "POST", lambda body: _index(actions, body)
+            case ("models", model, ("load" | "unload") as what):
+                change = actions.load if what == "load" else actions.unload
+
+                def changed(body: memoryview) -> Reply:
+                    message = load_object(body) if len(body) else {}
+                    change(model, _parameters(message), call)
+                    return Reply(HTTPStatus.OK)
+
+                return "POST", changed
+        return None
+
+
+def _index(actions: RepositoryActions, body: memoryview) -> Reply:
+    message = load_object(body) if len(body) else {}
+    ready = message.get("ready", False) is True
+    entries = actions.index(ready=ready)
+    return json_reply(
+        [{"name": one.model, "version": one.version, "state": one.state.value, "reason": one.reason} for one in entries]
+    )
+
+
+def _parameters(message: dict[str, object]) -> tuple[str, ...]:
+    found = message.get("parameters") or {}
+    return tuple(text_of("the name of a parameter", name) for name in found) if isinstance(found, dict) else ()

@@ -1,0 +1,162 @@
+"""What a server says of its models beside their metadata: Triton's model configuration and statistics extensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn, Protocol
+
+from upwell.shared.errors import NotAllowed, Unsupported
+from upwell.shared.oip.statistics import ModelStatistics
+from upwell.shared.tensors import TensorSpec
+
+EXTENSIONS = ("model_configuration", "statistics", "schedule_policy", "parameters")
+"""What a server with an `Introspection` announces. `schedule_policy`: the parameters `priority` and `timeout` count."""
+
+MAX_ROWS = 1024
+"""Told as `max_batch_size` of a model that takes any number of rows: the size of a message is what bounds them."""
+
+Placement = Literal["KIND_CPU", "KIND_GPU", "KIND_MODEL"]
+"""Triton's words for where instances run; the last one leaves it to the model's runtime."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a model is served. Shapes are as in its metadata; -1 is a dimension that varies.
+
+    `max_batch`: the most rows that are run together, where requests are; `buckets`: the numbers of rows that a run has.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    backend: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    instances: int = 1
+    placement: Placement = "KIND_CPU"
+    max_batch: int = 1
+    buckets: tuple[int, ...] = ()
+
+    @property
+    def max_rows(self) -> int:
+        """Triton's `max_batch_size`: the most rows that are run together; `MAX_ROWS` where requests are not merged and
+        each may bring any number, 0 where the first dimension is no number of rows."""
+        shapes = [spec.shape for spec in (*self.inputs, *self.outputs)]
+        if not shapes or any(shape[:1] != (-1,) for shape in shapes):
+            return 0
+        return self.max_batch if self.max_batch > 1 else MAX_ROWS
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What Triton's trace and logging extensions tell; no caller can change it."""
+
+    trace: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"trace_level": ("OFF",)})
+    log: Mapping[str, bool | int | str] = field(
+        default_factory=lambda: {
+            "log_file": "", "log_info": True, "log_warning": True, "log_error": True, "log_verbose_level": 0,
+            "log_format": "default",
+        }
+    )  # fmt: skip
+
+
+class Introspection(Protocol):
+    """What a server knows of its models. Safe to call from many threads; failures are `UpwellError`s."""
+
+    def config(self, model: str, version: str = "") -> ModelConfig:
+        """How a model is served. Raises `ModelNotFound`, and `Unavailable` where that version is not ready."""
+        ...
+
+    def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        """What was counted for each version that is ready, or for those of one model alone. Raises as `config`."""
+        ...
+
+    def settings(self) -> ServerSettings:
+        """How the server logs and traces."""
+        ...
+
+
+def refuse_changes(names: Iterable[str]) -> None:
+    """Raise `NotAllowed` where a caller would change settings of these names."""
+    for name in names:
+        raise NotAllowed(
+            f"callers may not change the setting {name!r}: traces and logs are as the server's configuration file says"
+        )
+
+
+def refuse_shared_memory() -> NoReturn:
+    """Raise `Unsupported`."""
+    raise Unsupported(
+        "shared memory is not offered here: send tensors as raw contents; on the same machine a unix socket "
+        '(`listen: ["unix:/PATH"]`) is the shortest way'
+    )
+
+
+def config_document(config: ModelConfig) -> dict[str, object]:
+    """As Triton writes it in JSON; protobuf reads it as a `ModelConfig` message."""
+    without_rows = config.max_rows > 0
+    inputs, outputs = (
+        [
+            {
+                "name": spec.name,
+                "data_type": "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}",
+                "dims": list(spec.shape[1:] if without_rows else spec.shape),
+            }
+            for spec in specs
+        ]
+        for specs in (config.inputs, config.outputs)
+    )
+    document: dict[str, object] = {
+        "name": config.name,
+        "platform": config.platform,
+        "backend": config.backend,
+        "version_policy": {"specific": {"versions": [int(version) for version in config.versions]}},
+        "max_batch_size": config.max_rows,
+        "input": inputs,
+        "output": outputs,
+        "instance_group": [{"name": f"{config.name}_0", "kind": config.placement, "count": config.instances}],
+    }
+    if config.max_batch > 1:
+        document["dynamic_batching"] = {"preferred_batch_size": list(config.buckets) or [config.max_batch]}
+    return document
+
+
+def statistics_document(statistics: Iterable[ModelStatistics]) -> dict[str, object]:
+    """As Triton writes it in JSON; protobuf reads it as a `ModelStatisticsResponse` message.
+
+    Pre- and post-processing belong to a request here and to no run, so a batch has none of them.
+    """
+    return {"model_stats": [_statistics(one) for one in statistics]}
+
+
+def _statistics(one: ModelStatistics) -> dict[str, object]:
+    parts = {
+        "success": one.success,
+        "fail": one.failure,
+        "queue": one.queue,
+        "compute_input": one.pre,
+        "compute_infer": one.compute,
+        "compute_output": one.post,
+    }
+    return {
+        "name": one.model,
+        "version": one.version,
+        "last_inference": one.last_unix_ms,
+        "inference_count": one.rows,
+        "execution_count": one.runs,
+        "inference_stats": {name: _duration(part.count, part.total_s) for name, part in parts.items()},
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": _duration(runs.count, 0.0),
+                "compute_infer": _duration(runs.count, runs.total_s),
+                "compute_output": _duration(runs.count, 0.0),
+            }
+            for rows, runs in one.batches.items()
+        ],
+    }
+
+
+def _duration(count: int, total_s: float) -> dict[str, int]:
+    return {"count": count, "ns": round(1e9 * total_s)}
