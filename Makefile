@@ -115,7 +115,7 @@ bench-accelerator: .venv/.dev  ## a network of the class of ResNet-50 through gR
 traces: .venv/.dev  ## the router on recorded links: writes the table of docs/performance.md (TRACES=folder of mahimahi *.up)
 	$(BIN)/python tests/benchmarks/trace_table.py $(TRACES) --seeds 3 --write docs/performance.md
 
-test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes the matrix of docs/accelerators.md
+test-accelerators: .venv/.dev  ## each accelerator in an environment of its own; writes tests/accelerators/results.md
 	$(BIN)/python .ci/accelerators.py $(ARGS)
 
 # JAX is in an environment of its own, so that nothing else comes to need it; what is not pinned there is as here.

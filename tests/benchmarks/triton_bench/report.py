@@ -125,11 +125,33 @@ def table(rows: Sequence[Row], titles: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
+def summary(rows: Sequence[Row], titles: Mapping[str, str], ours: Sequence[str]) -> str:
+    """The same, a line for each load: what `ours` have of Triton's rate and of its p99, and the others of its rate."""
+    parts = []
+    for work, title in titles.items():
+        own = [row for row in rows if row.cell.work == work]
+        others = [name for name in dict.fromkeys(row.cell.server for row in own) if name not in (TRITON, *ours)]
+        columns = [f"{name}: rate, p99" for name in ours] + [f"{name}: rate" for name in others]
+        lines = [f"{title}:\n", f"| load | Triton, answers/s | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+        for load in dict.fromkeys(row.cell.load for row in own):
+            by_server = {row.cell.server: row for row in own if row.cell.load == load}
+            cells = [_rounded(by_server[TRITON].per_s.median)]
+            for name in (*ours, *others):
+                row = by_server.get(name)
+                ratios = () if row is None else (row.rate_ratio, row.p99_ratio) if name in ours else (row.rate_ratio,)
+                cells.append(", ".join(map(_ratio, ratios)))
+            lines.append(f"| {load} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _ratio(spread: Spread) -> str:
+    return f"{spread.median:.2f} ({spread.low:.2f}–{spread.high:.2f})"
+
+
 def _line(row: Row) -> str:
     is_triton = row.cell.server == TRITON
-    rate, p99 = row.rate_ratio, row.p99_ratio
-    ratio = "" if is_triton else f"{rate.median:.2f} ({rate.low:.2f}–{rate.high:.2f})"
-    p99_ratio = "" if is_triton else f"{p99.median:.2f} ({p99.low:.2f}–{p99.high:.2f})"
+    ratio, p99_ratio = ("", "") if is_triton else (_ratio(row.rate_ratio), _ratio(row.p99_ratio))
     per_s = f"{_rounded(row.per_s.median)} ({_rounded(row.per_s.low)}–{_rounded(row.per_s.high)})"
     times = f"{_rounded(row.p50_ms)} | {_rounded(row.p99_ms.median)}"
     return f"{row.cell.server} | {per_s} | {ratio} | {times} | {p99_ratio}"
