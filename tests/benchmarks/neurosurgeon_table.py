@@ -1,6 +1,6 @@
 """Whether splitting pays: the table of results/splitting.md, in the manner of Neurosurgeon, as the commands say.
 
-    python -m tests.benchmarks.neurosurgeon_table [--runs 30] [--folder DIR] [--write tests/benchmarks/results/splitting.md]
+    python -m tests.benchmarks.neurosurgeon_table [--runs 30] [--folder DIR] [--write results/splitting.md]
 
 Six networks with seeded random weights are profiled on both sides, on this one machine: the cloud as it is, the device
 simulated by edge times stretched eightfold. Then `upwell partition plan` says what is best at the uplinks that

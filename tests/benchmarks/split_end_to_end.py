@@ -1,6 +1,6 @@
 """What a plan promises against what requests take, end to end: the device simulated, everything else real.
 
-    python -m tests.benchmarks.split_end_to_end [--quick] [--network NAME ...] [--json] [--write tests/benchmarks/results/splitting.md]
+    python -m tests.benchmarks.split_end_to_end [--quick] [--network NAME ...] [--json] [--write results/splitting.md]
 
 Each network is profiled on both sides, on this one machine, and planned for every uplink. Then requests go the whole
 way: the head in the agent's runtime, stretched eightfold (`simulated_split`); the cut tensors through a link with a

@@ -53,8 +53,14 @@ def ask(agent: Agent, expected: Array, rows: Iterator[int]) -> None:
     ("options", "said"),
     [
         ({"crash": "load"}, "libsoftware_delegate.so crashed the probing process with SIGABRT"),
-        ({"crash": "prepare"}, "libsoftware_delegate.so crashed the probing process with SIGABRT"),
-        ({"crash": "invoke"}, "libsoftware_delegate.so crashed the probing process with SIGABRT"),
+        *(
+            pytest.param(
+                {"crash": when},
+                "libsoftware_delegate.so crashed the probing process with SIGABRT",
+                marks=pytest.mark.exhaustive,
+            )
+            for when in ("prepare", "invoke")
+        ),
         ({"fail_prepare": 1}, "software refused the model: software delegate: told to fail in prepare"),
         ({"wrong": 1}, "it answers the golden vectors wrongly: scores: relative error"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import grid
 from tests.faults.overload import Load, Tally, overload
 
 pytestmark = pytest.mark.alone
@@ -22,8 +23,10 @@ def in_time_share(tally: Tally) -> float:
     return share
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["one after the other", "all at once"])
-@pytest.mark.parametrize("deadlines_s", [(0.103,), (0.31, 0.15)], ids=["tight", "mixed"])
+@pytest.mark.parametrize(
+    ("deadlines_s", "together"),
+    grid({"tight": (0.103,), "mixed": (0.31, 0.15)}, {"one after the other": False, "all at once": True}),
+)
 def test_under_overload_who_is_admitted_is_in_time(deadlines_s: tuple[float, ...], together: bool) -> None:
     tally = overload(Load(seconds=1.5, run_s=0.05, deadlines_s=deadlines_s, together=together))
     report = tally.report()
@@ -34,7 +37,7 @@ def test_under_overload_who_is_admitted_is_in_time(deadlines_s: tuple[float, ...
 
 def test_of_a_stream_the_latest_frame_is_answered_and_the_others_are_told() -> None:
     policy = {"defaults": {"deadline": "1s", "hard": "off", "source": {"tag": "camera", "keep": "latest"}}}
-    tally = overload(Load(5, seconds=2.0, run_s=0.05, deadlines_s=(1.0,), policy=policy, tags=CAMERAS))
+    tally = overload(Load(5, seconds=1.0, run_s=0.05, deadlines_s=(1.0,), policy=policy, tags=CAMERAS))
     assert tally.superseded
     assert not tally.refused
     assert not tally.broken

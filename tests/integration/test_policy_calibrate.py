@@ -133,6 +133,7 @@ def test_right_after_calibration_a_check_has_no_doubts(run: Run, tmp_path: Path,
     assert (found["ok"], found["problems"], found["warnings"]) == (True, [], [])
 
 
+@pytest.mark.slow
 def test_the_next_version_can_be_calibrated_for_before_it_comes(run: Run, policy: Path, tmp_path: Path) -> None:
     """Of each pair of models one calibration, beside one another; what runs says which of them holds."""
     first = log(tmp_path, requests(3000, edge_digest="E1", cloud_digest="C1"))
@@ -188,7 +189,8 @@ def test_everything_else_in_the_file_stays(run: Run, policy: Path, tmp_path: Pat
     assert policy.read_text(encoding="utf-8") == POLICY
 
 
-@pytest.mark.parametrize("newline", [pytest.param("\n", marks=pytest.mark.exhaustive), "\r\n"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_a_file_may_be_calibrated_in_place_again_and_again(
     run: Run, policy: Path, tmp_path: Path, newline: str
 ) -> None:

@@ -140,6 +140,7 @@ def fused_operators(path: Path) -> int:
     return sum(node.op_type in ("QLinearConv", "QGemm") for node in onnx.load(str(target)).graph.node)
 
 
+@pytest.mark.slow
 def test_what_is_lost_brings_a_warning_and_advice_that_was_tried(report: Report, data: Path, tmp_path: Path) -> None:
     """One channel of a thousand times the others' range leaves those a step or two."""
     model = digit_models.write_onnx(tmp_path / "outlier.onnx", digit_models.with_outlier(1000.0))
@@ -158,7 +159,7 @@ def test_signed_weights_are_named_as_what_overflows(report: Report, model: Path,
     made = report(model, "--data", data, "--weights", "s8")
     (warning,) = made["warnings"]
     assert "overflow on x86 CPUs without VNNI" in warning
-    assert ("as this one" in warning) is saturates_here()
+    assert (", like this one" in warning) is saturates_here()
     weights = {one.name: one.data_type for one in onnx.load(made["out"]).graph.initializer}
     assert weights["first.weight_quantized"] == onnx.TensorProto.INT8
 
@@ -178,7 +179,7 @@ def test_on_a_cpu_without_vnni_the_overflow_is_measured(model: Path, tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
-    (warning,) = [one for one in made["warnings"] if "VNNI, as this one" in one]
+    (warning,) = [one for one in made["warnings"] if "VNNI, like this one" in one]
     plain, exact = map(float, re.findall(r"(\d\.\d+) (?:in plain|with exact)", warning))
     assert plain > 3 * exact
 
@@ -190,7 +191,8 @@ def test_for_an_npu_weights_are_signed_and_arithmetic_is_exact(report: Report, m
     assert made["accuracy"]["after"] >= made["accuracy"]["before"] - 0.01
 
 
-@pytest.mark.parametrize("method", [pytest.param("entropy", marks=pytest.mark.exhaustive), "percentile"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", ["entropy", "percentile"])
 def test_other_ways_to_choose_ranges(report: Report, model: Path, data: Path, method: str) -> None:
     made = report(model, "--data", data, "--method", method)
     assert made["method"] == method
@@ -237,7 +239,7 @@ def test_several_inputs_without_labels(report: Report, tmp_path: Path) -> None:
 # --- TFLite
 
 
-@pytest.mark.parametrize("signature", [True, False])
+@pytest.mark.parametrize("signature", [pytest.param(True, marks=pytest.mark.exhaustive), False])
 def test_tflite_keeps_its_accuracy(report: Report, tmp_path: Path, signature: bool) -> None:
     model = digit_models.write_tflite(tmp_path / "digits.tflite", signature=signature)
     data = digit_models.save_data(tmp_path / "digits.npz", last=True)
@@ -261,6 +263,7 @@ def test_tflite_with_int8_inputs_and_outputs(report: Report, tmp_path: Path) -> 
     assert [spec.datatype for spec in (*runtime.inputs, *runtime.outputs)] == ["INT8", "INT8"]
 
 
+@pytest.mark.slow
 def test_a_tflite_node_kept_float_is_float(report: Report, tmp_path: Path) -> None:
     model = digit_models.write_tflite(tmp_path / "digits.tflite")
     data = digit_models.save_data(tmp_path / "digits.npz", last=True)

@@ -153,6 +153,7 @@ def test_tflite_names_its_tensors_as_onnx_does() -> None:
         assert (given["name"], given["dtype"], made["name"], made["dtype"]) == ("x", np.float32, "logits", np.float32)
 
 
+@pytest.mark.slow
 def test_held_out_digits_are_the_third_of_the_data_that_training_left_out() -> None:
     from sklearn.datasets import load_digits  # takes a second
     from sklearn.model_selection import train_test_split

@@ -373,7 +373,7 @@ def texts() -> frozenset[str]:
 
 def is_known(name: str) -> bool:
     """Whether a name is one of the code, of a package that can be imported, of an entry-point group, or a text."""
-    if name in symbols() or name in texts() or name in entry_points().groups:
+    if name in symbols() or name in entry_points().groups or name in texts():
         return True
     try:
         pkgutil.resolve_name(name)

@@ -61,7 +61,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds to wait for other programs to rest")
     parser.add_argument("--quick", action="store_true", help="one short round, whatever else runs")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every round's figures")
-    parser.add_argument("--write", type=Path, help="put a summary between the marks of this page, and all figures into results/triton.md")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        help="put a summary between the marks of this page, and all figures into results/triton.md",
+    )
     asked = parser.parse_args()
     if asked.quick:
         asked.rounds, asked.seconds, asked.patience = 1, 0.5, 0.0

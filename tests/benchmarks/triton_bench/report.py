@@ -132,7 +132,11 @@ def summary(rows: Sequence[Row], titles: Mapping[str, str], ours: Sequence[str])
         own = [row for row in rows if row.cell.work == work]
         others = [name for name in dict.fromkeys(row.cell.server for row in own) if name not in (TRITON, *ours)]
         columns = [f"{name}: rate, p99" for name in ours] + [f"{name}: rate" for name in others]
-        lines = [f"{title}:\n", f"| load | Triton, answers/s | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+        lines = [
+            f"{title}:\n",
+            f"| load | Triton, answers/s | {' | '.join(columns)} |",
+            "|---" * (2 + len(columns)) + "|",
+        ]
         for load in dict.fromkeys(row.cell.load for row in own):
             by_server = {row.cell.server: row for row in own if row.cell.load == load}
             cells = [_rounded(by_server[TRITON].per_s.median)]

@@ -110,6 +110,7 @@ def test_models_and_reloads_of_one_class_do_not_use_up_what_torch_keeps_of_it(tm
         engine.close()
 
 
+@pytest.mark.slow
 def test_half_precision_is_compiled_too(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)
     answer = load(tmp_path, "Scale", precision="bf16", buckets=(4,)).run({"x": x})["y"]

@@ -34,6 +34,7 @@ def config(folder: Path) -> Path:
     return write_agent(folder, {}, models={"digits": {"edge": {"bundle": str(EDGE_BUNDLE), "runtime": "onnx"}}})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_ctrl_c_while_onnxruntime_is_imported_ends_it_quietly(config: Path) -> None:
     with Program(["agent", "-c", str(config)], [UPWELL]) as program:

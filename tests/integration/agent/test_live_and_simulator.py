@@ -40,7 +40,7 @@ from upwell.shared.routing.simulation.requests import LoggedRequest, prepare
 from upwell.shared.routing.simulation.runs import Scene, routed
 from upwell.shared.routing.simulation.uplink import CloudBehaviour
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(120)]
 
 COUNT, AT_LEAST = 100, 97
 EVERY_S, EDGE_S, CLOUD_S = 0.12, 0.01, 0.006

@@ -216,8 +216,8 @@ def test_a_deadline_that_nobody_can_meet(client: OipClient) -> None:
 
 @pytest.mark.alone  # the refusal has 100 ms
 def test_a_deadline_that_the_device_would_miss_is_refused_at_once_and_says_why(tmp_path: Path) -> None:
-    models = {"slow": {"edge": {"file": slow(tmp_path, layers=1000).name}}}  # 100 rows take some 0.25 s
-    request = one_input("x", np.ones((100, 512), np.float32), "slow")
+    models = {"slow": {"edge": {"file": slow(tmp_path, layers=100).name}}}  # 1000 rows take some 0.25 s
+    request = one_input("x", np.ones((1000, 512), np.float32), "slow")
     policy = {"defaults": {"deadline": "10s"}}
     with agent_process(write_agent(tmp_path, policy, None, models)) as agent, client_of(agent.addresses[0]) as client:
         client.infer(request, LIMIT_S)

@@ -63,6 +63,7 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path: Path, in_proces
         assert wrong in ended.err
 
 
+@pytest.mark.slow
 def test_settings_of_what_is_not_there_are_said_with_the_file_that_holds_them(tmp_path: Path, repository: Path) -> None:
     path = tmp_path / "cloud.yaml"
     path.write_text(

@@ -215,6 +215,7 @@ def test_what_health_and_reflection_cannot_read_is_the_caller_s_fault_and_does_n
     assert running.lines[before:] == ["draining\n"]
 
 
+@pytest.mark.slow
 def test_torch_and_onnx_give_the_same_answers() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), np.uint8)
     answers = []

@@ -67,6 +67,7 @@ def serve_as_nobody(python: Path, models: Path) -> str:
         return "".join(service.lines)
 
 
+@pytest.mark.slow
 @needs_root
 def test_it_serves_from_a_folder_that_it_cannot_write(read_only: Path) -> None:
     before = sorted(str(path) for path in read_only.rglob("*"))

@@ -264,6 +264,7 @@ def test_what_keeps_one_worker_from_serving_is_said_once(tmp_path: Path, models:
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_what_workers_cannot_listen_on_is_refused_before_anything_is_loaded(tmp_path: Path, models: Path) -> None:
     path = config(tmp_path, models)
     with socket.socket() as taken:

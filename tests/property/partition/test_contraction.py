@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from random import Random
 
+from tests.examples import examples
 from tests.models.legal_cuts import can_cross, prefix_cuts, random_downsets
 from upwell.shared.partition.contraction import contract
 from upwell.shared.partition.graph import Graph, Node, Tensor
@@ -136,7 +137,7 @@ def test_for_every_cut_one_is_left_that_sends_no_more_and_moves_light_operators_
 
 
 def test_cuts_along_an_order_and_at_random_are_legal_and_all_there() -> None:
-    for seed in range(SEEDS):
+    for seed in range(examples(SEEDS)):
         graph = graph_of(seed)
         prefixes = [frozenset(range(count)) for count in range(len(graph.nodes))]
         assert prefix_cuts(graph) == [len(edge) for edge in prefixes if is_cut(graph, edge)]

@@ -61,6 +61,7 @@ def test_it_is_the_least_of_all_placements(seed: int) -> None:
     assert pieces[0].from_bps == 0.0
 
 
+@pytest.mark.slow
 def test_most_graphs_have_several_pieces() -> None:
     """So that the tests above look at something."""
     counts = []

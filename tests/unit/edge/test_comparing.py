@@ -111,6 +111,7 @@ def test_a_version_that_finds_far_more_requests_hard_goes_back() -> None:
     assert "requests are hard for it that the previous version is sure of, and 0 the other way round" in reason
 
 
+@pytest.mark.slow
 def test_where_requests_become_hard_for_both_no_version_goes_back() -> None:
     scene = Scene(edge_model(), edge_model())
     for one in [*pictures(50), *pictures(100, sure=0.36)]:

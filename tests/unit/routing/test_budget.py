@@ -226,7 +226,10 @@ def test_kept_cases_take_what_live_requests_leave_and_nothing_else(live: int) ->
     assert 0.98 * 1000 <= sent + kept <= 1000
 
 
-@pytest.mark.parametrize(("amount", "live"), [(1, 0), (1, 1), (2, 1), (4, 4)])
+@pytest.mark.parametrize(
+    ("amount", "live"),
+    [(1, 0), *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in ((1, 1), (4, 4))), (2, 1)],
+)
 def test_a_small_budget_is_for_live_requests_first_and_for_kept_cases_in_the_end(amount: int, live: int) -> None:
     sent, kept = a_day(Limit("defaults", "cloud_requests", amount, "day"), live)
     assert sent == live

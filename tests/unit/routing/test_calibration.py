@@ -188,7 +188,7 @@ def overconfident(count: int, seed: int, factor: float) -> list[LogLine]:
     return made
 
 
-@pytest.mark.parametrize("factor", [0.4, 2.5])
+@pytest.mark.parametrize("factor", [pytest.param(0.4, marks=pytest.mark.exhaustive), 2.5])
 def test_the_temperature_undoes_a_factor(factor: float) -> None:
     assert fitted_temperature(overconfident(4000, 1, factor), "margin", 1.0) == pytest.approx(factor, rel=0.15)
 
