@@ -7,6 +7,7 @@ cloud extra has a working command line.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,12 @@ from upwell.tools.terminal import print_error
 EXIT_USAGE = 2
 
 
-def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The command line for these arguments: the named subcommand alone, or all of them for `--help`."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+def build_app(arguments: Sequence[str], *, names_alone: bool = False) -> typer.Typer:
+    """The command line for these arguments: the named subcommand alone, or all of them for `--help`.
+
+    With `names_alone` nothing is imported, and the commands do nothing.
+    """
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(help="Hybrid edge-cloud inference: an answer within the deadline, with a reason.")(_options)
     entries = sorted(entry_points(group="upwell.commands"), key=lambda entry: entry.name)
     asked = [entry for entry in entries if _is_asked(entry.name, arguments)]
@@ -34,7 +38,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         if group and group not in groups:
             groups[group] = typer.Typer(no_args_is_help=True, help=_GROUPS.get(group))
             app.add_typer(groups[group], name=group)
-        _add(groups.get(group, app), name, entry.load())
+        _add(groups.get(group, app), name, _nothing if names_alone else entry.load())
     return app
 
 
@@ -63,6 +67,10 @@ def _add(app: typer.Typer, name: str, command: Any) -> None:
         app.command(name)(command)
 
 
+def _nothing() -> None:
+    """A command whose name is all that is asked for."""
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"upwell {version('upwell')}")
@@ -80,7 +88,8 @@ def _options(
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 the check failed, 2 wrong use or a wrong file, 130 interrupted."""
     try:
-        app = build_app(sys.argv[1:])
+        words = _words_to_complete()
+        app = build_app(sys.argv[1:]) if words is None else build_app(words, names_alone=len(words) < 2)
         signal.signal(signal.SIGINT, _interrupt)  # from here on an interrupt is the command's
         app(prog_name="upwell")
     except UpwellError as error:
@@ -88,6 +97,13 @@ def main() -> None:
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _words_to_complete() -> list[str] | None:
+    """The words after `upwell` of a line that a shell wants to have completed; None where no shell asks."""
+    if "_UPWELL_COMPLETE" not in os.environ:
+        return None
+    return os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -56,3 +60,11 @@ def test_the_program_takes_it(place: str, arguments: list[str]) -> None:
 def test_a_misspelt_option_would_be_seen() -> None:
     assert run(["serve", "--configuration", "cloud.yaml", "--help"]).exit_code == 2
     assert run(["server", "--help"]).exit_code == 2
+
+
+@pytest.mark.parametrize(("words", "completed"), [("upwell do", "doctor"), ("upwell policy ca", "calibrate")])
+def test_a_shell_completes_commands(words: str, completed: str) -> None:
+    asked = {"_UPWELL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = Path(sys.executable).with_name("upwell")
+    done = subprocess.run([program], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split(), done.stderr) == ([completed], "")

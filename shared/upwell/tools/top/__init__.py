@@ -1,0 +1,1 @@
+"""`upwell top`: a running agent or service at a glance."""

@@ -1,0 +1,115 @@
+"""`upwell doctor`: what it makes of packages, ports, disks, clocks, certificates and files."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.certificates import Authority
+from tests.in_process import InProcess
+from upwell.shared.oip.fake import FakeDataplane
+from upwell.shared.oip.grpc.server import start_server
+from upwell.tools.doctor.certificates import ends
+from upwell.tools.doctor.checks import Finding, conflicts, disk, expiry, ports
+
+DAY_S = 86400.0
+
+
+def levels(findings: Iterator[Finding]) -> list[tuple[str, str]]:
+    return [(one.subject, one.level) for one in findings]
+
+
+def test_packages_that_do_not_go_together_are_problems() -> None:
+    assert levels(conflicts({"numpy": "2.4.6", "onnxruntime": "1.32"})) == []
+    both = {"onnxruntime": "1.32", "onnxruntime-openvino": "1.24", "onnxruntime-qnn": "2.7"}
+    assert levels(conflicts(both)) == [("onnxruntime", "problem")]
+    assert levels(conflicts({"numpy": "2.4.6", "tflite-runtime": "2.14"})) == [("tflite-runtime", "problem")]
+    assert levels(conflicts({"numpy": "1.26.4", "tflite-runtime": "2.14"})) == []
+    assert levels(conflicts({"numpy": "2.4.6"})) == [("runtimes", "warning")]
+
+
+def test_a_port_is_free_in_use_or_cannot_be_had(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        asked = ["127.0.0.1:0", address, f"unix:{tmp_path}/s", f"unix:{tmp_path}/none/s", "192.0.2.1:80"]
+        found = list(ports(asked))
+    assert [one.level for one in found] == ["ok", "warning", "ok", "problem", "problem"]
+    assert "if that is this agent or service, all is well" in found[1].text
+
+
+def test_a_disk_without_room_is_a_warning(tmp_path: Path) -> None:
+    assert levels(disk("state_dir", tmp_path / "not" / "yet", 1)) == [("state_dir", "ok")]
+    assert levels(disk("state_dir", tmp_path, 1 << 60)) == [("state_dir", "warning")]
+
+
+@pytest.mark.parametrize(("left_s", "level"), [(-1, "problem"), (DAY_S, "warning"), (90 * DAY_S, "ok")])
+def test_a_certificate_that_ends_soon_is_a_warning(left_s: float, level: str) -> None:
+    assert expiry("tls", Path("a.pem"), 1_000_000 + left_s, 1_000_000).level == level
+
+
+@pytest.fixture
+def folder(tmp_path: Path, authority: Authority) -> Path:
+    authority.issue(tmp_path / "device.pem", tmp_path / "device.key", "device")
+    (tmp_path / "policy.yaml").write_text("version: 1\ndefaults: {deadline: 100ms}\n")
+    return tmp_path
+
+
+def report(in_process: InProcess, *paths: Path) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    arguments = [part for path in paths for part in ("-c", path)]
+    done = in_process("doctor", "--quick", "--json", *arguments)
+    by_subject: dict[str, list[dict[str, str]]] = {}
+    for one in json.loads(done.out)["findings"]:
+        by_subject.setdefault(one["subject"], []).append(one)
+    return done.code, by_subject
+
+
+def test_an_agent_s_file_is_looked_at_with_all_that_it_names(folder: Path, in_process: InProcess) -> None:
+    server = start_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=2)
+    path = folder / "agent.yaml"
+    path.write_text(
+        f"version: 1\nagent: {{listen: ['127.0.0.1:0'], state_dir: state}}\npolicy: policy.yaml\n"
+        f"cloud: {{endpoint: '{server.addresses[0]}', fallbacks: ['127.0.0.1:1']}}\n"
+        "models: {digits: {cloud: {model: digits}}}\n"
+    )
+    try:
+        code, found = report(in_process, path)
+    finally:
+        server.stop(0)
+    assert [one["level"] for one in found["cloud"]] == ["ok", "problem"]
+    assert "fake" in found["cloud"][0]["text"]
+    assert (code, found["policy"][0]["level"], found["state_dir"][0]["level"]) == (1, "ok", "ok")
+    assert found["upwell"][0]["text"]
+    assert "numpy" in found["packages"][0]["text"]
+
+
+def test_certificates_and_models_of_a_service_are_looked_at(folder: Path, in_process: InProcess) -> None:
+    version = folder / "models" / "digits" / "3"
+    version.mkdir(parents=True)
+    (version / "model.onnx").write_bytes(b"")
+    path = folder / "cloud.yaml"
+    text = "version: 1\nserve: {listen: ['127.0.0.1:0'], models: models, tls: {cert: device.pem, key: device.key}}\n"
+    path.write_text(text)
+    code, found = report(in_process, path)
+    assert ends(folder / "device.pem") > time.time()
+    assert found["serve.tls"][0]["level"] in ("ok", "warning")
+    assert (code, found["models"][0]["text"]) == (0, "digits/3")
+    os.truncate(folder / "device.pem", 40)
+    path.write_text(text.replace("models: models", "models: none"))
+    code, found = report(in_process, path)
+    assert (code, found["serve.tls"][0]["level"], found["models"][0]["level"]) == (1, "problem", "problem")
+
+
+@pytest.mark.parametrize("text", ["serve: {", "agent: 3", "version: 1\nserve: {listne: []}\n"])
+def test_a_file_that_is_wrong_is_a_problem_and_not_the_end(tmp_path: Path, in_process: InProcess, text: str) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+    code, found = report(in_process, tmp_path / "x.yaml", tmp_path / "missing.yaml")
+    assert code == 1
+    assert {one["level"] for one in found["configuration"]} == {"problem"}
+    assert "x.yaml" in found["configuration"][0]["text"]
+    assert "missing.yaml" in found["configuration"][-1]["text"]
