@@ -17,10 +17,19 @@ from hypothesis import strategies as st
 from tests.faults.bundles_for_tests import Signer, archive_of, bundle_archive, bundle_folder
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
-from upwell.edge.updates import version_store
+from upwell.edge.updates import rollback, version_store
 from upwell.edge.updates.sources.base import FetchFailed
-from upwell.edge.updates.version_state import FLOOR_NAME, FOLDER_NAME, STATE_NAME, Look, versions_folder
+from upwell.edge.updates.version_state import (
+    FLOOR_NAME,
+    FOLDER_NAME,
+    ROLLBACK_ANSWER_NAME,
+    STATE_NAME,
+    Look,
+    read_document,
+    versions_folder,
+)
 from upwell.edge.updates.version_store import AlreadyInstalled, VersionStore
+from upwell.shared.files import replacing
 
 NO_TRUST = Trust()
 
@@ -418,3 +427,34 @@ def test_the_folder_of_a_model(tmp_path: Path, model: str, folder: str) -> None:
     store = VersionStore(tmp_path, model, NO_TRUST)
     assert store.folder == tmp_path / FOLDER_NAME / folder
     assert store.folder.is_dir()
+
+
+def test_an_order_to_go_back_that_comes_while_another_is_taken_is_carried_out_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    for version in (1, 2):
+        installed(store, version)
+    first, second = (rollback.RollbackRequest(id=name, version=9) for name in ("first", "second"))
+
+    def reading(path: Path, kind: type[rollback.RollbackRequest]) -> rollback.RollbackRequest | None:
+        found = read_document(path, kind)
+        rollback.place(store.folder, second)
+        return found
+
+    rollback.place(store.folder, first)
+    monkeypatch.setattr(rollback, "read_document", reading)
+    rollback.carry_out_rollback(store)
+    monkeypatch.undo()
+    assert rollback.answer_to(store.folder, first) is not None
+    assert rollback.is_placed(store.folder)
+    rollback.carry_out_rollback(store)
+    assert rollback.answer_to(store.folder, second) is not None
+
+
+def test_an_answer_that_is_being_written_is_not_cleared_away(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    with replacing(store.folder / ROLLBACK_ANSWER_NAME) as file:
+        file.write(b"{}")
+        store.settle(Look(key="offer 1"))
+    assert (store.folder / ROLLBACK_ANSWER_NAME).read_bytes() == b"{}"

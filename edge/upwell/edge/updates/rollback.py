@@ -7,6 +7,7 @@ one that does not at its next start.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,12 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from upwell.edge.bundle.base import Bundle
-from upwell.edge.updates.version_state import ROLLBACK_ANSWER_NAME, ROLLBACK_REQUEST_NAME, read_document
+from upwell.edge.updates.version_state import (
+    ROLLBACK_ANSWER_NAME,
+    ROLLBACK_REQUEST_NAME,
+    ROLLBACK_TAKEN_NAME,
+    read_document,
+)
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import write_whole
 
@@ -64,8 +70,14 @@ def is_placed(folder: Path) -> bool:
 
 def _take(folder: Path) -> RollbackRequest | None:
     """The request that waits there, which does so no more. One that cannot be read is none. Raises `OSError`."""
-    request = read_document(folder / ROLLBACK_REQUEST_NAME, RollbackRequest)
-    (folder / ROLLBACK_REQUEST_NAME).unlink(missing_ok=True)
+    taken = folder / ROLLBACK_TAKEN_NAME
+    try:
+        # By its name first: one that is placed while this one is read must not be removed unread.
+        os.replace(folder / ROLLBACK_REQUEST_NAME, taken)
+    except FileNotFoundError:
+        return None
+    request = read_document(taken, RollbackRequest)
+    taken.unlink(missing_ok=True)
     return request
 
 

@@ -23,6 +23,8 @@ FLOOR_NAME = "floor.json"
 ROLLBACK_REQUEST_NAME = "rollback.json"
 """An order to go back to the version before."""
 ROLLBACK_ANSWER_NAME = "rollback-answer.json"
+ROLLBACK_TAKEN_NAME = "rollback-taken.json"
+"""The order that is being carried out."""
 
 _LONGEST_NAME = 100
 _PLAIN = frozenset(string.ascii_lowercase + string.digits + "-_")

@@ -29,6 +29,7 @@ from upwell.edge.updates.version_state import (
     FLOOR_NAME,
     ROLLBACK_ANSWER_NAME,
     ROLLBACK_REQUEST_NAME,
+    ROLLBACK_TAKEN_NAME,
     STATE_NAME,
     Look,
     Record,
@@ -45,6 +46,8 @@ _DRAFT_NAME = ".new"
 _MOST_BLOCKED = 100
 _MOST_TRIES = 3
 _LONGEST_REASON = 500
+_BEING_WRITTEN = (f".{ROLLBACK_REQUEST_NAME}.", f".{ROLLBACK_ANSWER_NAME}.")
+"""Another process or thread puts its order or answer there at this moment."""
 _BY_KEYS = frozenset({Refusal.UNSIGNED, Refusal.WRONG_SIGNATURE})
 _log = logging.getLogger(__name__)
 
@@ -282,11 +285,12 @@ class VersionStore:
             INCOMING_NAME,
             ROLLBACK_REQUEST_NAME,
             ROLLBACK_ANSWER_NAME,
+            ROLLBACK_TAKEN_NAME,
             str(self.state.current),
             str(self.state.previous),
         }
         for path in self.folder.iterdir():
-            if path.name in kept:
+            if path.name in kept or path.name.startswith(_BEING_WRITTEN):
                 continue
             with suppress(OSError):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
