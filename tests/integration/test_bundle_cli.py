@@ -261,7 +261,7 @@ def test_keys_are_rotated(upwell: Run, here: Path, digits: Path, monkeypatch: py
     monkeypatch.setenv(PASSPHRASE_VARIABLE, passphrase())
     code, out, err = upwell("sign", file, "--key", new)
     assert (code, err) == (0, "")
-    assert "; the former signature is gone" in out
+    assert "; the former signature was replaced" in out
     assert upwell("verify", file, *both)[0] == 0
     code, _, err = upwell("verify", file, "--key", old_public)
     assert code == 1

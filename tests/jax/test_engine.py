@@ -264,6 +264,6 @@ def test_a_file_that_is_changed_after_it_was_listed_is_another(tmp_path: Path) -
 @pytest.mark.parametrize("content", [b"", b"no program", bytes(range(256)) * 16])
 def test_a_trusted_file_that_is_no_program_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.jax").write_bytes(content)
-    with pytest.raises(ModelFailed, match=r"^model\.jax is no program that JAX \S+ reads: ") as caught:
+    with pytest.raises(ModelFailed, match=r"^model\.jax is not a program that JAX \S+ reads: ") as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value)

@@ -28,10 +28,10 @@ def _spelled(pattern: str, expected: str) -> AfterValidator:
 
 Sha256: TypeAlias = Annotated[
     str,
-    _spelled("[0-9a-f]{64}", "the SHA-256 of a file, 64 hex digits in small letters as `sha256sum FILE` prints them"),
+    _spelled("[0-9a-f]{64}", "the SHA-256 of a file, 64 hex digits in lower case as `sha256sum FILE` prints them"),
 ]
 Device: TypeAlias = Annotated[
-    str, _spelled("[a-z]+(:[0-9]+)?", "a device in small letters, such as cpu, cuda, cuda:0, xpu or auto")
+    str, _spelled("[a-z]+(:[0-9]+)?", "a device in lower case, such as cpu, cuda, cuda:0, xpu or auto")
 ]
 Provider: TypeAlias = Annotated[
     str, _spelled("[A-Za-z]{1,50}", "an execution provider of ONNX Runtime, such as cuda or CUDAExecutionProvider")

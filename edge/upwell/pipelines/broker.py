@@ -51,7 +51,7 @@ def parse_broker(broker: str) -> tuple[str, int, bool]:
 
 
 def _unusable() -> ConfigError:
-    text = "expected mqtts://HOST[:PORT] or mqtt://HOST[:PORT]; user and password belong into a file"
+    text = "expected mqtts://HOST[:PORT] or mqtt://HOST[:PORT]; user and password belong in a file"
     return ConfigError.at(None, text, "broker")
 
 

@@ -73,7 +73,7 @@ ONE_LINE = {
     ),
     "open to the network": (
         GOOD + "\nagent: {listen: ['0.0.0.0:0']}",
-        "0.0.0.0:0 can be reached from outside this machine and nobody would be asked who they are",
+        "0.0.0.0:0 can be reached from outside this machine and callers would not be authenticated",
     ),
     "cloud in clear": (
         DIGITS + "\ncloud: {endpoint: 'infer.example.com:8001'}",

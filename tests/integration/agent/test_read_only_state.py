@@ -79,7 +79,7 @@ def answers_and_says_so(config: Path) -> None:
         found = health(running)
         assert found["status"] == "degraded"
         assert [one for one in found["problems"] if "cannot be written" in one]
-        assert running.said.count("new versions are lost on a restart, and the agent goes on answering") == 1
+        assert running.said.count("new versions are lost on a restart, and the agent keeps answering") == 1
 
 
 @pytest.mark.parametrize("before", ["used", "empty"])

@@ -180,7 +180,7 @@ def test_draining_ends_when_its_time_is_up(tmp_path: Path, repository: Path) -> 
         call = occupy(client)
         running.terminate()
         assert ended(running) == 1
-        assert "error: some requests took longer than the drain time and are broken off\n" in running.lines
+        assert "error: some requests took longer than the drain time and were cut off\n" in running.lines
         with pytest.raises(RemoteError):
             call.result()
         client.close()

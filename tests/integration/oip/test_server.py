@@ -121,7 +121,7 @@ def test_a_port_in_use_is_refused_and_nothing_is_left_listening(serve: Serve, so
     [
         (["127.0.0.1:0", "127.0.0.1:0"], "one or more different addresses"),
         (["nonsense"], "'nonsense' is not an address"),
-        (["0.0.0.0:0"], "nobody would be asked who they are"),
+        (["0.0.0.0:0"], "callers would not be authenticated"),
         ([], "one or more different addresses"),
     ],
 )

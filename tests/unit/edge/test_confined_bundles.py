@@ -115,7 +115,7 @@ def test_a_description_names_no_file_outside(bundle: Path, secret: Path, how: st
     more: dict[str, Any] = {"labels": name} if key == "labels" else {"golden": {"file": name}}
     (bundle / "model.yaml").write_text(described(**more))
     source = bundle if place == "bundle" else bundle / "model.onnx"
-    with pytest.raises(ConfigError, match=r"lies outside .*; copy it to beside the model") as caught:
+    with pytest.raises(ConfigError, match=r"lies outside .*; copy it beside the model") as caught:
         Loader("m", side(source)).load()
     assert HIDDEN not in str(caught.value)
 

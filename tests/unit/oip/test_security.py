@@ -83,7 +83,7 @@ def test_protected_servers_may_listen(listen: list[str], security: ServerSecurit
     [
         (["0.0.0.0:1"], ServerSecurity(), "0.0.0.0:1 can be reached .* tokens or a client CA"),
         (["127.0.0.1:1", "[::]:2"], ServerSecurity(), r"\[::\]:2 can be reached"),
-        (["0.0.0.0:1"], ServerSecurity(tls=TLS), "nobody would be asked who they are"),
+        (["0.0.0.0:1"], ServerSecurity(tls=TLS), "callers would not be authenticated"),
         (["0.0.0.0:1"], ServerSecurity(tokens=TOKENS), "tokens would cross the network in clear"),
         (["myhost:1"], ServerSecurity(), "or write `insecure: true`"),
     ],

@@ -177,7 +177,7 @@ class Batcher:
             raise_if(queued.take_error())
         ran = queued.ran
         if ran is None:
-            raise ModelFailed("the run was broken off")
+            raise ModelFailed("the run was interrupted")
         if queued.is_last:
             now_s = self._clock()
             self._device.observe_delay(self._queue, now_s - queued.arrived_s - ran.queue_s - ran.compute_s, now_s)
@@ -210,7 +210,7 @@ class Batcher:
         try:
             batch.runs = self._run_batch(batch)
         except BaseException:  # SystemExit and the like too: the others that wait need the place, and nobody is above
-            log.exception("a run was broken off")
+            log.exception("a run was interrupted")
         batch.begins()  # if it has not
         following = self._device.done(batch, self._clock())
         if batch.notifier is None:

@@ -163,7 +163,7 @@ def _problems(config: CloudConfig) -> Iterator[Problem]:
     if serve.workers > 1:
         yield Problem(None, None, None, "serve.workers", "is not supported with Ray: its replicas take their place")
     if serve.repository.may_change:
-        text = "is not supported with Ray: replicas would come to differ; deploy again instead"
+        text = "is not supported with Ray: replicas would diverge; redeploy instead"
         yield Problem(None, None, None, "serve.repository", text)
     if serve.log != "text":
         yield Problem(None, None, None, "serve.log", "is not supported with Ray, which logs its own way")

@@ -54,7 +54,7 @@ _CLOSING_S = 1.0
 _SETTLING_S = 0.2
 """Until the callers that go on asking wait for a refusal, each of them."""
 
-BROKEN_OFF = "error: some requests took longer than the drain time and are broken off"
+BROKEN_OFF = "error: some requests took longer than the drain time and were cut off"
 
 
 @dataclass(frozen=True)

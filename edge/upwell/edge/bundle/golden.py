@@ -83,7 +83,7 @@ def check_golden(processor: Processor, runtime: Runtime, golden: GoldenVectors, 
     try:
         labelled = compare_labels(signature, answers, golden.labels)
     except ConfigError as error:
-        return Agreement(False, f"it cannot be held against labels: {error}")
+        return Agreement(False, f"it cannot be checked against labels: {error}")
     return Agreement(labelled.passed, f"{verdict.text}; {labelled.text}" if labelled.passed else labelled.text)
 
 

@@ -27,7 +27,7 @@ def explain(
     config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml of the agent that answered.")],
     id: Annotated[str | None, typer.Argument(help=_ID)] = None,
     last_count: Annotated[
-        int | None, typer.Option("--last", min=1, help="List so many of the last requests instead.")
+        int | None, typer.Option("--last", min=1, help="List this many of the latest requests instead.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:

@@ -48,11 +48,11 @@ def rollback(
     except OSError as error:
         raise ConfigError.at(folder, f"cannot be used: {error.strerror or error}") from None
     if said is None:
-        text = f"no agent runs here: version {request.version} is left at the next start"
+        text = f"no agent is running here: version {request.version} is rolled back at the next start"
     elif said.version is None:
         text = f"refused: {said.message}"
     else:
-        text = f"version {request.version} was left; {said.message}"
+        text = f"version {request.version} was rolled back; {said.message}"
     is_refused = said is not None and said.version is None
     if as_json:
         serves = None if said is None else said.version

@@ -62,7 +62,7 @@ class StateDir:
     def explained(self) -> str:
         """The problem and what it means, for log and health."""
         lost = "budgets, cases, logs and new versions are lost on a restart"
-        return f"{self.path} cannot be written: {self.problem}; {lost}, and the agent goes on answering"
+        return f"{self.path} cannot be written: {self.problem}; {lost}, and the agent keeps answering"
 
     def close(self) -> None:
         """Let another agent have it."""

@@ -110,7 +110,7 @@ def set_aside(name: str, path: Path, error: Exception) -> None:
             target.with_name(target.name + suffix).unlink(missing_ok=True)
     if path.exists():
         os.replace(path, target)
-    _log.error("the %s %s cannot be read (%s): moved to %s, and a new one was begun", name, path, error, target)
+    _log.error("the %s %s cannot be read (%s): moved to %s, and a new one was started", name, path, error, target)
 
 
 class DatabaseHealth:

@@ -288,7 +288,7 @@ class Uplink:
             before, self._sources = self._sources, self._look(self._addresses)
             if before is None or self._sources == before:
                 return
-        _log.info("the device's address has changed: connecting to the cloud anew")
+        _log.info("the device's address has changed: reconnecting to the cloud")
         for endpoint in self._endpoints:
             endpoint.renew()
         self._observe(CloudMoved())

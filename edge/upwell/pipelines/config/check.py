@@ -117,9 +117,9 @@ class _Walk:
             named.setdefault(event.name, index)
             self._event(location, event)
         if pipeline.sinks and not pipeline.events:
-            self.warnings |= {(*self.place, "sinks"): "there are no events, so that these sinks are told nothing"}
+            self.warnings |= {(*self.place, "sinks"): "there are no events, so these sinks receive nothing"}
         if pipeline.events and not pipeline.sinks:
-            self.warnings |= {(*self.place, "events"): "there are no sinks, so that nobody is told of these events"}
+            self.warnings |= {(*self.place, "events"): "there are no sinks, so these events go nowhere"}
 
     def _refuse(self, location: Location, text: str) -> None:
         """One problem for each place: the first is the cause of the others."""

@@ -63,7 +63,7 @@ class Outbox:
             names = [sink.name for sink in of_pipeline]
             for sink in of_pipeline:
                 if by_name.setdefault(sink.name, sink) is not sink or names.count(sink.name) > 1:
-                    raise ConfigError.at(None, f"{sink.name} stands twice, which cannot be told apart", pipeline)
+                    raise ConfigError.at(None, f"{sink.name} appears twice, and the two cannot be told apart", pipeline)
         self._names = {pipeline: [sink.name for sink in of_pipeline] for pipeline, of_pipeline in sinks.items()}
         self._journal = Journal(path, self._names, limits)
         self._relays = {

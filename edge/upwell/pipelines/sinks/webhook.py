@@ -162,7 +162,7 @@ def _retry_after_s(value: str | None) -> float:
 def _what_happened(error: Exception) -> str:
     """A sentence without anything of the URL or the secret."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not good: {error.verify_message}"
+        return f"its certificate is not valid: {error.verify_message}"
     if isinstance(error, HTTPException):
         return "it does not answer in HTTP"
     return str(getattr(error, "strerror", None) or error)

@@ -237,7 +237,7 @@ def _contents(path: Path, max_bytes: int) -> tuple[bytes | None, Signature]:
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is no file")
+            raise OSError("it is not a regular file")
         data = file.read(max_bytes + 1)
         status = os.fstat(descriptor)
     return (data if len(data) <= max_bytes else None), (status.st_size, status.st_mtime_ns, status.st_ino)

@@ -180,7 +180,7 @@ class MqttPictures:
     def _count_undecodable(self, why: str) -> None:
         self._status = replace(self._status, undecodable=self._status.undecodable + 1)
         if self._is_readable:  # once until there is another: a publisher must not fill the log
-            _log.warning("source %s: a message is left out: %s", self._shown, why)
+            _log.warning("source %s: a message is skipped: %s", self._shown, why)
         self._is_readable = False
 
     def _acknowledge(self, waiting: _Waiting) -> None:

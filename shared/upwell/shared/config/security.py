@@ -171,7 +171,7 @@ def check_exposure(listen: Sequence[str], security: ServerSecurity) -> None:
         if security.tokens is None and not has_client_ca:
             raise ConfigError.at(
                 None,
-                f"{text} can be reached from outside this machine and nobody would be asked who they are: "
+                f"{text} can be reached from outside this machine and callers would not be authenticated: "
                 "give tokens or a client CA, or write `insecure: true`",
             )
         if security.tls is None:

@@ -85,7 +85,7 @@ def confined_path(value: object, info: ValidationInfo) -> Path:
     try:
         return confined(within, path)
     except LeadsOut:
-        raise ValueError(f"the file {path} lies outside {within}; copy it to beside the model") from None
+        raise ValueError(f"the file {path} lies outside {within}; copy it beside the model") from None
 
 
 ConfinedPath: TypeAlias = Annotated[Path, BeforeValidator(confined_path)]

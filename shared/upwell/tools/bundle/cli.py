@@ -48,7 +48,7 @@ def _bytes_bar(total_bytes: int) -> Iterator[tuple[Callable[[str], None], Callab
 def pack(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with model files.", show_default=False)],
     version: Annotated[int, typer.Option(metavar="N", help="Greater than that of every bundle of this name before.")],
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; default that of FOLDER.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; FOLDER's by default.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help=f"The file to write; default NAME-N{SUFFIX} here.")
     ] = None,
@@ -61,14 +61,14 @@ def pack(
         typer.Option(metavar="NAME", help="The array of --golden with the class of each row: what is right."),
     ] = None,
     right: Annotated[
-        str, typer.Option(metavar="SHARE", help="With --labels: so much must be right, on every device.")
+        str, typer.Option(metavar="SHARE", help="With --labels: the share that must be right, on every device.")
     ] = "90%",
     reference: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Another model with its model.yaml, whose answers are the golden ones."),
     ] = None,
     calibrations: Annotated[
-        Path | None, typer.Option(metavar="POLICY_YAML", help="A policy whose calibrations go along.")
+        Path | None, typer.Option(metavar="POLICY_YAML", help="A policy whose calibrations are included.")
     ] = None,
     package: Annotated[
         Literal["ai_edge_litert", "tflite_runtime"] | None,
@@ -107,7 +107,7 @@ def _target(out: Path | None, wanted: PackRequest, folder: Path) -> Path:
     if os.path.lexists(target):
         raise ConfigError.at(target, "exists already; give the new bundle a greater version, or --out another name")
     if target.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError.at(target, "lies in the folder that is packed; name a file outside of it", "--out")
+        raise ConfigError.at(target, "lies in the folder being packed; name a file outside it", "--out")
     return target
 
 
@@ -131,7 +131,7 @@ def sign(
         typer.echo(json.dumps(document))
         return
     console = stdout_console()
-    again = "; the former signature is gone" if had_one else ""
+    again = "; the former signature was replaced" if had_one else ""
     console.print(f"signed {bundle}{again}", markup=False)
     console.print(f"key {opened_key.fingerprint}", markup=False)
 

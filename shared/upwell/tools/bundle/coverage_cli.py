@@ -53,7 +53,7 @@ def coverage(
         ),
     ] = None,
     at_least: Annotated[
-        str, typer.Option(metavar="SHARE", help="Exit with 1 where less of the nodes is there, such as 90%.")
+        str, typer.Option(metavar="SHARE", help="Exit with 1 if a smaller share of the nodes is there, such as 90%.")
     ] = "0%",
     as_json: AsJson = False,
 ) -> None:

@@ -47,7 +47,7 @@ def read_labelled(
 
 
 def _nobody() -> ModelMetadata:
-    raise AssertionError("a .npz names its inputs itself, so nobody asks the model for them")
+    raise AssertionError("a .npz names its inputs itself, so they are not asked of the model")
 
 
 def random_requests(signature: Signature) -> Mapping[str, Array]:

@@ -27,7 +27,7 @@ from upwell.tools.bundle.inputs import random_requests
 
 MODEL_NAMES = ("model.onnx", "model.tflite")
 _REMEDY = (
-    "record them anew with --golden FILE.npz if they are of another model, or leave out with --package NAME a TFLite "
+    "record them again with --golden FILE.npz if they are of another model, or leave out with --package NAME a TFLite "
     "package that no device uses"
 )
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ LISTEN = "127.0.0.1:8002"
 """Where `upwell agent` would listen; the demo itself calls the agent in its own process."""
 
 _MANIFEST = ".upwell-demo.json"
-_HEADER = "# Each `upwell demo` writes this file anew: copy it before you change it.\n"
+_HEADER = "# Each `upwell demo` rewrites this file: copy it before you change it.\n"
 
 _POLICY = f"""{_HEADER}version: 1
 defaults:

@@ -77,7 +77,7 @@ def trial(
     else:
         _tell(status, out)
     if status.source.explained:
-        stderr_console().print(f"error: {video}: the video broke off: {status.source.explained}", markup=False)
+        stderr_console().print(f"error: {video}: the video ended early: {status.source.explained}", markup=False)
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -105,12 +105,8 @@ def test_a_cloud_model_before_blur_is_doubted_and_after_it_is_not() -> None:
 
 
 def test_events_that_nobody_hears_and_sinks_that_are_told_nothing_are_doubted() -> None:
-    assert warnings(whole(events="{name: a, on: frame}")) == [
-        "events: there are no sinks, so that nobody is told of these events"
-    ]
-    assert warnings(whole(sinks="{jsonl: a.jsonl}")) == [
-        "sinks: there are no events, so that these sinks are told nothing"
-    ]
+    assert warnings(whole(events="{name: a, on: frame}")) == ["events: there are no sinks, so these events go nowhere"]
+    assert warnings(whole(sinks="{jsonl: a.jsonl}")) == ["sinks: there are no events, so these sinks receive nothing"]
 
 
 def test_blur_of_what_keep_has_dropped_is_refused() -> None:

@@ -29,7 +29,7 @@ def test_the_right_files_are_right() -> None:
     assert [str(one).removeprefix(f"{PATH}:") for _, warnings in found for one in warnings] == [
         "7:24: pipelines.dock.steps[1].infer.model: whole frames that go to the cloud for 'people' are not blurred "
         "yet; step 6 blurs",
-        "14:7: pipelines.dock.events: there are no sinks, so that nobody is told of these events",
+        "14:7: pipelines.dock.events: there are no sinks, so these events go nowhere",
     ]
 
 

@@ -70,7 +70,7 @@ class JaxSignature:
 def _named(what: str, tree: object) -> Mapping[str, Any]:
     if isinstance(tree, dict) and all(hasattr(aval, "shape") for aval in tree.values()):
         return tree
-    raise ModelFailed(f"the {what} of its function must be a dictionary from names to arrays")
+    raise ModelFailed(f"the {what} of its function must be a dictionary of arrays by name")
 
 
 def _symbol(inputs: Mapping[str, Any]) -> str | None:
@@ -90,12 +90,12 @@ def _spec(what: str, name: str, aval: Any, rows: str | None) -> TensorSpec:
     if len(shape) < len(sizes):
         raise ModelFailed(
             f"{what} has shape [{', '.join(map(str, aval.shape))}]; only the rows, its first size, may vary, "
-            "since each shape is compiled anew"
+            "since each shape is compiled separately"
         )
     try:
         return TensorSpec(name, oip_datatype(np.dtype(aval.dtype)), shape)
     except (InvalidRequest, TypeError):
-        raise ModelFailed(f"{what} is {aval.dtype}, which no request can carry") from None
+        raise ModelFailed(f"{what} is {aval.dtype}, which requests cannot carry") from None
 
 
 _DTYPES: Mapping[str, str] = MappingProxyType(
@@ -179,7 +179,7 @@ class JaxEngine:
             program = export.deserialize(bytearray(data))
         except Exception as error:  # FlatBuffers and JAX raise whatever a wrong file leads to
             raise ModelFailed(
-                f"{path.name} is no program that JAX {jax.__version__} reads: {reason_of(error)}"
+                f"{path.name} is not a program that JAX {jax.__version__} reads: {reason_of(error)}"
             ) from error
         device = _device(name, settings.device, program.platforms)
         weights = read_weights(path.with_name(WEIGHTS_FILE), JaxSignature.of(program).weights)

@@ -145,7 +145,7 @@ class Stream:
 
     def break_off(self) -> None:
         """See `Told`."""
-        _log.exception("a stream is broken off")
+        _log.exception("a stream was cut off")
         self._context.cancel()
         with self._lock:
             self._end = self._end or _LEFT

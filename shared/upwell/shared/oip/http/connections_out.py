@@ -261,11 +261,11 @@ def _tunnel(wire: HttpConnection, proxy: Proxy, address: Address) -> None:
     wire.send(["\r\n".join([*lines, "", ""]).encode("ascii")])
     response = wire.response("CONNECT")
     if response.status == _PROXY_AUTHENTICATION:
-        raise ConnectionError(f"the proxy {proxy} wants to know who asks: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT")
+        raise ConnectionError(f"the proxy {proxy} requires credentials: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT")
     if not 200 <= response.status < 300:
         raise ConnectionError(f"the proxy {proxy} does not connect to {where}: it says {response.status}")
     if not wire.is_quiet():
-        raise ConnectionError(f"the proxy {proxy} closed the connection, or sent what nobody asked for")
+        raise ConnectionError(f"the proxy {proxy} closed the connection, or sent data that was not requested")
 
 
 _PROXY_AUTHENTICATION = 407

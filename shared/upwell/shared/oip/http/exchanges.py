@@ -173,10 +173,12 @@ def converse(wire: HttpConnection, exchange: Exchange, max_bytes: int) -> tuple[
     except OSError as error:
         raise refusal or error from None
     if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-        raise RemoteError(RemoteErrorKind.GARBAGE, "the answer is compressed, which nobody asked for")
+        raise RemoteError(RemoteErrorKind.GARBAGE, "the answer is compressed, which was not requested")
     head = response.headers.get("Inference-Header-Content-Length", "").strip()
     if head and not (head.isascii() and head.isdigit() and len(head) < 19 and int(head) <= len(body)):
-        raise RemoteError(RemoteErrorKind.GARBAGE, "the answer's Inference-Header-Content-Length is no size within it")
+        raise RemoteError(
+            RemoteErrorKind.GARBAGE, "the answer's Inference-Header-Content-Length is not a size within it"
+        )
     head_bytes = int(head) if head else len(body)
     headers = response.headers
     name = headers.get(STATUS_HEADER, "")
@@ -221,6 +223,6 @@ def failed(error: Exception, until_s: float) -> RemoteError:
     if isinstance(error, (OSError, http.client.IncompleteRead)):
         return RemoteError(RemoteErrorKind.UNAVAILABLE, f"UNAVAILABLE: {error or type(error).__name__}")
     if isinstance(error, http.client.HTTPException):
-        return RemoteError(RemoteErrorKind.GARBAGE, f"the answer is no HTTP ({type(error).__name__})")
+        return RemoteError(RemoteErrorKind.GARBAGE, f"the answer is not HTTP ({type(error).__name__})")
     _log.error("a call over HTTP failed", exc_info=error)
     return RemoteError(RemoteErrorKind.INTERNAL, "INTERNAL: the answer could not be read")

@@ -59,7 +59,7 @@ def check(source: str) -> None:
     """Raises `ValueError` that says what is wrong with an expression, and where in it."""
     read = ExpressionText(source)
     if "has" in read.calls:
-        raise ValueError("has() is of no use: every field is there, and a missing tag is the empty string")
+        raise ValueError("has() is not needed: every field is set, and a missing tag is the empty string")
     result = _trial(read, _compiled(source))
     # It may need what an empty request lacks (at run time it falls closed), but the types are always these.
     if result.type() == cel.Type.ERROR and not str(result.value()).startswith("UNKNOWN: No matching overloads"):

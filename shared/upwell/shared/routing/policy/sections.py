@@ -235,7 +235,7 @@ class SourceSection(Section):
         "all", description="latest: a newer request takes the place of one that still waits."
     )
     rate: Annotated[Rate | None, BeforeValidator(_rate_of_source), rate_schema()] = Field(
-        None, description="At most so many of one stream are admitted, such as 10/s."
+        None, description="At most this many requests of one stream are admitted, such as 10/s."
     )
 
 

@@ -249,4 +249,4 @@ def _refused(due: Sequence[Job], new: QueuedRun, starts: Sequence[ScheduledRun],
             f"the device is busy: {left_ms:.1f} ms are left and it is done in {needed_ms:.1f} ms "
             f"with the {len(ahead)} requests before this one; try again later"
         )
-    return Refused("the device is busy: others, taken on before, would be late with this request; try again later")
+    return Refused("the device is busy: requests admitted earlier would be late if it ran; try again later")
