@@ -134,7 +134,7 @@ def test_without_the_password_the_reason_says_so(folder: Path, cloud_service: Cl
     policy = {"defaults": {"deadline": "5s", "on_cloud_failure": "error"}, "rules": DIRECT["rules"]}
     with ConnectProxy({f"{CLOUD}:443": cloud_service.http}, "Basic eA==") as proxy:
         set_proxy(f"http://{proxy.address}")
-        says = pytest.raises(CloudFailed, match=r"cloud_unavailable: .*the proxy .* wants to know who asks")
+        says = pytest.raises(CloudFailed, match=r"cloud_unavailable: .*the proxy .* requires credentials")
         with asking(folder, cloud_service.section(f"https://{CLOUD}"), policy) as ask, says:
             ask(ONE)
 

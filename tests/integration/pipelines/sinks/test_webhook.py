@@ -149,7 +149,7 @@ def test_over_tls_the_certificate_is_checked(authority: Authority, tmp_path: Pat
         url = f"https://localhost:{there.port}/hook"
         with webhook(WebhookSettings(url, ca=authority.ca)) as sink:
             sink.deliver([message(0)])
-        with webhook(WebhookSettings(url)) as sink, pytest.raises(SinkUnavailable, match="certificate is not good"):
+        with webhook(WebhookSettings(url)) as sink, pytest.raises(SinkUnavailable, match="certificate is not valid"):
             sink.deliver([message(1)])
     assert [one.sequence for one in there.taken] == [0]
 
