@@ -162,13 +162,13 @@ class Serve(ServerKeys):
     )
     max_connection_age: Annotated[Seconds, _lasting(0.1, "5m, or 0 for never", or_never=True)] | None = Field(
         None,
-        description="Have clients connect anew after about so long, so that a long connection does not stay with one "
-        "worker. 0: never. Default: 5m with several workers, else never.",
+        description="Have clients reconnect after about this long, so that no connection stays with one worker. "
+        "0: never. Default: 5m with several workers, else never.",
     )
 
     @property
     def connection_age_s(self) -> float | None:
-        """After how many seconds clients are to connect anew; None for never."""
+        """After how many seconds clients are to reconnect; None for never."""
         age_s = (_AGE_S if self.workers > 1 else 0.0) if self.max_connection_age is None else self.max_connection_age
         return age_s or None
 

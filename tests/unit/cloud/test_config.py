@@ -264,7 +264,7 @@ def test_buckets_that_cannot_be(tmp_path: Path, keys: str, told: str) -> None:
             "serve: {listen: ['127.0.0.1:0'], models: m, trusted: [ABCD]}",
             r"trusted\[0\]: .*64 hex digits in lower case",
         ),
-        ("defaults: {device: 'CUDA:0'}", "defaults.device: .*small letters, such as cpu, cuda, cuda:0"),
+        ("defaults: {device: 'CUDA:0'}", "defaults.device: .*lower case, such as cpu, cuda, cuda:0"),
         ("models: {m: {providers: ['CUDA EP']}}", r"providers\[0\]: .*such as cuda or CUDAExecutionProvider"),
         ("models: {m: {engine: torch, class: LargeNet}}", "class: .*such as mypackage.LargeNet, got 'LargeNet'"),
     ],

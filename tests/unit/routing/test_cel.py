@@ -93,7 +93,7 @@ WRONG = [
     ("request.tags == {}", "expected a tag by its name after request.tags"),
     ("'a' in request.tags", "expected a tag by its name after request.tags"),
     ("request.tags[request.model] == 'a'", "expected a tag by its name after request.tags"),
-    ("has(request.tags.a)", "has() is of no use"),
+    ("has(request.tags.a)", "has() is not needed"),
     ("user.name == 'a'", "unknown name user"),
     ("now() > 1", "unknown function now; known are contains"),
     ("contains(request.model, 'a')", "this function does not exist in this form"),

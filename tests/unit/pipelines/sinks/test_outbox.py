@@ -368,7 +368,7 @@ def test_its_files_are_private(tmp_path: Path) -> None:
 
 def test_two_sinks_of_one_name_are_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(ConfigError, match="jsonl:here stands twice"),
+        pytest.raises(ConfigError, match="jsonl:here appears twice"),
         outbox(tmp_path, {"dock": [RecordingSink("jsonl:here")], "gate": [RecordingSink("jsonl:here")]}),
     ):
         pass

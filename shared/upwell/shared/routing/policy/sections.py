@@ -73,8 +73,8 @@ class Hard(Section):
     measure: Measure = Field("margin", description="How hardness is measured.")
     below: Annotated[Threshold | None, Written] = Field(
         None,
-        description="Hard when below this, for max_prob, margin, logit_norm and mean_score. margin has 0.75 where "
-        "nothing is written; the others need it.",
+        description="Hard when below this, for max_prob, margin, logit_norm and mean_score. Default: 0.75 for margin; "
+        "the others need it.",
     )
     above: Annotated[Threshold | None, Written] = Field(
         None, description="Hard when above this, for the other measures; they need it."
