@@ -150,6 +150,9 @@ NEEDS_AN_EXTRA = {
     "upwell.edge.bundle.keys": {"cryptography"},
     "upwell.tools.doctor.certificates": {"cryptography"},
     "upwell.tools.demo.plot": {"matplotlib"},
+    "upwell.edge.release.places": {"requests"},
+    "upwell.edge.release.repository": {"tuf"},
+    "upwell.tools.release.desk": {"securesystemslib", "tuf"},
     "upwell.edge.updates.sources.oci_source": {"oras", "requests"},
     "upwell.edge.updates.sources.web": {"requests", "urllib3"},
     "upwell.edge.updates.sources.web_source": {"requests"},
@@ -188,6 +191,7 @@ NEEDS_AN_EXTRA = {
 """The modules that name a package of an extra, and which."""
 
 IMPORTED_LATER = {
+    "upwell.edge.release.places",
     "upwell.tools.export.cli",
     "upwell.cloud.ray.serve",
     "upwell.edge.models.candidates",
@@ -200,6 +204,9 @@ IMPORTED_LATER = {
 """Of these, the modules that import it in a function or only where it is installed, and can be imported without it."""
 
 ALSO_NEED_ONE = {
+    "upwell.edge.release.payloads",
+    "upwell.tools.release.checking",
+    "upwell.tools.release.making",
     "upwell.cloud.workers.process",
     "upwell.cloud.workers.worker",
     "upwell.cloud.engines.onnx.engine",
@@ -317,6 +324,12 @@ def test_every_command_and_engine_can_be_found() -> None:
             "pipeline.draw-zones",
             "pipeline.schema",
             "pipeline.test",
+            "release.add",
+            "release.init",
+            "release.publish",
+            "release.show",
+            "release.sign",
+            "release.verify",
             "run",
             "policy.calibrate",
             "policy.check",

@@ -48,6 +48,7 @@ _GROUPS: Mapping[str, str] = MappingProxyType(
         "partition": "Measure a model on both sides, find the best cut, write the halves and verify them.",
         "pipeline": "Check pipelines of cameras, models and events.",
         "policy": "Check, explain, calibrate and simulate a routing policy.",
+        "release": "Make, sign, publish and check releases: bundles, policy and pipelines as one signed unit.",
         "spool": "Look at the cases that an agent keeps for the cloud, or drop them.",
     }
 )

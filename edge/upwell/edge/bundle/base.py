@@ -44,6 +44,7 @@ class Refusal(str, Enum):
     TOO_LARGE = "too_large"  # more bytes or files than allowed
     FAILED_SELF_TEST = "failed_self_test"  # it loads nowhere, or answers its golden vectors wrongly
     BLOCKLISTED = "condemned"  # this version was rolled back on this device before
+    UNTRUSTED = "untrusted"  # of a release: its repository's metadata is not signed as it must be, or has expired
 
 
 class BundleRefused(ConfigError):

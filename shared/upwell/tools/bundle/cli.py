@@ -85,7 +85,7 @@ def pack(
         default_name(folder) if name is None else name, version, requests, calibrations, package, reference, truth
     )
     target = folder if in_place else _target(out, wanted, folder)
-    key = None if sign_with is None else private_key(sign_with, _passphrase)
+    key = None if sign_with is None else private_key(sign_with, passphrase_of_key)
     beside = folder.resolve() if in_place else target.resolve()
     with (
         _refused(as_json),
@@ -120,7 +120,7 @@ def sign(
 
     The passphrase of an encrypted key is taken from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
     """
-    opened_key = private_key(key, _passphrase)
+    opened_key = private_key(key, passphrase_of_key)
     with _refused(as_json), _checked(bundle, Trust(), None) as found:
         had_one = (found.folder / SIGNATURE_NAME).exists()
         sign_bundle(found, opened_key)
@@ -194,7 +194,7 @@ def _refused(as_json: bool) -> Iterator[None]:
     raise typer.Exit(EXIT_FAILED)
 
 
-def _passphrase() -> str:
+def passphrase_of_key() -> str:
     """Of an encrypted key: from the environment, or asked for without an echo; never an argument."""
     given = os.environ.get(PASSPHRASE_VARIABLE)
     return given if given is not None else str(typer.prompt("Passphrase of the key", hide_input=True, err=True))

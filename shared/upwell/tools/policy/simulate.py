@@ -130,7 +130,7 @@ def simulate(
     """
     rules, other = load_yaml(policy, Policy), None if compare is None else load_yaml(compare, Policy)
     check_plot(plot)
-    scene = _scene(requests, trace, uplink, rtt, start)
+    scene = read_scene(requests, trace, uplink, rtt, start)
     run = routed(rules, scene)
     reports = _reports(rules, other, scene, run, seed)
     swept = _swept(rules, scene) if sweep else None
@@ -178,7 +178,8 @@ def _tracked(work: Sequence[Any], what: str) -> Iterator[Any]:
         yield from bar.track(work, description=what)
 
 
-def _scene(requests: Path, trace: Path | None, uplink: str | None, rtt: str, start: str) -> Scene:
+def read_scene(requests: Path, trace: Path | None, uplink: str | None, rtt: str, start: str) -> Scene:
+    """The requests of a log over a link, from the options of a command. Raises `ConfigError`."""
     if (trace is None) == (uplink is None):
         raise ConfigError.at(None, "give either --trace or --uplink")
     capacity = _read_trace(trace) if trace is not None else constant(_bits_per_s(uplink or ""))

@@ -102,9 +102,11 @@ class Partial:
     def append(self, data: bytes) -> None:
         """Add what came next. Raises `BundleRefused` beyond the limit and `FetchFailed` where the disk is full."""
         assert self._file is not None  # noqa: S101  appended to before it is closed
-        if self._size_bytes + len(data) > MAX_BYTES:
+        # Where a digest was named besides, whoever sends more sends something else.
+        most_bytes = (self._offer.sha256 and self._offer.size_bytes) or MAX_BYTES
+        if self._size_bytes + len(data) > most_bytes:
             self.drop()
-            raise BundleRefused(Refusal.TOO_LARGE, None, f"has more bytes than the {MAX_BYTES} allowed")
+            raise BundleRefused(Refusal.TOO_LARGE, None, f"has more bytes than the {most_bytes} allowed")
         try:
             rest = memoryview(data)
             while rest:

@@ -1,0 +1,57 @@
+"""The files of a release, brought to the device: by digest, taken up where they broke off, and each of them once."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+from upwell.edge.bundle.address import Reference
+from upwell.edge.release.document import Payload, ReleaseDocument
+from upwell.edge.release.places import Place, unless_slow
+from upwell.edge.release.repository import ReleaseRepository
+from upwell.edge.release.unit import assemble_unit
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
+from upwell.edge.updates.sources.sources import open_source
+
+UNIT_NAME = "unit"
+
+
+def fetched_unit(
+    repository: ReleaseRepository,
+    place: Place,
+    release: tuple[ReleaseDocument, bytes],
+    into: Path,
+    progress: Progress,
+    former: Path | None = None,
+) -> Path:
+    """The folder of a release under `into`, with all of its files; what is there of an earlier attempt is used.
+
+    Bundles that the release in the folder `former` has as well are not fetched. Raises `FetchFailed` and
+    `BundleRefused`.
+    """
+    document, data = release
+    target = into / UNIT_NAME
+    try:
+        shutil.rmtree(target, ignore_errors=True)
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
+        bring = partial(_fetched, repository, place, into, progress)
+        assemble_unit(data, document, target, bring, former)
+    except OSError as error:
+        raise FetchFailed(f"{into}: cannot be written: {error.strerror or error}") from None
+    return target
+
+
+def _fetched(repository: ReleaseRepository, place: Place, into: Path, progress: Progress, payload: Payload) -> Path:
+    folder = into / payload.sha256[:16]
+    if payload.source:
+        source = open_source(payload.source, digest=f"sha256:{payload.sha256}")
+        try:
+            offer = source.newest()
+            if offer is None:
+                raise FetchFailed(f"{Reference.parse(payload.source)}: there is no such artifact")
+            return source.fetch(offer, folder, unless_slow(progress))
+        finally:
+            source.close()
+    offer = AvailableBundle(payload.sha256, payload.sha256, payload.size_bytes)
+    return place.fetch(repository.payload_path(payload.path), offer, folder, progress)

@@ -1,0 +1,187 @@
+"""Where a repository of releases lies: a folder (a USB stick, a share), or a web server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote, unquote, urlsplit
+
+from upwell.edge.bundle.address import SCHEME, check_source, names_folder
+from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
+from upwell.edge.updates.sources.partial import Partial, fetch_archive
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import Unconfined, open_plain, plain_file
+
+if TYPE_CHECKING:
+    import requests
+
+SLOW_AFTER_S = 60.0
+"""Metadata that is not there by then, and a file that came at less than `SLOWEST_BYTES_PER_S`, are given up."""
+SLOWEST_BYTES_PER_S = 200.0
+
+_CHUNK_BYTES = 1 << 20
+_NOT_THERE = frozenset({403, 404, 410})
+
+
+class NotThere(FetchFailed):
+    """The repository has no file of that path."""
+
+
+class Place(Protocol):
+    """Files by their paths in a repository. Used by one thread at a time, but for `close`."""
+
+    def read(self, path: str) -> Iterator[bytes]:
+        """A small file in pieces. Raises `NotThere` and `FetchFailed`; how much is too much the caller says."""
+        ...
+
+    def fetch(self, path: str, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
+        """A file of known size and digest, in the folder `into`, where what broke off is taken up again.
+
+        Raises `FetchFailed`, and `BundleRefused` where it is not what was offered.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what is under way, from any thread. Twice is harmless."""
+        ...
+
+
+def check_place(text: str) -> None:
+    """Raise `ConfigError` for what names no repository."""
+    if text.startswith(SCHEME):
+        problem = "a registry holds payloads alone, which a release names by itself"
+        raise ConfigError.at(None, f"{problem}; expected a folder or https://HOST/PATH")
+    check_source(text if names_folder(text) else f"{text.rstrip('/')}/metadata")
+
+
+def open_place(text: str, ca: Path | None = None) -> Place:
+    """The repository that `text` names: a folder, `file:///…` or `https://…`. Raises `ConfigError`."""
+    check_place(text)
+    if names_folder(text) or text.startswith("file:"):
+        return FolderPlace(Path(unquote(urlsplit(text).path) if text.startswith("file:") else text))
+    if ca is not None and not ca.is_file():
+        raise ConfigError.at(ca, "no such file; expected the issuers of the server's certificate in PEM")
+    return WebPlace(text, ca)
+
+
+class FolderPlace:
+    """A `Place`: a folder, which may be a stick that is pulled out at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._is_closed = False
+
+    def read(self, path: str) -> Iterator[bytes]:
+        """Of a plain file in there."""
+        try:
+            if not self._folder.is_dir():
+                raise FetchFailed(f"{self._folder}: no such folder; expected a repository of releases")
+            with open_plain(plain_file(self._folder, path)) as file:
+                while data := file.read(_CHUNK_BYTES):
+                    self._check_open()
+                    yield data
+        except Unconfined:
+            raise NotThere(f"{self._folder / path}: no such file") from None
+        except OSError as error:
+            raise FetchFailed(f"{self._folder / path}: cannot be read: {error.strerror or error}") from None
+
+    def fetch(self, path: str, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
+        """A copy."""
+        return fetch_archive(offer, into, progress, partial(self._copy, path))
+
+    def close(self) -> None:
+        """End a copy that is under way."""
+        self._is_closed = True
+
+    def _copy(self, path: str, archive: Partial) -> None:
+        skip_bytes = archive.size_bytes
+        for data in self.read(path):
+            archive.append(data[skip_bytes:])
+            skip_bytes = max(0, skip_bytes - len(data))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise FetchFailed("fetching was stopped")
+
+
+class WebPlace:
+    """A `Place`: any web server of files. Resumes where it supports ranges; needs `upwell[bundle]`."""
+
+    def __init__(self, url: str, ca: Path | None = None) -> None:
+        try:
+            from upwell.edge.updates.sources.web import Web
+        except ModuleNotFoundError as error:
+            problem = f"{url}: needs the package {error.name}: pip install 'upwell[release]'"
+            raise ConfigError.at(None, problem) from None
+        self._url = url.partition("?")[0].rstrip("/")
+        self._web = Web(ca)
+
+    def read(self, path: str) -> Iterator[bytes]:
+        """As it comes, for `SLOW_AFTER_S` at most."""
+        end_s = time.monotonic() + SLOW_AFTER_S
+        with self._open(path, {}) as response:
+            self._check(response)
+            for data in self._web.chunks(response):
+                if time.monotonic() > end_s:
+                    raise FetchFailed(f"{self._url}/{path}: takes longer than {SLOW_AFTER_S:.0f} s")
+                yield data
+
+    def fetch(self, path: str, offer: AvailableBundle, into: Path, progress: Progress) -> Path:
+        """The file, fetched or taken up again; its digest alone says whether the pieces fit together."""
+        from upwell.edge.updates.sources.web import download
+
+        watch = unless_slow(progress)
+        return fetch_archive(
+            offer,
+            into,
+            watch,
+            lambda archive: download(self._web, partial(self._open, path), archive, {}, self._check),
+        )
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._web.close()
+
+    def _open(self, path: str, headers: object) -> requests.Response:
+        return self._web.open("GET", f"{self._url}/{quote(path)}", dict(headers))  # type: ignore[call-overload]  # of text
+
+    def _check(self, response: requests.Response) -> None:
+        from upwell.edge.updates.sources.web import failure
+
+        if response.status_code in _NOT_THERE:
+            raise NotThere(str(failure(response)))
+        if response.status_code not in (200, 206):
+            raise failure(response)
+
+
+def unless_slow(progress: Progress) -> Progress:
+    """`progress` that ends, by `FetchFailed`, what comes more slowly than `SLOWEST_BYTES_PER_S` for `SLOW_AFTER_S`."""
+    began_s, began_bytes = time.monotonic(), -1
+
+    def watch(there_bytes: int, whole_bytes: int) -> None:
+        nonlocal began_s, began_bytes
+        progress(there_bytes, whole_bytes)
+        now_s = time.monotonic()
+        if began_bytes < 0:
+            began_bytes = there_bytes
+        if now_s - began_s < SLOW_AFTER_S:
+            return
+        if there_bytes - began_bytes < SLOWEST_BYTES_PER_S * (now_s - began_s):
+            raise FetchFailed(f"it comes at less than {SLOWEST_BYTES_PER_S:.0f} bytes/s; what came is kept")
+        began_s, began_bytes = now_s, there_bytes
+
+    return watch
+
+
+def check_small(pieces: Iterator[bytes], most_bytes: int, what: str) -> bytes:
+    """The pieces joined. Raises `BundleRefused` (`TOO_LARGE`) beyond so many bytes."""
+    found = bytearray()
+    for data in pieces:
+        found += data
+        if len(found) > most_bytes:
+            raise BundleRefused(Refusal.TOO_LARGE, None, f"{what} has more than {most_bytes} bytes")
+    return bytes(found)

@@ -1,0 +1,402 @@
+"""`upwell release`: init, add, sign, publish, show, verify."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from upwell.edge.bundle.base import BundleRefused, Trust
+from upwell.edge.bundle.signature import private_key
+from upwell.edge.release.document import ReleaseDocument
+from upwell.edge.release.places import check_place
+from upwell.edge.release.unit import ReleaseUnit
+from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.simulation.runs import routed
+from upwell.shared.routing.simulation.served import SimulationReport
+from upwell.shared.units import parse_seconds
+from upwell.tools.bundle.cli import passphrase_of_key
+from upwell.tools.policy.simulate import read_scene
+from upwell.tools.release.fitting import ReleaseParts, misfits
+from upwell.tools.terminal import (
+    AsJson,
+    key_values,
+    parsed,
+    plain,
+    print_error,
+    progress,
+    stdout_console,
+    table_console,
+)
+
+if TYPE_CHECKING:
+    from upwell.tools.release.desk import Desk
+
+FOLDER = typer.Argument(metavar="FOLDER", help="The folder of releases.", show_default=False)
+FolderArgument: TypeAlias = Annotated[Path, FOLDER]
+KeyOption: TypeAlias = Annotated[Path, typer.Option("--key", metavar="KEY.pem", help="The private key that signs.")]
+_PublicKeys: TypeAlias = list[Path]
+_DAYS_S = 86400.0
+
+
+def init(
+    folder: FolderArgument,
+    root: Annotated[_PublicKeys, typer.Option(metavar="PUB.pem", help="A key that may change keys; several times.")],
+    targets: Annotated[_PublicKeys, typer.Option(metavar="PUB.pem", help="A key that signs releases, kept offline.")],
+    online: Annotated[_PublicKeys, typer.Option(metavar="PUB.pem", help="A key of the machine that publishes.")],
+    root_threshold: Annotated[
+        int | None, typer.Option(help="Root signatures it takes; default: more than half.")
+    ] = None,
+    targets_threshold: Annotated[int, typer.Option(help="Signatures that a release takes.")] = 1,
+    days: Annotated[float, typer.Option(min=0.0, help="When the root expires, from now.")] = 730.0,
+    rotate: Annotated[bool, typer.Option("--rotate", help="Draft the next root, with these keys instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draft the root of a folder of releases: who signs what. Then sign it (`sign`) and publish it (`publish`).
+
+    Every key is a public one in PEM (Ed25519, P-256, P-384 or P-521). The private halves stay where they are used.
+    """
+    with _needs():
+        from upwell.tools.release.desk import Desk, RoleKeys, in_days
+    desk = Desk(folder)
+    threshold = len(root) // 2 + 1 if root_threshold is None else root_threshold
+    keys = RoleKeys(root, threshold, targets, targets_threshold, online)
+    desk.begin(keys, in_days(time.time(), days), rotate=rotate)
+    _report_drafts(desk, "drafted the root", {}, as_json)
+
+
+def add(
+    folder: FolderArgument,
+    bundle: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]BUNDLE", help="An archive, a folder, or NAME=oci://…@sha256:…; several times."),
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The routing policy.")] = None,
+    calibrations: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A calibrations.yaml; the policy's come besides.")
+    ] = None,
+    pipelines: Annotated[Path | None, typer.Option(metavar="FILE", help="A pipelines.yaml.")] = None,
+    cloud: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL=sha256:…", help="A cloud model it was made with; several times.")
+    ] = None,
+    like: Annotated[
+        int | None, typer.Option(metavar="N", help="Take what is not named from release N, an old one or the last.")
+    ] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A model that devices have besides; several times.")
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="Of these devices; default as before, or of FOLDER.")] = "",
+    back_within: Annotated[
+        str | None, typer.Option(metavar="TIME", help="So long a device may be sent back; default 24h, 0 for never.")
+    ] = None,
+    days: Annotated[float, typer.Option(min=0.0, help="When the signature on the releases expires, from now.")] = 365.0,
+    log: Annotated[
+        Path | None, typer.Option(metavar="LOG", help="Requests, to simulate the policy before and after.")
+    ] = None,
+    rtt: Annotated[str, typer.Option(help="With --log: the link's round trip.")] = "60ms",
+    uplink: Annotated[str, typer.Option(metavar="RATE", help="With --log: the link's rate.")] = "20Mbps",
+    as_json: AsJson = False,
+) -> None:
+    """Draft the next release. Exit code 1, and nothing is drafted, where its parts do not fit together.
+
+    Fits: calibrations are for these models, policy and pipelines name models and labels that there are, and no rule
+    with `egress: deny` is lost by accident.
+    """
+    with _needs():
+        from upwell.tools.release.desk import Desk, in_days, sequences
+        from upwell.tools.release.making import Wanted, made
+    desk = Desk(folder)
+    targets = desk.targets()
+    known = sequences(targets.signed) if targets is not None else []
+    wanted = Wanted(
+        _named_bundles(bundle or []),
+        policy,
+        calibrations,
+        pipelines,
+        key_values("--cloud", cloud),
+        like,
+        name,
+        None if back_within is None else parsed("--back-within", back_within, parse_seconds),
+    )
+    with _refused(as_json), progress() as bar, made(desk, wanted, (known or [0])[-1] + 1) as new:
+        bar.add_task("checking", total=None)
+        with _former(desk, known) as former:
+            parts = ReleaseParts(
+                new.unit.bundles, new.digests, new.unit.policy, new.unit.calibrations, pipelines or new.unit.pipelines,
+                new.document.cloud, also or (), None if former is None else former.policy,
+            )  # fmt: skip
+            problems, warnings = misfits(parts)
+            reports = {} if log is None or problems else _simulated(former, new.unit, log, rtt, uplink)
+        if not problems:
+            desk.add(new.document, new.files, in_days(time.time(), days))
+    document = {"release": new.document.sequence, "problems": problems, "warnings": warnings}
+    if as_json:
+        simulated = {name: asdict(report) for name, report in reports.items()}
+        more = {**({"simulated": simulated} if reports else {}), "drafts": _signed_so_far(desk)}
+        typer.echo(json.dumps({**document, "ok": not problems, **more}))
+    else:
+        for text in [f"error: {one}" for one in problems] + [f"warning: {one}" for one in warnings]:
+            print_error(text)
+        if reports:
+            table_console().print(_compared(reports))
+        if not problems:
+            _report_drafts(desk, f"drafted release {new.document.sequence}", {}, as_json=False)
+    if problems:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def sign(
+    folder: FolderArgument,
+    key: KeyOption,
+    renew: Annotated[
+        float | None, typer.Option("--renew", metavar="DAYS", help="Draft the releases as they are, to hold so long.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign the drafts with a key: a root or a release. Every signer does so in turn, and needs `draft` alone.
+
+    The passphrase of an encrypted key is taken from the environment variable UPWELL_KEY_PASSPHRASE, or asked for.
+    """
+    with _needs():
+        from upwell.tools.release.desk import Desk, in_days
+    desk = Desk(folder)
+    opened_key = private_key(key, passphrase_of_key)
+    if renew is not None:
+        desk.renew(in_days(time.time(), renew))
+    roles = desk.sign(opened_key)
+    _report_drafts(desk, f"signed {' and '.join(roles)}", {"signed": list(roles)}, as_json)
+
+
+def publish(
+    folder: FolderArgument,
+    key: KeyOption,
+    days: Annotated[
+        float, typer.Option(min=0.0, help="When the timestamp expires, from now; publish again before that.")
+    ] = 7.0,
+    to: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Copy it there, too: a stick, a web root; several times.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put what is signed in place, and a new timestamp by the online key. Without drafts the timestamp alone is new.
+
+    Files come first and the timestamp last, so a device sees all of it or what was there before.
+    """
+    with _needs():
+        from upwell.tools.release.desk import Desk, in_days, mirror
+    desk = Desk(folder)
+    roles = desk.publish(private_key(key, passphrase_of_key), in_days(time.time(), days))
+    for target in to or ():
+        mirror(desk, target)
+    if as_json:
+        typer.echo(json.dumps({"published": list(roles), "copied_to": [str(one) for one in to or ()]}))
+        return
+    console = stdout_console()
+    console.print(f"published {', '.join(roles)}", markup=False)
+    for target in to or ():
+        console.print(f"copied to {target}", markup=False)
+
+
+def show(
+    folder: FolderArgument,
+    release: Annotated[int | None, typer.Option(metavar="N", help="One release with all that it holds.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the releases in FOLDER, who signs, what expires when, and which drafts wait for which signatures."""
+    with _needs():
+        from upwell.tools.release.desk import Desk, sequences
+    desk = Desk(folder)
+    root, targets, timestamp = desk.root(with_draft=True), desk.targets(with_draft=True), desk.timestamp()
+    known = sequences(targets.signed) if targets is not None else []
+    if release is not None:
+        assert targets is not None or not known  # noqa: S101  as read above
+        document = desk.document(release, targets.signed) if targets is not None else None
+        if document is None:
+            raise ConfigError.at(folder, "there is no release yet", "--release")
+        if as_json:
+            typer.echo(json.dumps(document.model_dump(mode="json")))
+        else:
+            table_console().print(_contents(document))
+        return
+    expires = {"root": root.signed.expires}
+    expires |= {} if targets is None else {"targets": targets.signed.expires}
+    expires |= {} if timestamp is None else {"timestamp": timestamp.signed.expires}
+    roles: dict[str, Any] = {
+        role: {"keys": [one[:16] for one in about.keyids], "threshold": about.threshold}
+        for role, about in root.signed.roles.items()
+    }
+    drafts = _signed_so_far(desk)
+    if as_json:
+        found = {role: when.isoformat() for role, when in expires.items()}
+        typer.echo(json.dumps({"releases": known, "roles": roles, "expires": found, "drafts": drafts}))
+        return
+    console = table_console()
+    table = Table("role", "signed by", "expires", box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for role, about in roles.items():
+        when = expires.get("timestamp" if role == "snapshot" else role)
+        table.add_row(
+            role, f"{about['threshold']} of {', '.join(about['keys'])}", f"{when:%Y-%m-%d %H:%M}" if when else "–"
+        )
+    console.print(table)
+    console.print(f"releases: {', '.join(map(str, known)) or 'none'}", markup=False)
+    for role, state in drafts.items():
+        console.print(_draft_line(role, state), markup=False)
+
+
+def verify(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder, or https://…: where devices look.", show_default=False)
+    ],
+    root: Annotated[Path, typer.Option(metavar="ROOT.json", help="The root metadata that devices trust.")],
+    release: Annotated[int | None, typer.Option(metavar="N", help="That release; default the newest.")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option(metavar="PUB.pem", help="A key that must have signed the bundles themselves.")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Issuers of the server's certificate.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch and check a release as a device would that trusts ROOT. Exit code 1 where it is refused."""
+    with _needs():
+        from upwell.tools.release.checking import checked
+    check_place(source)
+    trust = Trust(tuple(key or ()), bool(key))
+    with _refused(as_json), tempfile.TemporaryDirectory() as temporary, progress() as bar:
+        task = bar.add_task("fetching", total=None)
+        tell: Callable[[str], None] = lambda text: bar.update(task, description=text)  # noqa: E731
+        unit = checked(source, root, Path(temporary), release, trust, ca, tell)
+        document, digest = unit.document, unit.digest
+    if as_json:
+        found = {"ok": True, "release": document.sequence, "name": document.name, "digest": digest}
+        typer.echo(json.dumps({**found, "bundles": {name: one.version for name, one in document.bundles.items()}}))
+        return
+    stdout_console().print(f"release {document.sequence} of {document.name}, {digest}", markup=False)
+    table_console().print(_contents(document))
+
+
+@contextlib.contextmanager
+def _needs() -> Iterator[None]:
+    """Says which package an import in the block lacks."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("upwell"):
+            raise
+        text = f"releases need the package {error.name}: pip install 'upwell[release]'"
+        raise ConfigError.at(None, text) from None
+
+
+@contextlib.contextmanager
+def _refused(as_json: bool) -> Iterator[None]:
+    """A release that is refused is a failed check: said, and exit code 1."""
+    try:
+        yield
+    except BundleRefused as error:
+        if as_json:
+            typer.echo(json.dumps({"ok": False, "refusal": error.refusal.value, "message": str(error)}))
+        else:
+            print_error(f"refused ({error.refusal.value}): {error}")
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _named_bundles(texts: Sequence[str]) -> dict[str, str]:
+    """`[NAME=]BUNDLE` -> by name. Raises `ConfigError`."""
+    from upwell.tools.release.making import name_of
+
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, source = text.partition("=")
+        if not equals or "/" in name or not source:
+            name, source = name_of(text), text
+        if name in found:
+            raise ConfigError.at(None, f"two bundles are for the model {name!r}", "--bundle")
+        found[name] = source
+    return found
+
+
+@contextlib.contextmanager
+def _former(desk: Desk, known: Sequence[int]) -> Iterator[ReleaseUnit | None]:
+    """The last release that is published, opened; None where there is none."""
+    from upwell.tools.release.making import opened
+
+    targets = desk.targets()
+    if targets is None or not known:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield opened(desk, desk.document(known[-1], targets.signed), {}, Path(temporary) / "unit")
+
+
+def _simulated(
+    former: ReleaseUnit | None, new: ReleaseUnit, log: Path, rtt: str, uplink: str
+) -> Mapping[str, SimulationReport]:
+    """The requests of a log under the policy before, if there is one, and after."""
+    scene = read_scene(log, None, uplink, rtt, "1970-01-01T00:00")
+    units = {**({"before": former} if former is not None else {}), "after": new}
+    return {name: SimulationReport.of(routed(unit.policy_over(Policy()), scene)) for name, unit in units.items()}
+
+
+def _compared(reports: Mapping[str, SimulationReport]) -> Table:
+    table = Table("simulated", *reports, box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    rows: Mapping[str, Callable[[SimulationReport], str]] = {
+        "sent up": lambda one: f"{one.cloud_share:.2%}",
+        "in time": lambda one: "–" if one.deadline_hit_rate is None else f"{one.deadline_hit_rate:.2%}",
+        "99th percentile": lambda one: "–" if one.p99_s is None else f"{one.p99_s * 1e3:.0f} ms",
+        "cost": lambda one: f"{one.cost:.4g}",
+    }
+    for title, cell in rows.items():
+        table.add_row(title, *map(cell, reports.values()))
+    return table
+
+
+def _contents(document: ReleaseDocument) -> Table:
+    table = Table("part", "what", "SHA-256", box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for name, bundle in document.bundles.items():
+        table.add_row("bundle", plain(f"{name}, version {bundle.version}"), bundle.sha256)
+    for title in ("policy", "calibrations", "pipelines"):
+        payload = getattr(document, title)
+        if payload is not None:
+            table.add_row(title, f"{payload.size_bytes} bytes", payload.sha256)
+    for name, digest in document.cloud.items():
+        table.add_row("cloud", plain(name), Text(digest.removeprefix("sha256:")))
+    return table
+
+
+def _signed_so_far(desk: Desk) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for role, metadata in desk.drafts().items():
+        state = desk.signatures(role, metadata)
+        found[role] = {
+            "version": metadata.signed.version,
+            "signatures": len(state.signed),
+            "threshold": state.threshold,
+            "missing": [] if state.is_complete else [one[:16] for one in state.missing],
+        }
+    return found
+
+
+def _draft_line(role: str, state: Mapping[str, Any]) -> str:
+    said = f"draft of {role} {state['version']}: {state['signatures']} of {state['threshold']} signatures"
+    return said + (
+        f"; missing: one of {', '.join(state['missing'])}" if state["missing"] else "; ready to be published"
+    )
+
+
+def _report_drafts(desk: Desk, done: str, more: Mapping[str, Any], as_json: bool) -> None:
+    drafts = _signed_so_far(desk)
+    if as_json:
+        typer.echo(json.dumps({**more, "drafts": drafts}))
+        return
+    console = stdout_console()
+    console.print(done, markup=False)
+    for role, state in drafts.items():
+        console.print(_draft_line(role, state), markup=False)

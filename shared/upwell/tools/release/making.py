@@ -1,0 +1,164 @@
+"""From what a person names to the document of a release and its files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from upwell.edge.bundle.address import SCHEME, Reference
+from upwell.edge.bundle.archive import write_archive
+from upwell.edge.bundle.base import Trust
+from upwell.edge.bundle.files import entry_of
+from upwell.edge.bundle.verify import open_archive, open_bundle
+from upwell.edge.release.document import BACK_WITHIN_S, Payload, ReleasedBundle, ReleaseDocument
+from upwell.edge.release.unit import ReleaseUnit, assemble_unit, open_unit
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.sources.sources import open_source
+from upwell.shared.digest import model_digest
+from upwell.shared.errors import ConfigError
+from upwell.shared.formats.onnx.bytes import BadOnnxFile
+from upwell.tools.release.desk import Desk
+
+_MODEL_SUFFIXES = frozenset({".onnx", ".tflite"})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to release. `bundles` are archives, folders or `oci://…@sha256:…` by the names of models.
+
+    What is not named stays as in the release `like`, None for none.
+    """
+
+    bundles: Mapping[str, str] = field(default_factory=dict)
+    policy: Path | None = None
+    calibrations: Path | None = None
+    pipelines: Path | None = None
+    cloud: Mapping[str, str] = field(default_factory=dict)
+    like: int | None = None
+    name: str = ""
+    back_within_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A release that was made and opened as a device would open it; `files` by their SHA-256."""
+
+    document: ReleaseDocument
+    files: Mapping[str, Path]
+    unit: ReleaseUnit
+
+    @property
+    def digests(self) -> Mapping[str, Sequence[str]]:
+        """Of the model files in each bundle."""
+        return {name: bundle.digests for name, bundle in self.document.bundles.items()}
+
+
+@contextmanager
+def made(desk: Desk, wanted: Wanted, sequence: int) -> Iterator[Made]:
+    """The release, in a folder that is gone after the block. Raises `ConfigError`, `BundleRefused`, `FetchFailed`."""
+    targets = desk.targets()
+    base = None
+    if wanted.like is not None:
+        if targets is None:
+            raise ConfigError.at(desk.folder, "there is no release yet", "--like")
+        base = desk.document(wanted.like, targets.signed)
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch, files = Path(temporary), dict[str, Path]()
+        bundles = dict(base.bundles) if base else {}
+        for number, (name, source) in enumerate(wanted.bundles.items()):
+            bundles[name] = _bundle(source, scratch / f"bundle{number}", files)
+        document = ReleaseDocument(
+            name=wanted.name or (base.name if base else desk.folder.resolve().name),
+            sequence=sequence,
+            bundles=bundles,
+            policy=_payload(wanted.policy, files) or (base.policy if base else None),
+            calibrations=_payload(wanted.calibrations, files) or (base.calibrations if base else None),
+            pipelines=_payload(wanted.pipelines, files) or (base.pipelines if base else None),
+            cloud={**(base.cloud if base else {}), **wanted.cloud},
+            back_within_s=BACK_WITHIN_S if wanted.back_within_s is None else wanted.back_within_s,
+        )
+        if not document.payloads:
+            raise ConfigError.at(None, "there is nothing in it; expected --bundle, --policy, --pipelines or --like")
+        yield Made(document, files, opened(desk, document, files, scratch / "unit"))
+
+
+def opened(desk: Desk, document: ReleaseDocument, files: Mapping[str, Path], into: Path) -> ReleaseUnit:
+    """The release as a device would have it, in the new folder `into`."""
+
+    def payload(one: Payload) -> Path:
+        known = files.get(one.sha256)
+        if known is not None:
+            return known
+        here = desk.targets_folder / f"payload/{one.sha256}.{one.sha256}"
+        return here if here.is_file() or not one.source else _fetched(one.source, into.parent / one.sha256)
+
+    assemble_unit(document.text, document, into, payload)
+    return open_unit(into, Trust())
+
+
+def _payload(path: Path | None, files: dict[str, Path]) -> Payload | None:
+    if path is None:
+        return None
+    entry = entry_of(path)
+    files[entry.sha256] = path
+    return Payload(sha256=entry.sha256, size_bytes=entry.size_bytes)
+
+
+def _bundle(source: str, scratch: Path, files: dict[str, Path]) -> ReleasedBundle:
+    scratch.mkdir()
+    origin = ""
+    if source.startswith(SCHEME):
+        if not Reference.parse(source).digest:
+            problem = f"{source} may mean another artifact tomorrow; expected oci://REGISTRY/REPOSITORY@sha256:DIGEST"
+            raise ConfigError.at(None, problem, "--bundle")
+        archive, origin = _fetched(source, scratch / "fetched"), source
+    elif Path(source).is_dir():
+        archive = scratch / "bundle.tar"
+        write_archive(archive, Path(source))
+    else:
+        archive = Path(source)
+    bundle = open_archive(archive, scratch / "unpacked")
+    if bundle.manifest is None:
+        raise ConfigError.at(Path(source), "it has no manifest; `upwell model pack` makes a bundle of it", "--bundle")
+    try:
+        models = sorted(path for path in bundle.folder.iterdir() if path.suffix in _MODEL_SUFFIXES)
+        digests = [model_digest(path) for path in models]
+    except (BadOnnxFile, OSError) as error:
+        raise ConfigError.at(Path(source), f"its model cannot be read: {error}", "--bundle") from None
+    entry = entry_of(archive)
+    if not origin:
+        files[entry.sha256] = archive
+    return ReleasedBundle(
+        sha256=entry.sha256,
+        size_bytes=entry.size_bytes,
+        source=origin,
+        version=bundle.version,
+        digests=digests,
+    )
+
+
+def _fetched(source: str, into: Path) -> Path:
+    """The archive in an OCI registry. Raises `FetchFailed`."""
+    opened_source = open_source(source)
+    try:
+        offer = opened_source.newest()
+        if offer is None:
+            raise FetchFailed(f"{source}: there is no such artifact")
+        return opened_source.fetch(offer, into, lambda *_: None)
+    finally:
+        opened_source.close()
+
+
+def name_of(source: str) -> str:
+    """The name in the manifest of a bundle, which is that of its model unless somebody says otherwise."""
+    if source.startswith(SCHEME):
+        raise ConfigError.at(None, f"expected NAME={source}, NAME as in agent.yaml", "--bundle")
+    path = Path(source)
+    with tempfile.TemporaryDirectory() as temporary:
+        bundle = open_bundle(path) if path.is_dir() else open_archive(path, Path(temporary) / "bundle")
+    if bundle.manifest is None:
+        raise ConfigError.at(path, "it has no manifest; `upwell model pack` makes a bundle of it", "--bundle")
+    return bundle.manifest.name

@@ -1,0 +1,64 @@
+"""Repositories of releases for the tests: real keys, real signatures, and the desk of the product itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.faults.bundles_for_tests import Signer
+from upwell.tools.release.desk import Desk, RoleKeys, in_days
+from upwell.tools.release.making import Wanted, made
+
+
+class Releases:
+    """A folder of releases with the keys that sign it: root 2 of 3, one for targets, one online."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        (folder / "keys").mkdir()
+        self.root_keys = [Signer(folder / "keys", f"root-{index}") for index in range(3)]
+        self.targets_key, self.online_key = Signer(folder / "keys", "targets"), Signer(folder / "keys", "online")
+        self.desk = Desk(folder / "releases")
+        self.begin()
+        self.root = folder / "root.json"
+        self.publish()
+        self.root.write_bytes((self.desk.metadata / "1.root.json").read_bytes())
+
+    @property
+    def place(self) -> Path:
+        """Where devices look."""
+        return self.desk.folder
+
+    def begin(self, *, rotate: bool = False, signed_by: Sequence[Signer] | None = None) -> None:
+        """Draft a root of the keys of now, signed by two of them or by `signed_by`."""
+        keys = RoleKeys(
+            [one.public for one in self.root_keys], 2, [self.targets_key.public], 1, [self.online_key.public]
+        )
+        self.desk.begin(keys, in_days(time.time(), 365), rotate=rotate)
+        for signer in signed_by or self.root_keys[:2]:
+            self.desk.sign(signer.key)
+
+    def draft(
+        self, bundles: Mapping[str, Path] | None = None, *, days: float = 365.0, like: int | None = None, **parts: Path
+    ) -> int:
+        """Draft a release and sign it; its sequence."""
+        targets = self.desk.targets()
+        sequence = 1 + (0 if targets is None else sum(path.startswith("releases/") for path in targets.signed.targets))
+        named = {name: str(path) for name, path in (bundles or {}).items()}
+        with made(self.desk, Wanted(named, like=like, name="fleet", **parts), sequence) as new:  # type: ignore[arg-type]
+            self.desk.add(new.document, new.files, in_days(time.time(), days))
+        self.desk.sign(self.targets_key.key)
+        return sequence
+
+    def publish(self, *, days: float = 7.0, online: Signer | None = None) -> None:
+        """Put what is signed in place."""
+        self.desk.publish((online or self.online_key).key, in_days(time.time(), days))
+
+    def release(self, bundles: Mapping[str, Path] | None = None, **about: Any) -> int:
+        """Draft, sign and publish; the sequence."""
+        sequence = self.draft(bundles, **about)
+        self.publish()
+        return sequence
