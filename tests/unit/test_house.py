@@ -87,7 +87,7 @@ def test_an_init_holds_a_docstring_and_deliberate_exports_alone() -> None:
 def test_every_module_says_what_it_is_for() -> None:
     for module in MODULES:
         if not module.name.endswith(("_pb2.py", "_pb2_grpc.py")):
-            assert ast.get_docstring(tree(module)), module
+            assert (ROOT / module).read_text().startswith('"""'), module
 
 
 def test_every_code_is_documented_where_it_is_defined() -> None:
