@@ -116,6 +116,8 @@ def test_the_same_objects_pair_off(
     assert same_objects(ours, theirs, 0.5) is same
     one = judge("detections", (-1, 10, 6))
     assert one.agrees({"y": ours[None]}, {"y": theirs[None]}) is same
+    labelled = np.array([(*box[:4], 1.0, box[5]) for box in cloud if box[4] >= 0.5]).reshape(-1, 6)
+    assert one.has_found({"y": ours[None]}, labelled) is same
 
 
 def test_a_box_with_a_number_that_is_not_finite_is_never_right() -> None:

@@ -32,7 +32,7 @@ from upwell.shared.tensors import Array, TensorSpec
 from upwell.tools.demo.data import ASSETS, digit_png, heldout
 
 OF_SCORES: tuple[Measure, ...] = ("max_prob", "margin", "entropy", "energy", "logit_norm")
-OF_BOXES: tuple[Measure, ...] = ("mean_score", "low_share", "count")
+OF_BOXES: tuple[Measure, ...] = ("mean_score", "low_share", "count", "doubtful", "near", "spread")
 
 
 def output(name: str, kind: OutputKind, shape: tuple[int, ...], datatype: str = "FP32") -> LogicalOutput:
@@ -74,7 +74,7 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         ((PROBABILITIES,), ("max_prob", "margin", "entropy", "logit_norm")),
         ((output("scores", "logits", (-1, 2)),), ("max_prob", "margin", "entropy", "energy")),
         ((output("scores", "logits", (-1, -1)),), OF_SCORES),
-        ((BOXES,), OF_BOXES),
+        ((BOXES,), ("margin", *OF_BOXES)),
         ((EMBEDDING, BOXES, SCORES), (*OF_SCORES, *OF_BOXES)),
         ((EMBEDDING, DOUBT), ()),
     ],

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from upwell.shared.routing.box_hardness import box_hardness
+from upwell.shared.routing.box_hardness import OF_CANDIDATES, CandidateGroups, box_hardness, candidate_hardness
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.tensors import Array
 
@@ -80,3 +80,58 @@ def test_what_stands_in_an_empty_slot_is_nobodys_concern(measure: Measure) -> No
 def test_a_measure_of_scores_is_none_of_boxes() -> None:
     with pytest.raises(ValueError, match="mean_score, low_share or count"):
         box_hardness(detections((0.5,)), "margin", box_score=0.5)
+
+
+# --- Of what a detector took for possible
+
+
+def groups(scores: Sequence[float], overlaps: Sequence[float] = (), min_score: float = 0.25) -> CandidateGroups:
+    made = np.array(scores, np.float64)
+    return CandidateGroups(made, np.array(overlaps or np.ones(len(made)), np.float64), min_score)
+
+
+def one_value(measure: Measure, made: CandidateGroups, box_score: float = 0.5) -> float:
+    (value,) = candidate_hardness(detections(()), [made], measure, box_score=box_score)
+    return value
+
+
+def best_and_second(chances: Sequence[float]) -> float:
+    """The margin by its definition: every set of objects with its chance."""
+    sets = [1.0]
+    for chance in chances:
+        sets = [p * q for p in sets for q in (chance, 1 - chance)]
+    second, best = sorted(sets)[-2:]
+    return best - second
+
+
+@pytest.mark.parametrize("scores", [(0.9,), (0.2,), (0.9, 0.2, 0.95), (0.5, 0.9), (0.6, 0.6, 0.3, 0.12)])
+def test_the_margin_is_the_chance_of_the_best_set_of_objects_less_that_of_the_second(scores: Sequence[float]) -> None:
+    assert one_value("margin", groups(scores)) == pytest.approx(best_and_second(scores))
+
+
+def test_the_other_measures_of_candidates_are_their_definitions() -> None:
+    made = groups((0.9, 0.6, 0.2), (1.0, 0.7, 0.5))
+    assert one_value("doubtful", made) == pytest.approx(0.1 + 0.4 + 0.2)
+    assert one_value("near", made) == 1
+    assert one_value("spread", made) == pytest.approx(0.6 * 0.3 + 0.2 * 0.5)
+
+
+@pytest.mark.parametrize(("box_score", "min_score", "score"), [(0.3, 0.2, 0.3), (0.5, 0.7, 0.7), (0.05, 0.0, 0.05)])
+def test_a_box_on_the_threshold_that_answers_are_judged_by_is_most_doubtful(
+    box_score: float, min_score: float, score: float
+) -> None:
+    assert one_value("margin", groups((score,), min_score=min_score), box_score) == pytest.approx(0, abs=1e-5)
+
+
+def test_where_nothing_is_possible_nothing_is_doubtful() -> None:
+    assert one_value("margin", groups(())) == 1
+    assert [one_value(measure, groups(())) for measure in ("doubtful", "near", "spread")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("measure", sorted(OF_CANDIDATES))
+def test_a_broken_box_makes_its_row_nan_whatever_the_candidates_say(measure: Measure) -> None:
+    made = detections((0.9,), (0.9,))
+    made[0, 0, 1] = math.nan
+    first, second = candidate_hardness(made, [groups((0.9,))] * 2, measure, box_score=0.5)
+    assert math.isnan(first)
+    assert math.isfinite(second)

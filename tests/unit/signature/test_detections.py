@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from upwell.shared.signature.detections import detect, suppress, to_corners
+from upwell.shared.signature.detections import as_candidates, detect, grouped, suppress, to_corners
 from upwell.shared.signature.keys import Boxes
 from upwell.shared.signature.values import Geometry
 from upwell.shared.tensors import Array
@@ -62,7 +62,7 @@ def test_box_forms(form: str, box: list[float]) -> None:
 
 
 def test_slots_without_a_detection_are_zeros_with_class_minus_one() -> None:
-    found = detect(boxes_op(normalized=True), np.zeros((2, 3, 4)), np.ones((2, 3, 2)), None, None)
+    found = detect(boxes_op(normalized=True), np.zeros((2, 3, 4)), np.ones((2, 3, 2)), None, None).array
     assert found.dtype == np.float32
     assert found.shape == (2, 5, 6)
     assert (found == f32([0, 0, 0, 0, 0, -1])).all()
@@ -76,7 +76,7 @@ def test_pixels_of_the_model_become_fractions_of_each_original() -> None:
         offset=f64([[0, 25], [0, 0]]),
     )
     boxes = f32([[[10, 35, 60, 50]]] * 2)
-    found = detect(boxes_op(max=1), boxes, f32([[[0.1, 0.9]]] * 2), None, geometry)
+    found = detect(boxes_op(max=1), boxes, f32([[[0.1, 0.9]]] * 2), None, geometry).array
     np.testing.assert_allclose(found[0], [[0.1, 0.2, 0.6, 0.5, 0.9, 1]], atol=1e-6)
     np.testing.assert_allclose(found[1], [[0.1, 0.35, 0.6, 0.5, 0.9, 1]], atol=1e-6)
 
@@ -84,7 +84,7 @@ def test_pixels_of_the_model_become_fractions_of_each_original() -> None:
 def test_a_box_in_the_padding_is_no_detection_and_one_over_the_edge_is_cut() -> None:
     geometry = Geometry(f64([[100, 50]]), f64([[100, 100]]), np.ones((1, 2)), f64([[0, 25]]))
     boxes = f32([[[10, 2, 20, 20], [-10, 20, 50, 60]]])
-    found = detect(boxes_op(), boxes, f32([[[0.9], [0.8]]]), None, geometry)
+    found = detect(boxes_op(), boxes, f32([[[0.9], [0.8]]]), None, geometry).array
     np.testing.assert_allclose(found[0, 0], [0, 0, 0.5, 0.7, 0.8, 0], atol=1e-6)
     assert found[0, 1, 5] == -1
 
@@ -92,17 +92,17 @@ def test_a_box_in_the_padding_is_no_detection_and_one_over_the_edge_is_cut() -> 
 def test_best_class_wins_and_low_scores_go() -> None:
     boxes = f32([[[0, 0, 0.4, 0.4], [0.5, 0.5, 1, 1], [0, 0.5, 0.4, 1]]])
     scores = f32([[[0.3, 0.6, 0.6], [0.2, 0.1, 0.24], [0.25, 0, 0]]])
-    found = detect(boxes_op(normalized=True), boxes, scores, None, None)
+    found = detect(boxes_op(normalized=True), boxes, scores, None, None).array
     assert found[0, :, 5].tolist() == [1, 0, -1, -1, -1]
 
 
 def test_the_background_is_never_found() -> None:
     boxes = f32([[[0, 0, 0.4, 0.4], [0.5, 0.5, 1, 1]]])
     scores = f32([[[0.9, 0.5], [0.9, 0.1]]])
-    found = detect(boxes_op(normalized=True, background=0), boxes, scores, None, None)
+    found = detect(boxes_op(normalized=True, background=0), boxes, scores, None, None).array
     assert found[0, 0, 4:].tolist() == [0.5, 1]
     assert found[0, 1, 5] == -1
-    flat = detect(boxes_op(normalized=True, background=0), boxes, f32([[0.9, 0.8]]), f32([[0, 3]]), None)
+    flat = detect(boxes_op(normalized=True, background=0), boxes, f32([[0.9, 0.8]]), f32([[0, 3]]), None).array
     assert flat[0, :2, 5].tolist() == [3, -1]
 
 
@@ -111,11 +111,11 @@ def test_numbers_that_are_none_make_no_detection(odd: float) -> None:
     good = [0.1, 0.1, 0.2, 0.2]
     boxes = f32([[[odd, 0, 1, 1], good, good, [0.5, 0.5, 0.5, 0.9], [0.9, 0.1, 0.5, 0.5]]])
     scores = f32([[[0.9, 0.1], [odd if odd != np.inf else np.nan] * 2, [0.8, 0.3], [1, 1], [1, 1]]])
-    found = detect(boxes_op(normalized=True), boxes, scores, None, None)
+    found = detect(boxes_op(normalized=True), boxes, scores, None, None).array
     np.testing.assert_allclose(found[0, 0], [*good, 0.8, 0], atol=1e-6)
     assert (found[0, 1:, 5] == -1).all()
     classes = f32([[0, odd, 1, 0, 0]])
-    flat = detect(boxes_op(normalized=True), boxes, f32([[0.9, 0.9, 0.8, 1, 1]]), classes, None)
+    flat = detect(boxes_op(normalized=True), boxes, f32([[0.9, 0.9, 0.8, 1, 1]]), classes, None).array
     assert flat[0, :, 5].tolist() == [1, -1, -1, -1, -1]
 
 
@@ -123,3 +123,32 @@ def test_inputs_are_left_alone() -> None:
     boxes, scores = f32([[[0, 0, 1, 1]]]), f32([[[0.9, 0.8]]])
     detect(boxes_op(normalized=True, background=0), boxes, scores, None, None)
     assert scores.tolist() == f32([[[0.9, 0.8]]]).tolist()
+
+
+def test_candidates_are_what_suppression_and_the_least_score_left_out() -> None:
+    box, beside, other = [0.1, 0.1, 0.3, 0.3], [0.11, 0.1, 0.3, 0.3], [0.6, 0.6, 0.8, 0.9]
+    boxes = f32([[box, beside, other, other, [0.5, 0.5, 0.4, 0.9]]])
+    scores = f32([[[0.9, 0], [0.6, 0], [0, 0.2], [0, 0.05], [0.9, 0.9]]])
+    found = detect(boxes_op(normalized=True, min_score=0.5), boxes, scores, None, None)
+    assert (found.array[0, :, 5] >= 0).sum() == 1
+    (candidates,) = found.candidates
+    np.testing.assert_allclose(candidates.scores, [0.9, 0.6, 0.2], atol=1e-6)
+    assert candidates.classes.tolist() == [0, 0, 1]
+    assert candidates.min_score == 0.5
+    best, overlaps = grouped(candidates, 0.45)
+    np.testing.assert_allclose(best, [0.9, 0.2], atol=1e-6)
+    np.testing.assert_allclose(overlaps, [(0.9 + 0.6 * 0.95) / 1.5, 1], atol=1e-6)
+
+
+def test_detections_of_a_model_that_suppresses_itself_are_their_own_candidates() -> None:
+    box = [0.1, 0.1, 0.3, 0.3]
+    made = f32([[[*box, 0.3, 1], [*box, 0.9, 0], [*box, 0.01, 0], [0, 0, 0, 0, 0, -1], [*box[:3], np.nan, 0.8, 0]]])
+    (candidates,) = as_candidates(made)
+    np.testing.assert_allclose(candidates.scores, [0.9, 0.3], atol=1e-6)
+    assert candidates.classes.tolist() == [0, 1]
+    assert [len(column) for column in grouped(candidates, 0.45)] == [2, 2]
+
+
+def test_a_picture_in_which_nothing_is_possible_has_no_group() -> None:
+    (candidates,) = as_candidates(np.zeros((1, 0, 6), np.float32))
+    assert [column.tolist() for column in grouped(candidates, 0.45)] == [[], []]

@@ -25,7 +25,7 @@ from upwell.shared.routing.policy.calibrations import Calibration
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.signature.binding import chunk_of, sizes_fit
-from upwell.shared.signature.processor import Prepared, Processor
+from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
 from upwell.shared.values import quick
@@ -48,6 +48,8 @@ class EdgeRun:
     digest: str = ""
     exits: Mapping[str, Array] | None = None
     """Of a head that answers early: what its tail takes."""
+    candidates: CandidatesByOutput | None = None
+    """Of outputs of detections: what each row could have held."""
 
 
 class VersionComparison(Comparison["EdgeRun"], Protocol):
@@ -143,6 +145,7 @@ class EdgeModel:
 
     def _run_checked(self, inputs: Mapping[str, Array]) -> EdgeRun:
         started_s, processor = time.monotonic(), self.processor
+        candidates: CandidatesByOutput | None = None
         if processor.identity:  # nothing to prepare, and the inputs need not be checked twice
             rows = next(iter(inputs.values())).shape[0] if self.signature.has_rows else 1
             if processor.chunk in (0, rows):
@@ -151,12 +154,13 @@ class EdgeModel:
                 outputs = processor.run_rows(self.runtime.run, Prepared(inputs, rows, None))
         else:
             prepared = processor.pre(inputs)
-            outputs = processor.post(processor.run_rows(self.runtime.run, prepared), prepared)
+            made = processor.run_rows(self.runtime.run, prepared)
+            outputs, candidates = processor.post_with_candidates(made, prepared)
         if not self.exits:
-            return EdgeRun(outputs, time.monotonic() - started_s, self.digest)
+            return EdgeRun(outputs, time.monotonic() - started_s, self.digest, None, candidates)
         exits = {spec.name: outputs[spec.name] for spec in self.exits}
         answer = {output.name: outputs[output.name] for output in self.signature.outputs}
-        return EdgeRun(answer, time.monotonic() - started_s, self.digest, exits)
+        return EdgeRun(answer, time.monotonic() - started_s, self.digest, exits, candidates)
 
     @property
     def exit_row_bytes(self) -> int:

@@ -14,9 +14,17 @@ from typing import TypeAlias, get_args
 import numpy as np
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.routing.box_hardness import box_hardness
+from upwell.shared.routing.box_hardness import (
+    OF_BOXES,
+    OF_CANDIDATES,
+    CandidateGroups,
+    box_hardness,
+    candidate_hardness,
+)
 from upwell.shared.routing.hardness import Measure, as_logits, hardness
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.detections import as_candidates, grouped
+from upwell.shared.signature.processor import CandidatesByOutput
 from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.signature.values import FLOATS
 from upwell.shared.tensors import Array
@@ -27,7 +35,8 @@ GROUP = "upwell.hardness"
 HardnessFunction: TypeAlias = Callable[[Mapping[str, Array]], Sequence[float]]
 """Outputs by name, read-only, all rows -> one finite number per row, larger where the row is harder."""
 
-_BOXES = ("mean_score", "low_share", "count")
+_IOU = 0.45
+"""Candidates of one class that overlap by more are one group."""
 _MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 _log = logging.getLogger(__name__)
@@ -76,21 +85,33 @@ class Scorer:
             self._problems[key] = self._problem(hard)
         return self._problems[key]
 
-    def score(self, outputs: Mapping[str, Array], hard: HardSettings, rows: int) -> tuple[float, ...]:
+    def score(
+        self,
+        outputs: Mapping[str, Array],
+        hard: HardSettings,
+        rows: int,
+        candidates: CandidatesByOutput | None = None,
+    ) -> tuple[float, ...]:
         """The hardness of each of the `rows` rows in `outputs`; NaN, which is hard, where there is none to be had.
 
-        Asked only where `can` says so.
+        `candidates` are those of outputs of detections. Asked only where `can` says so.
         """
-        values = self._values(outputs, hard, rows)
+        values = self._values(outputs, hard, rows, candidates)
         return values if len(values) == rows else (math.nan,) * rows
 
-    def score_all(self, outputs: Mapping[str, Array], hard: HardSettings, rows: int) -> tuple[dict[str, float], ...]:
+    def score_all(
+        self,
+        outputs: Mapping[str, Array],
+        hard: HardSettings,
+        rows: int,
+        candidates: CandidatesByOutput | None = None,
+    ) -> tuple[dict[str, float], ...]:
         """For each row every measure that applies, at temperature 1: what is written to logs.
 
         `output`, `function` and `box_score` are those of `hard`. A measure whose value is no number is left out.
         """
         asked = [replace(hard, measure=measure, temperature=1.0) for measure in _MEASURES]
-        columns = {one.measure: self.score(outputs, one, rows) for one in asked if self.can(one)}
+        columns = {one.measure: self.score(outputs, one, rows, candidates) for one in asked if self.can(one)}
         return tuple(
             {name: column[row] for name, column in columns.items() if math.isfinite(column[row])} for row in range(rows)
         )
@@ -110,7 +131,9 @@ class Scorer:
         return tuple(found.tolist()) if np.isfinite(found).all() else None
 
     def _problem(self, hard: HardSettings) -> str:
-        if hard.measure in _BOXES:
+        if hard.measure in OF_CANDIDATES and self._measures_boxes(hard.measure):
+            return ""
+        if hard.measure in OF_BOXES | (OF_CANDIDATES - {"margin"}):
             return "" if self._boxes else f"{hard.measure} needs an output of kind detections, and there is none"
         if hard.measure == "output":
             return self._output_problem(hard.output)
@@ -136,30 +159,39 @@ class Scorer:
     def _scores_problem(self, measure: Measure) -> str:
         scores = self._signature.scores
         if scores is None:
-            return f"{measure} needs an output of kind probabilities or logits, and there is none"
+            also = ", or detections" if measure == "margin" else ""
+            return f"{measure} needs an output of kind probabilities or logits{also}, and there is none"
         if measure == "energy" and scores.kind != "logits":
             return "energy needs logits, and the model gives probabilities, which have none"
         if measure == "logit_norm" and 0 < scores.spec.shape[-1] < 3:
             return "logit_norm needs three classes or more; with two it says nothing"
         return ""
 
-    def _values(self, outputs: Mapping[str, Array], hard: HardSettings, rows: int) -> tuple[float, ...]:
+    def _values(
+        self, outputs: Mapping[str, Array], hard: HardSettings, rows: int, candidates: CandidatesByOutput | None
+    ) -> tuple[float, ...]:
         if hard.measure == "function":
             return self._called(hard.function, outputs, rows)
         if hard.measure == "output":
             output = self._output(hard.output)
             return _hardest(self._rows(outputs, output)) if output else ()
-        if hard.measure in _BOXES:
-            return (
-                box_hardness(self._rows(outputs, self._boxes), hard.measure, box_score=hard.box_score)
-                if self._boxes
-                else ()
-            )
+        if self._boxes is not None and hard.measure in OF_BOXES:
+            return box_hardness(self._rows(outputs, self._boxes), hard.measure, box_score=hard.box_score)
+        if self._boxes is not None and self._measures_boxes(hard.measure):
+            found = self._rows(outputs, self._boxes)
+            possible = (candidates or {}).get(self._boxes.name) or as_candidates(found)
+            groups = [CandidateGroups(*grouped(one, _IOU), one.min_score) for one in possible[: len(found)]]
+            return candidate_hardness(found, groups, hard.measure, box_score=hard.box_score)
         scores = self._signature.scores
         if scores is None:
             return ()
         array = self._rows(outputs, scores)
         return hardness(array, hard.measure, logits=scores.kind == "logits", temperature=hard.temperature)
+
+    def _measures_boxes(self, measure: Measure) -> bool:
+        """Whether this measure is one of boxes here: the margin is one of classes where there are scores of those."""
+        has_scores = measure == "margin" and self._signature.scores is not None
+        return self._boxes is not None and measure in OF_CANDIDATES and not has_scores
 
     def _output(self, name: str) -> LogicalOutput | None:
         return next((output for output in self._signature.outputs if output.name == name), None)

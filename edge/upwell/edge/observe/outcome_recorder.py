@@ -38,8 +38,9 @@ def log_lines(done: RequestRecord) -> dict[int, LogLine]:
         return {}
     judge = judge_of(edge, done.settings.hard)
     lines: dict[int, LogLine] = {}
-    for rows, outputs in done.parts.edge:
-        measures = edge.scorer.score_all(outputs, done.settings.hard or HardSettings(), len(rows))
+    for rows, run in done.parts.edge:
+        outputs, hard = run.outputs, done.settings.hard or HardSettings()
+        measures = edge.scorer.score_all(outputs, hard, len(rows), run.candidates)
         for index, row in enumerate(rows):
             line = _edge_line(done, edge, row, measures[index], edge.scorer.logits(outputs, index))
             reply = done.replies.get(row)
@@ -185,7 +186,7 @@ class OutcomeRecorder:
         facts: dict[str, Parameter] = {_SCOPE: hard.scope if hard else ""}
         if row in lines:
             facts[_LINE] = lines[row].model_dump_json(exclude_defaults=True)
-        rows, outputs = next((rows, outputs) for rows, outputs in done.parts.edge if row in rows)
+        rows, outputs = next((rows, run.outputs) for rows, run in done.parts.edge if row in rows)
         index = rows.index(row)
         case = _case(done, "audit", (row,), str(Reason.EASY), _row(edge, outputs, index), facts)
         if edge.versions is None or not self._compare(edge, case, verdict):

@@ -165,7 +165,7 @@ class RequestDriver:
         if self._context.trace is not None:
             add_run(self._context.trace, EDGE, len(rows), run.duration_s)
         self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest
-        self._parts.edge.append((rows, run.outputs))
+        self._parts.edge.append((rows, run))
         if run.exits:
             self._sent_inputs = run.exits
         return run.duration_s
@@ -193,7 +193,8 @@ class RequestDriver:
         assert edge is not None  # noqa: S101  it has just run
         if not edge.scorer.can(action.hard):
             return None
-        return tuple(edge.scorer.score(self._parts.edge[-1][1], action.hard, len(action.rows)))
+        run = self._parts.edge[-1][1]
+        return tuple(edge.scorer.score(run.outputs, action.hard, len(action.rows), run.candidates))
 
     def _encode(self, action: Encode) -> int:
         attempt, half = self._flow.attempts[action.attempt], self._halves.get(action.attempt)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from upwell.edge.models.edge_model import EdgeRun
 from upwell.edge.models.served import ServedModel
 from upwell.edge.request.context import RequestContext
 from upwell.edge.uplink.uplink import CloudReply
@@ -76,17 +77,18 @@ class RowParts:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.all = _ONE if rows == 1 else tuple(range(rows))
-        self.edge: list[tuple[tuple[int, ...], Mapping[str, Array]]] = []
+        self.edge: list[tuple[tuple[int, ...], EdgeRun]] = []
 
     def merged(self, replies: Replies, signature: Signature | None) -> Mapping[str, Array]:
         """The cloud's rows, and the edge's where the cloud has none. Without a `signature` the cloud has all."""
         if not replies and len(self.edge) == 1:
-            return self.edge[0][1]
+            return self.edge[0][1].outputs
         lifted = {row for rows, _ in replies for row in rows}
         parts: list[tuple[Sequence[int], Mapping[str, Array]]] = [(rows, r.response.outputs) for rows, r in replies]
         if signature is None:
             return parts[0][1]
-        for rows, outputs in self.edge:
+        for rows, run in self.edge:
+            outputs = run.outputs
             kept = [index for index, row in enumerate(rows) if row not in lifted]
             if len(kept) == self.rows:
                 return outputs

@@ -113,12 +113,12 @@ class Versions:
             if self._is_busy or now_s < self._next_s:
                 return
             self._is_busy, self._next_s = True, now_s + EVERY_S
-        said, kept = self._said(0, answer.outputs), self._first_row(inputs)
+        said, kept = self._said(0, answer), self._first_row(inputs)
 
         def compare() -> None:
             try:
                 former = self._aside(self._former, kept, answer.duration_s)
-                self._vote(_digest(kept), said, None if former is None else self._said(1, former.outputs))
+                self._vote(_digest(kept), said, None if former is None else self._said(1, former))
             finally:
                 with self._lock:
                     self._is_busy = False
@@ -223,13 +223,14 @@ class Versions:
             _log.debug("not compared", exc_info=True)
         return None
 
-    def _said(self, which: int, outputs: Mapping[str, Array]) -> _Said:
+    def _said(self, which: int, run: EdgeRun) -> _Said:
         edge, hard, judge = (self._new, self._former)[which], self._hards[which], self._judges[which]
+        outputs = run.outputs
         row = {name: array[:1] for name, array in outputs.items()} if edge.signature.has_rows else outputs
         measured = hard or HardSettings()
         is_unsure = False
         if edge.scorer.can(measured):
-            (value,) = edge.scorer.score(row, measured, 1)
+            (value,) = edge.scorer.score(row, measured, 1, run.candidates)
             is_unsure = is_hard(value, measured.measure, measured.threshold)
         answer = _digest(row) if judge is None else judge.answer(row)
         return _Said(None if hard is None else is_unsure, answer, not is_unsure)

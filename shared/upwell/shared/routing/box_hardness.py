@@ -1,26 +1,64 @@
-"""How unsure a detector is of what it found in a picture, from the boxes that it gives.
+"""How unsure a detector is of what it found in a picture, from its boxes and from what it took for possible.
 
-A row of detections is [boxes, 6]: x1, y1, x2, y2, score sᵢ, class; a slot with a negative class holds no box. k is the
-number of boxes.
+A row of detections is [boxes, 6]: x1, y1, x2, y2, score, class; a slot with a negative class holds no box. Of these,
+with sᵢ the scores of the k boxes:
 
 - `mean_score`: Σ sᵢ / k, 0 without any box (as in KubeEdge Sedna; the average of Brust et al. 2019, arXiv 1809.09875).
   Hard when below.
 - `low_share`: the share of boxes with sᵢ below `box_score`, 0 without any box (Sedna's IBT). Hard when above.
 - `count`: k. Hard when above: the more objects, the harder the picture (Ionescu et al. 2016, arXiv 1705.08280).
 
-So a picture without any box is hard by `mean_score`, since nothing vouches for it, and easy by the other two: which
-of them is right is for the user to say, who knows whether empty pictures are the rule. A box with a number that is not
-finite makes its row NaN, which counts as hard whatever the threshold.
+The others read the candidates: boxes before suppression and below `min_score`, from a score of 0.1 up. They are grouped
+as suppression does it, a best box and those of its class that overlap it by more than 0.45; j counts the groups. The
+score s of the best becomes the chance that there is an object, pⱼ, by a line from 0 over 1/2 at t to 1, where t is
+`box_score`, or `min_score` where that is higher: so the boxes that an answer is judged by are those with p ≥ 1/2.
+
+- `margin`: P₁ − P₂, the chances of the best and of the second best set of objects, if each is there independently of
+  the others: P₁ = Π max(pⱼ, 1 − pⱼ), and P₂ has the least sure group the other way round. It is what `margin` is of
+  classes (Scheffer et al. 2001), where the answer is a set. Hard when below.
+- `doubtful`: Σ min(pⱼ, 1 − pⱼ), the expected number of objects missed or found where there are none (the risk of a
+  Bayes classifier, Chow 1970, summed over boxes as in Brust et al. 2019). Hard when above.
+- `near`: how many groups have 1/4 < pⱼ < 3/4: those that a somewhat other picture would turn (uncertainty sampling,
+  Lewis & Gale 1994). Hard when above.
+- `spread`: Σ sⱼ (1 − IoUⱼ), with IoUⱼ the mean overlap of a group's best box with the boxes of its group, weighted by
+  their scores: how much they disagree about where the object is (after the tightness of Kao et al. 2018, arXiv
+  1801.05124). Hard when above.
+
+A picture without any box is hard by `mean_score`, and by the others as far as there are candidates. A box with a number
+that is not finite makes its row NaN, which counts as hard whatever the threshold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
 import numpy as np
+import numpy.typing as npt
 
 from upwell.shared.routing.hardness import Measure
 from upwell.shared.tensors import Array
 
+OF_BOXES: frozenset[Measure] = frozenset({"mean_score", "low_share", "count"})
+"""Measures of detections."""
+OF_CANDIDATES: frozenset[Measure] = frozenset({"margin", "doubtful", "near", "spread"})
+"""Measures of what a detector took for possible."""
+
 _SCORE, _CLASS = 4, 5
+_NEAR = 0.25
+
+
+@dataclass(frozen=True)
+class CandidateGroups:
+    """The groups of one row: the best score of each, FP64 [n], and the mean overlap of its boxes with the best.
+
+    A box from `min_score` up is found.
+    """
+
+    scores: Array
+    overlaps: Array
+    min_score: float
 
 
 def box_hardness(detections: Array, measure: Measure, *, box_score: float) -> tuple[float, ...]:
@@ -40,5 +78,53 @@ def box_hardness(detections: Array, measure: Measure, *, box_score: float) -> tu
         measured = (is_box & (scores < box_score)).sum(axis=1) / np.maximum(count, 1.0)
     else:
         raise ValueError(f"{measure} is not a measure of boxes; expected mean_score, low_share or count")
-    measured[(is_box & ~np.isfinite(detections).all(axis=2)).any(axis=1)] = np.nan
+    measured[_broken(detections)] = np.nan
     return tuple(measured.tolist())
+
+
+def candidate_hardness(
+    detections: Array, groups: Sequence[CandidateGroups], measure: Measure, *, box_score: float
+) -> tuple[float, ...]:
+    """The measure for each row, from the groups of its candidates.
+
+    It is NaN where a box of `detections`, [rows, boxes, 6], has what is no number.
+    Raises `KeyError` for a measure that is not one of candidates.
+    """
+    compute = _MEASURES[measure]
+    measured = [compute(_chances(one, box_score), one) for one in groups]
+    return tuple(np.where(_broken(detections), np.nan, measured).tolist())
+
+
+def _broken(detections: Array) -> npt.NDArray[np.bool_]:
+    is_box = ~(detections[:, :, _CLASS] < 0)
+    return np.asarray((is_box & ~np.isfinite(detections).all(axis=2)).any(axis=1))
+
+
+def _chances(groups: CandidateGroups, box_score: float) -> Array:
+    threshold = min(max(box_score, groups.min_score, 1e-6), 1 - 1e-6)
+    scores = np.clip(groups.scores, 0.0, 1.0)
+    below, above = scores / threshold / 2, 1 - (1 - scores) / (1 - threshold) / 2
+    chances: Array = np.where(scores < threshold, below, above)
+    return chances
+
+
+def _margin(chances: Array, _: CandidateGroups) -> float:
+    sure = np.maximum(chances, 1 - chances)
+    return float(sure.prod() * (1 - ((1 - sure) / sure).max(initial=0.0)))
+
+
+def _doubtful(chances: Array, _: CandidateGroups) -> float:
+    return float(np.minimum(chances, 1 - chances).sum())
+
+
+def _near(chances: Array, _: CandidateGroups) -> float:
+    return float((np.abs(chances - 0.5) < _NEAR).sum())
+
+
+def _spread(_: Array, groups: CandidateGroups) -> float:
+    return float((groups.scores * (1 - groups.overlaps)).sum())
+
+
+_MEASURES: Mapping[str, Callable[[Array, CandidateGroups], float]] = MappingProxyType(
+    {"margin": _margin, "doubtful": _doubtful, "near": _near, "spread": _spread}
+)

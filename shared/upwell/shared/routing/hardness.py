@@ -31,10 +31,24 @@ import numpy as np
 from upwell.shared.tensors import Array
 
 Measure: TypeAlias = Literal[
-    "max_prob", "margin", "entropy", "energy", "logit_norm", "mean_score", "low_share", "count", "output", "function"
+    "max_prob",
+    "margin",
+    "entropy",
+    "energy",
+    "logit_norm",
+    "mean_score",
+    "low_share",
+    "count",
+    "doubtful",
+    "near",
+    "spread",
+    "output",
+    "function",
 ]
 
-RISING: frozenset[str] = frozenset({"entropy", "energy", "low_share", "count", "output", "function"})
+RISING: frozenset[str] = frozenset(
+    {"entropy", "energy", "low_share", "count", "doubtful", "near", "spread", "output", "function"}
+)
 """Measures that grow with hardness; the others fall."""
 
 SLACK = 0.01

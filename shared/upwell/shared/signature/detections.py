@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upwell.shared.signature.keys import Boxes
-from upwell.shared.signature.values import Floats, Geometry
+from upwell.shared.signature.values import Candidates, Detections, Floats, Geometry
 from upwell.shared.tensors import Array
 
 Indexes = npt.NDArray[np.intp]
@@ -19,7 +19,14 @@ FIELDS = 6
 """Numbers per detection."""
 
 
-def detect(op: Boxes, boxes: Array, scores: Array, classes: Array | None, geometry: Geometry | None) -> Array:
+CANDIDATE_SCORE = 0.1
+"""A box with a lower score is no candidate: detectors give thousands of those to any picture."""
+
+MOST_CANDIDATES = 256
+"""Candidates kept of a row, those of the highest scores."""
+
+
+def detect(op: Boxes, boxes: Array, scores: Array, classes: Array | None, geometry: Geometry | None) -> Detections:
     """Boxes [rows, n, 4] and scores [rows, n, classes] (or [rows, n] with `classes` [rows, n]) -> FP32 [rows, max, 6].
 
     Boxes that are not finite, have no area or lie outside the picture are left out. Without a geometry the boxes
@@ -27,16 +34,60 @@ def detect(op: Boxes, boxes: Array, scores: Array, classes: Array | None, geomet
     """
     found = np.zeros((len(boxes), op.max, FIELDS), dtype=np.float32)
     found[:, :, 5] = -1
+    candidates = []
     for row in range(len(boxes)):
         best, labels = _best(scores[row], None if classes is None else classes[row], op.background)
-        corners = to_corners(boxes[row].astype(np.float64), op.format)
-        usable = (best >= op.min_score) & (labels != op.background) & np.isfinite(corners).all(axis=1) & _solid(corners)
-        corners, best, labels = corners[usable], best[usable], labels[usable]
+        possible = np.flatnonzero((best >= min(CANDIDATE_SCORE, op.min_score)) & (labels != op.background))
+        corners = to_corners(boxes[row][possible].astype(np.float64), op.format)
+        usable = np.isfinite(corners).all(axis=1) & _solid(corners)
+        possible, corners = possible[usable], corners[usable]
+        best, labels = best[possible], labels[possible]
+        candidates.append(_candidates(corners, best, labels, op.min_score))
+        shown = best >= op.min_score
+        corners, best, labels = corners[shown], best[shown], labels[shown]
         kept = suppress(corners, best, labels, op.iou, op.max)
         fractions = _fractions(corners[kept], row, op.normalized, geometry)
         kept, fractions = kept[_solid(fractions)], fractions[_solid(fractions)]
         found[row, : len(kept)] = np.column_stack((fractions, best[kept], labels[kept]))
-    return found
+    return Detections(found, candidates)
+
+
+def as_candidates(found: Array) -> list[Candidates]:
+    """The candidates of detections [rows, n, 6] of which nobody knows what was suppressed: they themselves."""
+    candidates = []
+    for row in found.astype(np.float64):
+        boxes = row[(row[:, 5] >= 0) & np.isfinite(row).all(axis=1)]
+        boxes = boxes[_solid(boxes)]
+        candidates.append(_candidates(boxes[:, :4], boxes[:, 4], boxes[:, 5].astype(np.int64), 0.0))
+    return candidates
+
+
+def _candidates(corners: Floats, scores: Array, classes: Array, min_score: float) -> Candidates:
+    order = np.argsort(-scores, kind="stable")[:MOST_CANDIDATES]
+    order = order[scores[order] >= CANDIDATE_SCORE]
+    return Candidates(corners[order], scores[order].astype(np.float64), classes[order], min_score)
+
+
+def grouped(candidates: Candidates, iou: float) -> tuple[Floats, Floats]:
+    """The candidates in groups as `suppress` makes them: the best score of each group, and how well its boxes agree.
+
+    That is the mean overlap (IoU) of its boxes with the best one, which is among them, weighted by their scores. Both
+    are FP64 [groups].
+    """
+    boxes, scores, classes = candidates.boxes, candidates.scores, candidates.classes
+    sides = np.minimum(boxes[:, None, 2:], boxes[:, 2:]) - np.maximum(boxes[:, None, :2], boxes[:, :2])
+    shared = np.clip(sides, 0.0, None).prod(axis=2)
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+    overlaps = shared / (areas[:, None] + areas - shared)
+    is_same = (overlaps > iou) & (classes[:, None] == classes)
+    best: list[int] = []
+    free = np.ones(len(scores), dtype=np.bool_)
+    for index in range(len(scores)):  # the best first, as they stand
+        if free[index]:
+            best.append(index)
+            free &= ~is_same[index]
+    weights = is_same[best] * scores
+    return scores[best], (weights * overlaps[best]).sum(axis=1) / weights.sum(axis=1)
 
 
 def _solid(corners: Floats) -> npt.NDArray[np.bool_]:

@@ -45,9 +45,10 @@ def pictures_of(value: Value) -> Pictures:
     """The value as pictures; an array is UINT8 [rows, height, width, 1 or 3]. Raises `InvalidRequest` for no pixels."""
     if isinstance(value, Pictures):
         return value
-    if value.size == 0:
-        raise InvalidRequest(f"pictures without pixels: {list(value.shape)}")
-    return Pictures(value, Geometry.of([(value.shape[2], value.shape[1])] * len(value)), DEFAULT_MAX_PIXELS)
+    array = array_of(value)
+    if array.size == 0:
+        raise InvalidRequest(f"pictures without pixels: {list(array.shape)}")
+    return Pictures(array, Geometry.of([(array.shape[2], array.shape[1])] * len(array)), DEFAULT_MAX_PIXELS)
 
 
 def resize(pictures: Pictures, op: Resize) -> Pictures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import PIL
@@ -15,10 +15,13 @@ from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.image_codec import BUDGET, encoded_pixels, in_rgb
 from upwell.shared.signature.signature import Signature, own_signature
 from upwell.shared.signature.steps import Steps
-from upwell.shared.signature.values import Geometry, array_of
+from upwell.shared.signature.values import Candidates, Detections, Geometry, array_of
 from upwell.shared.tensors import Array, TensorSpec
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+CandidatesByOutput: TypeAlias = Mapping[str, Sequence[Candidates]]
+"""For each output of detections the candidates of each row."""
 
 
 @dataclass(slots=True)
@@ -93,13 +96,20 @@ class Processor:
 
     def post(self, model_outputs: Mapping[str, Array], prepared: Prepared) -> dict[str, Array]:
         """The logical outputs. Raises `ModelFailed` where the model's outputs are not what they were said to be."""
+        return self.post_with_candidates(model_outputs, prepared)[0]
+
+    def post_with_candidates(
+        self, model_outputs: Mapping[str, Array], prepared: Prepared
+    ) -> tuple[dict[str, Array], CandidatesByOutput]:
+        """`post`, and for each output of detections that a `boxes` step made the candidates of each row."""
         if self.signature.has_rows:
             for name in self._used:
                 _check_rows(name, model_outputs[name], prepared.rows)
         if self.identity:
-            return dict(model_outputs)
+            return dict(model_outputs), {}
         values, _ = self._post.run(model_outputs, prepared.geometry)
-        return {name: array_of(value) for name, value in values.items()}
+        outputs = {name: array_of(value) for name, value in values.items()}
+        return outputs, {name: one.candidates for name, one in values.items() if isinstance(one, Detections)}
 
     def _run_chunk(self, run: Run, prepared: Prepared, start: int) -> dict[str, Array]:
         count = min(self.chunk, prepared.rows - start)

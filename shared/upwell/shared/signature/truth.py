@@ -3,9 +3,9 @@
 - Scores: the class is the one with the highest score (a single score from 1/2, as a logit from 0, is the second of
   two). With a label the class must be that one. Without labels it must be the cloud's; with several score vectors per
   row, at every position.
-- Detections, against the cloud only: both sides found the same objects. The boxes that score at least `box_score` on
-  either side must pair off one to one, each pair of one class and with an intersection over union of at least 0.5 (as
-  PASCAL VOC counts a hit; Everingham et al. 2010). Pairs are made greedily, the cloud's best boxes first.
+- Detections: both sides found the same objects, or one those of the labels. The boxes that score at least `box_score`
+  on either side must pair off one to one, each pair of one class and with an intersection over union of at least 0.5
+  (as PASCAL VOC counts a hit; Everingham et al. 2010). Pairs are made greedily, the cloud's best boxes first.
 
 A score or box that is no finite number is never right.
 """
@@ -27,7 +27,10 @@ _SCORE, _CLASS = 4, 5
 
 
 class Judge:
-    """Judges the answers to one row of one model. Raises `ConfigError` for a model whose answers nobody can judge."""
+    """Judges the answers to one row of one model. Raises `ConfigError` for a model whose answers nobody can judge.
+
+    `with_labels`: they are held against a class per row.
+    """
 
     def __init__(self, signature: Signature, *, box_score: float, with_labels: bool) -> None:
         scores, boxes = signature.scores, next((one for one in signature.outputs if one.kind == "detections"), None)
@@ -51,6 +54,8 @@ class Judge:
     @property
     def classes(self) -> int:
         """The number of classes that a label may name, 0 where it is not known."""
+        if self.output.kind == "detections":
+            return len(self.output.labels)
         last = self.output.spec.shape[-1]
         return 2 if last == 1 else max(last, 0)
 
@@ -58,6 +63,10 @@ class Judge:
         """Whether the answer names this class."""
         classes = self._classes_of(outputs)
         return classes is not None and bool((classes == label).all())
+
+    def has_found(self, outputs: Mapping[str, Array], objects: Array) -> bool:
+        """Whether the answer is detections of these objects, FP64 [n, 6], and of no others."""
+        return same_objects(self._row(outputs), objects, self._box_score)
 
     def agrees(self, edge: Mapping[str, Array], cloud: Mapping[str, Array]) -> bool:
         """Whether the device says what the cloud says."""
@@ -95,14 +104,21 @@ def same_objects(edge: Array, cloud: Array, box_score: float) -> bool:
     ours, theirs = (_sure_boxes(boxes, box_score) for boxes in (edge, cloud))
     if ours is None or theirs is None or len(ours) != len(theirs):
         return False
+    return len(matched_boxes(ours, theirs)) == len(theirs)
+
+
+def matched_boxes(ours: Array, theirs: Array) -> list[tuple[int, int]]:
+    """The boxes [n, 6] and [m, 6] of two answers that pair off by the rule at the top, as pairs of indexes."""
+    pairs = []
     free = np.ones(len(ours), dtype=np.bool_)
-    for box in theirs[np.argsort(-theirs[:, _SCORE], kind="stable")]:
+    for index in np.argsort(-theirs[:, _SCORE], kind="stable").tolist() if len(ours) else ():
+        box = theirs[index]
         overlaps = np.where(free & (ours[:, _CLASS] == box[_CLASS]), _overlaps(ours, box), -1.0)
         best = int(overlaps.argmax())
-        if overlaps[best] < IOU:
-            return False
-        free[best] = False
-    return True
+        if overlaps[best] >= IOU:
+            free[best] = False
+            pairs.append((best, index))
+    return pairs
 
 
 def _sure_boxes(boxes: Array, box_score: float) -> Array | None:

@@ -96,12 +96,34 @@ class Pictures:
         return np.stack(self.rows)
 
 
-Value: TypeAlias = Array | Pictures
+@dataclass(frozen=True)
+class Candidates:
+    """The boxes of one row before suppression, the best first: what a detector took for possible.
+
+    `boxes` FP64 [n, 4] are corners in any unit, `scores` [n] those of `classes` [n]. From `min_score` up they are
+    found.
+    """
+
+    boxes: Floats
+    scores: Floats
+    classes: npt.NDArray[np.int64]
+    min_score: float
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Detections FP32 [rows, max, 6], and the candidates of each row."""
+
+    array: Array
+    candidates: Sequence[Candidates]
+
+
+Value: TypeAlias = Array | Pictures | Detections
 
 
 def array_of(value: Value) -> Array:
     """The value as an array."""
-    return value.array if isinstance(value, Pictures) else value
+    return value if isinstance(value, np.ndarray) else value.array
 
 
 @dataclass(frozen=True)

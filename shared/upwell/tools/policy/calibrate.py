@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from upwell.shared.config.yaml import read_text
@@ -183,8 +185,15 @@ def _document(one: CalibrationResult) -> dict[str, Any]:
         "temperature": one.temperature,
         **asked,
         "evidence": evidence(one),
+        "auroc": _known(one.discrimination.auroc),
+        "other_measures": dict(one.discrimination.others),
+        "shares": [asdict(bought) for bought in one.discrimination.bought],
         "warnings": list(one.warnings),
     }
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _show(found: Sequence[CalibrationResult], out: Path) -> None:
@@ -200,10 +209,28 @@ def _show(found: Sequence[CalibrationResult], out: Path) -> None:
     for one in found:
         console.print()
         console.print(plain(_sentence(one)))
+        _show_worth(console, one)
         for warning in one.warnings:
             console.print(plain(f"note: {warning}"))
     console.print()
     console.print(plain(f"written to {out}"))
+
+
+def _show_worth(console: Console, one: CalibrationResult) -> None:
+    worth = one.discrimination
+    if math.isnan(worth.auroc):
+        return
+    others = ", ".join(f"{name} {area:.2f}" for name, area in worth.others.items())
+    beside = f" ({others})" if others else ""
+    console.print(
+        plain(f"{one.hard.measure} tells what the cloud sets right with an AUROC of {worth.auroc:.2f}{beside}")
+    )
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for name in ("go up", "kept and wrong", "at random"):
+        table.add_column(name, justify="right")
+    for bought in worth.bought:
+        table.add_row(percent(bought.share), percent(bought.risk), percent(bought.random_risk))
+    console.print(table)
 
 
 def _sentence(one: CalibrationResult) -> str:

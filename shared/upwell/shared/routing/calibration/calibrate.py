@@ -17,6 +17,7 @@ from upwell.shared.routing.calibration.choosing import (
     cut_for_share,
     found,
 )
+from upwell.shared.routing.calibration.discrimination import Discrimination, discrimination
 from upwell.shared.routing.calibration.temperature import FROM_LOGITS, TEMPERED, fitted_temperature, measured
 from upwell.shared.routing.hardness import RISING, is_hard
 from upwell.shared.routing.log import LogLine
@@ -49,7 +50,8 @@ class CalibrationResult:
 
     `threshold` is in the measure's own direction. `chosen` says what it gives on the requests that it was chosen on,
     `held_out` on those that took no part, `nothing_hard` what the former come to where none of them is hard. `sample`
-    holds the former, for a plot. `unknown` counts the lines of which one answer is not known to be right or wrong.
+    holds the former, for a plot. `discrimination` says what the measure is worth on all of them. `unknown` counts the
+    lines of which one answer is not known to be right or wrong.
     """
 
     model: str
@@ -64,6 +66,7 @@ class CalibrationResult:
     held_out: Found
     nothing_hard: Found
     sample: Sample
+    discrimination: Discrimination
     warnings: tuple[str, ...]
 
 
@@ -92,6 +95,7 @@ def calibration_of(
     against = contradiction(held_out, chosen, target.cloud_share, target.max_risk)
     if against:
         raise CannotCalibrate(f"the check failed: {against}; are the lines of the log independent of each other?")
+    worth = discrimination(lines, sample, hard.measure)
     return CalibrationResult(
         model=lines[0].model,
         model_pair=model_pair,
@@ -105,7 +109,8 @@ def calibration_of(
         held_out=found(held_out, cut, target.confidence),
         nothing_hard=found(chosen_on, _nothing_hard(chosen_on), target.confidence),
         sample=chosen_on,
-        warnings=_warnings(sample, target),
+        discrimination=worth,
+        warnings=(*worth.warnings(hard.measure), *_warnings(sample, target)),
     )
 
 

@@ -84,7 +84,9 @@ class Hard(Section):
     )
     output: Annotated[Text | None, Written] = Field(None, description="The output that measure output reads.")
     function: Annotated[Text | None, Written] = Field(None, description="What measure function calls.")
-    score: Share = Field(0.5, description="A box with less counts as unsure, for low_share.")
+    score: Share = Field(
+        0.5, description="Detections are judged by boxes from this score up; one of this score is the most doubtful."
+    )
     cloud_share: Annotated[Share | None, Written] = Field(
         None, description="This share of all rows goes up, such as 20%; a controller holds it."
     )

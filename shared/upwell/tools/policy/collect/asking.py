@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.scoring import Scorer
 from upwell.edge.models.served import ServedModel
 from upwell.edge.runtimes.base import runtime_name
@@ -52,7 +52,10 @@ class Asked:
 
 
 class Asker:
-    """Asks both sides of one model. `labels` maps items to classes; None takes the cloud's answers as right."""
+    """Asks both sides of one model.
+
+    `labels` maps items to classes or objects; None takes the cloud's answers as right.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Asker:
         client: Client,
         policy: CompiledPolicy,
         judge: Judge,
-        labels: Mapping[str, int] | None,
+        labels: Mapping[str, int] | Mapping[str, Array] | None,
     ) -> None:
         assert model.edge is not None  # noqa: S101  collecting asks both sides
         self._model = model
@@ -85,7 +88,7 @@ class Asker:
         verdict = self._policy.judge(RequestFacts(self._model.name, {ITEM: item.name}, size_bytes, time.time()))
         request = InferRequest(self._model.cloud_model, sent, id=uuid.uuid4().hex)
         cloud = self._ask_cloud(request, verdict)
-        line = self._line(item, t_s, run.outputs, run.duration_s, cloud, verdict.settings.hard or HardSettings())
+        line = self._line(item, t_s, run, cloud, verdict.settings.hard or HardSettings())
         return Asked(line, cloud, verdict.egress_rule)
 
     def close(self) -> None:
@@ -109,9 +112,8 @@ class Asker:
         except ModelFailed as error:
             return CloudAsker(pending.sent_bytes, pending.received_bytes, problem=str(error))
 
-    def _line(
-        self, item: Item, t_s: float, outputs: Mapping[str, Array], edge_s: float, cloud: CloudAsker, hard: HardSettings
-    ) -> LogLine:
+    def _line(self, item: Item, t_s: float, run: EdgeRun, cloud: CloudAsker, hard: HardSettings) -> LogLine:
+        outputs = run.outputs
         edge_correct, cloud_correct = self._correct(item, outputs, cloud.answer)
         return LogLine(
             t_s=t_s,
@@ -122,9 +124,9 @@ class Asker:
             logits=self._scorer.logits(outputs, 0),
             size_bytes=cloud.sent_bytes,
             reply_bytes=cloud.reply_bytes,
-            edge_s=edge_s,
+            edge_s=run.duration_s,
             cloud_s=_server_s(cloud.answer),
-            hardness=self._scorer.score_all(outputs, hard, 1)[0],
+            hardness=self._scorer.score_all(outputs, hard, 1, run.candidates)[0],
             edge_correct=edge_correct,
             cloud_correct=cloud_correct,
             tags={ITEM: item.name} if self._labels is not None else {ITEM: item.name, **CLOUD_TRUTH},
@@ -136,8 +138,11 @@ class Asker:
         cloud = answer.outputs if answer is not None else None
         if self._labels is not None:
             label = self._labels[item.name]
-            return self._judge.is_label(edge, label), None if cloud is None else self._judge.is_label(cloud, label)
+            return self._is_right(edge, label), None if cloud is None else self._is_right(cloud, label)
         return (None, None) if cloud is None else (self._judge.agrees(edge, cloud), True)
+
+    def _is_right(self, outputs: Mapping[str, Array], label: int | Array) -> bool:
+        return self._judge.is_label(outputs, label) if isinstance(label, int) else self._judge.has_found(outputs, label)
 
 
 def _digest(answer: InferResponse | None) -> str:

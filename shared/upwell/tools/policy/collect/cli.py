@@ -23,11 +23,16 @@ from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.truth import Judge
 from upwell.tools.policy.collect.asking import Asker
 from upwell.tools.policy.collect.collecting import Collection, CollectionReport, check_same
-from upwell.tools.policy.collect.items import Item, find_items, read_labels
+from upwell.tools.policy.collect.items import Item, find_items
+from upwell.tools.policy.collect.labels import KnownLabels, read_boxes, read_classes
 from upwell.tools.policy.collect.log_file import opened
 from upwell.tools.terminal import AsJson, plain, print_error, progress, stdout_console
 
 _SHOWN = 5
+_LABELS = (
+    "CSV file,label; for detections file,label,x1,y1,x2,y2 in fractions, or COCO JSON; without it the cloud's answers "
+    "count as right."
+)
 
 
 def collect(
@@ -37,7 +42,10 @@ def collect(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The log to write, or to continue.")],
     labels: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV file,label; without it the cloud's answers count as right."),
+        typer.Option(
+            metavar="FILE",
+            help=_LABELS,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -86,20 +94,21 @@ def _collected(
     assert model.edge is not None  # noqa: S101  `_sides` made sure
     signature = model.edge.signature
     hard = policy.judge(RequestFacts(model.name, {}, 0, time.time())).settings.hard or HardSettings()
-    judge = Judge(signature, box_score=hard.box_score, with_labels=labels is not None)
-    names = [item.name for item in items]
-    classes = read_labels(labels, names, judge.output.labels, judge.classes) if labels is not None else None
-    labelled = [item for item in items if classes is None or item.name in classes]
+    is_detector = signature.scores is None and any(output.kind == "detections" for output in signature.outputs)
+    judge = Judge(signature, box_score=hard.box_score, with_labels=labels is not None and not is_detector)
+    known = KnownLabels(frozenset(item.name for item in items), judge.output.labels, judge.classes)
+    truth = None if labels is None else (read_boxes if is_detector else read_classes)(labels, known)
+    labelled = [item for item in items if truth is None or item.name in truth]
     with opened(out) as log:
-        check_same(log.former.line, model.edge, model.name, with_labels=classes is not None)
+        check_same(log.former.line, model.edge, model.name, with_labels=truth is not None)
         missing = [item for item in labelled if item.name not in log.former.items]
         report = CollectionReport(
             out=str(out),
-            truth="cloud" if classes is None else "labels",
+            truth="cloud" if truth is None else "labels",
             already_there=len(labelled) - len(missing),
             unlabelled=len(items) - len(labelled),
         )
-        _run(Collection(Asker(model, client, policy, judge, classes), log, report), missing)
+        _run(Collection(Asker(model, client, policy, judge, truth), log, report), missing)
     return report
 
 

@@ -1,0 +1,107 @@
+"""How well a measure tells the requests that the cloud would set right from the others, and what a share buys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from upwell.shared.routing.calibration.choosing import Sample
+from upwell.shared.routing.calibration.temperature import measured
+from upwell.shared.routing.hardness import RISING
+from upwell.shared.routing.log import LogLine
+from upwell.shared.tensors import Array
+
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)
+"""Of the requests: for these it is told what they buy."""
+
+_AT_LEAST = 8
+_SURE = 1.645
+_BETTER = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Bought:
+    """The risk where `share` of the requests goes up, the hardest first, and where as many are drawn at random."""
+
+    share: float
+    risk: float
+    random_risk: float
+
+
+@dataclass(frozen=True, slots=True)
+class Discrimination:
+    """`auroc` of the measure in use, NaN where too few requests are known; `others` those of the other measures in the
+    log, the best first; `bought` what shares buy, of the requests that a threshold decides."""
+
+    auroc: float = math.nan
+    is_better_than_chance: bool = True
+    others: Mapping[str, float] = field(default_factory=dict)
+    bought: tuple[Bought, ...] = ()
+
+    def warnings(self, measure: str) -> tuple[str, ...]:
+        """What is wrong with the measure, and which would be better."""
+        if math.isnan(self.auroc):
+            return ()
+        best, auroc = next(iter(self.others.items()), ("", 0.0))
+        is_better = auroc > self.auroc + _BETTER
+        remedy = f"; `measure: {best}` tells them apart with {auroc:.2f}" if is_better else ""
+        if not self.is_better_than_chance:
+            return (
+                f"{measure} is no better than chance at telling which requests the cloud sets right (AUROC "
+                f"{self.auroc:.2f}, 0.5 is chance), so a threshold on it gains nothing{remedy}",
+            )
+        return (
+            f"another measure would do better than {measure} with its AUROC of {self.auroc:.2f}{remedy}",
+        ) * is_better
+
+
+def discrimination(lines: Sequence[LogLine], sample: Sample, measure: str) -> Discrimination:
+    """What the log says of `measure`; `sample` holds the lines as its threshold sees them.
+
+    Where a rule or the size decides, no measure has a say, so those lines are left out.
+    """
+    decided = np.isfinite(sample.scores) & ~np.isnan(sample.losses)
+    scores, losses = sample.scores[decided], sample.losses[decided] > 0
+    area = auroc(scores, losses)
+    if math.isnan(area):
+        return Discrimination()
+    others = {}
+    names = {name for line in lines for name in line.hardness} - {measure}
+    for name in sorted(names):
+        values = measured(lines, name, 1.0)[decided]  # type: ignore[arg-type]  # a log may name any measure
+        is_known = ~np.isnan(values)
+        other = auroc(values[is_known] if name in RISING else -values[is_known], losses[is_known])
+        if not math.isnan(other) and is_known.mean() > 0.9:
+            others[name] = other
+    n, m = int(losses.sum()), int((~losses).sum())
+    is_better = area - _SURE * math.sqrt((n + m + 1) / (12 * n * m)) > 0.5
+    ranked = dict(sorted(others.items(), key=lambda one: -one[1]))
+    return Discrimination(area, is_better, ranked, tuple(_bought(scores, losses, share) for share in SHARES))
+
+
+def auroc(scores: Array, losses: Array) -> float:
+    """The chance that a request with a loss scores higher than one without, a tie counting half.
+
+    The area under the ROC curve by ranks (Hanley & McNeil 1982, "The meaning and use of the area under a receiver
+    operating characteristic (ROC) curve"). `scores` FP64 [n], larger is harder; `losses` bool [n]. NaN with fewer than
+    eight of either kind.
+    """
+    bad, good = scores[losses], np.sort(scores[~losses])
+    if min(len(bad), len(good)) < _AT_LEAST:
+        return math.nan
+    below = (np.searchsorted(good, bad, "left") + np.searchsorted(good, bad, "right")) / 2
+    return float(below.mean() / len(good))
+
+
+def _bought(scores: Array, losses: Array, share: float) -> Bought:
+    """Of equal scores each goes up with the same chance."""
+    count = share * len(scores)
+    order = np.sort(scores)[::-1]
+    cut = order[max(0, math.ceil(count) - 1)]
+    above, at = scores > cut, scores == cut
+    part = (count - above.sum()) / at.sum()
+    sent = losses[above].sum() + part * losses[at].sum()
+    return Bought(share, float((losses.sum() - sent) / len(scores)), float(losses.mean() * (1 - share)))
