@@ -1,19 +1,66 @@
-"""A starting `model.yaml` for a model of which only the tensors are known: guesses, each with a comment to check it."""
+"""A starting `model.yaml`: what a model's files say of it, and where they say nothing, guesses with a comment."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
 
 from upwell.shared.signature.signature import own_signature
 from upwell.shared.signature.values import FLOATS
 from upwell.shared.tensors import TensorSpec
 
+LABELS_NAME = "labels.txt"
+"""The file beside `model.yaml` that a description with labels names."""
+
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _RESERVED = frozenset(("null", "true", "false"))
 _MIN_BOXES = 64
 """A detector proposes more boxes than this; fewer are taken for some other tensor."""
+_TOP = 255
+_LEAST = {"UINT8": 0, "INT8": -128}
+
+
+@dataclass(frozen=True)
+class PictureFacts:
+    """How pictures were prepared in training, in the words of `pre`; None and "" are not known.
+
+    `size` and `crop` are [height, width]. Of pixels times `scale`, `mean` is taken away and they are divided by `std`:
+    one number each, or one per channel.
+    """
+
+    size: tuple[int, int] | None = None
+    fit: Literal["", "stretch", "cover", "contain"] = ""
+    crop: tuple[int, int] | None = None
+    filter: Literal["", "nearest", "bilinear", "bicubic"] = ""
+    fill: int | None = None
+    scale: float | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model's files say of it; what they do not say is empty. `source` names who says it.
+
+    `boxes` are the keys of the step `boxes` as they are written, None where nobody says whether there are any and empty
+    where there are none; `softmax` names a tensor that it comes before. `notes` say what the files tell and no
+    description can hold, or what nobody tells.
+    """
+
+    source: str = ""
+    labels: tuple[str, ...] = ()
+    picture: PictureFacts = PictureFacts()
+    scores: Literal["", "probabilities", "logits"] = ""
+    boxes: Mapping[str, str] | None = None
+    softmax: str = ""
+    notes: tuple[str, ...] = ()
+
+
+NOTHING_KNOWN = ModelFacts()
+_UNQUANTIZED: Mapping[str, tuple[float, int]] = MappingProxyType({})
 
 
 @dataclass
@@ -24,23 +71,42 @@ class _Part:
     steps: list[str] = field(default_factory=list)
 
 
-def starting_description(model_inputs: Sequence[TensorSpec], model_outputs: Sequence[TensorSpec]) -> str:
-    """The text of a `model.yaml` that loads for these tensors, with comments that say what to check."""
+@dataclass(frozen=True)
+class _Known:
+    """What the lines are made of: the facts, and scale and zero point of each quantized tensor."""
+
+    facts: ModelFacts
+    quantization: Mapping[str, tuple[float, int]]
+    has_boxes: bool
+
+
+def starting_description(
+    model_inputs: Sequence[TensorSpec],
+    model_outputs: Sequence[TensorSpec],
+    facts: ModelFacts = NOTHING_KNOWN,
+    quantization: Mapping[str, tuple[float, int]] = _UNQUANTIZED,
+) -> str:
+    """The text of a `model.yaml` that loads for these tensors, with comments that say what to check.
+
+    `quantization` has scale and zero point of the tensors that are quantized, where the model says them. With labels
+    among the `facts` the text names `LABELS_NAME`, which is to be written beside it.
+    """
     picture = next((spec for spec in model_inputs if _is_picture(spec)), None)
     chunks = {spec.shape[0] if spec.shape else 0 for spec in model_inputs}
     leads = {spec.shape[0] if spec.shape else 0 for spec in model_outputs}
     rows = len(chunks) == 1 and 0 not in chunks and leads <= {-1, max(*chunks, 1)}
     if picture is None:
         rows = rows and own_signature(model_inputs, model_outputs).has_rows
-    boxes = _boxes(model_outputs) if rows and picture is not None else None
-    pre = _inputs(model_inputs, picture, "cover" if boxes is None else "contain")
-    post = _outputs(model_outputs, boxes)
-    return "\n".join(_lines(pre, post, rows)) + "\n"
+    boxes = _boxes(model_outputs, facts) if rows and picture is not None else None
+    known = _Known(facts, quantization, boxes is not None)
+    pre, post = _inputs(model_inputs, picture, known), _outputs(model_outputs, boxes, known)
+    return "\n".join(_lines(pre, post, rows, facts.source)) + "\n"
 
 
-def _lines(pre: _Part, post: _Part, rows: bool) -> list[str]:
+def _lines(pre: _Part, post: _Part, rows: bool, source: str) -> list[str]:
+    made_of = f"what {source} says" if source else "what could be guessed from the model's tensors"
     return [
-        "# A starting point: what could be guessed from the model's tensors. Check each line that has a comment.",
+        f"# A starting point: {made_of}. Check each line that has a comment.",
         "version: 1",
         "signature:",
         *(
@@ -61,73 +127,162 @@ def _phase(name: str, steps: Sequence[str]) -> list[str]:
     return [f"{name}:", *(f"  {line}" for line in steps)] if steps else [f"{name}: []"]
 
 
-def _inputs(specs: Sequence[TensorSpec], picture: TensorSpec | None, fit: str) -> _Part:
+def _inputs(specs: Sequence[TensorSpec], picture: TensorSpec | None, known: _Known) -> _Part:
     part = _Part()
     for spec in specs:
         if spec is picture:
             name = "image" if len(specs) == 1 else spec.name
-            part.signature += ["# one JPEG, PNG or WebP per row, or pixels", f"{_text(name)}: {{kind: image}}"]
-            part.steps += _picture_steps(spec, _text(name), fit)
+            part.signature.append(f"{_text(name)}: {{kind: image}}    # one JPEG, PNG or WebP per row, or pixels")
+            part.steps += _picture_steps(spec, _text(name), known)
         else:
             shape = [size if size > 0 else -1 for size in spec.shape]
             part.signature.append(f"{_text(spec.name)}: {{kind: tensor, dtype: {spec.datatype}, shape: {shape}}}")
     return part
 
 
-def _picture_steps(spec: TensorSpec, source: str, fit: str) -> list[str]:
+def _picture_steps(spec: TensorSpec, source: str, known: _Known) -> list[str]:
     first = _channels(spec) == 1
     height, width = spec.shape[2:] if first else spec.shape[1:3]
     color = "gray" if spec.shape[1 if first else 3] == 1 else "rgb"
     steps = [f"- decode: {{from: {source}, color: {color}}}"]
-    if height > 0 and width > 0:
+    facts = known.facts.picture
+    steps += _resize_steps(source, (height, width) if height > 0 and width > 0 else None, known)
+    quantization = known.quantization.get(spec.name)
+    if spec.datatype == "FP32":
+        steps += (
+            [_normalize(source, facts)]
+            if facts.scale is not None
+            else [_CHECK_SCALE, f"- normalize: {{from: {source}}}"]
+        )
+    elif quantization is not None:
+        steps += _quantized_steps(source, spec.datatype, quantization, facts)
+    elif spec.datatype == "INT8":
         steps += [
-            "# fit as in training: cover cuts the edges, contain pads, stretch does neither",
-            f"- resize: {{from: {source}, to: [{height}, {width}], fit: {fit}}}",
-        ]
-    if spec.datatype in ("FP32", "INT8"):
-        steps += [
-            "# 0..255 becomes 0..1; as in training, perhaps mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]",
+            _CHECK_SCALE,
             f"- normalize: {{from: {source}}}",
-        ]
-    if spec.datatype == "INT8":
-        steps += [
             "# scale and zero_point of the model's input",
             f"- quantize: {{from: {source}, scale: 0.00392157, zero_point: -128, dtype: INT8}}",
         ]
     return [*steps, f"- layout: {{from: {source}, order: NCHW}}"] if first else steps
 
 
-def _outputs(specs: Sequence[TensorSpec], boxes: list[str] | None) -> _Part:
-    if boxes is not None:
-        return _Part(["# labels: labels.txt, one per line", "detections: {kind: detections}"], boxes)
-    part = _Part()
-    for spec in specs:
-        name = _text(spec.name)
-        if len(spec.shape) != 2 or 0 <= spec.shape[1] < 2 or spec.datatype not in (*FLOATS, "UINT8", "INT8"):
-            part.signature.append(f"{name}: {{kind: tensor}}")
-        elif spec.datatype in FLOATS:
-            part.signature += _scores(spec)
-        else:
-            zero_point = 0 if spec.datatype == "UINT8" else -128
-            part.signature += ["# tensor, where these are no class scores", f"{name}: {{kind: probabilities}}"]
-            part.steps += [
-                "# scale and zero_point of the model's output",
-                f"- dequantize: {{from: {name}, scale: 0.00390625, zero_point: {zero_point}}}",
-            ]
-    return part
+_CHECK_SCALE = "# 0..255 becomes 0..1; as in training, perhaps mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]"
 
 
-def _scores(spec: TensorSpec) -> list[str]:
-    if re.search("prob|softmax", spec.name, re.IGNORECASE):
-        return ["# logits, where a row does not sum to 1", f"{_text(spec.name)}: {{kind: probabilities}}"]
+def _resize_steps(source: str, fixed: tuple[int, int] | None, known: _Known) -> list[str]:
+    """To the size that the model fixes or the facts know; none where neither says one."""
+    facts = known.facts.picture
+    size = facts.size or fixed
+    if size is None:
+        return []
+    if fixed is not None and fixed not in (facts.crop, size):
+        size = fixed  # the tensor is as it is, whatever a file beside it says
+    fit = facts.fit or ("contain" if known.has_boxes else "cover")
+    keys = {"from": source, "to": f"[{size[0]}, {size[1]}]", "fit": fit, "filter": facts.filter, "fill": facts.fill}
+    written = ", ".join(f"{key}: {value}" for key, value in keys.items() if value not in ("", None))
+    check = [] if facts.fit else ["# fit as in training: cover cuts the edges, contain pads, stretch does neither"]
+    crop = facts.crop if facts.crop is not None and facts.crop != size and fixed in (None, facts.crop) else None
     return [
-        "# probabilities, where a row sums to 1; embedding or tensor, where these are no class scores",
-        f"{_text(spec.name)}: {{kind: logits}}",
+        *check,
+        f"- resize: {{{written}}}",
+        *([f"- crop: {{from: {source}, to: [{crop[0]}, {crop[1]}]}}"] if crop is not None else []),
     ]
 
 
-def _boxes(specs: Sequence[TensorSpec]) -> list[str] | None:
-    """A boxes step, where the tensors look like a detector's."""
+def _normalize(source: str, facts: PictureFacts) -> str:
+    keys = [f"from: {source}"]
+    if facts.scale is not None and abs(facts.scale * _TOP - 1) > 1e-4:
+        keys.append(f"scale: {_number(facts.scale)}")
+    parts = (("mean", facts.mean, 0.0), ("std", facts.std, 1.0))
+    keys += [f"{name}: {_numbers(values)}" for name, values, default in parts if set(values) != {default}]
+    return f"- normalize: {{{', '.join(keys)}}}"
+
+
+def _quantized_steps(source: str, datatype: str, quantization: tuple[float, int], facts: PictureFacts) -> list[str]:
+    """From pixels to what a quantized input holds, by its own numbers: nothing where those are the pixels."""
+    scale, zero_point = quantization
+    low = scale * (_LEAST.get(datatype, 0) - zero_point)
+    high = low + scale * _TOP
+    told = facts if facts.scale is not None else _likely(low, high)
+    check = (
+        [] if facts.scale is not None else [f"# the input stands for {low:.3g} to {high:.3g}: pixels as in training?"]
+    )
+    if datatype == "UINT8" and _is_pixels(told, low, high):
+        return []
+    quantize = f"- quantize: {{from: {source}, scale: {_number(scale)}, zero_point: {zero_point}, dtype: {datatype}}}"
+    return [*check, _normalize(source, told), quantize]
+
+
+def _likely(low: float, high: float) -> PictureFacts:
+    """What pixels become where a quantized input stands for `low` to `high`."""
+    if high > 2:
+        return PictureFacts(scale=1.0)
+    return PictureFacts(scale=1 / _TOP, mean=(0.5,), std=(0.5,)) if low < -0.5 else PictureFacts(scale=1 / _TOP)
+
+
+def _is_pixels(facts: PictureFacts, low: float, high: float) -> bool:
+    """Whether each level of the input is the pixel of that number, within one level."""
+    scale, level = facts.scale or 0.0, (high - low) / _TOP
+    pairs = [(facts.mean[at % len(facts.mean)], std) for at, std in enumerate(facts.std)]
+    edges = [(edge * scale - mean) / std for mean, std in pairs for edge in (0, _TOP)]
+    return level > 0 and all(
+        abs(found - (high if place % 2 else low)) <= 1.01 * level for place, found in enumerate(edges)
+    )
+
+
+def _outputs(specs: Sequence[TensorSpec], boxes: list[str] | None, known: _Known) -> _Part:
+    labels = f", labels: {LABELS_NAME}" if known.facts.labels else ""
+    if boxes is not None:
+        check = [] if labels else ["# labels: labels.txt, one per line"]
+        return _Part([*check, f"detections: {{kind: detections{labels}}}"], boxes)
+    part = _Part()
+    has_labels = False
+    for spec in specs:
+        name = _text(spec.name)
+        fits = len(spec.shape) == 2 and not 0 <= spec.shape[1] < 2 and spec.datatype in (*FLOATS, "UINT8", "INT8")
+        fits = fits and (not labels or spec.shape[1] in (-1, len(known.facts.labels)))
+        if not fits or has_labels or (known.facts.boxes is not None and known.facts.source):
+            part.signature.append(f"{name}: {{kind: tensor}}")
+            continue
+        has_labels = bool(labels)
+        part.signature += _scores(spec, labels, known)
+        if spec.datatype not in FLOATS:
+            part.steps += _dequantize(spec, known.quantization.get(spec.name))
+    return part
+
+
+def _dequantize(spec: TensorSpec, quantization: tuple[float, int] | None) -> list[str]:
+    name = _text(spec.name)
+    if quantization is not None:
+        scale, zero_point = quantization
+        return [f"- dequantize: {{from: {name}, scale: {_number(scale)}, zero_point: {zero_point}}}"]
+    zero_point = _LEAST[spec.datatype]
+    return [
+        "# scale and zero_point of the model's output",
+        f"- dequantize: {{from: {name}, scale: 0.00390625, zero_point: {zero_point}}}",
+    ]
+
+
+def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
+    name = _text(spec.name)
+    if known.facts.scores:
+        return [f"{name}: {{kind: {known.facts.scores}{labels}}}"]
+    if spec.datatype not in FLOATS:
+        return ["# tensor, where these are no class scores", f"{name}: {{kind: probabilities{labels}}}"]
+    if re.search("prob|softmax", spec.name, re.IGNORECASE):
+        return ["# logits, where a row does not sum to 1", f"{name}: {{kind: probabilities{labels}}}"]
+    return [
+        "# probabilities, where a row sums to 1; embedding or tensor, where these are no class scores",
+        f"{name}: {{kind: logits{labels}}}",
+    ]
+
+
+def _boxes(specs: Sequence[TensorSpec], facts: ModelFacts) -> list[str] | None:
+    """A boxes step, where the facts say that there are boxes or the tensors look like a detector's."""
+    if facts.boxes is not None:
+        softmax = [f"- softmax: {{from: {_text(facts.softmax)}}}"] if facts.softmax else []
+        keys = ", ".join(f"{key}: {value}" for key, value in facts.boxes.items())
+        return [*softmax, f"- boxes: {{{keys}}}"] if keys else None
     if any(spec.datatype not in FLOATS for spec in specs):
         return None
     if len(specs) == 1 and len(specs[0].shape) == 3:
@@ -189,3 +344,11 @@ def _escaped(char: str) -> str:
     if char in '"\\':
         return f"\\{char}"
     return char if char.isprintable() else f"\\U{ord(char):08X}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.9g}"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return _number(values[0]) if len(set(values)) == 1 else f"[{', '.join(map(_number, values))}]"

@@ -35,7 +35,7 @@ INT8, UINT8 = 3, 2
 _NUMPY = {INT8: np.dtype(np.int8), UINT8: np.dtype(np.uint8)}
 _STANDARD = ("", "ai.onnx")
 _LENGTH = 2
-_GRAPH, _FUNCTION = 7, 25
+_GRAPH, _METADATA, _FUNCTION = 7, 14, 25
 _NODE, _INITIALIZER, _SPARSE, _INPUT, _OUTPUT, _VALUE = 1, 5, 15, 11, 12, 13
 _NAME, _OPERATOR, _ATTRIBUTE = 3, 4, 5
 _TENSOR, _BODY, _BODIES = 5, 6, 11
@@ -164,6 +164,13 @@ def read_graph(path: Path) -> OnnxGraph:
             (_text_of(data, span, 10), _text_of(data, span, 1)) for number, span in parts if number == _FUNCTION
         ]
         return _graph(path, data, graphs, 1, frozenset(functions))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts by name that the ONNX file at `path` holds of itself (`metadata_props`). Raises as `read_graph`."""
+    with opened(path) as data:
+        entries = _messages(data, (0, data.size), _METADATA)
+        return {_text_of(data, span, 1): _text_of(data, span, 2) for span in entries}
 
 
 def named_apart(data: bytes) -> bytes:

@@ -101,6 +101,16 @@ class Table:
         start, count = self._vector(slot)
         return struct.unpack(f"<{count}i", self._file.take(start, 4 * count)) if count else ()
 
+    def raw(self, slot: int) -> bytes:
+        """A vector of bytes."""
+        start, count = self._vector(slot)
+        return self._file.take(start, count)
+
+    def floats(self, slot: int) -> tuple[float, ...]:
+        """A vector of floating-point numbers of 32 bits."""
+        start, count = self._vector(slot)
+        return struct.unpack(f"<{count}f", self._file.take(start, 4 * count)) if count else ()
+
     def text(self, slot: int) -> bytes:
         """A string; empty where there is none."""
         start, count = self._vector(slot)

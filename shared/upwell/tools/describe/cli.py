@@ -1,0 +1,164 @@
+"""`upwell model init`: a first description of a model, and a try on a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from upwell.edge.runtimes.base import Runtime
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
+from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.init import LABELS_NAME, ModelFacts, starting_description
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import TensorSpec
+from upwell.tools.describe.exporters import facts_of
+from upwell.tools.describe.foreign import model_file
+from upwell.tools.describe.own_metadata import own_metadata, tflite_facts
+from upwell.tools.describe.trial import TrialResult, scores_of, try_picture
+from upwell.tools.terminal import AsJson, plain, stdout_console
+
+
+def init(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An ONNX or TFLite file, or its folder.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; default model.yaml beside MODEL.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--try", metavar="PICTURE", help="Run it on this picture, and show what it finds.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files if there are any.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a starting model.yaml for MODEL, from what its files say of it; guesses have a comment to check.
+
+    Read are the metadata of Ultralytics' exports and of TFLite files, Hugging Face's and timm's config files, and files
+    of labels. Where labels are known they are written to labels.txt beside the description.
+    """
+    file = model_file(model)
+    target = out if out is not None else file.parent / "model.yaml"
+    runtime = load_runtime(file, RuntimeOptions(threads=1))
+    try:
+        quantization: Mapping[str, tuple[float, int]] = getattr(runtime, "quantization", {})  # TFLite models only
+        text, facts = _described(_facts(file, runtime, quantization), runtime, quantization)
+        _write(target, text, facts.labels, force)
+        tried = try_picture(runtime, target, picture) if picture is not None else None
+    finally:
+        runtime.close()
+    if as_json:
+        report = _report(file, target, runtime, quantization)
+        report |= {"source": facts.source, "not_known": list(facts.notes), "check": _checks(text)}
+        typer.echo(json.dumps(report | ({} if tried is None else {"tried": _tried(tried)})))
+    else:
+        _show(target, text, facts, _table(runtime, quantization), tried)
+
+
+def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> ModelFacts:
+    """What is known of the model. Raises `ConfigError`."""
+    facts = facts_of(file, own_metadata(file), runtime.outputs, otherwise=tflite_facts(file))
+    if facts.scores or facts.boxes is not None:
+        return facts
+    return replace(facts, scores=scores_of(runtime, quantization))
+
+
+def _described(
+    facts: ModelFacts, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]
+) -> tuple[str, ModelFacts]:
+    """The description, and the facts that it is made of: without those that do not fit the model's tensors."""
+    text = starting_description(runtime.inputs, runtime.outputs, facts, quantization)
+    if facts.labels and LABELS_NAME not in text:
+        note = f"{facts.source} names {len(facts.labels)} classes, and no output has so many"
+        return _described(replace(facts, labels=(), notes=(*facts.notes, note)), runtime, quantization)
+    labels = json.dumps(list(facts.labels), ensure_ascii=False)
+    try:
+        description = parse_yaml(text.replace(f"labels: {LABELS_NAME}", f"labels: {labels}"), ModelDescription)
+        Processor(description, runtime.inputs, runtime.outputs, runtime.name)
+    except ConfigError as error:
+        note = f"what {facts.source} says does not fit the model's tensors: {error.problems[0].message}"
+        without = ModelFacts(notes=(note,))
+        return starting_description(runtime.inputs, runtime.outputs, without, quantization), without
+    return text, facts
+
+
+def _write(target: Path, text: str, labels: Sequence[str], force: bool) -> None:
+    """The description and its labels, all or nothing of what is refused. Raises `ConfigError`."""
+    beside = target.parent / LABELS_NAME
+    content = ("\n".join(labels) + "\n").encode()
+    has_other_labels = labels and beside.exists() and not (beside.is_file() and beside.read_bytes() == content)
+    for path, is_in_the_way in ((target, target.exists()), (beside, has_other_labels)):
+        if path.is_dir():
+            raise ConfigError.at(path, "this is a folder; --out names a file")
+        if is_in_the_way and not force:
+            raise ConfigError.at(path, "exists already; --force replaces it, --out writes another file")
+    if labels:
+        write_named(beside, content)
+    write_named(target, text.encode())
+
+
+def _checks(text: str) -> list[dict[str, Any]]:
+    """The comments of a starting description that ask for a check, each with the line that it is about."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [
+        {"line": number + 1, "comment": line.lstrip("# ")}
+        for number, line in enumerate(lines, 1)
+        if number > 1 and line[:1] == "#"
+    ]
+
+
+def _report(
+    model: Path, target: Path, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]
+) -> dict[str, Any]:
+    def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+        return [{**asdict(spec), "quantization": quantization.get(spec.name)} for spec in specs]
+
+    return {
+        "model": str(model),
+        "runtime": runtime.version,
+        "inputs": described(runtime.inputs),
+        "outputs": described(runtime.outputs),
+        "written": str(target),
+    }
+
+
+def _tried(tried: TrialResult) -> dict[str, Any]:
+    return {"found": list(tried.lines), "drawn": None if tried.drawn is None else str(tried.drawn)}
+
+
+def _show(target: Path, text: str, facts: ModelFacts, table: Table, tried: TrialResult | None) -> None:
+    console = stdout_console()
+    console.print(table)
+    said = f" from {facts.source}" if facts.source else ""
+    console.print(plain(f"wrote {target}{said}{'; check in it:' if _checks(text) else ''}"))
+    for check in _checks(text):
+        console.print(plain(f"  line {check['line']}: {check['comment']}"))
+    for note in facts.notes:
+        console.print(plain(f"not known: {note}"))
+    if tried is not None:
+        for line in tried.lines:
+            console.print(plain(line))
+        if tried.drawn is not None:
+            console.print(plain(f"drawn into {tried.drawn}"))
+
+
+def _table(runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> Table:
+    table = Table("", "name", "datatype", "shape (-1 varies)")
+    if quantization:
+        table.add_column("scale, zero point")
+    for kind, specs in (("input", runtime.inputs), ("output", runtime.outputs)):
+        for spec in specs:
+            scale = ", ".join(f"{number:g}" for number in quantization.get(spec.name, ()))
+            cells = [spec.name, spec.datatype, str(list(spec.shape)), *([scale] if quantization else [])]
+            table.add_row(kind, *map(Text, cells))
+    return table

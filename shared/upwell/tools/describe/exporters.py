@@ -1,0 +1,262 @@
+"""What exporters write into a model's file or beside it: Ultralytics, Hugging Face, timm, and a file of labels.
+
+Each reader gives the facts that its layout holds, or None where it is not there. All of it is a stranger's: texts are
+read as JSON or as Python literals, never run, and sizes are bounded.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import parse_json, read_file
+from upwell.shared.signature.init import NOTHING_KNOWN, ModelFacts, PictureFacts
+from upwell.shared.signature.keys import MAX_SIDE
+from upwell.shared.tensors import TensorSpec
+
+MAX_JSON_BYTES = 4 << 20
+MAX_LITERAL = 1 << 20
+MAX_LABELS = 100_000
+
+_LABEL_FILES = ("labels.txt", "classes.txt", "class_names.txt", "labelmap.txt")
+_LETTERBOX_FILL = 114
+_FILTERS = MappingProxyType({0: "nearest", 2: "bilinear", 3: "bicubic"})
+"""Pillow's numbers of resampling filters, as Hugging Face writes them."""
+_CONVNEXT_CROPPED_BELOW = 384
+
+Outputs = Sequence[TensorSpec]
+
+
+def facts_of(
+    model: Path, metadata: Mapping[str, str], outputs: Outputs, otherwise: ModelFacts | None = None
+) -> ModelFacts:
+    """What is known of the model at `model`, whose file has `metadata` of its own, or `otherwise` where no exporter
+    that is known here has made it. Raises `ConfigError`.
+
+    A file of labels beside it counts where nothing else names them, and it has as many as the model has classes.
+    """
+    readers: tuple[Callable[[], ModelFacts | None], ...] = (
+        lambda: ultralytics(metadata, outputs, normalized=model.suffix == ".tflite"),
+        lambda: hugging_face(model, outputs),
+        lambda: timm(model),
+    )
+    facts = next((found for read in readers if (found := read()) is not None), otherwise or NOTHING_KNOWN)
+    return facts if facts.labels else _with_labels_beside(model, facts, outputs)
+
+
+def ultralytics(metadata: Mapping[str, str], outputs: Outputs, *, normalized: bool) -> ModelFacts | None:
+    """What an export of Ultralytics says: `task`, `names`, `imgsz`, `stride`, `args`.
+
+    Pictures are letterboxed to `imgsz` on grey 114 and become 0..1; a classifier's are cropped from the middle, and its
+    scores have been through a softmax. `normalized`: its TFLite files have boxes as fractions of the picture.
+    """
+    task, names = metadata.get("task", ""), _literal(metadata.get("names", ""))
+    if "Ultralytics" not in metadata.get("author", "") or not task:
+        return None
+    size = _literal(metadata.get("imgsz", ""))
+    square = tuple(size) if _is_size(size) else None
+    labels = _by_number(names)
+    picture = PictureFacts(square, "contain", fill=_LETTERBOX_FILL, filter="bilinear", scale=1 / 255)
+    source = f"its Ultralytics metadata ({task})"
+    if task == "classify":
+        picture = replace(picture, fit="cover", fill=None)
+        return ModelFacts(source, labels, picture, scores="probabilities", boxes=None)
+    if task == "detect":
+        return _ultralytics_boxes(ModelFacts(source, labels, picture), outputs, normalized)
+    what = {"segment": "masks", "pose": "keypoints", "obb": "rotated boxes"}.get(task, f"what a model for {task} gives")
+    note = f"{what} are not decoded here: the outputs are given as they are, and no request counts as hard"
+    return ModelFacts(source, labels, picture, boxes={}, notes=(note,))
+
+
+def _ultralytics_boxes(facts: ModelFacts, outputs: Outputs, normalized: bool) -> ModelFacts:
+    raw = outputs[0] if len(outputs) == 1 and len(outputs[0].shape) == 3 else None
+    if raw is None or raw.shape[2] == 6 or 4 + len(facts.labels) not in raw.shape[1:]:
+        note = (
+            "its boxes have been through suppression inside the model, which is not decoded here: export it with "
+            "`nms=False` (and `end2end=False`)"
+        )
+        return replace(facts, boxes={}, notes=(note,))
+    axes = "NCA" if raw.shape[1] == 4 + len(facts.labels) else "NAC"
+    keys = {"from": raw.name, "axes": axes, "format": "cxcywh", **({"normalized": "true"} if normalized else {})}
+    return replace(facts, boxes=keys)
+
+
+def hugging_face(model: Path, outputs: Outputs) -> ModelFacts | None:
+    """What `config.json` and `preprocessor_config.json` of a Hugging Face folder say, in the model's or the one above.
+
+    The outputs are those of Optimum's ONNX export: `logits`, and `pred_boxes` of a detector (DETR and its kin), whose
+    last class is none.
+    """
+    folder, config = _json_beside(model, "config.json")
+    if config is None or not isinstance(config.get("model_type"), str):
+        return None
+    labels = _by_number(config.get("id2label"))
+    if set(labels) == {f"LABEL_{number}" for number in range(len(labels))}:
+        labels = ()
+    source = f"Hugging Face's config.json ({config['model_type']})"
+    picture, notes = _image_processor(_read_json(folder / "preprocessor_config.json"))
+    kinds = " ".join(one for one in config.get("architectures") or () if isinstance(one, str))
+    names = {spec.name for spec in outputs}
+    if {"logits", "pred_boxes"} <= names:
+        keys = {"boxes": "pred_boxes", "scores": "logits", "format": "cxcywh", "normalized": "true", "iou": "1.0"}
+        keys |= {"background": str(len(labels))} if labels else {}
+        every = (*labels, "none") if labels else ()
+        return ModelFacts(source, every, picture, boxes=keys, softmax="logits", notes=notes)
+    if "ForSequenceClassification" in kinds:
+        notes = (*notes, "texts become token ids in front of the model: its inputs are tensors here")
+    if "Classification" in kinds and "logits" in names:
+        return ModelFacts(source, labels, picture, scores="logits", notes=notes)
+    return ModelFacts(source, labels, picture, notes=(*notes, f"what {kinds or 'it'} gives is not known here"))
+
+
+def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tuple[str, ...]]:
+    """How Hugging Face's image processors prepare pictures, and what of it cannot be said here."""
+    if config is None:
+        return PictureFacts(), ()
+    notes = []
+    size, fit, crop = _resized(config)
+    number = config.get("resample", 2)
+    resample = _FILTERS.get(number) if isinstance(number, int) else None
+    if resample is None:
+        notes.append(f"it resizes with filter {number!r}, which is not offered here; bilinear comes close")
+    if size is None and config.get("do_resize", True):
+        notes.append("the size that pictures are resized to depends on the picture; choose one that the model takes")
+    scale = _number(config.get("rescale_factor"), 1 / 255) if config.get("do_rescale", True) is not False else 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    if config.get("do_normalize", True) is not False and "image_mean" in config:
+        mean, std = _channels(config.get("image_mean"), 0.0), _channels(config.get("image_std"), 1.0)
+    picture = PictureFacts(size, fit, crop, resample or "bilinear", None, scale, mean, std)  # type: ignore[arg-type]  # of `_FILTERS`
+    return picture, tuple(notes)
+
+
+def _resized(config: Mapping[str, Any]) -> tuple[tuple[int, int] | None, Any, tuple[int, int] | None]:
+    """Size, fit and crop. Resizing the shorter side to n and cropping is to cover n x n and crop."""
+    size, crop = config.get("size"), config.get("crop_size")
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    cropped = _side_pair(crop) if config.get("do_center_crop") is True else None
+    if isinstance(size, Mapping) and "shortest_edge" in size and "longest_edge" not in size:
+        side = size["shortest_edge"]
+        if not _is_side(side):
+            return None, "", None
+        if "ConvNext" in kind:
+            share = _number(config.get("crop_pct"), 224 / 256)
+            if side >= _CONVNEXT_CROPPED_BELOW or not 0 < share <= 1:
+                return (side, side), "stretch", None
+            return (int(side / share), int(side / share)), "cover", (side, side)
+        return (side, side), "cover", cropped
+    found = _side_pair(size)
+    return found, "stretch" if found else "", cropped
+
+
+def timm(model: Path) -> ModelFacts | None:
+    """What timm's `config.json` says (`pretrained_cfg`): input size, mean, std, interpolation, share of the crop."""
+    _, config = _json_beside(model, "config.json")
+    if config is None or not isinstance(config.get("pretrained_cfg", config.get("architecture")), (Mapping, str)):
+        return None
+    own = config["pretrained_cfg"] if isinstance(config.get("pretrained_cfg"), Mapping) else config
+    shape = own.get("input_size")
+    if not (isinstance(shape, list) and len(shape) == 3 and all(map(_is_side, shape[1:]))):
+        return None
+    size: tuple[int, int] = (shape[1], shape[2])
+    share = _number(own.get("crop_pct"), 0.875)
+    mode = own.get("crop_mode", "center")
+    whole = (int(size[0] / share), int(size[1] / share)) if 0 < share <= 1 else size
+    picture = PictureFacts(
+        size if mode == "squash" else whole,
+        {"squash": "stretch", "border": "contain"}.get(mode, "cover"),  # type: ignore[arg-type]  # words of PictureFacts
+        None if mode == "squash" or whole == size else size,
+        own.get("interpolation") if own.get("interpolation") in _FILTERS.values() else "bicubic",  # type: ignore[arg-type]
+        None,
+        1 / 255,
+        _channels(own.get("mean"), 0.0),
+        _channels(own.get("std"), 1.0),
+    )
+    names = config.get("label_names", own.get("label_names"))
+    labels = tuple(names) if isinstance(names, list) and all(isinstance(one, str) for one in names) else ()
+    return ModelFacts(f"timm's config.json ({config.get('architecture', 'no name')})", labels, picture, scores="logits")
+
+
+def _with_labels_beside(model: Path, facts: ModelFacts, outputs: Outputs) -> ModelFacts:
+    classes = {size for spec in outputs for size in spec.shape[1:] if size > 1}
+    for name in _LABEL_FILES:
+        with contextlib.suppress(ConfigError, UnicodeDecodeError):
+            lines = read_file(model.parent / name, "a file of labels").decode().splitlines()
+            labels = tuple(line.strip() for line in lines if line.strip())
+            if {len(labels), len(labels) + 4, len(labels) + 5} & classes:
+                return replace(facts, source=facts.source or f"{name} beside it", labels=labels)
+    return facts
+
+
+def _json_beside(model: Path, name: str) -> tuple[Path, Mapping[str, Any] | None]:
+    """The object in that file of the model's folder, or of the one above where that is Optimum's `onnx`."""
+    for folder in (model.parent, model.parent.parent) if model.parent.name == "onnx" else (model.parent,):
+        found = _read_json(folder / name)
+        if found is not None:
+            return folder, found
+    return model.parent, None
+
+
+def _read_json(path: Path) -> Mapping[str, Any] | None:
+    """The object in that file, None where there is none. Raises `ConfigError`."""
+    if not path.is_file():
+        return None
+    try:
+        found = parse_json(read_file(path, "JSON", MAX_JSON_BYTES))
+    except ValueError as error:
+        raise ConfigError.at(path, f"this is no JSON: {error}") from None
+    if not isinstance(found, Mapping):
+        raise ConfigError.at(path, "expected a JSON object")
+    return found
+
+
+def _literal(text: str) -> Any:
+    """A Python literal or JSON, None for what is neither or too long."""
+    if len(text) > MAX_LITERAL:
+        return None
+    with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        return ast.literal_eval(text)
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
+
+
+def _by_number(names: Any) -> tuple[str, ...]:
+    """`{0: "a", 1: "b"}` or a list -> the labels, empty where numbers are missing or anything is no text."""
+    if isinstance(names, Mapping):
+        names = [names.get(number, names.get(str(number))) for number in range(min(len(names), MAX_LABELS))]
+    if not isinstance(names, list) or not all(isinstance(one, str) and one.strip() for one in names):
+        return ()
+    return tuple(" ".join(one.split()) for one in names)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_side, value))
+
+
+def _is_side(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_SIDE
+
+
+def _side_pair(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, Mapping):
+        value = [value.get("height"), value.get("width")]
+    elif _is_side(value):
+        value = [value, value]
+    return (value[0], value[1]) if _is_size(value) else None
+
+
+def _number(value: Any, otherwise: float) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
+
+
+def _channels(value: Any, otherwise: float) -> tuple[float, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(_number(one, otherwise) for one in values) or (otherwise,)

@@ -1,0 +1,352 @@
+"""`upwell model init` on what exporters write: task, normalization, layout and labels are right without an edit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from PIL import Image
+
+from tests.in_process import CommandResult, InProcess
+from tests.models.make_described import FOLDER, LABELS
+from tests.unit.models_for_tests import save, tensor
+from upwell.edge.runtimes.load import load_runtime
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.signature.description import ModelDescription
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import Array
+from upwell.tools.describe.foreign import FORMATS
+
+RED = (200, 30, 40)
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+NAMES = "{0: 'red thing', 1: 'green thing', 2: 'blue thing'}"
+
+
+def averaging(path: Path, size: int = 8, metadata: Mapping[str, str] | None = None, name: str = "logits") -> Path:
+    """A model whose answer is what each channel of its input is on average."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["pixel_values"], ["means"]),
+        helper.make_node("Flatten", ["means"], [name]),
+    ]
+    save(path, nodes, [tensor("pixel_values", ["N", 3, size, size])], [tensor(name, ["N", 3])])
+    return described(path, metadata or {})
+
+
+def described(path: Path, metadata: Mapping[str, str]) -> Path:
+    model = onnx.load(path)
+    helper.set_model_props(model, dict(metadata))
+    onnx.save(model, path)
+    return path
+
+
+def detecting(path: Path, metadata: Mapping[str, str], boxes: Array) -> Path:
+    """A model that sees the same boxes in every picture, in pixels of its input."""
+    constant = helper.make_node("Constant", [], ["found"], value=numpy_helper.from_array(boxes.astype(np.float32)))
+    zero = helper.make_node("ReduceMean", ["images"], ["zero"], axes=[1, 2, 3], keepdims=0)
+    nodes = [constant, zero, helper.make_node("Mul", ["zero", "nothing"], ["none"]),
+             helper.make_node("Add", ["found", "none"], ["output0"])]  # fmt: skip
+    constants = {"nothing": np.zeros(1, np.float32)}
+    save(path, nodes, [tensor("images", [1, 3, 64, 64])], [tensor("output0", list(boxes.shape))], constants)
+    return described(path, metadata)
+
+
+def ultralytics(task: str, size: int, names: str = NAMES, **more: str) -> dict[str, str]:
+    """As its exporter writes it."""
+    return {
+        "description": f"Ultralytics {task} model", "author": "Ultralytics", "version": "8.3.0", "license": "AGPL-3.0",
+        "stride": "32", "task": task, "batch": "1", "imgsz": f"[{size}, {size}]", "names": names, **more,
+    }  # fmt: skip
+
+
+def picture(path: Path, size: tuple[int, int] = (30, 20)) -> Path:
+    Image.new("RGB", size, RED).save(path)
+    return path
+
+
+def init(in_process: InProcess, model: Path, *more: object) -> dict[str, Any]:
+    done = in_process("model", "init", model, "--json", *more)
+    assert (done.code, done.err) == (0, "")
+    report: dict[str, Any] = json.loads(done.out)
+    return report
+
+
+def answered(model: Path, size: tuple[int, int] = (30, 20)) -> tuple[str, Array, tuple[str, ...]]:
+    """Kind, values and labels of the first output for a red picture, by the model.yaml beside the model."""
+    description = load_yaml(model.with_name("model.yaml"), ModelDescription)
+    runtime = load_runtime(model)
+    processor = Processor(description, runtime.inputs, runtime.outputs, runtime.name)
+    data = BytesIO()
+    Image.new("RGB", size, RED).save(data, "PNG")
+    prepared = processor.pre({"image": np.array([data.getvalue()], object)})
+    outputs = processor.post(processor.run_rows(runtime.run, prepared), prepared)
+    runtime.close()
+    first = processor.signature.outputs[0]
+    return first.kind, outputs[first.name], first.labels
+
+
+def test_a_classifier_of_ultralytics(tmp_path: Path, in_process: InProcess) -> None:
+    model = averaging(tmp_path / "best.onnx", metadata=ultralytics("classify", 8), name="output0")
+    report = init(in_process, model)
+    assert report["check"] == report["not_known"] == []
+    kind, values, labels = answered(model)
+    assert (kind, labels) == ("probabilities", LABELS)
+    np.testing.assert_allclose(values, [np.array(RED) / 255], atol=1e-5)
+    assert "fit: cover" in (tmp_path / "model.yaml").read_text()
+
+
+def test_a_detector_of_ultralytics(tmp_path: Path, in_process: InProcess) -> None:
+    boxes = np.zeros((1, 7, 84))
+    boxes[0, :4, 5] = [32, 32, 16, 8]  # in the middle of the letterboxed picture
+    boxes[0, 4:, 5] = [0.1, 0.8, 0.05]
+    model = detecting(tmp_path / "best.onnx", ultralytics("detect", 64), boxes)
+    shown = picture(tmp_path / "photo.png", (128, 64))
+    report = init(in_process, model, "--try", shown)
+    assert report["check"] == report["not_known"] == []
+    kind, values, labels = answered(model, (128, 64))
+    assert (kind, labels) == ("detections", LABELS)
+    np.testing.assert_allclose(values[0, 0], [24 / 64, 24 / 64, 40 / 64, 40 / 64, 0.8, 1], atol=1e-5)
+    assert report["tried"]["found"][0] == "1 boxes"
+    assert "green thing" in report["tried"]["found"][1]
+    with Image.open(report["tried"]["drawn"]) as drawn:
+        assert drawn.size == (128, 64)
+        assert drawn.convert("RGB").getpixel((48, 24)) != RED
+    assert "fill: 114" in (tmp_path / "model.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("task", "shape", "said"),
+    [
+        ("segment", (1, 39, 84), "masks are not decoded here"),
+        ("pose", (1, 56, 84), "keypoints are not decoded here"),
+        ("obb", (1, 8, 84), "rotated boxes are not decoded here"),
+        ("detect", (1, 300, 6), "export it with `nms=False`"),
+    ],
+)
+def test_what_cannot_be_decoded_is_said_and_not_guessed(
+    tmp_path: Path, in_process: InProcess, task: str, shape: tuple[int, ...], said: str
+) -> None:
+    report = init(in_process, detecting(tmp_path / "best.onnx", ultralytics(task, 64), np.zeros(shape)))
+    assert said in report["not_known"][0]
+    assert answered(tmp_path / "best.onnx")[0] == "tensor"
+
+
+PROCESSORS: dict[str, tuple[dict[str, Any], set[str], list[float], list[float], float]] = {
+    "vit": (
+        {"size": {"height": 8, "width": 8}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2},
+        {"fit: stretch", "filter: bilinear"}, [0.5] * 3, [0.5] * 3, 1 / 255,
+    ),
+    "clip": (
+        {"size": {"shortest_edge": 10}, "crop_size": {"height": 8, "width": 8}, "do_center_crop": True, "resample": 3,
+         "image_mean": MEAN, "image_std": STD},
+        {"to: [10, 10], fit: cover", "filter: bicubic", "crop: {from: image, to: [8, 8]}"}, MEAN, STD, 1 / 255,
+    ),
+    "convnext": (
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 8}, "crop_pct": 0.8,
+         "image_mean": MEAN, "image_std": STD},
+        {"to: [10, 10], fit: cover", "crop: {from: image, to: [8, 8]}"}, MEAN, STD, 1 / 255,
+    ),
+    "plain": (
+        {"size": 8, "do_normalize": False, "rescale_factor": 0.00784313725490196, "resample": 0},
+        {"fit: stretch", "filter: nearest"}, [0] * 3, [1] * 3, 2 / 255,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("layout", ["flat", "optimum"])
+def test_a_folder_of_hugging_face(tmp_path: Path, in_process: InProcess, name: str, layout: str) -> None:
+    config, lines, mean, std, scale = PROCESSORS[name]
+    model = averaging(tmp_path / ("onnx/model.onnx" if layout == "optimum" else "model.onnx"))
+    labels = dict(enumerate(LABELS))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": name, "architectures": ["XForImageClassification"], "id2label": labels})
+    )
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    report = init(in_process, tmp_path)
+    assert report["check"] == report["not_known"] == []
+    text = model.with_name("model.yaml").read_text()
+    assert [line for line in lines if line not in text] == []
+    kind, values, told = answered(model)
+    assert (kind, told) == ("logits", LABELS)
+    np.testing.assert_allclose(values, [(np.array(RED) * scale - mean) / std], atol=0.02)
+
+
+def test_a_detector_of_hugging_face(tmp_path: Path, in_process: InProcess) -> None:
+    scores = np.zeros((1, 5, 4))
+    scores[0, :, 3] = 9  # none
+    scores[0, 2] = [0, 12, 0, 0]
+    boxes = np.full((1, 5, 4), 0.5)
+    nodes = [
+        helper.make_node("ReduceMean", ["pixel_values"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "nothing"], ["none"]),
+        helper.make_node("Add", ["scores", "none"], ["logits"]),
+        helper.make_node("Add", ["boxes", "none"], ["pred_boxes"]),
+    ]
+    constants = {
+        "scores": scores.astype(np.float32),
+        "boxes": boxes.astype(np.float32),
+        "nothing": np.zeros(1, np.float32),
+    }
+    outputs = [tensor("logits", [1, 5, 4]), tensor("pred_boxes", [1, 5, 4])]
+    save(tmp_path / "model.onnx", nodes, [tensor("pixel_values", [1, 3, 32, 32])], outputs, constants)
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "yolos", "id2label": dict(enumerate(LABELS)), "architectures": ["YolosForObjectDetection"]}
+        )
+    )
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 32, "width": 32}}))
+    assert init(in_process, tmp_path)["check"] == []
+    kind, values, labels = answered(tmp_path / "model.onnx")
+    assert (kind, labels) == ("detections", (*LABELS, "none"))
+    np.testing.assert_allclose(values[0, 0, [0, 1, 2, 3, 5]], [0.25, 0.25, 0.75, 0.75, 1], atol=1e-5)
+    assert values[0, 1, 5] == -1
+
+
+def test_a_model_of_timm(tmp_path: Path, in_process: InProcess) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    own = {"input_size": [3, 8, 8], "interpolation": "bicubic", "crop_pct": 0.8, "mean": MEAN, "std": STD}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "resnet18", "num_classes": 3, "label_names": list(LABELS), "pretrained_cfg": own})
+    )
+    report = init(in_process, model)
+    assert (report["check"], report["source"]) == ([], "timm's config.json (resnet18)")
+    kind, values, labels = answered(model)
+    assert (kind, labels) == ("logits", LABELS)
+    np.testing.assert_allclose(values, [(np.array(RED) / 255 - MEAN) / STD], atol=0.02)
+    assert "to: [10, 10], fit: cover, filter: bicubic" in model.with_name("model.yaml").read_text()
+
+
+@pytest.mark.parametrize("datatype", ["uint8", "fp32"])
+def test_metadata_that_tflite_support_has_written(tmp_path: Path, in_process: InProcess, datatype: str) -> None:
+    model = Path(shutil.copy(FOLDER / f"tflite_support_{datatype}.tflite", tmp_path / "model.tflite"))
+    report = init(in_process, model)
+    assert report["source"] == "its TFLite metadata"
+    assert all(
+        "fit" in one["comment"] or "scores" in one["comment"] for one in report["check"]
+    )  # which it does not say
+    _, values, labels = answered(model)
+    assert labels == LABELS
+    np.testing.assert_allclose(values, [(np.array(RED) - 127.5) / 127.5], atol=0.01)
+
+
+def test_labels_beside_a_model_count_where_there_are_as_many_as_classes(tmp_path: Path, in_process: InProcess) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    (tmp_path / "classes.txt").write_text("\n".join(LABELS) + "\n")
+    init(in_process, model)
+    assert answered(model)[2] == LABELS
+    (tmp_path / "labels.txt").unlink()
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    init(in_process, model, "--force")
+    assert answered(model)[2] == ()
+    assert not (tmp_path / "labels.txt").exists()
+
+
+def test_probabilities_are_told_from_logits_by_running_the_model(tmp_path: Path, in_process: InProcess) -> None:
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["x"], ["means"]),
+        helper.make_node("Flatten", ["means"], ["flat"]),
+        helper.make_node("Softmax", ["flat"], ["out"]),
+    ]
+    save(tmp_path / "model.onnx", nodes, [tensor("x", ["N", 3, 8, 8])], [tensor("out", ["N", 3])])
+    init(in_process, tmp_path / "model.onnx")
+    assert answered(tmp_path / "model.onnx")[0] == "probabilities"
+
+
+def test_facts_that_do_not_fit_the_tensors_are_said_and_left_out(tmp_path: Path, in_process: InProcess) -> None:
+    names = "{0: 'a', 1: 'b', 2: 'c', 3: 'd'}"
+    model = averaging(tmp_path / "best.onnx", metadata=ultralytics("classify", 8, names), name="output0")
+    report = init(in_process, model)
+    assert report["not_known"] == ["its Ultralytics metadata (classify) names 4 classes, and no output has so many"]
+    assert answered(model)[::2] == ("probabilities", ())
+    own = {"input_size": [3, 8, 8], "mean": MEAN[:2], "std": STD[:2]}
+    model = averaging(tmp_path / "timm" / "model.onnx")
+    (tmp_path / "timm" / "config.json").write_text(json.dumps({"architecture": "a", "pretrained_cfg": own}))
+    report = init(in_process, model)
+    assert "does not fit the model's tensors" in report["not_known"][0]
+    assert answered(model)[0] == "logits"
+
+
+def refused(done: CommandResult) -> str:
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") <= 2
+    return done.err
+
+
+@pytest.mark.parametrize("suffix", sorted(FORMATS))
+def test_other_formats_are_refused_with_what_converts_them(tmp_path: Path, in_process: InProcess, suffix: str) -> None:
+    model = tmp_path / f"model{suffix}"
+    model.write_bytes(b"x")
+    said = refused(in_process("model", "init", model))
+    assert "ONNX" in said or "model.onnx" in said
+    assert refused(in_process("model", "init", tmp_path)) == said
+
+
+def test_a_saved_model_and_an_empty_folder_are_refused(tmp_path: Path, in_process: InProcess) -> None:
+    assert "expected an ONNX or TFLite file" in refused(in_process("model", "init", tmp_path))
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    assert "tf2onnx.convert --saved-model" in refused(in_process("model", "init", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["{0: 'a', 1:", "__import__('os').system('x')", "[" * 5000, "{0: 1, 1: 2}", "x" * 2_000_000, "{0: 'a', 5: 'b'}"],
+    ids=["cut", "call", "deep", "numbers", "long", "gaps"],
+)
+def test_names_that_are_no_labels_are_none(tmp_path: Path, in_process: InProcess, names: str) -> None:
+    model = averaging(tmp_path / "m.onnx", metadata=ultralytics("classify", 8, names), name="output0")
+    init(in_process, model)
+    assert answered(model)[2] == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("config.json", "{", "this is no JSON"),
+        ("config.json", "[]", "expected a JSON object"),
+        ("config.json", '{"model_type": "x", "id2label": ' + "[" * 100_000, "config.json"),
+        ("preprocessor_config.json", "x", "this is no JSON"),
+    ],
+)
+def test_a_file_beside_it_that_is_wrong_is_named(
+    tmp_path: Path, in_process: InProcess, name: str, text: str, said: str
+) -> None:
+    model = averaging(tmp_path / "model.onnx")
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    (tmp_path / name).write_text(text)
+    message = refused(in_process("model", "init", model))
+    assert name in message
+    assert said in message
+    assert not (tmp_path / "model.yaml").exists()
+
+
+def test_labels_of_somebody_else_are_not_replaced(tmp_path: Path, in_process: InProcess) -> None:
+    model = averaging(tmp_path / "best.onnx", metadata=ultralytics("classify", 8), name="output0")
+    (tmp_path / "labels.txt").write_text("mine\n")
+    assert "labels.txt: exists already" in refused(in_process("model", "init", model))
+    assert not (tmp_path / "model.yaml").exists()
+    init(in_process, model, "--force")
+    assert answered(model)[2] == LABELS
+
+
+@pytest.mark.parametrize("damage", ["cut", "zip", "none"])
+def test_damaged_tflite_metadata_is_no_metadata(tmp_path: Path, in_process: InProcess, damage: str) -> None:
+    data = bytearray((FOLDER / "tflite_support_fp32.tflite").read_bytes())
+    if damage == "cut":
+        data = data[: data.rindex(b"PK\x03\x04") + 10]
+    elif damage == "zip":
+        data[data.rindex(b"PK\x05\x06") + 12 : data.rindex(b"PK\x05\x06") + 16] = b"\xff\xff\xff\x7f"
+    else:
+        data[data.index(b"M001") : data.index(b"M001") + 4] = b"XXXX"
+    (tmp_path / "model.tflite").write_bytes(data)
+    init(in_process, tmp_path / "model.tflite")
+    assert answered(tmp_path / "model.tflite")[2] == ()
