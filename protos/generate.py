@@ -28,6 +28,8 @@ PROTOS = (
     Path("upwell/rpc/oip/v2/model_stream.proto"),
     Path("upwell/rpc/oip/v2/open_inference_grpc.proto"),
     Path("upwell/rpc/oip/v2/server_settings.proto"),
+    Path("upwell/rpc/opamp/v1/anyvalue.proto"),
+    Path("upwell/rpc/opamp/v1/opamp.proto"),
 )
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 # Clients name the service by the package the protocol publishes; ours differs only inside this process.

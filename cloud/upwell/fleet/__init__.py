@@ -1,0 +1,1 @@
+"""Many devices from one place: who they are, how they fare, and which release each is to run."""

@@ -1,0 +1,499 @@
+"""The operations on devices, groups, tokens and users."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from upwell.fleet.api.operations import Call, Given, Nothing, Operation, Table, Taken
+from upwell.fleet.enrolment import enrolment
+from upwell.fleet.errors import NotFound
+from upwell.fleet.registry import devices, events, groups, questions
+from upwell.fleet.registry.devices import Stored
+from upwell.fleet.registry.expression import membership
+from upwell.fleet.registry.presence import Presence
+from upwell.fleet.users import audit, users
+from upwell.fleet.users.users import Role
+from upwell.shared.errors import InvalidRequest
+
+SILENT_POLLS = 5
+"""A device that was not heard of for so many polls is shown as silent."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected printable characters")
+    return text
+
+
+Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_printable)]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
+Sequence: TypeAlias = Annotated[int, Field(ge=0, le=2**53, description="Sequence number of a release.")]
+UnixSeconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, description="Seconds since 1970, UTC.")]
+Labels: TypeAlias = Annotated[dict[Text, Text], Field(max_length=64)]
+
+
+class Device(Given):
+    """A device, as it was last heard of. `wanted` is the release that it is to run, `release` the one that it runs."""
+
+    id: str
+    name: str
+    labels: dict[str, str]
+    version: str
+    release: int | None
+    wanted: int | None
+    wanted_by: str
+    healthy: bool | None
+    problem: str
+    is_silent: bool
+    double: str
+    last_seen_unix_s: float | None
+    enrolled_unix_s: float
+    revoked_unix_s: float | None
+
+
+class DeviceDetails(Device):
+    """All that is known of a device."""
+
+    instance_uid: str
+    key_sha256: str
+    attributes: dict[str, str]
+    health: dict[str, Any] | None
+    configuration: dict[str, str] | None
+    packages: dict[str, Any] | None
+    config_status: str
+    config_error: str
+    not_before_unix_s: float | None
+    statistics: dict[str, Any] | None
+    own_labels: dict[str, str]
+    groups: list[str]
+
+
+class Devices(Given):
+    """Devices; `next` is given as `after` for those that follow, empty where there are none."""
+
+    devices: list[Device]
+    next: str
+
+
+class DevicesQuery(Taken):
+    """Which devices: of one group, or for which an expression holds."""
+
+    group: Text | None = None
+    where: Annotated[str, StringConstraints(max_length=1000)] | None = None
+    after: Annotated[str, StringConstraints(max_length=32)] = ""
+    limit: Annotated[int, Field(ge=1, le=1000)] = 200
+
+
+class LabelsBody(Taken):
+    """Labels to give; null takes one away."""
+
+    labels: Annotated[dict[Text, Text | None], Field(max_length=64)]
+
+
+class AssignBody(Taken):
+    """The release to run, and from when; null for none in particular."""
+
+    release: Sequence | None
+    not_before_unix_s: UnixSeconds | None = None
+
+
+class QuestionBody(Taken):
+    """The id of a request, or how it begins."""
+
+    request_id: Text
+
+
+class Question(Given):
+    """A question to a device; `answer` is null until it has polled and answered."""
+
+    id: str
+    device_id: str
+    request_id: str
+    asked_unix_s: float
+    asked_by: str
+    answered_unix_s: float | None
+    answer: dict[str, Any] | None
+
+
+class GroupBody(Taken):
+    """The devices of the group, as an expression in CEL over labels, name, version, os and arch."""
+
+    expression: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class Group(Given):
+    """A group, and how many devices are in it."""
+
+    name: str
+    expression: str
+    release: int | None
+    not_before_unix_s: float | None
+    devices: int
+
+
+class Groups(Given):
+    """All groups."""
+
+    groups: list[Group]
+
+
+class TokenBody(Taken):
+    """What the device that enrols with the token gets, and how long the token is good for."""
+
+    labels: Labels = Field(default_factory=dict)
+    valid_s: Annotated[float, Field(ge=60, le=366 * 86400.0)] = enrolment.DEFAULT_TOKEN_S
+
+
+class NewToken(Given):
+    """An enrolment token, shown this once."""
+
+    id: str
+    token: str
+    expires_unix_s: float
+
+
+class Token(Given):
+    """What is known of an enrolment token."""
+
+    id: str
+    labels: dict[str, str]
+    created_unix_s: float
+    created_by: str
+    expires_unix_s: float
+    used_unix_s: float | None
+
+
+class Tokens(Given):
+    """All enrolment tokens, the newest first."""
+
+    tokens: list[Token]
+
+
+class UserBody(Taken):
+    """What the user may do."""
+
+    role: Role
+
+
+class NewUser(Given):
+    """A user's token, shown this once."""
+
+    name: str
+    role: Role
+    token: str
+
+
+class UserEntry(Given):
+    """A user."""
+
+    name: str
+    role: Role
+    created_unix_s: float
+
+
+class Users(Given):
+    """All users."""
+
+    users: list[UserEntry]
+
+
+class Since(Taken):
+    """What comes after a number; -1 for the last ones."""
+
+    after: Annotated[int, Field(ge=-1, le=2**62)] = 0
+    limit: Annotated[int, Field(ge=1, le=1000)] = 200
+
+
+class EventsQuery(Since):
+    """Events, perhaps of one device."""
+
+    device: Annotated[str, StringConstraints(max_length=200)] | None = None
+
+
+class Event(Given):
+    """What happened to a device."""
+
+    id: int
+    at_unix_s: float
+    device_id: str
+    kind: str
+    text: str
+
+
+class Events(Given):
+    """Events, the oldest first."""
+
+    events: list[Event]
+
+
+class AuditEntry(Given):
+    """What somebody did."""
+
+    id: int
+    at_unix_s: float
+    who: str
+    action: str
+    subject: str
+    details: dict[str, Any]
+
+
+class Audit(Given):
+    """What was done, the oldest first."""
+
+    entries: list[AuditEntry]
+
+
+class HistoryQuery(Taken):
+    """How many."""
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class HistoryEntry(Given):
+    """What a device had counted by then, since an instant; another one for each process and release."""
+
+    at_unix_s: float
+    release: int | None
+    since_unix_s: float
+    counts: dict[str, Any]
+
+
+class History(Given):
+    """What a device counted, the newest first."""
+
+    history: list[HistoryEntry]
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest("expected a name of at most 100 letters, digits, dots, dashes, underscores and @")
+
+
+def _list_devices(call: Call[Nothing, DevicesQuery]) -> Devices:
+    query = call.query
+    if query.group is not None and query.where is not None:
+        raise InvalidRequest("`group` and `where` exclude each other")
+    with call.state.database.reading() as connection:
+        where = query.where if query.group is None else groups.find_group(connection, query.group)["expression"]
+        assigned = [one for one in groups.all_groups(connection) if one["release"] is not None]
+        doubles = devices.shared_uids(connection)
+        if where is None:
+            found = list(devices.all_devices(connection, query.after, query.limit + 1))
+        else:
+            holds = membership(where).holds
+            chosen = (one for one in devices.all_devices(connection, query.after) if holds(devices.variables_of(one)))
+            found = [one for one, _ in zip(chosen, range(query.limit + 1), strict=False)]
+    shown = found[: query.limit]
+    view = _View(call.state.presence, call.now_unix_s, assigned, doubles)
+    more = shown[-1]["id"] if len(found) > query.limit else ""
+    return Devices(devices=[Device(**view.brief(one)) for one in shown], next=more)
+
+
+def _show_device(call: Call[Nothing, Nothing]) -> DeviceDetails:
+    with call.state.database.reading() as connection:
+        device = devices.find(connection, call.path["device"])
+        known = groups.all_groups(connection)
+        doubles = devices.shared_uids(connection)
+    assigned = [one for one in known if one["release"] is not None]
+    variables = devices.variables_of(device)
+    return DeviceDetails(
+        **_View(call.state.presence, call.now_unix_s, assigned, doubles).brief(device),
+        **{
+            name: device[name]
+            for name in ("instance_uid", "key_sha256", "attributes", "health", "configuration", "packages",
+                         "config_status", "config_error", "statistics")
+        },
+        not_before_unix_s=groups.wanted(device, assigned).not_before_unix_s,
+        own_labels=device["labels"],
+        groups=[one["name"] for one in known if membership(one["expression"]).holds(variables)],
+    )  # fmt: skip
+
+
+class _View:
+    """A device in brief, as it is listed."""
+
+    def __init__(
+        self, presence: Presence, now_unix_s: float, assigned: list[Mapping[str, Any]], doubles: Mapping[str, list[str]]
+    ) -> None:
+        self._presence = presence
+        self._now_unix_s = now_unix_s
+        self._assigned = assigned
+        self._doubles = doubles
+
+    def brief(self, device: Stored) -> dict[str, Any]:
+        """The values of a `Device`."""
+        wanted = groups.wanted(device, self._assigned)
+        health = device["health"] or {}
+        refused = (
+            f"refused what was asked of it: {device['config_error']}" if device["config_status"] == "failed" else ""
+        )
+        seen = self._presence.last_seen(device)
+        return {
+            **{name: device[name] for name in ("id", "name", "release", "enrolled_unix_s", "revoked_unix_s")},
+            "labels": devices.labels_of(device),
+            "version": device["attributes"].get("service.version", ""),
+            "wanted": wanted.release,
+            "wanted_by": wanted.source,
+            "healthy": health.get("healthy"),
+            "problem": wanted.conflict or refused or health.get("last_error", ""),
+            "is_silent": seen is None or self._now_unix_s - seen > SILENT_POLLS * self._presence.poll_s,
+            "double": self._double(device),
+            "last_seen_unix_s": seen,
+        }
+
+    def _double(self, device: Stored) -> str:
+        others = [one for one in self._doubles.get(device["instance_uid"], ()) if one != device["id"]]
+        if others:
+            return f"the same instance UID as {', '.join(others)}, with another key"
+        return "two processes use its key" if device["twin_seen_unix_s"] is not None else ""
+
+
+def _label_device(call: Call[LabelsBody, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        devices.set_labels(connection, call.actor, devices.find(connection, call.path["device"]), call.body.labels)
+
+
+def _revoke_device(call: Call[Nothing, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        devices.revoke(connection, call.actor, devices.find(connection, call.path["device"]))
+
+
+def _assign_device(call: Call[AssignBody, Nothing]) -> None:
+    body = call.body
+    with call.state.database.writing() as connection:
+        device = devices.find(connection, call.path["device"])
+        devices.assign(connection, call.actor, device, body.release, body.not_before_unix_s)
+
+
+def _device_history(call: Call[Nothing, HistoryQuery]) -> History:
+    with call.state.database.reading() as connection:
+        device = devices.find(connection, call.path["device"])
+        found = devices.history(connection, device["id"], call.query.limit)
+    return History(history=[HistoryEntry(**one) for one in found])
+
+
+def _ask_device(call: Call[QuestionBody, Nothing]) -> Question:
+    with call.state.database.writing() as connection:
+        device = devices.find(connection, call.path["device"])
+        question_id = questions.ask(connection, call.actor, device, call.body.request_id)
+        return Question(**questions.question(connection, question_id))
+
+
+def _show_question(call: Call[Nothing, Nothing]) -> Question:
+    with call.state.database.reading() as connection:
+        return Question(**questions.question(connection, call.path["question"]))
+
+
+def _list_groups(call: Call[Nothing, Nothing]) -> Groups:
+    with call.state.database.reading() as connection:
+        everything = [devices.variables_of(one) for one in devices.all_devices(connection) if not one["revoked_unix_s"]]
+        found = groups.all_groups(connection)
+    counts = {one["name"]: sum(map(membership(one["expression"]).holds, everything)) for one in found}
+    return Groups(groups=[Group(**one, devices=counts[one["name"]]) for one in found])
+
+
+def _put_group(call: Call[GroupBody, Nothing]) -> None:
+    name = call.path["group"]
+    _check_name(name)
+    with call.state.database.writing() as connection:
+        groups.put_group(connection, call.actor, name, call.body.expression)
+
+
+def _drop_group(call: Call[Nothing, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        groups.drop_group(connection, call.actor, call.path["group"])
+
+
+def _assign_group(call: Call[AssignBody, Nothing]) -> None:
+    body = call.body
+    with call.state.database.writing() as connection:
+        groups.assign_group(connection, call.actor, call.path["group"], body.release, body.not_before_unix_s)
+
+
+def _add_token(call: Call[TokenBody, Nothing]) -> NewToken:
+    with call.state.database.writing() as connection:
+        return NewToken(**enrolment.add_token(connection, call.actor, call.body.labels, call.body.valid_s))
+
+
+def _list_tokens(call: Call[Nothing, Nothing]) -> Tokens:
+    with call.state.database.reading() as connection:
+        return Tokens(tokens=[Token(**one) for one in enrolment.all_tokens(connection)])
+
+
+def _drop_token(call: Call[Nothing, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        enrolment.drop_token(connection, call.actor, call.path["token"])
+
+
+def _add_user(call: Call[UserBody, Nothing]) -> NewUser:
+    name, role = call.path["user"], call.body.role
+    _check_name(name)
+    with call.state.database.writing() as connection:
+        return NewUser(name=name, role=role, token=users.add_user(connection, call.actor, name, role))
+
+
+def _list_users(call: Call[Nothing, Nothing]) -> Users:
+    with call.state.database.reading() as connection:
+        return Users(users=[UserEntry(**one) for one in users.all_users(connection)])
+
+
+def _remove_user(call: Call[Nothing, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        users.remove_user(connection, call.actor, call.path["user"])
+
+
+def _list_events(call: Call[Nothing, EventsQuery]) -> Events:
+    query = call.query
+    with call.state.database.reading() as connection:
+        device_id = None if query.device is None else devices.find(connection, query.device)["id"]
+        found = events.events(connection, query.after, query.limit, device_id)
+    return Events(events=[Event(**one) for one in found])
+
+
+def _list_audit(call: Call[Nothing, Since]) -> Audit:
+    if call.query.after < 0:
+        raise NotFound("the record of what was done is read from its beginning; expected `after` from 0 on")
+    with call.state.database.reading() as connection:
+        return Audit(
+            entries=[AuditEntry(**one) for one in audit.entries(connection, call.query.after, call.query.limit)]
+        )
+
+
+TABLE: Table = (
+    Operation("GET", "/devices", "listDevices", "The devices", "viewer", _list_devices, Devices,
+              query=DevicesQuery),
+    Operation("GET", "/devices/{device}", "showDevice", "One device, by id or name", "viewer", _show_device,
+              DeviceDetails),
+    Operation("PUT", "/devices/{device}/labels", "labelDevice", "Give it labels", "operator", _label_device,
+              body=LabelsBody),
+    Operation("PUT", "/devices/{device}/release", "assignDevice", "Say which release it is to run", "operator",
+              _assign_device, body=AssignBody),
+    Operation("POST", "/devices/{device}/revoke", "revokeDevice", "Let it in no more", "operator", _revoke_device),
+    Operation("GET", "/devices/{device}/history", "deviceHistory", "What it counted", "viewer", _device_history,
+              History, query=HistoryQuery),
+    Operation("POST", "/devices/{device}/questions", "askDevice", "Ask why a request was answered as it was", "viewer",
+              _ask_device, Question, body=QuestionBody),
+    Operation("GET", "/questions/{question}", "showQuestion", "A question and its answer", "viewer", _show_question,
+              Question),
+    Operation("GET", "/groups", "listGroups", "The groups", "viewer", _list_groups, Groups),
+    Operation("PUT", "/groups/{group}", "putGroup", "Make a group or change it", "operator", _put_group,
+              body=GroupBody),
+    Operation("DELETE", "/groups/{group}", "dropGroup", "Forget a group", "operator", _drop_group),
+    Operation("PUT", "/groups/{group}/release", "assignGroup", "Say which release its devices are to run", "operator",
+              _assign_group, body=AssignBody),
+    Operation("GET", "/tokens", "listTokens", "The enrolment tokens", "operator", _list_tokens, Tokens),
+    Operation("POST", "/tokens", "addToken", "Make a one-time enrolment token", "operator", _add_token, NewToken,
+              body=TokenBody),
+    Operation("DELETE", "/tokens/{token}", "dropToken", "Take back an unused token", "operator", _drop_token),
+    Operation("GET", "/users", "listUsers", "The users", "operator", _list_users, Users),
+    Operation("POST", "/users/{user}", "addUser", "Let somebody in", "operator", _add_user, NewUser, body=UserBody),
+    Operation("DELETE", "/users/{user}", "removeUser", "Let somebody in no more", "operator", _remove_user),
+    Operation("GET", "/events", "listEvents", "What happened to devices", "viewer", _list_events, Events,
+              query=EventsQuery),
+    Operation("GET", "/audit", "listAudit", "What people did", "operator", _list_audit, Audit, query=Since),
+)  # fmt: skip
+"""The operations of this module."""

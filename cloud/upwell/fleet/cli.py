@@ -1,0 +1,52 @@
+"""`upwell fleet serve`: run the fleet service."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upwell.fleet.config import FleetConfig
+from upwell.shared.config.security import warn_of_root
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+from upwell.shared.telemetry.logs import set_up_logs
+
+
+def serve(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The fleet.yaml to run.")],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run the fleet service until SIGTERM or Ctrl-C."""
+    section = load_yaml(config, FleetConfig).fleet
+    console = set_up_logs(section.log, logging.DEBUG if verbose else logging.INFO)
+    for name in ("alembic", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warn_of_root(section.listen)
+    try:
+        from upwell.fleet.service.application import open_fleet
+        from upwell.fleet.service.server import FleetServer
+    except ModuleNotFoundError as error:
+        raise extra_missing("upwell fleet serve", error) from None
+    try:
+        fleet = open_fleet(section)
+        server = FleetServer(fleet)
+    except ConfigError as error:
+        raise ConfigError([replace(one, path=one.path or config) for one in error.problems]) from None
+    devices, users = fleet.counts()
+    console.print(f"serving on {', '.join(server.addresses)} ({devices} devices)", markup=False)
+    if section.tls is None:
+        console.print(f"devices and people trust {section.authority.cert}", markup=False)
+    if not users:
+        console.print(f"nobody can use it yet: upwell fleet user add NAME --role operator -c {config}", markup=False)
+    server.run()
+
+
+def extra_missing(what: str, error: ModuleNotFoundError) -> Exception:
+    """The sentence that says which extra to install, unless a module of our own is missing."""
+    if error.name is None or error.name.startswith("upwell"):
+        return error
+    return ConfigError.at(None, f"{what} needs {error.name}: pip install 'upwell[fleet]'")

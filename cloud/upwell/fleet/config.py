@@ -1,0 +1,90 @@
+"""`fleet.yaml`: what a person writes to run the fleet service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from upwell.shared.config.addresses import TcpAddress, check_all_differ
+from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.telemetry.sections import LogFormat
+from upwell.shared.units import Bytes, Seconds
+
+DEFAULT_LISTEN = "127.0.0.1:4320"
+ServerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:_-]{1,253}$")]
+
+
+class FleetTls(FilePart):
+    """The service's own certificate, from an issuer that devices and people trust already."""
+
+    cert: RelativePath = Field(description="Certificate chain (PEM).")
+    key: RelativePath = Field(description="Its private key.")
+
+
+class AuthoritySection(FilePart):
+    """The fleet's own certificate authority, which signs the certificates of devices. Replicas share both files."""
+
+    cert: RelativePath = Field(
+        Path("fleet-ca.pem"), validate_default=True, description="Its certificate; made where both files are missing."
+    )
+    key: RelativePath = Field(Path("fleet-ca.key"), validate_default=True, description="Its private key.")
+
+
+class DatabaseSection(FilePart):
+    """Where the service keeps its state: a file of SQLite, or PostgreSQL for more than one replica."""
+
+    file: RelativePath = Field(Path("fleet.db"), validate_default=True, description="The file of SQLite.")
+    postgres: Annotated[str, StringConstraints(pattern=r"^postgresql://")] | None = Field(
+        None, description="`postgresql://USER@HOST/NAME`, instead of a file; needs the extra `fleet-postgres`."
+    )
+    password_file: RelativePath | None = Field(None, description="A file with the password of that user.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> DatabaseSection:
+        if self.postgres is not None and "file" in self.model_fields_set:
+            raise ValueError("`file` and `postgres` exclude each other; write one of them")
+        if self.postgres is None and self.password_file is not None:
+            raise ValueError("`password_file` goes with `postgres`")
+        return self
+
+
+class FleetSection(FilePart):
+    """The fleet service."""
+
+    listen: tuple[TcpAddress, ...] = Field(
+        (DEFAULT_LISTEN,), min_length=1, description="HOST:PORT for devices and people alike, always with TLS."
+    )
+    names: tuple[ServerName, ...] = Field(
+        ("localhost", "127.0.0.1"),
+        min_length=1,
+        description="Host names and addresses by which devices call the service, for the certificate that it makes "
+        "itself; unused with `tls`.",
+    )
+    tls: FleetTls | None = Field(
+        None, description="The service's own certificate; without it the fleet's authority signs one."
+    )
+    authority: AuthoritySection = Field(AuthoritySection(), description="Who signs the certificates of devices.")
+    database: DatabaseSection = Field(DatabaseSection(), description="Where the state is kept.")
+    poll: Seconds = Field(60.0, ge=1, le=3600, description="How often a device is to ask; it adds a tenth of jitter.")
+    certificate_age: Seconds = Field(
+        90 * 86400.0,
+        ge=3600,
+        description="How long a device's certificate holds; it is renewed after two thirds of it.",
+    )
+    history: Seconds = Field(86400.0, ge=3600, description="How long the statistics of devices are kept.")
+    max_message: Bytes = Field(256 << 10, ge=4096, le=16 << 20, description="Largest message of a device, unpacked.")
+    log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
+
+    @model_validator(mode="after")
+    def _ports_of_their_own(self) -> FleetSection:
+        check_all_differ({"listen": self.listen})
+        return self
+
+
+class FleetConfig(FilePart):
+    """A whole `fleet.yaml`."""
+
+    version: Literal[1] = Field(1, description="Version of this file format.")
+    fleet: FleetSection = Field(FleetSection(), description="The fleet service.")

@@ -1,0 +1,1 @@
+"""How a device comes to belong to the fleet, and how it proves that it does."""

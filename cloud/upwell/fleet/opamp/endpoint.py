@@ -1,0 +1,130 @@
+"""`POST /v1/opamp`: the size of what comes is bounded before it is read, and each refusal is one clear sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import zlib
+from collections.abc import Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from upwell.fleet.enrolment.authority import serial_of_der
+from upwell.fleet.opamp.exchange import Exchange, Peer
+from upwell.fleet.opamp.messages import read, write, write_error
+from upwell.shared.errors import InvalidRequest, NotAllowed, Refused, Unauthenticated, UpwellError
+from upwell.shared.opamp.names import CONTENT_TYPE
+
+BODY_S = 10.0
+"""A body that has not come by then is not waited for."""
+
+MOST_AT_ONCE = 64
+"""Polls at once; one more is told to come back later, since waiting would only make all of them late."""
+
+PEER = "upwell.peer_certificate"
+"""The key of a request's scope under which its server puts the client's certificate (DER), or None."""
+
+_STATUSES: Mapping[type[UpwellError], HTTPStatus] = MappingProxyType(
+    {
+        InvalidRequest: HTTPStatus.BAD_REQUEST,
+        Unauthenticated: HTTPStatus.UNAUTHORIZED,
+        NotAllowed: HTTPStatus.FORBIDDEN,
+        Refused: HTTPStatus.SERVICE_UNAVAILABLE,
+    }
+)
+_log = logging.getLogger(__name__)
+
+
+class TooLarge(InvalidRequest):
+    """The message is larger than what is read."""
+
+
+class OpampEndpoint:
+    """Answers polls over HTTP; `max_bytes` bounds a message, packed and unpacked, `poll_s` is the usual pace."""
+
+    def __init__(self, exchange: Exchange, max_bytes: int, poll_s: float) -> None:
+        self._exchange = exchange
+        self._max_bytes = max_bytes
+        self._poll_s = poll_s
+        self._under_way = 0
+
+    async def __call__(self, request: Request) -> Response:
+        """One poll."""
+        if self._under_way >= MOST_AT_ONCE:
+            after_s = random.uniform(0.25, 1.0) * self._poll_s  # noqa: S311  spreads polls, and is no secret
+            return _answer(
+                HTTPStatus.SERVICE_UNAVAILABLE, write_error("busy", is_overload=True, retry_s=after_s), after_s
+            )
+        self._under_way += 1
+        try:
+            data = await asyncio.wait_for(_body(request, self._max_bytes), BODY_S)
+            return _answer(HTTPStatus.OK, await run_in_threadpool(self._polled, data, _peer(request)))
+        except TooLarge as error:
+            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
+        except UpwellError as error:
+            return _refusal(_STATUSES.get(type(error), HTTPStatus.BAD_REQUEST), str(error))
+        except asyncio.TimeoutError:
+            return _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {BODY_S:g} s")
+        except ClientDisconnect:
+            return _refusal(HTTPStatus.BAD_REQUEST, "the connection ended within the body")
+        except Exception:  # noqa: BLE001 (the boundary of the service)
+            _log.exception("a poll failed")
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+        finally:
+            self._under_way -= 1
+
+    def _polled(self, data: bytes, peer: Peer) -> bytes:
+        return write(self._exchange.answer(read(data), peer))
+
+
+def _peer(request: Request) -> Peer:
+    certificate = request.scope.get(PEER)
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return Peer(serial_of_der(certificate) if certificate else "", token.strip() if scheme.lower() == "bearer" else "")
+
+
+async def _body(request: Request, max_bytes: int) -> bytes:
+    """The body, unpacked. Raises `InvalidRequest`, `TooLarge` among these."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != CONTENT_TYPE:
+        raise InvalidRequest(f"expected Content-Type: {CONTENT_TYPE}")
+    packing = request.headers.get("content-encoding", "identity").strip().lower()
+    if packing not in ("identity", "gzip"):
+        raise InvalidRequest("expected Content-Encoding: gzip, or none")
+    length = request.headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and int(length[:19]) > max_bytes:
+        raise TooLarge(f"the message has {length[:19]} bytes; expected at most {max_bytes}")
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > max_bytes:
+            raise TooLarge(f"the message has more than {max_bytes} bytes")
+    return bytes(data) if packing == "identity" else unpacked(bytes(data), max_bytes)
+
+
+def unpacked(data: bytes, max_bytes: int) -> bytes:
+    """What gzip packed, of which no more is unpacked than may be. Raises `InvalidRequest`, `TooLarge` among these."""
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        found = unpacker.decompress(data, max_bytes + 1)
+    except zlib.error:
+        raise InvalidRequest("the body is not packed by gzip, as its Content-Encoding says") from None
+    if len(found) > max_bytes:
+        raise TooLarge(f"the message has more than {max_bytes} bytes once unpacked")
+    if not unpacker.eof or unpacker.unused_data:
+        raise InvalidRequest("the body is no whole gzip file, or more than one")
+    return found
+
+
+def _answer(status: HTTPStatus, body: bytes, retry_after_s: float = 0.0) -> Response:
+    headers = {"Retry-After": str(max(1, round(retry_after_s)))} if retry_after_s else {}
+    return Response(body, status, headers, CONTENT_TYPE)
+
+
+def _refusal(status: HTTPStatus, text: str) -> Response:
+    return _answer(status, write_error(text, is_overload=False))

@@ -1,0 +1,132 @@
+"""What a poll does: who asks, what they report, and what they are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from upwell.fleet.enrolment.authority import IssuedCertificate, read_request
+from upwell.fleet.enrolment.enrolment import Enrolment
+from upwell.fleet.opamp.messages import Incoming, Reply, Settings, new_uid
+from upwell.fleet.registry.devices import Stored, apply, by_certificate, changes_of
+from upwell.fleet.registry.groups import Assignments
+from upwell.fleet.registry.presence import Presence
+from upwell.fleet.registry.questions import OpenQuestions, answer
+from upwell.fleet.storage.database import Database
+from upwell.shared.errors import Unauthenticated
+from upwell.shared.opamp.names import EXPLAIN
+from upwell.shared.opamp.wish import Wish, digest_of
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How a device proves itself: the serial number of a certificate that TLS has verified, or an enrolment token."""
+
+    serial: str = ""
+    token: str = ""
+
+
+@dataclass(frozen=True)
+class Instant:
+    """Now, by both clocks."""
+
+    unix_s: float
+    monotonic_s: float
+
+
+@dataclass(frozen=True)
+class FleetState:
+    """What polls and the REST interface work on."""
+
+    database: Database
+    enrolment: Enrolment
+    presence: Presence
+    assignments: Assignments
+    questions: OpenQuestions
+
+
+class Exchange:
+    """Answers polls. Safe to use from many threads."""
+
+    def __init__(self, state: FleetState, settings: Settings, now: Callable[[], Instant]) -> None:
+        self._state = state
+        self._settings = settings
+        self._now = now
+
+    def answer(self, incoming: Incoming, peer: Peer) -> Reply:
+        """What the device is told. Raises `Unauthenticated` and `NotAllowed`, and `InvalidRequest` for a wrong CSR."""
+        now = self._now()
+        device, certificate = self._device(incoming, peer, now)
+        report, presence = incoming.report, self._state.presence
+        heard = presence.heard(device["id"], report.sequence_num, now.unix_s, device["last_seen_unix_s"])
+        if certificate is None:
+            self._note(device, incoming, now)
+        if report.counted is not None:
+            presence.counted(device["id"], now.unix_s, report.counted)
+        is_unknown = not device["attributes"] and report.attributes is None
+        is_told = incoming.accepts_settings and (heard.is_first or certificate is not None)
+        settings = Settings(self._settings.url, self._settings.poll_s, self._settings.authority_pem, certificate)
+        return Reply(
+            instance_uid=report.instance_uid,
+            new_instance_uid=new_uid(os.urandom(10), now.unix_s) if incoming.wants_uid else b"",
+            wants_full_state=is_unknown or (heard.wants_full_state and report.attributes is None),
+            wish=self._wish(device, incoming, now),
+            settings=settings if is_told else None,
+            question=self._question(device, incoming, now),
+        )
+
+    def _device(self, incoming: Incoming, peer: Peer, now: Instant) -> tuple[Stored, IssuedCertificate | None]:
+        """Who asks, and the certificate that they get. What they report with it is written in the same transaction."""
+        database, enrolment = self._state.database, self._state.enrolment
+        if not peer.serial and not (peer.token and incoming.csr):
+            raise Unauthenticated(
+                "expected the device's certificate or, to enrol, `Authorization: Bearer <enrolment token>` with a "
+                "certificate signing request"
+            )
+        if incoming.csr:
+            request = read_request(incoming.csr)
+            with database.writing() as connection:
+                if peer.serial:
+                    device = _held(by_certificate(connection, peer.serial))
+                    certificate = enrolment.renew(connection, device, request, now.unix_s)
+                else:
+                    device, certificate = enrolment.enrol(connection, peer.token, request, now.unix_s)
+                apply(connection, device, incoming.report, now.unix_s)
+            return device, certificate
+        with database.reading() as connection:
+            return _held(by_certificate(connection, peer.serial)), None
+
+    def _note(self, device: Stored, incoming: Incoming, now: Instant) -> None:
+        report, explained = incoming.report, incoming.report.explained
+        changed, happened = changes_of(device, report, now.unix_s)
+        if not changed and not happened and explained is None:
+            return
+        with self._state.database.writing() as connection:
+            apply(connection, device, report, now.unix_s)
+            if explained is not None:
+                answer(connection, device["id"], explained, now.unix_s)
+        if explained is not None:
+            self._state.questions.answered(device["id"])
+
+    def _wish(self, device: Stored, incoming: Incoming, now: Instant) -> bytes | None:
+        """What is wished of the device, where it has not heard of that yet."""
+        if not incoming.accepts_configuration:
+            return None
+        found = self._state.assignments.wanted(device, now.monotonic_s)
+        wish = Wish(release=found.release, not_before_unix_s=found.not_before_unix_s).encode()
+        status = incoming.report.configuration_status
+        known = device["config_hash"] if status is None else status.config_hash
+        return None if known == digest_of(wish).hex() else wish
+
+    def _question(self, device: Stored, incoming: Incoming, now: Instant) -> tuple[str, str] | None:
+
+        if not incoming.can_explain and EXPLAIN not in device["custom_capabilities"]:
+            return None
+        return self._state.questions.next_for(device["id"], now.monotonic_s, now.unix_s)
+
+
+def _held(device: Stored | None) -> Stored:
+    if device is None:
+        raise Unauthenticated("this certificate is not known here, or it was revoked")
+    return device

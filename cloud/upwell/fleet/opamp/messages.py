@@ -1,0 +1,290 @@
+"""OpAMP's messages to and from what the registry works with. What a stranger wrote is cut and cleaned here."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from upwell.fleet.enrolment.authority import IssuedCertificate
+from upwell.fleet.registry.report import ConfigurationStatus, Counted, Explained, Report
+from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.files import parse_json
+from upwell.shared.opamp.names import EXPLAIN, RELEASE_PACKAGE, STATISTICS, WISH_FILE
+from upwell.shared.opamp.wish import digest_of
+
+MOST_ENTRIES = 64
+LONGEST_KEY, LONGEST_VALUE = 100, 500
+MAX_CUSTOM_BYTES = 64 << 10
+_DEPTH = 3
+
+_CAPABILITIES = (
+    opamp_pb2.ServerCapabilities_AcceptsStatus
+    | opamp_pb2.ServerCapabilities_OffersRemoteConfig
+    | opamp_pb2.ServerCapabilities_AcceptsEffectiveConfig
+    | opamp_pb2.ServerCapabilities_AcceptsPackagesStatus
+    | opamp_pb2.ServerCapabilities_OffersConnectionSettings
+    | opamp_pb2.ServerCapabilities_AcceptsConnectionSettingsRequest
+)
+_STATUSES: Mapping[int, str] = {
+    opamp_pb2.RemoteConfigStatuses_UNSET: "unset",
+    opamp_pb2.RemoteConfigStatuses_APPLIED: "applied",
+    opamp_pb2.RemoteConfigStatuses_APPLYING: "applying",
+    opamp_pb2.RemoteConfigStatuses_FAILED: "failed",
+}
+_PACKAGE_STATUSES = ("installed", "pending", "installing", "failed", "downloading")
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """One message of an agent, read. `csr` is empty where it wants no certificate."""
+
+    report: Report
+    csr: bytes
+    wants_uid: bool
+    accepts_configuration: bool
+    accepts_settings: bool
+    can_explain: bool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the agent is to reach the service: its pace and, where it asked for one, its certificate."""
+
+    url: str
+    poll_s: float
+    authority_pem: bytes
+    certificate: IssuedCertificate | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the service says to a poll; None for what there is nothing to say of."""
+
+    instance_uid: str
+    new_instance_uid: bytes = b""
+    wants_full_state: bool = False
+    wish: bytes | None = None
+    settings: Settings | None = None
+    question: tuple[str, str] | None = None
+
+
+def read(data: bytes) -> Incoming:
+    """The message of an agent. Raises `InvalidRequest`."""
+    try:
+        message = opamp_pb2.AgentToServer.FromString(data)
+    except DecodeError:
+        raise InvalidRequest("the body cannot be read as an AgentToServer message") from None
+    if len(message.instance_uid) != 16:
+        raise InvalidRequest(f"instance_uid has {len(message.instance_uid)} bytes; expected 16")
+    capabilities = message.capabilities & (2**32 - 1)
+    known = [clean(one, LONGEST_KEY) for one in message.custom_capabilities.capabilities[:MOST_ENTRIES]]
+    settings = opamp_pb2.AgentCapabilities_AcceptsOpAMPConnectionSettings | opamp_pb2.AgentCapabilities_ReportsHeartbeat
+    return Incoming(
+        report=_report(message, capabilities, known),
+        csr=message.connection_settings_request.opamp.certificate_request.csr,
+        wants_uid=bool(message.flags & opamp_pb2.AgentToServerFlags_RequestInstanceUid),
+        accepts_configuration=bool(capabilities & opamp_pb2.AgentCapabilities_AcceptsRemoteConfig),
+        accepts_settings=bool(capabilities & settings),
+        can_explain=EXPLAIN in known,
+    )
+
+
+def _report(message: opamp_pb2.AgentToServer, capabilities: int, known: list[str]) -> Report:
+    health = message.health if message.HasField("health") else None
+    packages = _packages(message.package_statuses) if message.HasField("package_statuses") else None
+    custom = message.custom_message if message.HasField("custom_message") else None
+    return Report(
+        instance_uid=message.instance_uid.hex(),
+        sequence_num=message.sequence_num,
+        capabilities=capabilities,
+        attributes=_attributes(message.agent_description) if message.HasField("agent_description") else None,
+        health=None if health is None else _health(health, _DEPTH),
+        started_unix_ns=0 if health is None else min(health.start_time_unix_nano, 2**63 - 1),
+        configuration=_configuration(message.effective_config) if message.HasField("effective_config") else None,
+        configuration_status=(
+            _configuration_status(message.remote_config_status) if message.HasField("remote_config_status") else None
+        ),
+        packages=packages,
+        release=None if packages is None else _release(packages),
+        custom_capabilities=known if message.HasField("custom_capabilities") else None,
+        counted=_counted(custom),
+        explained=_explained(custom),
+        is_leaving=message.HasField("agent_disconnect"),
+    )
+
+
+def clean(text: str, longest: int = LONGEST_VALUE) -> str:
+    """At most so many characters, and none that a terminal or a database would take for a command."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text[:longest])
+
+
+def _attributes(description: opamp_pb2.AgentDescription) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in (*description.identifying_attributes, *description.non_identifying_attributes):
+        if len(found) >= MOST_ENTRIES:
+            break
+        found[clean(one.key, LONGEST_KEY)] = clean(_value(one.value))
+    return found
+
+
+def _value(value: anyvalue_pb2.AnyValue) -> str:
+    kind = value.WhichOneof("value")
+    if kind in (None, "array_value", "kvlist_value", "bytes_value"):
+        return ""  # no attribute of use here has such a value
+    found = getattr(value, kind)
+    return str(found).lower() if isinstance(found, bool) else str(found)
+
+
+def _health(health: opamp_pb2.ComponentHealth, depth: int) -> dict[str, Any]:
+    """Without its time, which would be news with every poll."""
+    found: dict[str, Any] = {"healthy": health.healthy}
+    if health.status:
+        found["status"] = clean(health.status, LONGEST_KEY)
+    if health.last_error:
+        found["last_error"] = clean(health.last_error)
+    if health.component_health_map and depth:
+        found["components"] = {
+            clean(name, LONGEST_KEY): _health(one, depth - 1) for name, one in _first(health.component_health_map)
+        }
+    return found
+
+
+def _first(entries: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    return sorted(entries.items())[:MOST_ENTRIES]
+
+
+def _configuration(configuration: opamp_pb2.EffectiveConfig) -> dict[str, str]:
+    """Digests by file. What is no digest becomes one: the registry keeps no configuration, which may hold secrets."""
+    found: dict[str, str] = {}
+    for name, file in _first(configuration.config_map.config_map):
+        is_digest = file.content_type == "text/x-sha256" and len(file.body) == 64 and file.body.isalnum()
+        found[clean(name, LONGEST_KEY)] = file.body.decode("ascii") if is_digest else digest_of(file.body).hex()
+    return found
+
+
+def _configuration_status(status: opamp_pb2.RemoteConfigStatus) -> ConfigurationStatus:
+    config_hash = status.last_remote_config_hash[:32].hex()
+    return ConfigurationStatus(config_hash, _STATUSES.get(status.status, "unset"), clean(status.error_message))
+
+
+def _packages(statuses: opamp_pb2.PackageStatuses) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, one in _first(statuses.packages):
+        state = _PACKAGE_STATUSES[one.status] if 0 <= one.status < len(_PACKAGE_STATUSES) else "unknown"
+        found[clean(name, LONGEST_KEY)] = {
+            "version": clean(one.agent_has_version, LONGEST_KEY),
+            "offered": clean(one.server_offered_version, LONGEST_KEY),
+            "status": state,
+            "error": clean(one.error_message),
+        }
+    return found
+
+
+def _release(packages: Mapping[str, Any]) -> int | None:
+    version = packages.get(RELEASE_PACKAGE, {}).get("version", "")
+    return int(version) if version.isascii() and version.isdigit() and len(version) < 16 else None
+
+
+def _custom(message: opamp_pb2.CustomMessage | None, capability: str, kind: str) -> dict[str, Any] | None:
+    """The JSON object of a custom message of that kind; None for another one. Raises `InvalidRequest`."""
+    if message is None or message.capability != capability or message.type != kind:
+        return None
+    if len(message.data) > MAX_CUSTOM_BYTES:
+        raise InvalidRequest(f"a custom message has {len(message.data)} bytes; expected at most {MAX_CUSTOM_BYTES}")
+    try:
+        found = parse_json(message.data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"the custom message {capability} holds no JSON object")
+    return {clean(str(key), LONGEST_KEY): _cleaned(one) for key, one in [*found.items()][:MOST_ENTRIES]}
+
+
+def _cleaned(value: Any, depth: int = 4) -> Any:
+    if isinstance(value, str):
+        return clean(value, 2000)
+    if isinstance(value, float):
+        return value if abs(value) < 1e300 else None
+    if isinstance(value, int):
+        return value if abs(value) < 2**62 else None
+    if not isinstance(value, (dict, list)):
+        return value
+    if not depth:
+        return None
+    if isinstance(value, dict):
+        return {clean(str(key), LONGEST_KEY): _cleaned(one, depth - 1) for key, one in [*value.items()][:MOST_ENTRIES]}
+    return [_cleaned(one, depth - 1) for one in value[:MOST_ENTRIES]]
+
+
+def _counted(message: opamp_pb2.CustomMessage | None) -> Counted | None:
+    found = _custom(message, STATISTICS, "counted")
+    if found is None:
+        return None
+    release, since, counts = found.get("release"), found.get("since_unix_s"), found.get("counts")
+    is_number = isinstance(since, (int, float)) and not isinstance(since, bool)
+    if not is_number or not isinstance(counts, dict) or not (release is None or type(release) is int):
+        raise InvalidRequest("expected statistics with `release`, `since_unix_s` and `counts`")
+    return Counted(release, float(since or 0.0), counts)
+
+
+def _explained(message: opamp_pb2.CustomMessage | None) -> Explained | None:
+    found = _custom(message, EXPLAIN, "told")
+    if found is None:
+        return None
+    return Explained(str(found.pop("id", ""))[:32], found)
+
+
+def write(reply: Reply) -> bytes:
+    """The message to the agent."""
+    message = opamp_pb2.ServerToAgent(instance_uid=bytes.fromhex(reply.instance_uid), capabilities=_CAPABILITIES)
+    message.custom_capabilities.capabilities.extend((STATISTICS, EXPLAIN))
+    if reply.wants_full_state:
+        message.flags |= opamp_pb2.ServerToAgentFlags_ReportFullState
+    if reply.new_instance_uid:
+        message.agent_identification.new_instance_uid = reply.new_instance_uid
+    if reply.wish is not None:
+        file = message.remote_config.config.config_map[WISH_FILE]
+        file.body, file.content_type = reply.wish, "application/json"
+        message.remote_config.config_hash = digest_of(reply.wish)
+    if reply.settings is not None:
+        _write_settings(message.connection_settings, reply.settings)
+    if reply.question is not None:
+        question_id, request_id = reply.question
+        message.custom_message.capability, message.custom_message.type = EXPLAIN, "ask"
+        message.custom_message.data = json.dumps({"id": question_id, "request": request_id}).encode()
+    return message.SerializeToString()
+
+
+def _write_settings(offers: opamp_pb2.ConnectionSettingsOffers, settings: Settings) -> None:
+    opamp = offers.opamp
+    opamp.destination_endpoint = settings.url
+    opamp.heartbeat_interval_seconds = round(settings.poll_s)
+    if settings.certificate is not None:
+        opamp.certificate.cert = settings.certificate.pem
+        opamp.certificate.ca_cert = settings.authority_pem
+    offers.hash = digest_of(opamp.SerializeToString(deterministic=True))
+
+
+def write_error(text: str, *, is_overload: bool, retry_s: float = 0.0) -> bytes:
+    """What is said instead where a message is refused."""
+    kind = (
+        opamp_pb2.ServerErrorResponseType_Unavailable if is_overload else opamp_pb2.ServerErrorResponseType_BadRequest
+    )
+    error = opamp_pb2.ServerErrorResponse(type=kind, error_message=text)
+    if is_overload:
+        error.retry_info.retry_after_nanoseconds = int(retry_s * 1e9)
+    return opamp_pb2.ServerToAgent(error_response=error).SerializeToString()
+
+
+def new_uid(random_bytes: bytes, now_unix_s: float) -> bytes:
+    """An instance UID as a UUID of version 7 (RFC 9562): 48 bits of milliseconds, then random ones."""
+    milliseconds = int(now_unix_s * 1e3) & (2**48 - 1)
+    bits = (milliseconds << 80) | (int.from_bytes(random_bytes[:10], "big") & (2**80 - 1))
+    bits = bits & ~(0xF << 76) & ~(0x3 << 62) | (0x7 << 76) | (0x2 << 62)
+    return uuid.UUID(int=bits).bytes

@@ -1,0 +1,35 @@
+"""What happened to devices, for whoever follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete, insert, select
+
+from upwell.fleet.storage.database import Row, all_rows
+from upwell.fleet.storage.tables import EVENTS
+
+KEPT_S = 30 * 86400.0
+
+
+def note(connection: Connection, device_id: str, now_unix_s: float, happened: Sequence[tuple[str, str]]) -> None:
+    """Note what happened to a device: kinds and texts."""
+    if happened:
+        rows = [
+            {"at_unix_s": now_unix_s, "device_id": device_id, "kind": kind, "text": text[:500]}
+            for kind, text in happened
+        ]
+        connection.execute(insert(EVENTS), rows)
+
+
+def events(connection: Connection, after: int, limit: int, device_id: str | None = None) -> list[Row]:
+    """The events after that number, the oldest first; with -1 the last ones."""
+    chosen = select(EVENTS) if device_id is None else select(EVENTS).where(EVENTS.c.device_id == device_id)
+    if after < 0:
+        return all_rows(connection, chosen.order_by(EVENTS.c.id.desc()).limit(limit))[::-1]
+    return all_rows(connection, chosen.where(EVENTS.c.id > after).order_by(EVENTS.c.id).limit(limit))
+
+
+def forget_events(connection: Connection, now_unix_s: float) -> None:
+    """Drop those of more than a month ago."""
+    connection.execute(delete(EVENTS).where(EVENTS.c.at_unix_s < now_unix_s - KEPT_S))

@@ -1,0 +1,137 @@
+"""Groups of devices, and the release that a device is to run by what was said of it and of its groups."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from upwell.fleet.errors import NotFound
+from upwell.fleet.registry.devices import Stored, all_devices, variables_of
+from upwell.fleet.registry.expression import membership
+from upwell.fleet.storage.database import Database, Row, all_rows, one_row
+from upwell.fleet.storage.tables import GROUPS
+from upwell.fleet.users.audit import Actor, record
+
+FRESH_S = 2.0
+"""So old may be what a poll knows of the groups: as soon a replica acts on what was said at another one."""
+
+_MOST_REMEMBERED = 50_000
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The release that a device is to run (None: the newest of its own source), from when, and by whose word.
+
+    Where groups contradict each other, `conflict` says so, and nothing is wanted.
+    """
+
+    release: int | None = None
+    not_before_unix_s: float | None = None
+    source: str = ""
+    conflict: str = ""
+
+
+def all_groups(connection: Connection) -> Sequence[Row]:
+    """The groups by name."""
+    return all_rows(connection, select(GROUPS).order_by(GROUPS.c.name))
+
+
+def find_group(connection: Connection, name: str) -> Row:
+    """One group. Raises `NotFound`."""
+    found = one_row(connection, select(GROUPS).where(GROUPS.c.name == name))
+    if found is None:
+        raise NotFound(f"no group {name!r}")
+    return found
+
+
+def put_group(connection: Connection, actor: Actor, name: str, expression: str) -> None:
+    """Make a group, or give it another expression. Raises `InvalidRequest` for a wrong one."""
+    membership(expression)
+    changed = connection.execute(update(GROUPS).where(GROUPS.c.name == name).values(expression=expression))
+    if not changed.rowcount:
+        connection.execute(insert(GROUPS).values(name=name, expression=expression, created_unix_s=actor.now_unix_s))
+    record(connection, actor, "put group", name, {"expression": expression})
+
+
+def drop_group(connection: Connection, actor: Actor, name: str) -> None:
+    """Forget a group; its devices stay. Raises `NotFound`."""
+    if not connection.execute(delete(GROUPS).where(GROUPS.c.name == name)).rowcount:
+        raise NotFound(f"no group {name!r}")
+    record(connection, actor, "drop group", name)
+
+
+def assign_group(
+    connection: Connection, actor: Actor, name: str, release: int | None, not_before_unix_s: float | None
+) -> None:
+    """Say which release the devices of a group are to run, those that come later included. Raises `NotFound`."""
+    values = {"release": release, "not_before_unix_s": not_before_unix_s}
+    if not connection.execute(update(GROUPS).where(GROUPS.c.name == name).values(**values)).rowcount:
+        raise NotFound(f"no group {name!r}")
+    record(connection, actor, "assign group", name, values)
+
+
+def members(connection: Connection, expression: str) -> list[Stored]:
+    """The devices in a group, but for those that were revoked."""
+    group = membership(expression)
+    return [
+        device
+        for device in all_devices(connection)
+        if device["revoked_unix_s"] is None and group.holds(variables_of(device))
+    ]
+
+
+def wanted(device: Stored, groups: Sequence[Row]) -> Wanted:
+    """What a device is to run: its own assignment, else that of the groups that it is in."""
+    if device["assigned"] is not None:
+        return Wanted(device["assigned"], device["assigned_not_before_unix_s"], "device")
+    variables = variables_of(device)
+    found = [
+        group for group in groups if group["release"] is not None and membership(group["expression"]).holds(variables)
+    ]
+    if not found:
+        return Wanted()
+    if len({group["release"] for group in found}) > 1:
+        names = " and ".join(f"{group['name']} ({group['release']})" for group in found)
+        return Wanted(conflict=f"its groups want different releases: {names}")
+    return Wanted(found[0]["release"], found[0]["not_before_unix_s"], f"group {found[0]['name']}")
+
+
+class Assignments:
+    """What polls ask: `wanted` with what was known of the groups not long ago. Safe to use from many threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._groups: Sequence[Row] = ()
+        self._read_at_s = float("-inf")
+        self._remembered: dict[str, Wanted] = {}
+
+    def wanted(self, device: Stored, now_s: float) -> Wanted:
+        """What a device is to run; `now_s` is monotonic."""
+        if device["assigned"] is not None:
+            return wanted(device, ())
+        groups = self._current(now_s)
+        if not groups:
+            return Wanted()
+        key = json.dumps(variables_of(device), sort_keys=True)
+        found = self._remembered.get(key)
+        if found is None:
+            found = wanted(device, groups)
+            if len(self._remembered) < _MOST_REMEMBERED:
+                self._remembered[key] = found
+        return found
+
+    def _current(self, now_s: float) -> Sequence[Row]:
+        with self._lock:
+            if now_s - self._read_at_s < FRESH_S:
+                return self._groups
+            with self._database.reading() as connection:
+                groups = [group for group in all_groups(connection) if group["release"] is not None]
+            if groups != self._groups:
+                self._groups, self._remembered = groups, {}
+            self._read_at_s = now_s
+            return self._groups

@@ -1,0 +1,105 @@
+"""When each device was last heard of, and in which order: in memory, and from there to the database in batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from upwell.fleet.registry.report import Counted
+
+POLLS_A_WRITE = 15
+"""The database learns that a device was heard of after so many polls at the latest, and at once where it said more."""
+
+FULL_STATE_S = 600.0
+"""With several replicas a device that skips a number may have spoken to another one: it is asked that seldom."""
+
+
+@dataclass
+class _Seen:
+    sequence_num: int
+    last_seen_unix_s: float
+    written_unix_s: float
+    asked_unix_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a poll's place in the order says: whether it is the first that this process sees of the device, and whether
+    something was missed, so that the device is to report its full state."""
+
+    is_first: bool
+    wants_full_state: bool
+
+
+@dataclass
+class Batch:
+    """What is to be written: when devices were last seen, and what they counted at an instant."""
+
+    seen: dict[str, float] = field(default_factory=dict)
+    counted: list[tuple[str, float, Counted]] = field(default_factory=list)
+
+
+class Presence:
+    """Of every device that polled this process. Safe to use from many threads; time is an argument (Unix seconds).
+
+    A device takes about 300 bytes. `is_shared` says that devices may speak to other replicas, too.
+    """
+
+    def __init__(self, poll_s: float, *, is_shared: bool) -> None:
+        self.poll_s = poll_s
+        self._write_after_s = POLLS_A_WRITE * poll_s
+        self._is_shared = is_shared
+        self._lock = threading.Lock()
+        self._seen: dict[str, _Seen] = {}
+        self._batch = Batch()
+        self.polls = 0
+
+    def heard(self, device_id: str, sequence_num: int, now_unix_s: float, written_unix_s: float | None) -> Heard:
+        """Note a poll; `written_unix_s` is when the database last heard of the device."""
+        with self._lock:
+            self.polls += 1
+            seen = self._seen.get(device_id)
+            is_first = seen is None
+            if seen is None:
+                seen = self._seen[device_id] = _Seen(sequence_num, now_unix_s, written_unix_s or 0.0)
+            wants = not is_first and self._was_missed(seen, sequence_num, now_unix_s)
+            if wants:
+                seen.asked_unix_s = now_unix_s
+            seen.sequence_num, seen.last_seen_unix_s = sequence_num, now_unix_s
+            if now_unix_s - seen.written_unix_s >= self._write_after_s:
+                seen.written_unix_s = now_unix_s
+                self._batch.seen[device_id] = now_unix_s
+        return Heard(is_first, wants)
+
+    def _was_missed(self, seen: _Seen, sequence_num: int, now_unix_s: float) -> bool:
+        if sequence_num == seen.sequence_num + 1:
+            return False
+        is_behind = sequence_num <= seen.sequence_num
+        return is_behind or not self._is_shared or now_unix_s - seen.asked_unix_s >= FULL_STATE_S
+
+    def counted(self, device_id: str, now_unix_s: float, counted: Counted) -> None:
+        """Keep what a device counted for the next batch."""
+        with self._lock:
+            self._batch.counted.append((device_id, now_unix_s, counted))
+            self._batch.seen[device_id] = now_unix_s
+            if device_id in self._seen:
+                self._seen[device_id].written_unix_s = now_unix_s
+
+    def take(self) -> Batch:
+        """What is to be written now."""
+        with self._lock:
+            batch, self._batch = self._batch, Batch()
+        return batch
+
+    def give_back(self, batch: Batch) -> None:
+        """It could not be written: when devices were seen goes into the next batch, what they counted comes again."""
+        with self._lock:
+            self._batch.seen = {**batch.seen, **self._batch.seen}
+
+    def last_seen(self, stored: Mapping[str, Any]) -> float | None:
+        """When a device was last heard of: by this process, or by what the database says."""
+        seen = self._seen.get(stored["id"])
+        known: float | None = stored["last_seen_unix_s"]
+        return known if seen is None else max(seen.last_seen_unix_s, known or 0.0)

@@ -1,0 +1,53 @@
+"""What a device says of itself in one poll, whatever protocol it came by. None: it said nothing of that this time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ConfigurationStatus:
+    """What became of the remote configuration with that hash: `applied`, `applying`, `failed` or `unset`."""
+
+    config_hash: str
+    status: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a device counted since an instant (Unix seconds), under one release (None: without one)."""
+
+    release: int | None
+    since_unix_s: float
+    counts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A device's answer to a question of that id."""
+
+    question_id: str
+    answer: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One poll. `instance_uid` is 32 hexadecimal digits; `started_unix_ns` is 0 where the device does not say."""
+
+    instance_uid: str
+    sequence_num: int
+    capabilities: int
+    attributes: Mapping[str, str] | None = None
+    health: Mapping[str, Any] | None = None
+    started_unix_ns: int = 0
+    configuration: Mapping[str, str] | None = None
+    configuration_status: ConfigurationStatus | None = None
+    packages: Mapping[str, Any] | None = None
+    release: int | None = None
+    custom_capabilities: Sequence[str] | None = None
+    counted: Counted | None = None
+    explained: Explained | None = None
+    is_leaving: bool = False

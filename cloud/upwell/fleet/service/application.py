@@ -1,0 +1,117 @@
+"""The application: every path that the service answers, and what they work on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib.metadata import version
+
+from sqlalchemy import insert, select
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from upwell.fleet.api.fleet import TABLE
+from upwell.fleet.api.operations import BASE, Table, openapi
+from upwell.fleet.api.routes import Gate, problem_of, routes
+from upwell.fleet.config import FleetSection
+from upwell.fleet.enrolment.authority import Authority, open_authority
+from upwell.fleet.enrolment.enrolment import Enrolment
+from upwell.fleet.opamp.endpoint import OpampEndpoint
+from upwell.fleet.opamp.exchange import Exchange, FleetState, Instant
+from upwell.fleet.opamp.messages import Settings
+from upwell.fleet.registry.groups import Assignments
+from upwell.fleet.registry.presence import Presence
+from upwell.fleet.registry.questions import OpenQuestions
+from upwell.fleet.storage.database import Database, all_rows
+from upwell.fleet.storage.tables import DEVICES, FACTS
+from upwell.fleet.users.users import all_users
+from upwell.shared.errors import ConfigError
+from upwell.shared.opamp.names import PATH
+
+TABLES: Sequence[Table] = (TABLE,)
+"""Every table of operations; a part of the service that has its own adds it here."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The service without its sockets."""
+
+    section: FleetSection
+    authority: Authority
+    state: FleetState
+
+    def counts(self) -> tuple[int, int]:
+        """How many devices and users there are."""
+        with self.state.database.reading() as connection:
+            return len(all_rows(connection, select(DEVICES.c.id))), len(all_users(connection))
+
+    def close(self) -> None:
+        """Let the database go."""
+        self.state.database.close()
+
+
+def open_fleet(section: FleetSection) -> Fleet:
+    """The service's state and authority. Raises `ConfigError`."""
+    authority = open_authority(section.authority, time.time())
+    database = Database(section.database)
+    try:
+        _check_authority(database, authority, section)
+    except BaseException:
+        database.close()
+        raise
+    presence = Presence(section.poll, is_shared=database.is_shared)
+    enrolment = Enrolment(authority, section.certificate_age)
+    state = FleetState(database, enrolment, presence, Assignments(database), OpenQuestions(database))
+    return Fleet(section, authority, state)
+
+
+def _check_authority(database: Database, authority: Authority, section: FleetSection) -> None:
+    """Refuse a replica with another authority: it would let nobody in that the others did."""
+    with database.writing() as connection:
+        known = connection.scalar(select(FACTS.c.value).where(FACTS.c.name == "authority"))
+        if known is None:
+            connection.execute(insert(FACTS).values(name="authority", value=authority.fingerprint))
+        elif known != authority.fingerprint:
+            where = section.authority.cert
+            raise ConfigError.at(
+                where, "the database belongs to a fleet with another authority; expected its certificate and key here",
+                "fleet.authority.cert",
+            )  # fmt: skip
+
+
+def application(fleet: Fleet, url: str) -> Starlette:
+    """What answers. `url` is where devices reach the service."""
+    section, state = fleet.section, fleet.state
+    settings = Settings(url + PATH, section.poll, fleet.authority.pem)
+    exchange = Exchange(state, settings, lambda: Instant(time.time(), time.monotonic()))
+    gate = Gate(state)
+    document = openapi(TABLES, version("upwell"))
+
+    async def describe(_: Request) -> Response:
+        return JSONResponse(document)
+
+    async def authority(_: Request) -> Response:
+        return PlainTextResponse(fleet.authority.pem, media_type="application/x-pem-file")
+
+    async def live(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    found: list[BaseRoute] = [
+        Route(PATH, OpampEndpoint(exchange, section.max_message, section.poll).__call__, methods=["POST"]),
+        Route(f"{BASE}/openapi.json", describe),
+        Route("/authority.pem", authority),
+        Route("/healthz", live),
+    ]
+    for table in TABLES:
+        found += routes(table, state, gate)
+    return Starlette(routes=found, exception_handlers={HTTPException: _unknown})
+
+
+async def _unknown(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  so it was registered
+    return problem_of(HTTPStatus(error.status_code), HTTPStatus(error.status_code).description, error.headers)

@@ -1,0 +1,1 @@
+"""All that the service remembers, in SQL alone, so that replicas stand behind any balancer."""

@@ -1,0 +1,133 @@
+"""The database: opened, brought to the newest schema, and asked in transactions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, Select, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+
+from upwell.fleet.config import DatabaseSection
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file
+
+_BUSY_MS = 10_000
+_MIGRATION_LOCK = 0x75707765
+
+
+class Database:
+    """The service's state. Safe to use from many threads; `is_shared` says that other replicas may use it, too.
+
+    `writes` counts the statements that changed something, a batch of rows as one. Raises `ConfigError` where it cannot
+    be opened.
+    """
+
+    def __init__(self, section: DatabaseSection) -> None:
+        self.is_shared = section.postgres is not None
+        self.writes = 0
+        self._engine = _postgres(section) if self.is_shared else _sqlite(section.file)
+        event.listen(self._engine, "before_cursor_execute", self._count)
+        try:
+            self._migrate()
+        except DatabaseError as error:
+            self._engine.dispose()
+            key = "fleet.database.postgres" if self.is_shared else "fleet.database.file"
+            where = None if self.is_shared else section.file
+            raise ConfigError.at(where, f"the database cannot be used: {_reason(error)}", key) from None
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection to ask with."""
+        with self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction: all of it or nothing."""
+        with self._engine.execution_options(is_writing=True).begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
+
+    def _migrate(self) -> None:
+        with self.writing() as connection:
+            if self.is_shared:  # replicas that start together
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
+            migrate(connection)
+
+    def _count(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.lstrip()[:6].upper() in ("INSERT", "UPDATE", "DELETE"):
+            self.writes += 1
+
+
+Row: TypeAlias = Mapping[str, Any]
+"""What a row holds, by the names of its columns."""
+
+
+def one_row(connection: Connection, chosen: Select[Any]) -> Row | None:
+    """The first row, or None."""
+    found = connection.execute(chosen).mappings().first()
+    return None if found is None else {str(name): value for name, value in found.items()}
+
+
+def all_rows(connection: Connection, chosen: Select[Any]) -> list[Row]:
+    """The rows."""
+    return [{str(name): value for name, value in row.items()} for row in connection.execute(chosen).mappings()]
+
+
+def migrate(connection: Connection, to: str = "head") -> None:
+    """Bring the schema to that step, forward or back, in the connection's transaction."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    (command.downgrade if to == "base" else command.upgrade)(config, to)
+
+
+def _sqlite(path: Path) -> Engine:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot be used: {error.strerror or error}", "fleet.database.file") from None
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_MS / 1e3})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, _: Any) -> None:
+        connection.isolation_level = None  # the driver must not begin transactions of its own
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={_BUSY_MS}"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that begins by reading could not become one that writes while another one does.
+        is_writing = connection.get_execution_options().get("is_writing", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
+
+    return engine
+
+
+def _postgres(section: DatabaseSection) -> Engine:
+    key = "fleet.database.postgres"
+    try:
+        url = make_url(str(section.postgres)).set(drivername="postgresql+psycopg")
+        if section.password_file is not None:
+            url = url.set(password=read_file(section.password_file, "the password", 4096).decode().strip())
+        return create_engine(url, pool_pre_ping=True, pool_size=10, connect_args={"connect_timeout": 10})
+    except (ArgumentError, ValueError):
+        raise ConfigError.at(None, "expected postgresql://USER@HOST/NAME", key) from None
+    except ModuleNotFoundError:
+        raise ConfigError.at(None, "needs the package psycopg: pip install 'upwell[fleet-postgres]'", key) from None
+
+
+def _reason(error: DatabaseError) -> str:
+    if isinstance(error, OperationalError):
+        return " ".join(str(error.orig).split())
+    return f"{type(error).__name__}: {' '.join(str(error.orig).split())[:300]}"

@@ -1,0 +1,137 @@
+"""The tables. Times are Unix seconds, digests lower-case hexadecimal.
+
+To add one: write it here, and the step that makes it as `migrations/versions/vNNNN_name.py`; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, BigInteger, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+METADATA = MetaData(naming_convention=NAMING)
+
+_ROWID = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite counts up a key of its own only where it is an INTEGER."""
+
+FACTS = Table(
+    "facts", METADATA,
+    Column("name", String(50), primary_key=True),
+    Column("value", Text, nullable=False),
+)  # fmt: skip
+"""Of the service as a whole: which authority signs."""
+
+DEVICES = Table(
+    "devices", METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("name", String(200), nullable=False, index=True),
+    Column("instance_uid", String(32), nullable=False, index=True),
+    Column("key_sha256", String(64), nullable=False, unique=True),
+    Column("labels", JSON, nullable=False),  # the service's, which win over those that the device reports
+    Column("reported_labels", JSON, nullable=False),
+    Column("attributes", JSON, nullable=False),
+    Column("health", JSON),
+    Column("configuration", JSON),  # name of a file -> its digest
+    Column("packages", JSON),
+    Column("capabilities", BigInteger, nullable=False),
+    Column("custom_capabilities", JSON, nullable=False),
+    Column("config_hash", String(64), nullable=False),
+    Column("config_status", String(20), nullable=False),
+    Column("config_error", Text, nullable=False),
+    Column("release", BigInteger),  # what it says it runs
+    Column("assigned", BigInteger),  # what it is to run, before what its groups say
+    Column("assigned_not_before_unix_s", Float),
+    Column("statistics", JSON),
+    Column("started_unix_ns", BigInteger, nullable=False),
+    Column("former_started_unix_ns", BigInteger, nullable=False),
+    Column("twin_seen_unix_s", Float),
+    Column("enrolled_unix_s", Float, nullable=False),
+    Column("last_seen_unix_s", Float),
+    Column("revoked_unix_s", Float),
+)  # fmt: skip
+
+CERTIFICATES = Table(
+    "certificates", METADATA,
+    Column("serial", String(40), primary_key=True),
+    Column("device_id", String(32), ForeignKey("devices.id"), nullable=False, index=True),
+    Column("issued_unix_s", Float, nullable=False),
+    Column("expires_unix_s", Float, nullable=False),
+    Column("revoked_unix_s", Float),
+)  # fmt: skip
+
+ENROLMENT_TOKENS = Table(
+    "enrolment_tokens", METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("token_sha256", String(64), nullable=False, unique=True),
+    Column("labels", JSON, nullable=False),
+    Column("created_unix_s", Float, nullable=False),
+    Column("created_by", String(100), nullable=False),
+    Column("expires_unix_s", Float, nullable=False),
+    Column("used_unix_s", Float),
+    Column("used_by_key_sha256", String(64)),
+)  # fmt: skip
+
+USERS = Table(
+    "users", METADATA,
+    Column("name", String(100), primary_key=True),
+    Column("role", String(20), nullable=False),
+    Column("token_sha256", String(64), nullable=False, unique=True),
+    Column("created_unix_s", Float, nullable=False),
+)  # fmt: skip
+
+GROUPS = Table(
+    "groups", METADATA,
+    Column("name", String(100), primary_key=True),
+    Column("expression", Text, nullable=False),
+    Column("release", BigInteger),
+    Column("not_before_unix_s", Float),
+    Column("created_unix_s", Float, nullable=False),
+)  # fmt: skip
+
+QUESTIONS = Table(
+    "questions", METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("device_id", String(32), ForeignKey("devices.id"), nullable=False, index=True),
+    Column("request_id", String(200), nullable=False),
+    Column("asked_unix_s", Float, nullable=False),
+    Column("asked_by", String(100), nullable=False),
+    Column("answered_unix_s", Float),
+    Column("answer", JSON),
+)  # fmt: skip
+
+STATISTICS = Table(
+    "statistics", METADATA,
+    Column("id", _ROWID, primary_key=True, autoincrement=True),
+    Column("device_id", String(32), ForeignKey("devices.id"), nullable=False),
+    Column("at_unix_s", Float, nullable=False, index=True),
+    Column("release", BigInteger),
+    Column("since_unix_s", Float, nullable=False),
+    Column("counts", JSON, nullable=False),
+    Index("ix_statistics_device_at", "device_id", "at_unix_s"),
+)  # fmt: skip
+"""What devices counted. `counts` grow from `since_unix_s` on, which is another one for each process and release."""
+
+EVENTS = Table(
+    "events", METADATA,
+    Column("id", _ROWID, primary_key=True, autoincrement=True),
+    Column("at_unix_s", Float, nullable=False, index=True),
+    Column("device_id", String(32), nullable=False, index=True),
+    Column("kind", String(30), nullable=False),
+    Column("text", Text, nullable=False),
+)  # fmt: skip
+"""What happened to devices."""
+
+AUDIT = Table(
+    "audit", METADATA,
+    Column("id", _ROWID, primary_key=True, autoincrement=True),
+    Column("at_unix_s", Float, nullable=False),
+    Column("who", String(100), nullable=False),
+    Column("action", String(50), nullable=False),
+    Column("subject", String(200), nullable=False),
+    Column("details", JSON, nullable=False),
+)  # fmt: skip
+"""What people did; nothing is ever taken out of it."""

@@ -1,0 +1,67 @@
+"""The users: tokens with a role each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from upwell.fleet.errors import Conflict, NotFound
+from upwell.fleet.storage.database import Row, all_rows
+from upwell.fleet.storage.tables import USERS
+from upwell.fleet.users.audit import Actor, record
+from upwell.fleet.users.secrets import digest_of, new_secret
+
+Role: TypeAlias = Literal["viewer", "operator"]
+"""A viewer looks; an operator changes things, too."""
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody who was let in."""
+
+    name: str
+    role: Role
+
+    def may(self, role: Role) -> bool:
+        """Whether they may do what takes that role."""
+        return role == "viewer" or self.role == "operator"
+
+
+def add_user(connection: Connection, actor: Actor, name: str, role: Role) -> str:
+    """Let somebody in; their token, which is shown this once. Raises `Conflict` where the name is taken."""
+    token = new_secret("upwu")
+    try:
+        connection.execute(
+            insert(USERS).values(name=name, role=role, token_sha256=digest_of(token), created_unix_s=actor.now_unix_s)
+        )
+    except IntegrityError:
+        raise Conflict(f"there is a user {name!r} already; remove it first for a new token") from None
+    record(connection, actor, "add user", name, {"role": role})
+    return token
+
+
+def remove_user(connection: Connection, actor: Actor, name: str) -> None:
+    """Let them in no more. Raises `NotFound`, and `Conflict` for the last operator."""
+    role = connection.scalar(select(USERS.c.role).where(USERS.c.name == name))
+    if role is None:
+        raise NotFound(f"no user {name!r}")
+    operators = connection.scalar(select(func.count()).select_from(USERS).where(USERS.c.role == "operator"))
+    if role == "operator" and operators == 1:
+        raise Conflict(f"{name!r} is the last operator; add another one first")
+    connection.execute(delete(USERS).where(USERS.c.name == name))
+    record(connection, actor, "remove user", name)
+
+
+def user_of(connection: Connection, token: str) -> User | None:
+    """Whose token that is; None for nobody's."""
+    # How long the search takes tells something of the hash alone, which nobody can choose or turn back.
+    row = connection.execute(select(USERS.c.name, USERS.c.role).where(USERS.c.token_sha256 == digest_of(token))).first()
+    return None if row is None else User(row.name, row.role)
+
+
+def all_users(connection: Connection) -> list[Row]:
+    """Name, role and time of each, by name."""
+    return all_rows(connection, select(USERS.c.name, USERS.c.role, USERS.c.created_unix_s).order_by(USERS.c.name))

@@ -1,0 +1,58 @@
+"""One call over HTTPS and its answer, on a connection of its own: for what is asked once a minute or by hand.
+
+Everything is bounded: the time of the whole call, however slowly the bytes come, and the size of the answer. Redirects
+are not followed, and the environment's proxy is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint
+from upwell.shared.errors import ConfigError
+from upwell.shared.oip.auth.tokens import watch_token
+from upwell.shared.oip.http.connections_out import CONNECT_S, ProxyRoute
+from upwell.shared.oip.http.exchanges import Exchange, Received, converse, failed
+from upwell.shared.oip.http.proxies import proxy_for
+from upwell.shared.oip.http.tls import watch_client_context
+
+
+class HttpsCaller:
+    """Calls one server. `endpoint` is `https://HOST[:PORT]`. Changed PEM and token files take over with the next call.
+
+    Raises `ConfigError` for a wrong endpoint, and for files that are wrong now.
+    """
+
+    def __init__(self, endpoint: str, security: ClientSecurity) -> None:
+        address = check_endpoint(endpoint, security)
+        if address.scheme != "https":
+            raise ConfigError.at(None, f"{endpoint!r} is no address to call; expected https://HOST:PORT")
+        self._address = address
+        self._context = watch_client_context(security.tls or TlsFiles())
+        self._token = watch_token(security.token_file)
+        self._route = ProxyRoute(address, proxy_for(address), None)
+
+    def call(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"",
+        timeout_s: float = 30.0, max_bytes: int = 4 << 20,
+    ) -> Received:  # fmt: skip
+        """The answer, whatever its status. Raises `RemoteError` where none came, or a larger one than `max_bytes`."""
+        until_s = time.monotonic() + timeout_s
+        host = f"{self._address.bracketed_host}:{self._address.port}"
+        lines = [f"{method} {self._address.prefix}{path} HTTP/1.1", f"Host: {host}", "Connection: close"]
+        lines += ["Accept-Encoding: identity", "User-Agent: upwell", f"Content-Length: {len(body)}"]
+        if self._token is not None:
+            lines.append(f"Authorization: Bearer {self._token.get()}")
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        exchange = Exchange(["\r\n".join([*lines, "", ""]).encode("ascii"), body], method, until_s)
+        try:
+            dial_until_s = min(until_s, time.monotonic() + CONNECT_S)
+            with self._route.dial(self._context.get(), dial_until_s, exchange.hold) as wire:
+                wire.until_s = until_s
+                received, _ = converse(wire, exchange, max_bytes)
+                return received
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is, `failed` says what it means)
+            raise failed(error, until_s) from None

@@ -1,0 +1,24 @@
+"""Names that both sides use in messages of OpAMP."""
+
+from __future__ import annotations
+
+PATH = "/v1/opamp"
+CONTENT_TYPE = "application/x-protobuf"
+
+STATISTICS = "io.upwell.statistics/1"
+"""Custom capability: the agent sends a message of type `counted`, JSON with `release`, `since_unix_s` and `counts`."""
+
+EXPLAIN = "io.upwell.explain/1"
+"""Custom capability: the service sends `ask` (JSON with `id` and `request`), and the agent answers with `told` (`id`
+and either `sections`, headings with lines, or `error`)."""
+
+RELEASE_PACKAGE = "release"
+"""The package whose version is the sequence number of the release that runs."""
+
+WISH_FILE = "fleet.json"
+"""The one file of the remote configuration; see `upwell.shared.opamp.wish`."""
+
+LABEL = "upwell.label."
+"""Attributes of an agent that begin so are its labels."""
+
+AGENT_NAME = "upwell.agent.name"

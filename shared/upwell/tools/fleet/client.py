@@ -1,0 +1,114 @@
+"""What the commands share that ask a running service: options, the calls, and how answers look."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+from urllib.parse import quote, urlencode
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from upwell.shared.config.security import ClientSecurity, TlsFiles
+from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.files import parse_json
+from upwell.shared.oip.grpc.client import RemoteError
+from upwell.shared.oip.http.https_call import HttpsCaller
+from upwell.tools.terminal import plain
+
+BASE = "/api/v1"
+PAGE = 1000
+_WIDE = 1000
+
+At: TypeAlias = Annotated[
+    str, typer.Option("--at", envvar="UPWELL_FLEET", help="The service: https://HOST:PORT.", show_default=False)
+]
+Ca: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--ca", envvar="UPWELL_FLEET_CA", help="Who signed its certificate (PEM); the system's if not given."),
+]
+TokenFile: TypeAlias = Annotated[
+    Path, typer.Option("--token-file", envvar="UPWELL_FLEET_TOKEN_FILE", help="A file with your token.")
+]
+
+
+class CallFailed(UpwellError):
+    """The service could not be reached, or said no."""
+
+
+class FleetClient:
+    """Calls the service's REST interface. Raises `ConfigError` for options that are wrong."""
+
+    def __init__(self, at: str, ca: Path | None, token_file: Path) -> None:
+        self._caller = HttpsCaller(at, ClientSecurity(TlsFiles(ca=ca), token_file))
+        self._at = at
+
+    def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """What the service answers, as JSON; None for nothing. `path` is below the interface. Raises `CallFailed`."""
+        asked = urlencode({name: value for name, value in query.items() if value is not None})
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        where = f"{BASE}{path}" + (f"?{asked}" if asked else "")
+        try:
+            received = self._caller.call(method, where, headers=headers, body=data)
+        except RemoteError as error:
+            raise CallFailed(f"{self._at}: {error}") from None
+        if received.status == HTTPStatus.NO_CONTENT:
+            return None
+        try:
+            found = parse_json(received.body)
+        except ValueError:
+            raise CallFailed(f"{self._at}: HTTP {received.status} without JSON; is this a fleet service?") from None
+        if received.status == HTTPStatus.OK:
+            return found
+        detail = found.get("detail", "") if isinstance(found, dict) else ""
+        raise CallFailed(str(detail) or f"HTTP {received.status}")
+
+    def devices(self, **query: Any) -> Iterator[Mapping[str, Any]]:
+        """All devices, page by page."""
+        after = ""
+        while True:
+            page = self.call("GET", "/devices", limit=PAGE, after=after, **query)
+            yield from page["devices"]
+            after = page["next"]
+            if not after:
+                return
+
+
+def segment(name: str) -> str:
+    """A name as a part of a path. Raises `ConfigError` for an empty one."""
+    if not name:
+        raise ConfigError.at(None, "expected a name, got an empty one")
+    return quote(name, safe="")
+
+
+def print_json(value: Any) -> None:
+    """One JSON object."""
+    typer.echo(json.dumps(value))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table of plain text; a service or a device wrote what it holds, and a terminal would obey it."""
+    made = Table(box=None)
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    for row in rows:
+        made.add_row(*(plain("" if cell is None else cell) for cell in row))
+    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(made)
+
+
+def ago(unix_s: float | None) -> str:
+    """How long ago that was."""
+    if unix_s is None:
+        return "never"
+    seconds = max(0.0, time.time() - unix_s)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

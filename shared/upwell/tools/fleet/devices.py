@@ -1,0 +1,191 @@
+"""`upwell fleet devices | show | label | revoke | assign | explain | tail`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+import typer
+
+from upwell.shared.errors import ConfigError
+from upwell.tools.fleet.client import At, Ca, CallFailed, FleetClient, TokenFile, ago, print_json, print_table, segment
+from upwell.tools.terminal import AsJson, key_values, parsed, plain, progress, stdout_console
+
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id, or its name where no other has it.")]
+
+TAIL_S = 2.0
+"""So often `tail` asks what is new."""
+
+_ANSWER_S = 0.5
+
+
+def devices(
+    at: At,
+    token_file: TokenFile,
+    ca: Ca = None,
+    group: Annotated[str | None, typer.Option(help="Those of one group.")] = None,
+    where: Annotated[str | None, typer.Option(help="Those for which a CEL expression holds.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the devices: version, release, health, when each was last heard of."""
+    found = [*FleetClient(at, ca, token_file).devices(group=group, where=where)]
+    if as_json:
+        print_json({"devices": found})
+        return
+    headings = ("id", "name", "version", "release", "wanted", "health", "seen", "labels", "problem")
+    print_table(headings, map(_row, found))
+
+
+def _row(device: Mapping[str, Any]) -> tuple[object, ...]:
+    labels = " ".join(f"{name}={value}" for name, value in sorted(device["labels"].items()))
+    problem = device["double"] or device["problem"]
+    names = ("id", "name", "version", "release", "wanted")
+    return *(device[name] for name in names), _state(device), ago(device["last_seen_unix_s"]), labels, problem
+
+
+def _state(device: Mapping[str, Any]) -> str:
+    if device["revoked_unix_s"] is not None:
+        return "revoked"
+    if device["is_silent"]:
+        return "silent"
+    return {True: "ok", False: "degraded"}.get(device["healthy"], "unknown")
+
+
+def show(device: DeviceArgument, at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
+    """Show all that is known of one device."""
+    found = FleetClient(at, ca, token_file).call("GET", f"/devices/{segment(device)}")
+    if as_json:
+        print_json(found)
+        return
+    console = stdout_console()
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            console.print(plain(f"{name}:"))
+            for key, one in value.items():
+                console.print(plain(f"  {key}: {one}"))
+        else:
+            console.print(plain(f"{name}: {_said(name, value)}"))
+
+
+def _said(name: str, value: Any) -> object:
+    if name.endswith("_unix_s") and value is not None:
+        return datetime.fromtimestamp(value, timezone.utc).isoformat(" ", "seconds")
+    return "" if value is None else value
+
+
+def label(
+    device: DeviceArgument,
+    labels: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", help="Labels; NAME= takes one away.")],
+    at: At,
+    token_file: TokenFile,
+    ca: Ca = None,
+) -> None:
+    """Give a device labels, over those in its own file."""
+    given = {name: value or None for name, value in key_values("NAME=VALUE", labels).items()}
+    FleetClient(at, ca, token_file).call("PUT", f"/devices/{segment(device)}/labels", {"labels": given})
+
+
+def revoke(device: DeviceArgument, at: At, token_file: TokenFile, ca: Ca = None) -> None:
+    """Let a device in no more, from its next poll on."""
+    FleetClient(at, ca, token_file).call("POST", f"/devices/{segment(device)}/revoke")
+
+
+def assign(
+    release: Annotated[str, typer.Argument(help="Sequence number of the release; `none` takes the assignment back.")],
+    at: At,
+    token_file: TokenFile,
+    device: Annotated[str | None, typer.Option(help="One device.")] = None,
+    group: Annotated[str | None, typer.Option(help="The devices of a group, those that come later included.")] = None,
+    not_before: Annotated[str | None, typer.Option(help="From when on, such as 2027-01-31T02:00+01:00.")] = None,
+    ca: Ca = None,
+) -> None:
+    """Say which release a device, or a group of them, is to run."""
+    if (device is None) == (group is None):
+        raise ConfigError.at(None, "expected --device or --group", "assign")
+    body = {
+        "release": parsed("RELEASE", release, _sequence),
+        "not_before_unix_s": None if not_before is None else parsed("--not-before", not_before, _instant),
+    }
+    path = f"/devices/{segment(device)}" if device is not None else f"/groups/{segment(group or '')}"
+    FleetClient(at, ca, token_file).call("PUT", f"{path}/release", body)
+
+
+def _sequence(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"expected the sequence number of a release or `none`, got {text!r}")
+    return int(text)
+
+
+def _instant(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        found = datetime.fromisoformat(text)
+        if found.tzinfo is not None:
+            return found.timestamp()
+    raise ValueError(f"expected a time with its offset, such as 2027-01-31T02:00+01:00, got {text!r}")
+
+
+def explain(
+    device: DeviceArgument,
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The id of a request, or how it begins.")],
+    at: At,
+    token_file: TokenFile,
+    ca: Ca = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the device's next poll.")] = 300.0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a device why a request was answered as it was; it says so with its next poll."""
+    client = FleetClient(at, ca, token_file)
+    asked = client.call("POST", f"/devices/{segment(device)}/questions", {"request_id": request})
+    until_s = time.monotonic() + wait
+    with progress() as bar:
+        bar.add_task(f"waiting for the next poll of {device}", total=None)
+        while asked["answer"] is None:
+            if time.monotonic() >= until_s:
+                raise CallFailed(
+                    f"{device} has not polled within {wait:g} s; its answer is kept: question {asked['id']}"
+                )
+            time.sleep(_ANSWER_S)
+            asked = client.call("GET", f"/questions/{asked['id']}")
+    answer = asked["answer"]
+    if as_json:
+        print_json(asked)
+        return
+    if answer.get("error"):
+        raise CallFailed(str(answer["error"]))
+    console = stdout_console()
+    for title, lines in answer.get("sections", ()):
+        console.print(plain(title), style="bold")
+        for line in lines:
+            console.print(plain(f"  {line}"))
+
+
+def tail(
+    at: At,
+    token_file: TokenFile,
+    device: Annotated[str | None, typer.Argument(help="One device; all of them if not given.")] = None,
+    ca: Ca = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=1000, help="So many of the last ones.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened to devices, the last things first; with --json one object a line."""
+    client = FleetClient(at, ca, token_file)
+    found = client.call("GET", "/events", after=-1, limit=lines, device=device)["events"]
+    after = 0
+    while True:
+        for event in found:
+            after = event["id"]
+            if as_json:
+                print_json(event)
+            else:
+                when = datetime.fromtimestamp(event["at_unix_s"], timezone.utc).isoformat(" ", "seconds")
+                stdout_console().print(plain(f"{when}  {event['device_id']}  {event['kind']}: {event['text']}"))
+        if not follow:
+            return
+        time.sleep(TAIL_S)
+        found = client.call("GET", "/events", after=after, device=device)["events"]

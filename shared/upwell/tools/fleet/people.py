@@ -1,0 +1,155 @@
+"""`upwell fleet user ...`, `upwell fleet token ...` and `upwell fleet audit`."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+from upwell.shared.units import parse_seconds
+from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
+from upwell.tools.terminal import AsJson, key_values, parsed, plain, stdout_console
+
+user = typer.Typer(no_args_is_help=True, help="Who may look at the fleet, and who may act on it.")
+token = typer.Typer(no_args_is_help=True, help="One-time tokens with which devices enrol.")
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Their name.")]
+
+
+class RoleName(str, Enum):
+    """What a user may do."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+
+
+@user.command("add")
+def add_user(
+    name: _Name,
+    at: Annotated[str | None, typer.Option("--at", envvar="UPWELL_FLEET", help="The service.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", envvar="UPWELL_FLEET_TOKEN_FILE", help="A file with your token.")
+    ] = None,
+    ca: Ca = None,
+    role: Annotated[RoleName, typer.Option(help="A viewer looks; an operator acts, too.")] = RoleName.VIEWER,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The fleet.yaml, to write into its database: the first user.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let somebody in; prints their token, this once."""
+    if config is not None:
+        made = _add_locally(config, name, role)
+    elif at is None or token_file is None:
+        raise ConfigError.at(None, "expected --at with --token-file, or --config where the service runs", "user add")
+    else:
+        made = FleetClient(at, ca, token_file).call("POST", f"/users/{segment(name)}", {"role": role.value})["token"]
+    if as_json:
+        print_json({"name": name, "role": role.value, "token": made})
+    else:
+        stdout_console().print(plain(made))
+
+
+def _add_locally(config: Path, name: str, role: RoleName) -> str:
+    """Whoever can write the database may do anything to it, so no token is asked for."""
+    from upwell.fleet.cli import extra_missing
+    from upwell.fleet.config import FleetConfig
+
+    try:
+        from upwell.fleet.service.application import open_fleet
+        from upwell.fleet.users.audit import Actor
+        from upwell.fleet.users.users import add_user
+    except ModuleNotFoundError as error:
+        raise extra_missing("upwell fleet user add --config", error) from None
+    fleet = open_fleet(load_yaml(config, FleetConfig).fleet)
+    try:
+        with fleet.state.database.writing() as connection:
+            actor = Actor(f"{getpass.getuser()} at the service"[:100], time.time())
+            return add_user(connection, actor, name, role.value)
+    finally:
+        fleet.close()
+
+
+@user.command("list")
+def list_users(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
+    """List the users."""
+    found = FleetClient(at, ca, token_file).call("GET", "/users")
+    if as_json:
+        print_json(found)
+        return
+    rows = ((one["name"], one["role"], ago(one["created_unix_s"])) for one in found["users"])
+    print_table(("name", "role", "added"), rows)
+
+
+@user.command("remove")
+def remove_user(name: _Name, at: At, token_file: TokenFile, ca: Ca = None) -> None:
+    """Let somebody in no more."""
+    FleetClient(at, ca, token_file).call("DELETE", f"/users/{segment(name)}")
+
+
+@token.command("add")
+def add_token(
+    at: At,
+    token_file: TokenFile,
+    ca: Ca = None,
+    label: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the device; may be repeated.")] = None,
+    valid: Annotated[str, typer.Option(help="How long it is good for.")] = "24h",
+    as_json: AsJson = False,
+) -> None:
+    """Make a token that enrols one device; prints it, this once."""
+    body = {"labels": key_values("--label", label), "valid_s": parsed("--valid", valid, parse_seconds)}
+    made = FleetClient(at, ca, token_file).call("POST", "/tokens", body)
+    if as_json:
+        print_json(made)
+    else:
+        stdout_console().print(plain(made["token"]))
+
+
+@token.command("list")
+def list_tokens(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
+    """List the tokens, without what they are."""
+    found = FleetClient(at, ca, token_file).call("GET", "/tokens")
+    if as_json:
+        print_json(found)
+        return
+    now = time.time()
+    rows = (
+        (one["id"], one["created_by"], ago(one["created_unix_s"]),
+         "used" if one["used_unix_s"] else "over" if one["expires_unix_s"] < now else "unused")
+        for one in found["tokens"]
+    )  # fmt: skip
+    print_table(("id", "made by", "made", "state"), rows)
+
+
+@token.command("drop")
+def drop_token(
+    id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")],
+    at: At,
+    token_file: TokenFile,
+    ca: Ca = None,
+) -> None:
+    """Take back a token that was not used."""
+    FleetClient(at, ca, token_file).call("DELETE", f"/tokens/{segment(id)}")
+
+
+def audit(at: At, token_file: TokenFile, ca: Ca = None, as_json: AsJson = False) -> None:
+    """List what people did: who, when, what."""
+    client, found, after = FleetClient(at, ca, token_file), [], 0
+    while page := client.call("GET", "/audit", after=after, limit=1000)["entries"]:
+        found += page
+        after = page[-1]["id"]
+    if as_json:
+        print_json({"entries": found})
+        return
+    rows = (
+        (datetime.fromtimestamp(one["at_unix_s"], timezone.utc).isoformat(" ", "seconds"), one["who"], one["action"],
+         one["subject"], " ".join(f"{name}={value}" for name, value in one["details"].items()))
+        for one in found
+    )  # fmt: skip
+    print_table(("when", "who", "did", "to", "details"), rows)

@@ -1,0 +1,257 @@
+"""The OpAMP side of the fleet service over real HTTP: who is let in, what is kept, what is said back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+from cryptography import x509
+
+from tests.fleet_service import CAPABILITIES, FakeDevice, Service, service
+from upwell.fleet.opamp.exchange import Exchange, Instant, Peer
+from upwell.fleet.opamp.messages import Settings, read, write
+from upwell.rpc.opamp.v1 import opamp_pb2
+from upwell.shared.errors import UpwellError
+from upwell.shared.opamp.names import EXPLAIN, STATISTICS, WISH_FILE
+
+FULL_STATE = opamp_pb2.ServerToAgentFlags_ReportFullState
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with service(tmp_path_factory.mktemp("fleet")) as running:
+        yield running
+
+
+def test_a_device_enrols_with_a_token_and_is_known_by_its_certificate(fleet: Service) -> None:
+    device = fleet.enrolled("gate", site="hamburg")
+    assert device.heard.connection_settings.opamp.heartbeat_interval_seconds == 60
+    assert not device.heard.connection_settings.opamp.certificate.private_key
+    device.poll(health=opamp_pb2.ComponentHealth(healthy=False, last_error="no camera", start_time_unix_nano=5))
+    shown = fleet.get("/devices/gate")
+    assert (shown["labels"], shown["healthy"], shown["problem"]) == ({"site": "hamburg"}, False, "no camera")
+    assert shown["instance_uid"] == device.uid.hex()
+
+
+def test_a_token_enrols_one_key_and_that_key_again_where_the_answer_was_lost(fleet: Service) -> None:
+    token = fleet.enrolment_token()
+    first, other = FakeDevice(fleet, "first"), FakeDevice(fleet, "other")
+    assert first.enrol(token).status == HTTPStatus.OK
+    assert first.enrol(token).status == HTTPStatus.OK
+    refused = other.enrol(token)
+    assert refused.status == HTTPStatus.UNAUTHORIZED
+    assert "used by another device" in other.heard.error_response.error_message
+    assert sum(one["name"] == "first" for one in fleet.get("/devices")["devices"]) == 1
+
+
+def test_nobody_polls_without_a_certificate_or_with_a_revoked_one(fleet: Service) -> None:
+    device = fleet.enrolled("lost")
+    message = device.message().SerializeToString()
+    headers = {"Content-Type": "application/x-protobuf"}
+    assert fleet.send("POST", "/v1/opamp", message, headers).status == HTTPStatus.UNAUTHORIZED
+    assert fleet.send("POST", "/v1/opamp", message, {**headers, "Authorization": "Bearer upwe_x"}).status == 401
+    device.poll()
+    fleet.do("POST", "/devices/lost/revoke")
+    assert device.send(device.message().SerializeToString()).status == HTTPStatus.UNAUTHORIZED
+    assert device.enrol(fleet.enrolment_token()).status == HTTPStatus.FORBIDDEN
+
+
+def test_a_certificate_is_renewed_for_the_same_key_alone(fleet: Service) -> None:
+    device, other = fleet.enrolled("renewing"), FakeDevice(fleet, "thief")
+    before = device.files.cert.read_bytes() if device.files.cert else b""
+    message = device.message()
+    message.connection_settings_request.opamp.certificate_request.csr = device.csr()
+    device.hear(device.send(message.SerializeToString()))
+    assert device.files.cert is not None
+    assert device.files.cert.read_bytes() != before
+    device.poll()
+    message.connection_settings_request.opamp.certificate_request.csr = other.csr()
+    assert device.send(message.SerializeToString()).status == HTTPStatus.FORBIDDEN
+
+
+def test_a_release_is_wished_once_and_again_when_it_changes(fleet: Service) -> None:
+    device = fleet.enrolled("wisher")
+    wish = device.poll().remote_config
+    assert json.loads(wish.config.config_map[WISH_FILE].body)["release"] is None
+    applied = opamp_pb2.RemoteConfigStatus(
+        last_remote_config_hash=wish.config_hash, status=opamp_pb2.RemoteConfigStatuses_APPLIED
+    )
+    assert not device.poll(remote_config_status=applied).HasField("remote_config")
+    assert not device.poll().HasField("remote_config")
+    fleet.do("PUT", "/devices/wisher/release", {"release": 7, "not_before_unix_s": 12.5})
+    wished = json.loads(device.poll().remote_config.config.config_map[WISH_FILE].body)
+    assert (wished["release"], wished["not_before_unix_s"]) == (7, 12.5)
+    assert not device.poll(capabilities=opamp_pb2.AgentCapabilities_ReportsStatus).HasField("remote_config")
+    failed = opamp_pb2.RemoteConfigStatus(
+        last_remote_config_hash=device.heard.remote_config.config_hash,
+        status=opamp_pb2.RemoteConfigStatuses_FAILED, error_message="release 7 is not signed",
+    )  # fmt: skip
+    device.poll(remote_config_status=failed)
+    assert "release 7 is not signed" in fleet.get("/devices/wisher")["problem"]
+
+
+def test_groups_decide_for_devices_without_a_release_of_their_own(fleet: Service) -> None:
+    device = fleet.enrolled("member", site="kiel")
+    fleet.do("PUT", "/groups/kiel", {"expression": 'labels.site == "kiel"'})
+    fleet.do("PUT", "/groups/kiel/release", {"release": 3})
+    assert fleet.get("/devices/member")["wanted_by"] == "group kiel"
+    fleet.fleet.state.assignments._read_at_s = float("-inf")  # as two seconds later
+    assert json.loads(device.poll().remote_config.config.config_map[WISH_FILE].body)["release"] == 3
+    fleet.do("PUT", "/groups/ships", {"expression": 'labels.site.startsWith("k")'})
+    fleet.do("PUT", "/groups/ships/release", {"release": 4})
+    shown = fleet.get("/devices/member")
+    assert (shown["wanted"], shown["groups"]) == (None, ["kiel", "ships"])
+    assert "different releases" in shown["problem"]
+    fleet.do("PUT", "/devices/member/release", {"release": 5})
+    assert fleet.get("/devices/member")["wanted"] == 5
+    fleet.do("DELETE", "/groups/ships")
+    fleet.do("DELETE", "/groups/kiel")
+
+
+def test_a_gap_in_the_sequence_asks_for_the_full_state_and_a_full_state_ends_it(fleet: Service) -> None:
+    device = fleet.enrolled("gap")
+    assert not device.poll().flags & FULL_STATE
+    device.sequence_num += 3
+    assert device.poll().flags & FULL_STATE
+    assert not device.poll(agent_description=device.description()).flags & FULL_STATE
+    device.sequence_num = 0
+    assert device.poll().flags & FULL_STATE
+
+
+def test_a_copied_disk_and_a_copied_uid_are_both_shown(fleet: Service) -> None:
+    device = fleet.enrolled("copied")
+    for started in (10, 20, 10):
+        device.poll(health=opamp_pb2.ComponentHealth(healthy=True, start_time_unix_nano=started))
+    assert fleet.get("/devices/copied")["double"] == "two processes use its key"
+    one, two = FakeDevice(fleet, "one", uid=b"u" * 16), FakeDevice(fleet, "two", uid=b"u" * 16)
+    for twin in (one, two):
+        twin.enrol(fleet.enrolment_token())
+    found = {name: fleet.get(f"/devices/{name}") for name in ("one", "two")}
+    assert found["one"]["double"] == f"the same instance UID as {found['two']['id']}, with another key"
+
+
+def test_a_restart_is_no_double(fleet: Service) -> None:
+    device = fleet.enrolled("restarted")
+    for started in (10, 20, 30):
+        device.poll(health=opamp_pb2.ComponentHealth(healthy=True, start_time_unix_nano=started))
+    assert fleet.get("/devices/restarted")["double"] == ""
+
+
+def test_a_question_reaches_the_device_and_its_answer_comes_back(fleet: Service) -> None:
+    device = fleet.enrolled("asked")
+    asked = fleet.do("POST", "/devices/asked/questions", {"request_id": "r-1"})
+    fleet.fleet.state.questions._read_at_s = float("-inf")  # as a second later
+    assert not device.poll().HasField("custom_message")
+    custom = opamp_pb2.CustomCapabilities(capabilities=[EXPLAIN, STATISTICS])
+    question = device.poll(custom_capabilities=custom).custom_message
+    assert (question.capability, question.type) == (EXPLAIN, "ask")
+    assert json.loads(question.data) == {"id": asked["id"], "request": "r-1"}
+    told = json.dumps({"id": asked["id"], "sections": [["request", ["id r-1"]]]}).encode()
+    device.poll(custom_message=opamp_pb2.CustomMessage(capability=EXPLAIN, type="told", data=told))
+    assert fleet.get(f"/questions/{asked['id']}")["answer"] == {"sections": [["request", ["id r-1"]]]}
+    assert not device.poll().HasField("custom_message")
+
+
+def test_statistics_are_kept_by_release_and_what_is_no_statistics_is_refused(fleet: Service) -> None:
+    device = fleet.enrolled("counting")
+    counted = {"release": 4, "since_unix_s": 100.0, "counts": {"requests": 12, "late": 1}}
+    device.poll(custom_message=custom(STATISTICS, "counted", counted))
+    fleet.server._upkeep._write()
+    history = fleet.get("/devices/counting/history")["history"]
+    assert [(one["release"], one["counts"]) for one in history] == [(4, {"requests": 12, "late": 1})]
+    for wrong in ({"release": "4"}, [], {"release": 4, "since_unix_s": True, "counts": {}}):
+        message = device.message(custom_message=custom(STATISTICS, "counted", wrong))
+        assert device.send(message.SerializeToString()).status == HTTPStatus.BAD_REQUEST
+
+
+def custom(capability: str, kind: str, data: object) -> opamp_pb2.CustomMessage:
+    return opamp_pb2.CustomMessage(capability=capability, type=kind, data=json.dumps(data).encode())
+
+
+def test_effective_configuration_is_kept_as_digests_alone(fleet: Service) -> None:
+    device = fleet.enrolled("configured")
+    effective = opamp_pb2.EffectiveConfig()
+    effective.config_map.config_map["agent.yaml"].body = b"token: secret"
+    effective.config_map.config_map["policy.yaml"].body = b"ab" * 32
+    effective.config_map.config_map["policy.yaml"].content_type = "text/x-sha256"
+    device.poll(effective_config=effective)
+    kept = fleet.get("/devices/configured")["configuration"]
+    assert kept["policy.yaml"] == "ab" * 32
+    assert "secret" not in json.dumps(kept)
+    assert len(kept["agent.yaml"]) == 64
+
+
+def test_what_is_too_large_or_unreadable_is_refused_in_one_sentence(fleet: Service) -> None:
+    device = fleet.enrolled("attacker")
+    bomb = gzip.compress(bytes(64 << 20))
+    assert len(bomb) < 256 << 10
+    cases = {
+        (b"\xff" * 40, ""): (HTTPStatus.BAD_REQUEST, "cannot be read"),
+        (b"", ""): (HTTPStatus.BAD_REQUEST, "instance_uid"),
+        (bytes(300 << 10), ""): (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "at most 262144"),
+        (bomb, "gzip"): (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "once unpacked"),
+        (b"no gzip", "gzip"): (HTTPStatus.BAD_REQUEST, "gzip"),
+        (gzip.compress(b"x" * 100)[:-4], "gzip"): (HTTPStatus.BAD_REQUEST, "gzip"),
+        (zlib.compress(b"x"), "br"): (HTTPStatus.BAD_REQUEST, "Content-Encoding"),
+    }
+    for (body, packing), (status, words) in cases.items():
+        received = device.send(body, {"Content-Encoding": packing} if packing else {})
+        assert received.status == status
+        assert words in opamp_pb2.ServerToAgent.FromString(received.body).error_response.error_message
+    packed = gzip.compress(device.message().SerializeToString())
+    assert device.send(packed, {"Content-Encoding": "gzip"}).status == HTTPStatus.OK
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+def test_no_mutation_of_a_message_breaks_the_service(fleet: Service, count: int) -> None:
+    """The messages go through the endpoint's own path without sockets, since the bytes are what is tried."""
+    device = fleet.enrolled(f"mutant-{count}")
+    assert device.files.cert is not None
+    serial = f"{x509.load_pem_x509_certificate(device.files.cert.read_bytes()).serial_number:x}"
+    exchange = Exchange(fleet.fleet.state, Settings("https://x", 60.0, b""), lambda: Instant(1e9, 1.0))
+    message = device.message(
+        agent_description=device.description(**{"upwell.label.site": "hh"}),
+        health=opamp_pb2.ComponentHealth(healthy=True, start_time_unix_nano=7),
+        custom_message=custom(STATISTICS, "counted", {"release": 1, "since_unix_s": 1.0, "counts": {"requests": 1}}),
+        capabilities=CAPABILITIES,
+    )
+    message.package_statuses.packages["release"].agent_has_version = "3"
+    good, chance, refused = message.SerializeToString(), random.Random(1), 0
+    for _ in range(count):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 6)):
+            place = chance.randrange(len(data))
+            match chance.randrange(4):
+                case 0:
+                    data[place] = chance.randrange(256)
+                case 1:
+                    del data[place : place + chance.randint(1, 9)]
+                case 2:
+                    data[place:place] = chance.randbytes(chance.randint(1, 9))
+                case _:
+                    data = data + data[place:]
+            data = data or bytearray(b"\0")
+        try:
+            write(exchange.answer(read(bytes(data)), Peer(serial)))
+        except UpwellError as error:
+            assert len(str(error)) < 300
+            refused += 1
+    assert 0 < refused < count
+    device.poll(agent_description=device.description())
+    assert fleet.get(f"/devices/mutant-{count}")["id"]
+
+
+def test_sql_and_html_in_names_and_labels_are_text(fleet: Service) -> None:
+    nasty = "'; DROP TABLE devices; --<script>alert(1)</script>\x1b[31m"
+    device = fleet.enrolled("nasty")
+    device.poll(agent_description=device.description(**{"upwell.agent.name": nasty, "upwell.label." + nasty: nasty}))
+    found = next(one for one in fleet.get("/devices")["devices"] if "DROP TABLE" in one["name"])
+    assert found["name"] == nasty.replace("\x1b", "\ufffd")
+    assert list(found["labels"].values()) == [nasty.replace("\x1b", "\ufffd")]
+    status, problem = fleet.call("PUT", f"/devices/{found['id']}/labels", {"labels": {"a": "\x00"}})
+    assert (status, problem["status"]) == (400, 400)
