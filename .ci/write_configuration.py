@@ -24,6 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
+from upwell.fleet.config import FleetConfig
 from upwell.pipelines.config.sections import EventTrigger, PipelinesConfig
 from upwell.pipelines.frame import Point
 from upwell.shared.oip.auth.tokens import TokensConfig
@@ -66,6 +67,7 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = {
         "Read by `upwell serve -c cloud.yaml`; `upwell serve --models DIR` needs none. A model that writes no `engine` "
         "has that of `defaults`.",
     ),
+    "fleet.yaml": (FleetConfig, "Read by `upwell fleet serve -c fleet.yaml`."),
     "tokens.yaml": (
         TokensConfig,
         "Named by `tokens` in agent.yaml and in cloud.yaml. Make a token and its hash with "

@@ -67,7 +67,8 @@ def test_upwell_is_a_namespace_package() -> None:
 
 
 @pytest.mark.parametrize(
-    "portion", ["edge/upwell/edge", "cloud/upwell/cloud", "shared/upwell/shared", "protos/upwell/rpc"]
+    "portion",
+    ["edge/upwell/edge", "cloud/upwell/cloud", "cloud/upwell/fleet", "shared/upwell/shared", "protos/upwell/rpc"],
 )
 def test_every_portion_is_typed(portion: str) -> None:
     assert Path(portion, "py.typed") in FILES
@@ -187,6 +188,24 @@ NEEDS_AN_EXTRA = {
     "upwell.tools.pipeline.trial": {"av"},
     "upwell.pipelines.sources.folder": {"watchfiles"},
     "upwell.shared.telemetry.otlp": {"opentelemetry"},
+    "upwell.fleet.api.routes": {"starlette"},
+    "upwell.fleet.enrolment.authority": {"cryptography"},
+    "upwell.fleet.enrolment.enrolment": {"sqlalchemy"},
+    "upwell.fleet.opamp.endpoint": {"starlette"},
+    "upwell.fleet.registry.devices": {"sqlalchemy"},
+    "upwell.fleet.registry.events": {"sqlalchemy"},
+    "upwell.fleet.registry.expression": {"cel_expr_python"},
+    "upwell.fleet.registry.groups": {"sqlalchemy"},
+    "upwell.fleet.registry.questions": {"sqlalchemy"},
+    "upwell.fleet.service.application": {"sqlalchemy", "starlette"},
+    "upwell.fleet.service.server": {"starlette", "uvicorn"},
+    "upwell.fleet.service.upkeep": {"sqlalchemy"},
+    "upwell.fleet.storage.database": {"alembic", "sqlalchemy"},
+    "upwell.fleet.storage.migrations.env": {"alembic"},
+    "upwell.fleet.storage.migrations.versions.v0001_registry": {"alembic", "sqlalchemy"},
+    "upwell.fleet.storage.tables": {"sqlalchemy"},
+    "upwell.fleet.users.audit": {"sqlalchemy"},
+    "upwell.fleet.users.users": {"sqlalchemy"},
 }
 """The modules that name a package of an extra, and which."""
 
@@ -221,6 +240,10 @@ ALSO_NEED_ONE = {
     "upwell.pipelines.commands.draw_zones",
     "upwell.pipelines.commands.run",
     "upwell.pipelines.run.assembly",
+    "upwell.fleet.api.fleet",
+    "upwell.fleet.api.operations",
+    "upwell.fleet.opamp.exchange",
+    "upwell.fleet.opamp.messages",
 }
 """The modules that import one of those."""
 
@@ -305,6 +328,18 @@ def test_every_command_and_engine_can_be_found() -> None:
             "devices",
             "doctor",
             "explain",
+            "fleet.assign",
+            "fleet.audit",
+            "fleet.devices",
+            "fleet.explain",
+            "fleet.group",
+            "fleet.label",
+            "fleet.revoke",
+            "fleet.serve",
+            "fleet.show",
+            "fleet.tail",
+            "fleet.token",
+            "fleet.user",
             "infer",
             "model.coverage",
             "model.export-jax",

@@ -33,12 +33,15 @@ UpwellError
     ├── Poisonous         pipelines.sinks.base
     ├── OutboxUnavailable pipelines.sinks.journal
     ├── WorkersFailed     cloud.workers.supervisor
+    ├── NotFound          fleet.errors
+    ├── Conflict          fleet.errors
     ├── NoPlan            shared.partition.planner
     ├── Rejected          shared.oip.http.replies
     ├── RemoteError       shared.oip.grpc.client
     ├── Disagreement      tools.bundle.variants
     ├── CloudSilent       tools.policy.collect.collecting
     ├── LogNotWritten     tools.policy.collect.log_file
+    ├── CallFailed        tools.fleet.client
     └── ServiceNotStarted tools.demo.service
 
 Core errors know no transport: `upwell.shared.oip.statuses` maps each to a gRPC status.

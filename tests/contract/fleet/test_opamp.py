@@ -207,10 +207,12 @@ def test_what_is_too_large_or_unreadable_is_refused_in_one_sentence(fleet: Servi
     assert device.send(packed, {"Content-Encoding": "gzip"}).status == HTTPStatus.OK
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.exhaustive)])
-def test_no_mutation_of_a_message_breaks_the_service(fleet: Service, count: int) -> None:
+MUTATIONS = 10_000
+
+
+def test_no_mutation_of_a_message_breaks_the_service(fleet: Service) -> None:
     """The messages go through the endpoint's own path without sockets, since the bytes are what is tried."""
-    device = fleet.enrolled(f"mutant-{count}")
+    device = fleet.enrolled("mutant")
     assert device.files.cert is not None
     serial = f"{x509.load_pem_x509_certificate(device.files.cert.read_bytes()).serial_number:x}"
     exchange = Exchange(fleet.fleet.state, Settings("https://x", 60.0, b""), lambda: Instant(1e9, 1.0))
@@ -221,8 +223,8 @@ def test_no_mutation_of_a_message_breaks_the_service(fleet: Service, count: int)
         capabilities=CAPABILITIES,
     )
     message.package_statuses.packages["release"].agent_has_version = "3"
-    good, chance, refused = message.SerializeToString(), random.Random(1), 0
-    for _ in range(count):
+    good, chance, said = message.SerializeToString(), random.Random(1), list[str]()
+    for _ in range(MUTATIONS):
         data = bytearray(good)
         for _ in range(chance.randint(1, 6)):
             place = chance.randrange(len(data))
@@ -239,11 +241,11 @@ def test_no_mutation_of_a_message_breaks_the_service(fleet: Service, count: int)
         try:
             write(exchange.answer(read(bytes(data)), Peer(serial)))
         except UpwellError as error:
-            assert len(str(error)) < 300
-            refused += 1
-    assert 0 < refused < count
+            said.append(str(error))
+    assert 0 < len(said) < MUTATIONS
+    assert max(map(len, said)) < 300
     device.poll(agent_description=device.description())
-    assert fleet.get(f"/devices/mutant-{count}")["id"]
+    assert fleet.get("/devices/mutant")["id"]
 
 
 def test_sql_and_html_in_names_and_labels_are_text(fleet: Service) -> None:
