@@ -164,7 +164,8 @@ def test_statistics_are_kept_by_release_and_what_is_no_statistics_is_refused(fle
     fleet.server._upkeep._write()
     history = fleet.get("/devices/counting/history")["history"]
     assert [(one["release"], one["counts"]) for one in history] == [(4, {"requests": 12, "late": 1})]
-    for wrong in ({"release": "4"}, [], {"release": 4, "since_unix_s": True, "counts": {}}):
+    no_statistics: list[object] = [{"release": "4"}, [], {"release": 4, "since_unix_s": True, "counts": {}}]
+    for wrong in no_statistics:
         message = device.message(custom_message=custom(STATISTICS, "counted", wrong))
         assert device.send(message.SerializeToString()).status == HTTPStatus.BAD_REQUEST
 
