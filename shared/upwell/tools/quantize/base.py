@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+import numpy as np
+
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array, TensorSpec
 
@@ -57,10 +59,13 @@ class QuantizeSettings:
 
 @dataclass(frozen=True)
 class LayerNode:
-    """A node that may be quantized or kept float: its name, and the operator."""
+    """A node: its name and operator, the values it reads and makes, and how many weights it multiplies with."""
 
     name: str
     operator: str
+    reads: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ()
+    weights: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,8 @@ class Quantizer(Protocol):
 
     nodes: Sequence[LayerNode]
     """The nodes that may be kept float, in the order of the graph."""
+    graph: Sequence[LayerNode]
+    """All nodes, in order."""
     folded: frozenset[str]
     """Names of nodes that the file has and that were folded into others before quantization."""
     scheme: str
@@ -124,6 +131,54 @@ class FloatModel:
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     run: Run
+
+
+GROUPS = 8
+"""Layers that are tried as float together are such a part of them."""
+
+_FEW_WEIGHTS = 64
+"""A node with fewer is arithmetic, such as the sum over bins that makes a distance of a distribution."""
+
+
+@dataclass(frozen=True)
+class DetectorParts:
+    """Which nodes of a detector may stay float: its `tail`, from the last layers to the results, and the `layers`
+    before it, front to back, with their weights."""
+
+    tail: tuple[str, ...]
+    layers: tuple[LayerNode, ...]
+
+    def outer(self, first: int, last: int) -> list[str]:
+        """The names of so many groups of layers at the front and at the back, of `GROUPS` in all."""
+        groups = np.array_split(np.arange(len(self.layers)), min(GROUPS, len(self.layers)))
+        chosen = [*groups[:first], *groups[len(groups) - last :]]
+        return [self.layers[index].name for index in np.concatenate([np.empty(0, np.intp), *chosen]).tolist()]
+
+
+def detector_parts(quantizer: Quantizer) -> DetectorParts:
+    """Boxes in pixels and scores meet in a last concatenation, where one scale for both leaves a score five values.
+
+    The tail is every node between the results and the last layers with weights, those among them, unless none would be
+    left to quantize.
+    """
+    makers = {name: node for node in quantizer.graph for name in node.makes}
+    read = {name for node in quantizer.graph for name in node.reads}
+    waiting = [name for name in makers if name not in read]
+    arithmetic: dict[str, None] = {}
+    last: dict[str, None] = {}
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is None or node.name in arithmetic or node.name in last:
+            continue
+        if node.weights >= _FEW_WEIGHTS:
+            last[node.name] = None
+        else:
+            arithmetic[node.name] = None
+            waiting.extend(node.reads)
+    layers = [node for node in quantizer.nodes if node.weights >= _FEW_WEIGHTS]
+    before = tuple(node for node in layers if node.name not in last)
+    tail = {*arithmetic, *last} if before else {*arithmetic}
+    return DetectorParts(tuple(node.name for node in quantizer.nodes if node.name in tail), before or tuple(layers))
 
 
 def own_names(names: Sequence[str], instead: Sequence[str]) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.signature.truth import matched_boxes
 from upwell.shared.tensors import Array
 from upwell.tools.quantize.base import Run
 from upwell.tools.quantize.samples import LABELS, SampleRow, Samples
@@ -58,6 +59,48 @@ class Accuracy:
     count: int
 
 
+SCORE_ERROR = 0.02
+"""Scores of the same box that differ by no more are as good as equal."""
+
+
+@dataclass(frozen=True)
+class DetectionChange:
+    """What a detector finds after, against before, both after `post`: `boxes` that it found before, the share of either
+    side's boxes that have a partner on the other (one class, overlap of half or more), and of the partners the share
+    whose scores differ by at most `SCORE_ERROR`, and the 99th percentile of that difference."""
+
+    boxes: int
+    matched: float
+    scores_within: float
+    score_error_p99: float
+
+
+@dataclass
+class _Boxes:
+    """What is counted for detections."""
+
+    before: int = 0
+    after: int = 0
+    errors: list[float] = field(default_factory=list)
+
+    def add(self, before: Array, after: Array) -> None:
+        """Count the detections [n, 6] of one row."""
+        ours, theirs = (boxes[boxes[:, 5] >= 0].astype(np.float64) for boxes in (after, before))
+        pairs = matched_boxes(ours, theirs)
+        self.before += len(theirs)
+        self.after += len(ours)
+        self.errors.extend(abs(float(ours[one, 4] - theirs[other, 4])) for one, other in pairs)
+
+    def change(self) -> DetectionChange:
+        """The sum of it. Where nothing was found on either side, nothing changed."""
+        errors = np.array(self.errors or [0.0])
+        both = self.before + self.after
+        matched = 2 * len(self.errors) / both if both else 1.0
+        return DetectionChange(
+            self.before, matched, float((errors <= SCORE_ERROR).mean()), float(np.quantile(errors, 0.99))
+        )
+
+
 @dataclass
 class _Tally:
     """What is counted for one output."""
@@ -73,10 +116,11 @@ class _Tally:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """All outputs, and the accuracy where there are labels."""
+    """All outputs, the accuracy where there are labels, and the detections where `model.yaml` makes some."""
 
     outputs: tuple[OutputChange, ...]
     accuracy: Accuracy | None
+    detections: DetectionChange | None = None
 
     @property
     def worst_error(self) -> float:
@@ -93,9 +137,13 @@ class OutputComparison:
 def compared(before: Run, after: Run, samples: Samples, cases: Iterable[SampleRow]) -> OutputComparison:
     """Run both models on all cases. Raises `ConfigError` where the labels fit no output."""
     tallies: dict[str, _Tally] = {}
+    boxes = _Boxes()
     scores = ""
     for case in cases:
         expected, got = before(case.feed), after(case.feed)
+        found = [samples.detections(outputs, case) for outputs in (expected, got)]
+        for row in zip(*(one for one in found if one is not None), strict=True):
+            boxes.add(*row)
         if samples.has_rows:
             count = len(case.rows)
             expected = {name: array[:count] for name, array in expected.items()}
@@ -107,7 +155,12 @@ def compared(before: Run, after: Run, samples: Samples, cases: Iterable[SampleRo
             tally = tallies.setdefault(name, _Tally(ErrorSummary()))
             _count(tally, array, got[name], labels if name == scores else None)
     outputs = tuple(_change(name, tally) for name, tally in tallies.items())
-    return OutputComparison(outputs, _accuracy(scores, tallies[scores]) if scores else None)
+    accuracy = _accuracy(scores, tallies[scores]) if scores else None
+    if samples.detector is None:
+        return OutputComparison(outputs, accuracy)
+    # Numbers of boxes and scores side by side name no class: the largest of them says nothing.
+    outputs = tuple(replace(one, agreement=None) for one in outputs)
+    return OutputComparison(outputs, accuracy, boxes.change())
 
 
 def _labels_of(samples: Samples, case: SampleRow) -> Array | None:

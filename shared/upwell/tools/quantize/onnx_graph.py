@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ from upwell.edge.runtimes.ort import onnxruntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph import in_order
 from upwell.shared.partition.onnx_proto import opset_of, with_bodies
-from upwell.tools.quantize.base import Arithmetic, own_names
+from upwell.tools.quantize.base import Arithmetic, LayerNode, own_names
 
 LEAST_OPSET = 13
 """The first in which DequantizeLinear has an axis, which weights per channel need."""
@@ -27,6 +28,7 @@ _QUANTIZED = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"}
     | {"MatMulInteger", "DynamicQuantizeMatMul", "MatMulNBits", "QGemm", "QAttention"}
 )
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 CPU = ("CPUExecutionProvider",)
 _LOG_FATAL = 4
 _NO_SATURATION = ("session.x64quantprecision", "1")
@@ -97,6 +99,21 @@ def float_tensors(model: onnx.ModelProto) -> set[str]:
         for value in (*graph.value_info, *graph.input, *graph.output)
         if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in weights
     }
+
+
+def layer_nodes(model: onnx.ModelProto) -> list[LayerNode]:
+    """The nodes of the main graph. A convolution or product of matrices has the weights that it reads."""
+    sizes = {one.name: math.prod(one.dims) for one in model.graph.initializer}
+    return [
+        LayerNode(
+            node.name,
+            node.op_type,
+            tuple(name for name in node.input if name and name not in sizes),
+            tuple(name for name in node.output if name),
+            sum(sizes.get(name, 0) for name in node.input) if node.op_type in _WEIGHTED else 0,
+        )
+        for node in model.graph.node
+    ]
 
 
 def float_weights(model: onnx.ModelProto) -> set[str]:

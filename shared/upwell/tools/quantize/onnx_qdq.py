@@ -22,7 +22,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.tensors import text_of
 from upwell.shared.partition.onnx_proto import opset_of
 from upwell.tools.quantize.base import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
-from upwell.tools.quantize.onnx_graph import prepared, put_in_order, read_model, session_of
+from upwell.tools.quantize.onnx_graph import layer_nodes, prepared, put_in_order, read_model, session_of
 from upwell.tools.quantize.onnx_layers import layers_of
 
 _METHODS = {
@@ -55,9 +55,8 @@ class OnnxQuantizer:
         opset = opset_of(original)
         self._model = prepared(original, model.path)
         del original
-        self.nodes: Sequence[LayerNode] = [
-            LayerNode(node.name, node.op_type) for node in self._model.graph.node if node.op_type in _OPERATORS
-        ]
+        self.graph: Sequence[LayerNode] = layer_nodes(self._model)
+        self.nodes: Sequence[LayerNode] = [node for node in self.graph if node.operator in _OPERATORS]
         if not self.nodes:
             raise ConfigError.at(model.path, "it has no operator that can be quantized")
         self.folded = frozenset(before) - {node.name for node in self._model.graph.node}

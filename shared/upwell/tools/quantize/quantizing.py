@@ -17,8 +17,17 @@ from upwell.edge.runtimes.options import RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.files import external_weights
-from upwell.tools.quantize.base import Arithmetic, FloatModel, Format, Quantizer, QuantizeSettings, Track, check_kept
-from upwell.tools.quantize.compare import OutputComparison, compared
+from upwell.tools.quantize.base import (
+    Arithmetic,
+    FloatModel,
+    Format,
+    Quantizer,
+    QuantizeSettings,
+    Track,
+    check_kept,
+    detector_parts,
+)
+from upwell.tools.quantize.compare import SCORE_ERROR, OutputComparison, compared
 from upwell.tools.quantize.report import DataUsed, QuantizeReport, Suggestion, Times
 from upwell.tools.quantize.samples import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
 
@@ -46,7 +55,13 @@ _OVERFLOWS = 1.5
 _ACCURACY_FALL = 0.01
 _LEAST_AGREEMENT = 0.98
 _MOST_ERROR = 0.15
+_LEAST_MATCHED, _LEAST_WITHIN = 0.98, 0.99
 """What costs more than one of these brings a warning, and advice."""
+
+_SURELY_WITHIN = 0.995
+_CHOSEN_ON_ROWS = 128
+_MOST_FLOAT = 0.9
+"""The outer layers of a detector stay float until so many scores are right, up to this share of the weights."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,7 @@ class _Work:
         """Everything, in order."""
         self._first_run()
         self._quantizer.calibrate(case.feed for case in self._cases(self._seen, "calibrating"))
+        keep_float = self._kept(keep_float)
         (model,) = (self._quantizer.quantized(kept) for kept in self._track([keep_float], "quantizing"))
         comparison = self._comparison(model, self._measured, "measuring")
         few = self._cases(self._measured[:_LAYER_ROWS], "comparing layers")
@@ -160,6 +176,38 @@ class _Work:
         if losses:
             report = replace(report, advice=self._advice(report))
         return Quantized(model, report)
+
+    def _kept(self, asked: Sequence[str]) -> Sequence[str]:
+        """What stays float: what was asked for, and of a detector its tail; where nothing was asked for also as many of
+        its first and last layers as its scores need, chosen on the rows that calibrate."""
+        if self._samples.detector is None or self._settings.interface == "int8":
+            return asked
+        parts = detector_parts(self._quantizer)
+        kept = tuple(dict.fromkeys([*asked, *parts.tail]))
+        if asked or self._is_exact:
+            return kept
+        weights = {layer.name: layer.weights for layer in parts.layers}
+        most = _MOST_FLOAT * sum(weights.values())
+        first = last = 0
+        found = {kept: self._within(kept)}
+        while max(found.values()) < _SURELY_WITHIN:
+            sides = [(first + 1, last), (first, last + 1)]
+            outer = {side: parts.outer(*side) for side in sides}
+            tried = {
+                side: (*kept, *names) for side, names in outer.items() if sum(weights[name] for name in names) <= most
+            }
+            if not tried:
+                break
+            found |= {names: self._within(names) for names in tried.values()}
+            first, last = max(tried, key=lambda side: found[tried[side]])
+        return max(found, key=lambda names: found[names])
+
+    def _within(self, keep_float: Sequence[str]) -> float:
+        """The share of scores that stay as they are with these nodes float, on rows that calibrate."""
+        model = self._quantizer.quantized(keep_float)
+        rows = self._seen[:: max(1, len(self._seen) // _CHOSEN_ON_ROWS)]
+        boxes = self._comparison(model, rows, f"trying {len(keep_float)} nodes as float").detections
+        return 1.0 if boxes is None else boxes.scores_within
 
     def _cases(self, rows: Sequence[int], doing: str) -> Iterator[SampleRow]:
         for run in self._track(self._samples.runs(rows), doing):
@@ -230,8 +278,9 @@ class _Work:
             doing = f"trying {nodes[0]} as float" if len(nodes) == 1 else f"trying {len(nodes)} nodes as float"
             comparison = self._comparison(model, self._measured[:_TRIED_ROWS], doing)
             accuracy = None if comparison.accuracy is None else comparison.accuracy.after
-            tried.append(Suggestion(nodes, accuracy, comparison.worst_error))
-        return sorted(tried, key=lambda one: (-(one.accuracy or 0.0), one.worst_error))
+            within = None if comparison.detections is None else comparison.detections.scores_within
+            tried.append(Suggestion(nodes, accuracy, comparison.worst_error, within))
+        return sorted(tried, key=lambda one: (-(one.accuracy or one.scores_within or 0.0), one.worst_error))
 
     def _times(self, model: bytes) -> Times:
         """The medians of runs of both in turn."""
@@ -253,6 +302,12 @@ def _losses(comparison: OutputComparison) -> Sequence[str]:
     if accuracy is not None:
         fall = accuracy.before - accuracy.after
         return () if fall <= _ACCURACY_FALL else (f"accuracy falls by {fall * 100:.1f} points",)
+    boxes = comparison.detections
+    if boxes is not None:
+        lost = [] if boxes.matched >= _LEAST_MATCHED else [f"only {boxes.matched:.1%} of the boxes have a partner"]
+        if boxes.scores_within < _LEAST_WITHIN:
+            lost.append(f"only {boxes.scores_within:.1%} of the scores stay within {SCORE_ERROR}")
+        return lost
     found = []
     if comparison.worst_agreement < _LEAST_AGREEMENT:
         found.append(f"only {comparison.worst_agreement:.1%} of the answers stay the same")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from upwell.tools.quantize.base import Layer
-from upwell.tools.quantize.compare import OutputComparison
+from upwell.tools.quantize.compare import SCORE_ERROR, OutputComparison
 from upwell.tools.terminal import finite, plain
 
 _WORST = 5
@@ -20,11 +20,15 @@ _WORST = 5
 
 @dataclass(frozen=True)
 class Suggestion:
-    """More nodes kept float, tried on the same rows: accuracy after, None without labels, and largest error."""
+    """More nodes kept float, tried on the same rows: accuracy after, None without labels, and largest error.
+
+    `scores_within` is that of `DetectionChange`, None for what is no detector.
+    """
 
     nodes: Sequence[str]
     accuracy: float | None
     worst_error: float
+    scores_within: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class QuantizeReport:
 
     def document(self) -> dict[str, Any]:
         """As JSON; numbers that are not finite are null."""
-        accuracy = self.comparison.accuracy
+        accuracy, accuracy_of_boxes = self.comparison.accuracy, self.comparison.detections
         return {
             "model": self.model,
             "out": self.out,
@@ -91,6 +95,7 @@ class QuantizeReport:
             "outputs": [
                 {**asdict(one), "relative_error": finite(one.relative_error)} for one in self.comparison.outputs
             ],
+            "detections": accuracy_of_boxes and asdict(accuracy_of_boxes),
             "layers": [
                 {
                     "node": one.node,
@@ -146,6 +151,10 @@ def _before_and_after(report: QuantizeReport) -> Table:
         error = "" if one.relative_error is None else f"relative error {_number(one.relative_error)}"
         same = "" if one.agreement is None else f"same answer in {one.agreement:.2%}"
         table.add_row(plain(f"output {one.name}"), "", "", "; ".join(part for part in (error, same) if part))
+    boxes = report.comparison.detections
+    if boxes is not None:
+        errors = f"{boxes.scores_within:.2%} of scores within {SCORE_ERROR}, 99 % within {boxes.score_error_p99:.4f}"
+        table.add_row("boxes", f"{boxes.boxes}", "", f"{boxes.matched:.2%} have a partner; {errors}")
     times = report.times
     if times is not None:
         ratio_here = f"{times.ratio:.2f} times, median of one thread here"
@@ -173,10 +182,13 @@ def _worst_layers(report: QuantizeReport) -> Table:
 def _advice(advice: Sequence[Suggestion]) -> Table:
     table = Table(title="tried on the same rows", title_justify="left", box=None, pad_edge=False)
     table.add_column("with", overflow="fold")
-    for name in ("accuracy", "relative error"):
+    has_boxes = any(one.scores_within is not None for one in advice)
+    for name in (f"scores within {SCORE_ERROR}" if has_boxes else "accuracy", "relative error"):
         table.add_column(name, justify="right")
     for one in advice:
         accuracy = "" if one.accuracy is None else f"{one.accuracy:.4f}"
+        if one.scores_within is not None:
+            accuracy = f"{one.scores_within:.2%}"
         table.add_row(
             plain(" ".join(f"--keep-float {shlex.quote(node)}" for node in one.nodes)),
             accuracy,

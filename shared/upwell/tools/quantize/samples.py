@@ -12,10 +12,10 @@ from upwell.edge.runtimes.inputs import describe, shape_fits
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
 from upwell.shared.formats.npy import read_npy, read_npz
 from upwell.shared.partition.split.describing import description_of
-from upwell.shared.signature.binding import chunk_of
 from upwell.shared.signature.description import load_description
-from upwell.shared.signature.processor import Processor
+from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.signature.signature import LogicalInput
+from upwell.shared.signature.values import Geometry
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 from upwell.tools.quantize.base import Feed, FloatModel
 
@@ -56,16 +56,21 @@ FEWEST_TO_HOLD_OUT = 20
 
 @dataclass(frozen=True)
 class SampleRow:
-    """The tensors of one run, and which rows of the data they are; what is behind `rows` only fills up the run."""
+    """The tensors of one run, and which rows of the data they are; what is behind `rows` only fills up the run.
+
+    `geometry` brings boxes in pixels back to the picture.
+    """
 
     feed: Feed
     rows: Sequence[int]
+    geometry: Geometry | None = None
 
 
 class Samples:
     """Rows of data that fit a model. `described_by` is the `model.yaml` whose signature they fit, None for tensors.
 
-    `labels`, int64 [rows, ...], is the right class for each score vector, where the data says so.
+    `labels`, int64 [rows, ...], is the right class for each score vector, where the data says so. `detector` has the
+    `post` that makes detections of the model's outputs, None where it makes none.
     """
 
     def __init__(
@@ -75,8 +80,9 @@ class Samples:
         processor: Processor,
         arrays: Mapping[str, Array],
         labels: Array | None,
-        chunk: int,
+        detector: Processor | None,
     ) -> None:
+        self.detector = detector
         self.path = path
         self.described_by = described_by
         self.labels = labels
@@ -84,7 +90,7 @@ class Samples:
         self.count = len(next(iter(arrays.values())))
         self._arrays = arrays
         self._processor = processor
-        self._per_run = max(chunk, 1) if self.has_rows else 1
+        self._per_run = max(processor.chunk, 1)
         self._images = {one.name for one in processor.signature.inputs if one.kind == "image"}
 
     def runs(self, rows: Sequence[int]) -> list[Sequence[int]]:
@@ -102,7 +108,17 @@ class Samples:
             prepared = self._processor.pre(given)
         except InvalidRequest as error:
             raise ConfigError.at(self.path, f"row {rows[0]}: {error}", "--data") from None
-        return SampleRow({name: np.ascontiguousarray(tensor) for name, tensor in prepared.tensors.items()}, rows)
+        feed = {name: np.ascontiguousarray(tensor) for name, tensor in prepared.tensors.items()}
+        return SampleRow(feed, rows, prepared.geometry)
+
+    def detections(self, outputs: Mapping[str, Array], case: SampleRow) -> Array | None:
+        """What a detector found in the rows of a run, FP32 [rows, max, 6]; None where `model.yaml` makes no boxes."""
+        if self.detector is None:
+            return None
+        count = len(next(iter(case.feed.values()))) if self.has_rows else 1
+        prepared = Prepared(case.feed, count, case.geometry or _whole(case.feed, count))
+        found = self.detector.post(outputs, prepared)[_detections(self.detector)[0]]
+        return found[: len(case.rows)]
 
     def split(self) -> tuple[Sequence[int], Sequence[int]]:
         """The rows to calibrate on and those to measure on: no row is both, unless there are too few.
@@ -114,6 +130,19 @@ class Samples:
         order = np.random.default_rng(0).permutation(self.count)
         first = min(self.count // 2, MOST_CALIBRATION_ROWS)
         return sorted(order[:first].tolist()), sorted(order[first:].tolist())
+
+
+def _detections(processor: Processor) -> list[str]:
+    return [output.name for output in processor.signature.outputs if output.kind == "detections"]
+
+
+def _whole(feed: Feed, rows: int) -> Geometry | None:
+    """That of pictures given as the model's own tensor: the first of four dimensions, channels first or last."""
+    shapes = [tensor.shape for tensor in feed.values() if tensor.ndim == 4]
+    if not shapes:
+        return None
+    height, width = shapes[0][2:] if shapes[0][1] in (1, 3) else shapes[0][1:3]
+    return Geometry.of([(width, height)] * rows)
 
 
 def read_samples(path: Path, model: FloatModel) -> Samples:
@@ -135,7 +164,8 @@ def read_samples(path: Path, model: FloatModel) -> Samples:
                 raise
     for one, source in ((processor, described_by), (plain, None)):
         if _names_fit(arrays, one):
-            return _samples(path, None if one is plain else source, one, arrays, chunk_of(model.inputs))
+            detector = processor if _detections(processor) else None
+            return _samples(path, None if one is plain else source, one, arrays, detector)
     raise _wrong_names(path, arrays, processor, plain)
 
 
@@ -162,7 +192,11 @@ def _wrong_names(path: Path, arrays: Mapping[str, Array], processor: Processor, 
 
 
 def _samples(
-    path: Path, described_by: Path | None, processor: Processor, arrays: Mapping[str, Array], chunk: int
+    path: Path,
+    described_by: Path | None,
+    processor: Processor,
+    arrays: Mapping[str, Array],
+    detector: Processor | None,
 ) -> Samples:
     problems: list[str] = []
     fitted: dict[str, Array] = {}
@@ -186,7 +220,7 @@ def _samples(
         problems.append(f"array {LABELS!r} {error}")
     if problems:
         raise ConfigError([Problem(path, None, None, "--data", problem) for problem in problems])
-    return Samples(path, described_by, processor, fitted, labels, chunk)
+    return Samples(path, described_by, processor, fitted, labels, detector)
 
 
 def _fitted(array: Array, one: LogicalInput, has_rows: bool) -> Array:

@@ -25,6 +25,8 @@ from upwell.shared.tensors import Array
 from upwell.tools.quantize.base import Feed, FloatModel, Layer, LayerNode, added_error, own_names
 from upwell.tools.quantize.compare import ErrorSummary
 
+_WEIGHTED = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"})
+
 
 @dataclass(frozen=True)
 class FloatGraph:
@@ -62,13 +64,22 @@ def _graph(model: FloatModel, main: TfliteSubgraph, made: Any) -> FloatGraph:
     def names(indexes: Iterable[int]) -> list[str]:
         return [tensors[index].name for index in indexes if index >= 0 and index not in constants]
 
+    def weights(indexes: Iterable[int], operator: str) -> int:
+        sizes = [math.prod(map(int, tensors[index].shape)) for index in indexes if index in constants]
+        return sum(sizes) if operator in _WEIGHTED else 0
+
     codes = [operator.code for operator in main.operators]
     read = {index for operator in main.operators for index in operator.inputs}
     operators = [OPERATORS.get(code, "CUSTOM") for code in codes]
     return FloatGraph(
         flatbuffer_of(made),
         signature,
-        [LayerNode(f"{index} {operator}", operator) for index, operator in enumerate(operators)],
+        [
+            LayerNode(
+                f"{index} {name}", name, tuple(names(one.inputs)), tuple(names(one.outputs)), weights(one.inputs, name)
+            )
+            for index, (name, one) in enumerate(zip(operators, main.operators, strict=True))
+        ],
         codes,
         [names(operator.inputs) for operator in main.operators],
         [names(operator.outputs) for operator in main.operators],

@@ -41,6 +41,7 @@ class TfliteQuantizer:
         self._outputs = [spec.name for spec in model.outputs]
         self._keeps_float_edges = settings.interface == "float"
         self._graph = read_graph(model)
+        self.graph: Sequence[LayerNode] = self._graph.nodes
         known = zip(self._graph.nodes, self._graph.codes, strict=True)
         self.nodes: Sequence[LayerNode] = [node for node, code in known if code in TFL_OP_CODE_TO_NAME]
         if not self.nodes:

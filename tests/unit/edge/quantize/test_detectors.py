@@ -1,0 +1,165 @@
+"""Quantizing a detector whose one tensor holds boxes in pixels and scores: what stays float, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.unit import models_for_tests as onnx_models
+from upwell.edge.runtimes.load import load_runtime
+from upwell.edge.runtimes.options import RuntimeOptions
+from upwell.shared.tensors import Array
+from upwell.tools.quantize.base import LayerNode, QuantizeSettings, detector_parts
+from upwell.tools.quantize.compare import SCORE_ERROR
+from upwell.tools.quantize.quantizing import Quantized, quantize_model
+
+SIDE, CELLS, CLASSES = 32, 8, 2
+MODEL_YAML = f"""\
+version: 1
+signature:
+  inputs: {{image: {{kind: image}}}}
+  outputs: {{detections: {{kind: detections}}}}
+pre: [{{decode: image}}, {{resize: {{to: [{SIDE}, {SIDE}]}}}}, {{normalize: {{}}}}, {{layout: NCHW}}]
+post: [{{boxes: {{format: cxcywh, min_score: 0.4}}}}]
+"""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FakeGraph:
+    """The nodes of a model, as a quantizer tells them."""
+
+    graph: Sequence[LayerNode]
+    nodes: Sequence[LayerNode]
+
+
+def silent(items: Sequence[T], doing: str) -> Iterator[T]:
+    del doing
+    return iter(items)
+
+
+def conv(name: str, given: str, stride: int) -> object:
+    edges: dict[str, Any] = {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [stride] * 2}
+    return helper.make_node("Conv", [given, f"{name}_w", f"{name}_b"], [name], name=name, **edges)
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """[rows, 4 + classes, 64]: convolutions of seeded weights, boxes of 6 to 12 pixels around each cell, sigmoids."""
+    folder = tmp_path_factory.mktemp("detector")
+    rng = np.random.default_rng(5)
+    widths = {"first": (3, 8, 2), "second": (8, 16, 2), "third": (16, 16, 1), "head": (16, 2 + CLASSES, 1)}
+    constants: dict[str, Array] = {
+        "sizes": np.array([0, 4, CELLS * CELLS], np.int64),
+        "scores": np.array([0, CLASSES, CELLS * CELLS], np.int64),
+        "nine": np.float32(9),
+        "three": np.float32(3),
+    }
+    for name, (taken, made, _) in widths.items():
+        constants[f"{name}_w"] = rng.normal(0, 1.3 / np.sqrt(9 * taken), (made, taken, 3, 3)).astype(np.float32)
+        constants[f"{name}_b"] = rng.normal(0, 0.1, made).astype(np.float32)
+    grid = (np.arange(CELLS, dtype=np.float32) + 0.5) * SIDE / CELLS
+    constants["centers"] = np.stack(np.meshgrid(grid, grid))[None].reshape(1, 2, CELLS, CELLS)
+    node = helper.make_node
+    nodes = [
+        conv("first", "images", widths["first"][2]),
+        node("Relu", ["first"], ["a"], name="relu_a"),
+        conv("second", "a", widths["second"][2]),
+        node("Relu", ["second"], ["b"], name="relu_b"),
+        conv("third", "b", widths["third"][2]),
+        node("Relu", ["third"], ["c"], name="relu_c"),
+        conv("head", "c", widths["head"][2]),
+        node("Split", ["head"], ["raw_size", "raw_score"], name="split", axis=1),
+        node("Tanh", ["raw_size"], ["tanh"], name="tanh"),
+        node("Mul", ["tanh", "three"], ["scaled"], name="mul"),
+        node("Add", ["scaled", "nine"], ["size"], name="add"),
+        node("Sub", ["size", "size"], ["zero"], name="sub"),
+        node("Add", ["zero", "centers"], ["center"], name="place"),
+        node("Concat", ["center", "size"], ["box"], name="box", axis=1),
+        node("Reshape", ["box", "sizes"], ["boxes"], name="flat_boxes"),
+        node("Sigmoid", ["raw_score"], ["score"], name="sigmoid"),
+        node("Reshape", ["score", "scores"], ["flat"], name="flat_scores"),
+        node("Concat", ["boxes", "flat"], ["output0"], name="concat", axis=1),
+    ]
+    onnx_models.save(
+        folder / "model.onnx",
+        nodes,
+        [onnx_models.tensor("images", ("rows", 3, SIDE, SIDE))],
+        [onnx_models.tensor("output0", ("rows", 4 + CLASSES, CELLS * CELLS))],
+        constants,
+    )
+    (folder / "model.yaml").write_text(MODEL_YAML)
+    pictures = rng.integers(0, 256, (60, CELLS, CELLS, 3)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
+    np.savez(folder / "data.npz", image=pictures)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quantized(detector: Path) -> Quantized:
+    return quantize_model(
+        detector / "model.onnx", detector / "data.npz", detector / "q.onnx", QuantizeSettings(), (), silent
+    )
+
+
+def test_scores_keep_their_values_beside_boxes_in_pixels(quantized: Quantized, detector: Path) -> None:
+    (detector / "q.onnx").write_bytes(quantized.model)
+    feed = {"images": np.random.default_rng(1).random((4, 3, SIDE, SIDE), np.float32)}
+    (output,) = load_runtime(detector / "q.onnx", RuntimeOptions()).run(feed).values()
+    scores = output[:, 4:]
+    assert len(np.unique(scores)) > scores.size // 2
+    assert scores.max() <= 1
+    assert "concat" in quantized.report.kept_float
+
+
+def test_the_report_tells_what_becomes_of_boxes_after_post(quantized: Quantized) -> None:
+    found = quantized.report.comparison.detections
+    assert found is not None
+    assert found.boxes > 50
+    assert found.matched >= 0.98
+    assert found.scores_within >= 0.99
+    assert found.score_error_p99 <= SCORE_ERROR
+    assert all(one.agreement is None for one in quantized.report.comparison.outputs)
+    assert quantized.report.document()["detections"]["boxes"] == found.boxes
+
+
+def test_the_models_own_tensors_are_compared_after_post_too(detector: Path) -> None:
+    pictures = np.load(detector / "data.npz")["image"].astype(np.float32).transpose(0, 3, 1, 2) / 255
+    np.savez(detector / "tensors.npz", images=pictures)
+    made = quantize_model(
+        detector / "model.onnx", detector / "tensors.npz", detector / "q.onnx", QuantizeSettings(), (), silent
+    )
+    found = made.report.comparison.detections
+    assert found is not None
+    assert found.boxes > 50
+    assert found.scores_within >= 0.99
+
+
+def test_what_a_person_keeps_float_is_kept_beside_the_tail_alone(detector: Path) -> None:
+    made = quantize_model(
+        detector / "model.onnx", detector / "data.npz", detector / "q.onnx", QuantizeSettings(), ["second"], silent
+    )
+    assert {"second", "head", "concat"} <= set(made.report.kept_float)
+    assert not {"first", "third"} & set(made.report.kept_float)
+
+
+def test_the_tail_goes_up_to_the_last_layers_with_weights() -> None:
+    graph = [
+        LayerNode("a", "Conv", ("x",), ("a",), 500),
+        LayerNode("r", "Relu", ("a",), ("r",)),
+        LayerNode("b", "Conv", ("r",), ("b",), 500),
+        LayerNode("bins", "Conv", ("b",), ("bins",), 16),
+        LayerNode("c", "Conv", ("r",), ("c",), 500),
+        LayerNode("out", "Concat", ("bins", "c"), ("out",)),
+    ]
+    parts = detector_parts(FakeGraph(graph, graph))  # type: ignore[arg-type]  # the part of a quantizer that is read
+    assert set(parts.tail) == {"b", "bins", "c", "out"}
+    assert [layer.name for layer in parts.layers] == ["a"]
+    alone = detector_parts(FakeGraph(graph[:2], graph[:2]))  # type: ignore[arg-type]  # as above
+    assert alone.tail == ("r",)
