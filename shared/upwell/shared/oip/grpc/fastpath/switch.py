@@ -26,13 +26,15 @@ _log = logging.getLogger(__name__)
 def switch_on() -> bool:
     """Have servers that start from now on, and their streams, go the fast path. Whether they do.
 
-    Where this gRPC is not known inside, or does not answer so, one warning says it and gRPC's public way is kept: small
-    requests then cost about half as much again, and nothing else changes.
+    Where the internals of this gRPC are not known, or it does not answer so, one warning says it and gRPC's public way
+    is kept: small requests then cost about half as much again, and nothing else changes.
     """
     if inner_parts.is_on():
         return True
     if not inner_parts.is_known():
-        _log.warning("grpcio %s is not known inside: small requests cost more (serve.fast_path)", grpc.__version__)
+        _log.warning(
+            "the internals of grpcio %s are not known: small requests cost more (serve.fast_path)", grpc.__version__
+        )
         return False
     inner_parts.replace({"_handle_unary_unary": handle_unary_unary, "_serve": serve}, on=True)
     try:
