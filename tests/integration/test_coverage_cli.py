@@ -83,6 +83,7 @@ def test_too_little_is_a_failed_check(cover: Cover) -> None:
     assert cover("--at-least", "20%", claim=CONVOLUTIONS).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_batch_is_fixed_for_it(cover: Cover) -> None:
     assert cover("--batch", "1", claim="all").exit_code == 0  # as the model has it
     result = cover("--batch", "2", claim="all")
@@ -103,6 +104,7 @@ def test_what_a_library_prints_is_no_part_of_the_json(software_delegate: Path) -
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_long_name_of_a_node_is_whole(cover: Cover, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "model/encoder/layer_0/attention/self/query/MatMul" * 4
     left = Coverage("npu", "onnxruntime", "profile", [NodeCover(name, "MatMul", None, 1.0)])
@@ -110,6 +112,7 @@ def test_a_long_name_of_a_node_is_whole(cover: Cover, monkeypatch: pytest.Monkey
     assert name in "".join(line.split(" ")[0] for line in cover(claim="all").stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_nothing_there_is_an_answer_too(cover: Cover) -> None:
     result = cover("--json", claim=BuiltinOperator.LSTM)
     assert result.exit_code == 0
@@ -125,6 +128,7 @@ def test_a_delegate_that_crashes_is_one_sentence(cover: Cover, moment: str) -> N
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_delegate_that_fails_is_one_sentence(cover: Cover) -> None:
     result = cover(claim="all", fail_prepare=1)
     assert result.exit_code == 1

@@ -232,6 +232,7 @@ def test_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
         DemoFolder(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive), (signal.SIGTERM, 143)]

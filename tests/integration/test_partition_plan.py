@@ -140,6 +140,7 @@ def error_of(path: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_no_plan_is_exit_code_1_and_a_wrong_file_2(tmp_path: Path) -> None:
     one = {"name": "one", "outputs": ["small", "large", "boxes", "fused"], "cost_s": {"edge": 1, "cloud": 1}}
     code, text = error_of(write(tmp_path, non_empty=["edge", "cloud"], nodes=[one]))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.examples import sampled
 from tests.faults.oracles import CLOUD_MODEL, EDGE_BUNDLE, cloud_scores, edge_scores, pictures
 from tests.faults.scene import write_agent
 from tests.in_process import InProcess
@@ -61,7 +60,10 @@ def narrow(folder: Path) -> Path:
     return write_agent(folder, PATIENT, models={"slow": {"edge": {"file": slow(folder).name}}}, agent=section)
 
 
-@pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGHUP, signal.SIGTERM], 3))
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_what_was_accepted_is_answered_before_it_ends(narrow: Path, number: signal.Signals) -> None:
     with agent_process(narrow) as running, client_of(running.addresses[0]) as client:
         call = accepted(client)

@@ -106,7 +106,12 @@ def test_a_port_in_use_is_said_to_be_so(repository: Path) -> None:
             "upwell serve needs grpc_reflection: pip install 'upwell[cloud]'",
             marks=pytest.mark.exhaustive,
         ),
-        (["onnxruntime"], [], "engine onnx needs onnxruntime: pip install 'upwell[cloud]'"),
+        pytest.param(
+            ["onnxruntime"],
+            [],
+            "engine onnx needs onnxruntime: pip install 'upwell[cloud]'",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             ["torch"],
             ["--engine", "torch"],
@@ -127,6 +132,7 @@ def test_a_missing_extra_is_named(repository: Path, absent: list[str], flags: li
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 def test_help_needs_no_extra() -> None:
     done = without(["grpc_health", "grpc_reflection", "onnxruntime", "torch"], "serve", "--help")
     assert done.returncode == 0, done.stderr
