@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.formats.onnx.tensors import DATATYPES, Unsupported, bytes_of, spec_of, text_of
+from upwell.shared.formats.onnx.tensors import DATATYPES, UnsupportedTensor, bytes_of, spec_of, text_of
 from upwell.shared.tensors import DTYPES, Array, TensorSpec
 
 
@@ -34,7 +34,7 @@ def test_a_dimension_that_has_no_size_varies() -> None:
 
 @pytest.mark.parametrize("kind", ["seq(tensor(float))", "optional(tensor(float))", "tensor(complex64)", ""])
 def test_what_is_no_plain_tensor_is_named(kind: str) -> None:
-    with pytest.raises(Unsupported) as error:
+    with pytest.raises(UnsupportedTensor) as error:
         spec_of(Node("x", kind, []))
     assert str(error.value) == f"'x' is {kind}, only tensors of plain datatypes can pass"
 

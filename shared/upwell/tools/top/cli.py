@@ -23,7 +23,7 @@ from upwell.edge.observe.flight_recorder.words import outcome
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Unavailable
 from upwell.tools.terminal import AsJson, finite, percent, plain, stdout_console
-from upwell.tools.top.overview import ModelLine, Overview, overview
+from upwell.tools.top.overview import ModelRow, Overview, overview
 from upwell.tools.top.scrape import Scrape, page_url, scrape
 
 _RECENT, _SLOWEST = 500, 5
@@ -140,11 +140,11 @@ def _models(seen: Overview) -> Table:
     return table
 
 
-def _agent_cells(line: ModelLine) -> list[str]:
+def _agent_cells(line: ModelRow) -> list[str]:
     return [_share(line.up_share), _number(line.degraded_rate)]
 
 
-def _service_cells(line: ModelLine) -> list[str]:
+def _service_cells(line: ModelRow) -> list[str]:
     return [_ms(line.queue_p99_s), _number(line.batch_rows), _number(line.waiting)]
 
 

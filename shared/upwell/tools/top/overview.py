@@ -14,7 +14,7 @@ _NOT_GIVEN = math.nan
 
 
 @dataclass(frozen=True)
-class ModelLine:
+class ModelRow:
     """One model between two readings. Rates are per second; what is not known is NaN.
 
     `up_share`: of the answers, those in which the cloud had a part. On a service it is NaN, and `queue_p99_s`,
@@ -40,7 +40,7 @@ class Overview:
 
     kind: str
     interval_s: float
-    models: Sequence[ModelLine]
+    models: Sequence[ModelRow]
     in_time: float
     reasons: Mapping[str, float]
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def _agent(change: _Change) -> Overview:
         rate = change.rate("upwell_requests_total", model=name)
         alone = change.rate("upwell_requests_total", model=name, route="edge")
         lines.append(
-            ModelLine(
+            ModelRow(
                 name,
                 states.get(name, "cloud"),
                 rate,
@@ -147,7 +147,7 @@ def _service(change: _Change) -> Overview:
         rate = change.rate("upwell_cloud_requests_total", status="OK", **of)
         runs = change.rate("upwell_cloud_batch_rows_count", **of)
         lines.append(
-            ModelLine(
+            ModelRow(
                 f"{model}/{version}",
                 "ready" if is_ready else "not ready",
                 rate,
@@ -172,7 +172,7 @@ def _service(change: _Change) -> Overview:
     return Overview("service", change.interval_s, lines, _in_time(lines, late), statuses, facts)
 
 
-def _in_time(lines: Sequence[ModelLine], late_rate: float) -> float:
+def _in_time(lines: Sequence[ModelRow], late_rate: float) -> float:
     """The share of requests that did not end for want of time; NaN where there were none."""
     every = sum(line.rate + line.failed_rate for line in lines)
     return 1 - late_rate / every if every else math.nan

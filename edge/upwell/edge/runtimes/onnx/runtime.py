@@ -16,7 +16,7 @@ from upwell.edge.runtimes.placement import AcceleratorFailed
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.files import external_weights
-from upwell.shared.formats.onnx.tensors import Unsupported, spec_of
+from upwell.shared.formats.onnx.tensors import UnsupportedTensor, spec_of
 from upwell.shared.tensors import Array
 
 
@@ -59,7 +59,7 @@ class OnnxRuntime:
             self.inputs = tuple(map(spec_of, session.get_inputs()))
             self.outputs = tuple(map(spec_of, session.get_outputs()))
             self._call: Call | None = caller_for(session, self.inputs, self.outputs)
-        except Unsupported as error:
+        except UnsupportedTensor as error:
             raise ConfigError.at(path, str(error)) from None
         self._symbols = {argument.name: symbols_of(argument) for argument in session.get_inputs()}
         self._check = InputCheck(self.inputs)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from upwell.edge.runtimes.ort import onnxruntime
-from upwell.shared.formats.onnx.tensors import Unsupported, bytes_of, text_of
+from upwell.shared.formats.onnx.tensors import UnsupportedTensor, bytes_of, text_of
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
 _ONNX_BFLOAT16 = 16
@@ -31,7 +31,7 @@ def symbols_of(argument: Any) -> tuple[str, ...]:
 
 
 def caller_for(session: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Call:
-    """The cheapest way to run a session with these tensors. Raises `Unsupported`."""
+    """The cheapest way to run a session with these tensors. Raises `UnsupportedTensor`."""
     datatypes = {spec.datatype for spec in (*inputs, *outputs)}
     names = [spec.name for spec in outputs]
     if "BF16" not in datatypes:
@@ -40,9 +40,11 @@ def caller_for(session: Any, inputs: Sequence[TensorSpec], outputs: Sequence[Ten
         plain = _plain(session, names)
         return _with_strings(plain, texts, bytes_out) if "BYTES" in datatypes else plain
     if "BYTES" in datatypes:
-        raise Unsupported("the model mixes BF16 and string tensors, which ONNX Runtime's Python interface cannot pass")
+        raise UnsupportedTensor(
+            "the model mixes BF16 and string tensors, which ONNX Runtime's Python interface cannot pass"
+        )
     if not hasattr(onnxruntime.OrtValue, "tensor_size_in_bytes"):
-        raise Unsupported(f"onnxruntime {onnxruntime.__version__} cannot pass BF16 tensors, 1.23 and later can")
+        raise UnsupportedTensor(f"onnxruntime {onnxruntime.__version__} cannot pass BF16 tensors, 1.23 and later can")
     return _with_bfloat16(session, names)
 
 

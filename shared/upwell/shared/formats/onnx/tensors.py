@@ -32,7 +32,7 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
 """ONNX type, as ONNX Runtime writes it -> OIP datatype."""
 
 
-class Unsupported(Exception):
+class UnsupportedTensor(Exception):
     """The model takes or gives something that cannot pass; the text says what."""
 
 
@@ -53,10 +53,10 @@ class Argument(Protocol):
 
 
 def spec_of(argument: Argument) -> TensorSpec:
-    """The specification of an input or output. Raises `Unsupported` for what is no tensor of a plain datatype."""
+    """The specification of an input or output. Raises `UnsupportedTensor` for what is no tensor of a plain datatype."""
     datatype = DATATYPES.get(argument.type)
     if datatype is None:
-        raise Unsupported(f"{argument.name!r} is {argument.type}, only tensors of plain datatypes can pass")
+        raise UnsupportedTensor(f"{argument.name!r} is {argument.type}, only tensors of plain datatypes can pass")
     return TensorSpec(argument.name, datatype, tuple(size if isinstance(size, int) else -1 for size in argument.shape))
 
 
