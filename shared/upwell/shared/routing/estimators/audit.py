@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from upwell.shared.routing.calibration.binomial import interval
+from upwell.shared.routing.estimators.betting import bet
 from upwell.shared.routing.policy.settings import HardSettings
 
 _CONFIDENCE = 0.95
@@ -23,13 +24,9 @@ class AuditTally:
     are kept and disagreed with. That bounds the risk m = `max_risk` (kept, wrong, and right in the cloud) from above:
     where the two differ, the cloud may be the one that is wrong. An alarm therefore says "look", not "broken".
 
-    The alarm is a test by betting, so that it may be looked at after every audit (Waudby-Smith & Ramdas 2024,
-    "Estimating means of bounded random variables by betting", arXiv 2010.09686). As long as the mean of X is at most m,
-
-        L_t = 1 + λ(X_t − m),   λ = (q − m) / (m(1 − m))
-
-    has a mean of at most 1, for any bet on a risk q > m. Here q has 1.5, 2.5 and 5 times the odds of m. The bet may
-    begin with any audit: with prior weight 1/2 on the first and 1/(2E) on each of the E of an epoch, the capital
+    The alarm is a test by betting, so that it may be looked at after every audit. As long as the mean of X is at most
+    m, L_t = `bet(X_t, m, odds)` has a mean of at most 1. Here the odds are 1.5, 2.5 and 5. The bet may begin with any
+    audit: with prior weight 1/2 on the first and 1/(2E) on each of the E of an epoch, the capital
 
         M_t = S_t + (weight of the audits to come),   S_t = (S_{t−1} + weight of t) L_t,
 
@@ -101,15 +98,9 @@ class AuditTally:
     def _bet(self, risk: float) -> AuditTally:
         weight = 0.5 / _EPOCH + (0.5 if self.n == 1 else 0.0)
         to_come = 0.5 * (1.0 - self.n / _EPOCH)
-        m = self.max_risk
         capitals = tuple(
-            (capital + weight) * (1.0 + (_aim(m, odds) - m) / (m * (1.0 - m)) * (risk - m))
+            (capital + weight) * bet(risk, self.max_risk, odds)
             for capital, odds in zip(self.capitals, _ODDS, strict=True)
         )
         capital = sum(capitals) / len(capitals) + to_come
         return replace(self, capitals=capitals, raised=self.raised or capital >= 1.0 / (1.0 - _CONFIDENCE))
-
-
-def _aim(m: float, odds: float) -> float:
-    """The risk with `odds` times the odds of m."""
-    return odds * m / (1.0 - m + odds * m)

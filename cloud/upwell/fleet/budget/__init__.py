@@ -1,0 +1,1 @@
+"""What the fleet may spend as a whole, shared out among its devices. Pure."""

@@ -1,0 +1,259 @@
+"""The gate between two waves: whether a release is worse than the one before, asked as often as one likes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from upwell.shared.routing.estimators.betting import bet, with_odds
+
+Share = Literal["late", "degraded", "disagreed"]
+Signal = Literal[Share, "failed"]
+SHARES: tuple[Share, ...] = get_args(Share)
+"""What is counted in requests or audits, wave by wave; `failed` is counted in starts, of all waves together."""
+
+FALSE_HALT_LEVEL = 0.02
+"""Of roll-outs of healthy releases at most this share is ever halted: half of it for `failed`, the rest in equal parts
+for each share in each wave."""
+DOUBT = 4.0
+"""A wave with this much evidence against it goes on collecting, until it is halted or has less."""
+
+_SHARE_ODDS = (1.5, 2.5, 5.0, 25.0)
+_FAILED_ODDS = (25.0, 200.0, 25_000.0)
+_PRIOR = 20
+_FEWEST_BEFORE = 20
+_MEMORY_REQUESTS = 1000
+_Z = 2.326
+_LOWEST, _HIGHEST = 0.001, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a device served. Late, degraded and disagreed are counted among `requests`, `requests` and `audits`."""
+
+    requests: int = 0
+    late: int = 0
+    degraded: int = 0
+    audits: int = 0
+    disagreed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for counts that cannot be."""
+        if min(self.requests - self.late, self.requests - self.degraded, self.audits - self.disagreed) < 0:
+            raise ValueError(f"more late, degraded or disagreed than there were: {self}")
+        if min(self.requests, self.late, self.degraded, self.audits, self.disagreed) < 0:
+            raise ValueError(f"a count is negative: {self}")
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.requests + other.requests, self.late + other.late, self.degraded + other.degraded,
+            self.audits + other.audits, self.disagreed + other.disagreed,
+        )  # fmt: skip
+
+    def then(self, delta: Counts) -> Counts:
+        """With `delta`, and half of what was before forgotten once that is much: what the control group does now."""
+        if self.requests < _MEMORY_REQUESTS:
+            return self + delta
+        halves = (self.requests, self.late, self.degraded, self.audits, self.disagreed)
+        return Counts(*(count // 2 for count in halves)) + delta
+
+    def of(self, signal: Share) -> tuple[int, int]:
+        """How many were bad, and of how many."""
+        if signal == "disagreed":
+            return self.disagreed, self.audits
+        return (self.late if signal == "late" else self.degraded), self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one share: by how much (a fraction) it may be above the reference, and what it may be where there is none."""
+
+    worse_by: float
+    at_most: float
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """What a device has to show, and what is too bad.
+
+    It has passed once it served so many `requests` and, where it was audited before, `audits`, in so many `reports` at
+    least: a report is one observation, however much it holds. `patience_s` is how long it has from the offer on.
+    """
+
+    requests: int = 200
+    audits: int = 40
+    reports: int = 10
+    patience_s: float = 3600.0
+    late: Limits = Limits(worse_by=0.02, at_most=0.10)
+    degraded: Limits = Limits(worse_by=0.05, at_most=0.50)
+    disagreed: Limits = Limits(worse_by=0.05, at_most=0.25)
+    failed: float = 0.002
+
+    def limits(self, signal: Share) -> Limits:
+        """Of that share."""
+        return {"late": self.late, "degraded": self.degraded, "disagreed": self.disagreed}[signal]
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """Why a roll-out was halted: `bad` of `total` (requests, audits or starts), where the release before would have
+    given `reference` and `allowed` was the most; `evidence` reached `threshold`."""
+
+    signal: Signal
+    bad: int
+    total: int
+    reference: float
+    allowed: float
+    evidence: float
+    threshold: float
+
+    def __str__(self) -> str:
+        what = {
+            "late": "requests answered late",
+            "degraded": "requests answered degraded",
+            "disagreed": "audits in which the cloud disagreed",
+            "failed": "starts that failed",
+        }[self.signal]
+        return (
+            f"{what}: {self.bad} of {self.total} ({self.bad / max(1, self.total):.1%}); the release "
+            f"before has {self.reference:.1%}, at most {self.allowed:.1%} is allowed, and the evidence is "
+            f"{self.evidence:,.0f} to 1 where {self.threshold:,.0f} halts"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A bet that a share is above what is allowed. Immutable.
+
+    Each report of a device is one observation X: the share of its requests since the last report that were bad. The
+    null hypothesis: given all that came before, the mean of X is at most m. Each of several odds begins with a capital
+    of 1 and is multiplied by `bet(X, m, odds)` (Waudby-Smith & Ramdas 2024, arXiv 2010.09686); their average
+
+        M_t = (1/K) Σ_k Π_{i ≤ t} L_k(X_i)
+
+    is a nonnegative supermartingale that begins at 1, so it ever reaches 1/δ with probability δ at most (Ville 1939),
+    whenever and however often one looks. A report counts once, however many requests it has, since requests of one
+    minute on one device share their fate: nothing is assumed of how they hang together. m may differ from report to
+    report and from device to device: it is the `reference` and what is allowed above it.
+
+    `bad`, `total` are sums; `reference` and `allowed` are averages over the observations.
+    """
+
+    capitals: tuple[float, ...]
+    observations: int = 0
+    bad: int = 0
+    total: int = 0
+    reference: float = 0.0
+    allowed: float = 0.0
+
+    @classmethod
+    def start(cls, signal: Signal) -> Bound:
+        """Before the first report."""
+        return cls((1.0,) * len(_odds(signal)))
+
+    @property
+    def evidence(self) -> float:
+        """M_t: so many to one against the release."""
+        return sum(self.capitals) / len(self.capitals)
+
+    def add(self, signal: Signal, counted: tuple[int, int], reference: float, allowed: float) -> Bound:
+        """After one more report with `counted` = (bad, total), total > 0."""
+        bad, total = counted
+        n = self.observations + 1
+        capitals = tuple(
+            min(capital * bet(bad / total, allowed, odds), 1e30)
+            for capital, odds in zip(self.capitals, _odds(signal), strict=True)
+        )
+        return Bound(
+            capitals, n, self.bad + bad, self.total + total,
+            self.reference + (reference - self.reference) / n, self.allowed + (allowed - self.allowed) / n,
+        )  # fmt: skip
+
+
+Bounds: TypeAlias = Mapping[Share, Bound]
+"""The bounds of one wave."""
+
+
+def _odds(signal: Signal) -> tuple[float, ...]:
+    return _FAILED_ODDS if signal == "failed" else _SHARE_ODDS
+
+
+def threshold(signal: Signal, waves: int) -> float:
+    """1/δ of one bound: the evidence that halts. The δ of all bounds of a roll-out add up to `FALSE_HALT_LEVEL`."""
+    half = FALSE_HALT_LEVEL / 2
+    return 1.0 / (half if signal == "failed" else half / (len(SHARES) * waves))
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a device is compared with: its `own` counts under the release before, those of all devices of the roll-out
+    (`pooled`), and what devices that still run the release before have had of late (`control`)."""
+
+    own: Counts = Counts()
+    pooled: Counts = Counts()
+    control: Counts = Counts()
+
+
+def _upper(bad: int, total: int) -> float:
+    """The upper end of the score interval of a share (Wilson 1927), one-sided at 99 %."""
+    share, spread = bad / total, _Z * _Z / total
+    centre = share + spread / 2
+    return (centre + math.sqrt(spread * (share * (1.0 - share) + spread / 4))) / (1.0 + spread)
+
+
+def reference(signal: Share, before: Before) -> float | None:
+    """The share that the release before would have given on this device; None where nothing is known of it.
+
+    The device's own share before, k of n, drawn towards that of all devices, π (the upper end of its 99 % interval), as
+    if that were twenty requests more, and one standard error for how little n may be:
+
+        p = (k + 20 π) / (n + 20),   own = p + √(p (1 − p) / (n + 20)).
+
+    Where the control group has of late w > 1 times the odds that all devices had before, the reference has w times
+    the odds of `own`: a bad day of the whole site is not laid at the release's door.
+    """
+    bad, total = before.pooled.of(signal)
+    if total < _FEWEST_BEFORE:
+        return None
+    own_bad, own_total = before.own.of(signal)
+    share = (own_bad + _PRIOR * _upper(bad, total)) / (own_total + _PRIOR)
+    own = share + math.sqrt(share * (1.0 - share) / (own_total + _PRIOR))
+    control_bad, control_total = before.control.of(signal)
+    if control_total < _FEWEST_BEFORE:
+        return min(own, _HIGHEST)
+    worse = _odds_of(control_bad, control_total) / _odds_of(bad, total)
+    return with_odds(min(own, _HIGHEST), max(1.0, worse))
+
+
+def _odds_of(bad: int, total: int) -> float:
+    """With half a case more on either side, so that none of either kind is no hindrance (Haldane 1956)."""
+    return (bad + 0.5) / (total - bad + 0.5)
+
+
+def judge_report(settings: GateSettings, bounds: Bounds, delta: Counts, before: Before) -> Bounds:
+    """The bounds of a wave after a report with `delta`, which are counts since the report before."""
+    after = dict(bounds)
+    for signal in SHARES:
+        counted = delta.of(signal)
+        if counted[1] > 0:
+            limits, was = settings.limits(signal), reference(signal, before)
+            allowed = limits.at_most if was is None else was + limits.worse_by
+            after[signal] = bounds[signal].add(
+                signal, counted, allowed if was is None else was, min(max(allowed, _LOWEST), _HIGHEST)
+            )
+    return after
+
+
+def judge_start(settings: GateSettings, bound: Bound, *, has_failed: bool) -> Bound:
+    """The bound of `failed` after a device has started the release, has failed to, or has fallen silent on it."""
+    return bound.add("failed", (int(has_failed), 1), settings.failed, settings.failed)
+
+
+def breach(signal: Signal, bound: Bound, waves: int) -> Breach | None:
+    """Why this bound of a roll-out of so many waves does not hold; None where it does."""
+    halts = threshold(signal, waves)
+    if bound.evidence < halts:
+        return None
+    return Breach(signal, bound.bad, bound.total, bound.reference, bound.allowed, bound.evidence, halts)

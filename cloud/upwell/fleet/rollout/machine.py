@@ -1,0 +1,258 @@
+"""The state machine of a roll-out: an event and an instant in, the next state and what is to be done out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from upwell.fleet.rollout.gate import DOUBT, Before, Breach, Counts, breach, judge_report, judge_start
+from upwell.fleet.rollout.state import (
+    ON_NEW,
+    Action,
+    Event,
+    Finish,
+    Halt,
+    Joined,
+    Left,
+    Member,
+    NextWave,
+    Offer,
+    Paused,
+    Phase,
+    Reached,
+    Reported,
+    Resumed,
+    Rollout,
+    RolloutPlan,
+    Stage,
+    TakeBack,
+    TakenBack,
+    WaveState,
+)
+
+Step = tuple[Rollout, tuple[Action, ...]]
+
+
+class NotPossible(ValueError):
+    """The roll-out cannot do that as it stands; the text says why."""
+
+
+class AlreadyRollingOut(ValueError):
+    """A device is in another roll-out that is not over; the text names both."""
+
+
+def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rollout], now_unix_s: float) -> Rollout:
+    """A roll-out in its first wave, of those `members` that do not run its release already.
+
+    Raises `AlreadyRollingOut` where one of `others` that is not over has one of its devices, `ValueError` without any.
+    """
+    if not members:
+        raise ValueError("no device is in it")
+    for other in others:
+        both = sorted(members.keys() & {name for name, one in other.members.items() if one.stage is not Stage.LEFT})
+        if both and not other.is_over:
+            more = f" and {len(both) - 1} others" if len(both) > 1 else ""
+            raise AlreadyRollingOut(
+                f"device {both[0]}{more} in roll-out {other.plan.id}, which is {other.phase.value}; finish it or take "
+                "it back first"
+            )
+    lacking = {name: one for name, one in members.items() if one.former != plan.release}
+    if not lacking:
+        raise ValueError(f"every device runs release {plan.release} already")
+    pooled = sum((one.before for one in lacking.values()), Counts())
+    return Rollout(plan, lacking, (WaveState(now_unix_s),), pooled)
+
+
+def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
+    """The roll-out after `event`, and what is to be done. Raises `NotPossible` for what an operator cannot have now."""
+    if isinstance(event, (Paused, Resumed, TakenBack)):
+        return _operate(rollout, event)
+    if isinstance(event, Joined):
+        if event.device in rollout.members or rollout.is_over:
+            return rollout, ()
+        joined = replace(rollout, pooled=rollout.pooled + event.member.before)
+        return _with(joined, event.device, event.member), ()
+    if isinstance(event, Left):
+        member = rollout.members.get(event.device)
+        return (rollout if member is None else _with(rollout, event.device, replace(member, stage=Stage.LEFT))), ()
+    if isinstance(event, Reported):
+        return _report(rollout, event, now_unix_s)
+    assert isinstance(event, Reached)  # noqa: S101  no other is left
+    return _pass_time(rollout, now_unix_s)
+
+
+def _operate(rollout: Rollout, event: Paused | Resumed | TakenBack) -> Step:
+    if isinstance(event, TakenBack):
+        if rollout.phase is Phase.HALTED:
+            raise NotPossible("it is halted already")
+        return _halt(rollout, f"taken back by {event.by}", None)
+    wanted, needed = (Phase.PAUSED, Phase.RUNNING) if isinstance(event, Paused) else (Phase.RUNNING, Phase.PAUSED)
+    if rollout.phase is not needed:
+        raise NotPossible(f"it is {rollout.phase.value}, not {needed.value}")
+    return replace(rollout, phase=wanted), ()
+
+
+def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
+    member = rollout.members.get(event.device)
+    if member is None or member.stage is Stage.LEFT:
+        return rollout, ()
+    heard = replace(member, reported_unix_s=event.at_unix_s)
+    if member.stage is Stage.WAITING:
+        return _offered(_note_former(rollout, event, heard), event.device, now_unix_s)
+    if member.stage in (Stage.FAILED, Stage.RETURNED):
+        is_back = heard.is_back or event.release == member.former
+        return _with(rollout, event.device, replace(heard, is_back=is_back)), ()
+    if member.taken_unix_s is None and event.at_unix_s > (member.offered_unix_s or 0.0):
+        heard = replace(heard, taken_unix_s=event.at_unix_s)
+    rollout = _with(rollout, event.device, heard)
+    if rollout.phase is Phase.FINISHED:
+        return rollout, ()
+    has_gone_back = heard.stage is not Stage.OFFERED and event.release not in (None, rollout.plan.release)
+    if event.refused or has_gone_back:
+        return _fail(rollout, event.device, event.refused or "it went back by itself")
+    if event.release != rollout.plan.release:
+        return rollout, ()
+    return _serve(rollout, event)
+
+
+def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
+    """What a device does that has not been offered anything: its own past, and the present of a control group."""
+    if event.release == rollout.plan.release:
+        member = replace(member, stage=Stage.LEFT, problem="it has the release from elsewhere")
+    elif event.release not in (None, member.former):
+        member = replace(member, former=event.release, before=event.delta)
+    else:
+        member = replace(member, before=member.before + event.delta)
+        rollout = replace(rollout, pooled=rollout.pooled + event.delta)
+        if member.wave > rollout.wave:
+            wave = rollout.waves[-1]
+            rollout = _with_wave(rollout, rollout.wave, replace(wave, control=wave.control.then(event.delta)))
+    return _with(rollout, event.device, member)
+
+
+def _offered(rollout: Rollout, device: str, now_unix_s: float) -> Step:
+    """Offer the release to a device whose turn it is. It has just been heard of, so it will hear of the offer."""
+    member = rollout.members[device]
+    window = rollout.plan.window
+    is_turn = rollout.phase is Phase.RUNNING and member.stage is Stage.WAITING and member.wave <= rollout.wave
+    if not is_turn or (window is not None and not window.is_open(now_unix_s, member.zone)):
+        return rollout, ()
+    offered = replace(member, stage=Stage.OFFERED, offered_unix_s=now_unix_s)
+    return _with(rollout, device, offered), (Offer(device, rollout.plan.release),)
+
+
+def _serve(rollout: Rollout, event: Reported) -> Step:
+    """A device runs the new release: that it started counts, and so does what it has served."""
+    plan, member = rollout.plan, rollout.members[event.device]
+    if member.stage is Stage.OFFERED:
+        member = replace(member, stage=Stage.STARTED)
+        rollout = replace(rollout, failed=judge_start(plan.gate, rollout.failed, has_failed=False))
+    member = replace(member, served=member.served + event.delta, reports=member.reports + (event.delta.requests > 0))
+    if member.stage is Stage.STARTED and _has_shown_enough(plan, member):
+        member = replace(member, stage=Stage.PASSED)
+    wave = rollout.waves[member.wave]
+    before = Before(member.before, rollout.pooled, wave.control)
+    wave = replace(wave, bounds=judge_report(plan.gate, wave.bounds, event.delta, before))
+    return _judge(_with_wave(_with(rollout, event.device, member), member.wave, wave), wave)
+
+
+def _has_shown_enough(plan: RolloutPlan, member: Member) -> bool:
+    gate, served = plan.gate, member.served
+    needs_audits = gate.audits if member.before.audits > 0 else 0
+    return served.requests >= gate.requests and served.audits >= needs_audits and member.reports >= gate.reports
+
+
+def _fail(rollout: Rollout, device: str, problem: str) -> Step:
+    """A device does not run the release as it should: it counts, and the device is to have its former one back."""
+    member = replace(rollout.members[device], stage=Stage.FAILED, problem=problem)
+    rollout = replace(rollout, failed=judge_start(rollout.plan.gate, rollout.failed, has_failed=True))
+    after, actions = _judge(_with(rollout, device, member), rollout.waves[member.wave])
+    return after, (TakeBack(device, member.former), *actions)
+
+
+def _pass_time(rollout: Rollout, now_unix_s: float) -> Step:
+    """Who took the offer and did not start in time, or started and has not been heard of for as long, has failed."""
+    actions: tuple[Action, ...] = ()
+    for device, member in rollout.members.items():
+        problem = _overdue(rollout.plan, member, now_unix_s)
+        if problem and not rollout.is_over:
+            rollout, more = _fail(rollout, device, problem)
+            actions += more
+    after, more = _advance(rollout, now_unix_s)
+    return after, actions + more
+
+
+def _overdue(plan: RolloutPlan, member: Member, now_unix_s: float) -> str:
+    patience_s = plan.gate.patience_s
+    if member.stage is Stage.OFFERED and member.taken_unix_s is not None:
+        if now_unix_s - member.taken_unix_s > patience_s:
+            return f"it did not start the release within {patience_s:.0f} s of hearing of it"
+    elif member.stage is Stage.STARTED and now_unix_s - (member.reported_unix_s or now_unix_s) > patience_s:
+        return f"it started the release and has not reported for {patience_s:.0f} s"
+    return ""
+
+
+def _judge(rollout: Rollout, wave: WaveState) -> Step:
+    """Halt it if one of the bounds of `wave`, or that of failed starts, does not hold."""
+    if rollout.is_over:
+        return rollout, ()
+    waves = len(rollout.plan.waves)
+    for signal, bound in (("failed", rollout.failed), *wave.bounds.items()):
+        if found := breach(signal, bound, waves):
+            return _halt(rollout, str(found), found)
+    return rollout, ()
+
+
+def _halt(rollout: Rollout, reason: str, found: Breach | None) -> Step:
+    back = [name for name, member in rollout.members.items() if member.stage in ON_NEW and member.offered_unix_s]
+    members = dict(rollout.members) | {name: replace(rollout.members[name], stage=Stage.RETURNED) for name in back}
+    halted = replace(rollout, members=members, phase=Phase.HALTED, breach=found, halted_by=reason)
+    return halted, (Halt(reason), *(TakeBack(name, members[name].former) for name in back))
+
+
+def _advance(rollout: Rollout, now_unix_s: float) -> Step:
+    """Open the gate if the wave has shown enough; the next one begins, or all is done."""
+    actions: tuple[Action, ...] = ()
+    while rollout.phase is Phase.RUNNING and _is_gate_open(rollout, now_unix_s):
+        if rollout.wave + 1 == len(rollout.plan.waves):
+            return replace(rollout, phase=Phase.FINISHED), (*actions, Finish(rollout.plan.release))
+        rollout = replace(rollout, waves=(*rollout.waves, WaveState(now_unix_s)))
+        actions += (NextWave(rollout.wave),)
+    return rollout, actions
+
+
+def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
+    """Whether at least half of those of the wave that heard of the offer have passed, one at least, and nobody else is
+    to be waited for: who is off is not, nor who had its time and has too little to do. In doubt it stays shut."""
+    wave = rollout.wave
+    members = [one for one in rollout.members.values() if one.wave == wave and one.stage is not Stage.LEFT]
+    if not members:
+        return True
+    if any(bound.evidence >= DOUBT for bound in rollout.waves[wave].bounds.values()):
+        return False
+    heard = [one for one in members if one.taken_unix_s is not None or one.stage is Stage.PASSED]
+    passed = sum(one.stage is Stage.PASSED for one in heard)
+    patience_s = rollout.plan.gate.patience_s
+    is_waiting = any(
+        one.stage in (Stage.OFFERED, Stage.STARTED) and now_unix_s - (one.taken_unix_s or now_unix_s) <= patience_s
+        for one in heard
+    )
+    return passed > 0 and 2 * passed >= len(heard) and not is_waiting
+
+
+def _with(rollout: Rollout, device: str, member: Member) -> Rollout:
+    return replace(rollout, members={**rollout.members, device: member})
+
+
+def _with_wave(rollout: Rollout, index: int, wave: WaveState) -> Rollout:
+    return replace(rollout, waves=(*rollout.waves[:index], wave, *rollout.waves[index + 1 :]))
+
+
+def since(earlier: Counts | None, later: Counts) -> Counts:
+    """What was counted between two reports of one process under one release; all of it where it began anew."""
+    if earlier is None:
+        return later
+    try:
+        return Counts(*(getattr(later, name) - getattr(earlier, name) for name in later.__slots__))
+    except ValueError:
+        return later
