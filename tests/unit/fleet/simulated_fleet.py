@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from upwell.fleet.rollout.gate import Counts, GateSettings
+from upwell.fleet.rollout.gate import DEFAULT_GATE, Counts, GateSettings
 from upwell.fleet.rollout.machine import begin, step
 from upwell.fleet.rollout.plan import Candidate, Window, deal, parse_waves
 from upwell.fleet.rollout.state import (
@@ -95,7 +95,7 @@ class SimulatedFleet:
 
     devices: list[SimulatedDevice]
     waves: tuple[str, ...] = ("1", "20%", "100%")
-    gate: GateSettings = GateSettings()
+    gate: GateSettings = DEFAULT_GATE
     window: Window | None = None
     load: Callable[[float], float] = lambda _: 1.0
     now_s: float = 1_000_000.0

@@ -114,7 +114,8 @@ class Exchange:
         if not incoming.accepts_configuration:
             return None
         found = self._state.assignments.wanted(device, now.monotonic_s)
-        wish = Wish(release=found.release, not_before_unix_s=found.not_before_unix_s).encode()
+        pace = {} if device["rollout"] is None else {"statistics_s": self._settings.poll_s}
+        wish = Wish(release=found.release, not_before_unix_s=found.not_before_unix_s, **pace).encode()
         status = incoming.report.configuration_status
         known = device["config_hash"] if status is None else status.config_hash
         return None if known == digest_of(wish).hex() else wish

@@ -182,7 +182,12 @@ def revoke(connection: Connection, actor: Actor, device: Stored) -> None:
 def assign(
     connection: Connection, actor: Actor, device: Stored, release: int | None, not_before_unix_s: float | None
 ) -> None:
-    """Say which release a device is to run, and from when; None: whatever its groups say."""
+    """Say which release a device is to run, and from when; None: whatever its groups say.
+
+    Raises `Conflict` for a device in a roll-out under way, which says that by itself.
+    """
+    if device["rollout"] is not None:
+        raise Conflict(f"device {device['name']!r} is in roll-out {device['rollout']}, which is not over")
     values = {"assigned": release, "assigned_not_before_unix_s": not_before_unix_s}
     connection.execute(update(DEVICES).where(DEVICES.c.id == device["id"]).values(**values))
     record(

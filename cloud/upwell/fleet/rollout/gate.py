@@ -66,6 +66,10 @@ class Counts:
         return (self.late if signal == "late" else self.degraded), self.requests
 
 
+NO_COUNTS = Counts()
+"""Nothing served yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Of one share: by how much (a fraction) it may be above the reference, and what it may be where there is none."""
@@ -94,6 +98,10 @@ class GateSettings:
     def limits(self, signal: Share) -> Limits:
         """Of that share."""
         return {"late": self.late, "degraded": self.degraded, "disagreed": self.disagreed}[signal]
+
+
+DEFAULT_GATE = GateSettings()
+"""What holds where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +199,9 @@ class Before:
     """What a device is compared with: its `own` counts under the release before, those of all devices of the roll-out
     (`pooled`), and what devices that still run the release before have had of late (`control`)."""
 
-    own: Counts = Counts()
-    pooled: Counts = Counts()
-    control: Counts = Counts()
+    own: Counts = NO_COUNTS
+    pooled: Counts = NO_COUNTS
+    control: Counts = NO_COUNTS
 
 
 def _upper(bad: int, total: int) -> float:

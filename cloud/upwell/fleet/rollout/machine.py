@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from upwell.fleet.rollout.gate import DOUBT, Before, Breach, Counts, breach, judge_report, judge_start
+from upwell.fleet.rollout.gate import (
+    DOUBT,
+    NO_COUNTS,
+    Before,
+    Bound,
+    Breach,
+    Counts,
+    Signal,
+    breach,
+    judge_report,
+    judge_start,
+)
 from upwell.fleet.rollout.state import (
     ON_NEW,
     Action,
@@ -59,7 +70,7 @@ def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rol
     lacking = {name: one for name, one in members.items() if one.former != plan.release}
     if not lacking:
         raise ValueError(f"every device runs release {plan.release} already")
-    pooled = sum((one.before for one in lacking.values()), Counts())
+    pooled = sum((one.before for one in lacking.values()), NO_COUNTS)
     return Rollout(plan, lacking, (WaveState(now_unix_s),), pooled)
 
 
@@ -197,7 +208,8 @@ def _judge(rollout: Rollout, wave: WaveState) -> Step:
     if rollout.is_over:
         return rollout, ()
     waves = len(rollout.plan.waves)
-    for signal, bound in (("failed", rollout.failed), *wave.bounds.items()):
+    bounds: list[tuple[Signal, Bound]] = [("failed", rollout.failed), *wave.bounds.items()]
+    for signal, bound in bounds:
         if found := breach(signal, bound, waves):
             return _halt(rollout, str(found), found)
     return rollout, ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from upwell.fleet.rollout.gate import SHARES, Bound, Bounds, Breach, Counts, GateSettings
+from upwell.fleet.rollout.gate import DEFAULT_GATE, NO_COUNTS, SHARES, Bound, Bounds, Breach, Counts, GateSettings
 from upwell.fleet.rollout.plan import Wave, Window
 
 
@@ -50,8 +50,8 @@ class Member:
     zone: str = "UTC"
     former: int | None = None
     stage: Stage = Stage.WAITING
-    before: Counts = Counts()
-    served: Counts = Counts()
+    before: Counts = NO_COUNTS
+    served: Counts = NO_COUNTS
     reports: int = 0
     offered_unix_s: float | None = None
     taken_unix_s: float | None = None
@@ -67,7 +67,7 @@ class RolloutPlan:
     id: str
     release: int
     waves: tuple[Wave, ...]
-    gate: GateSettings = GateSettings()
+    gate: GateSettings = DEFAULT_GATE
     window: Window | None = None
 
 
@@ -78,20 +78,21 @@ class WaveState:
 
     began_unix_s: float
     bounds: Bounds = field(default_factory=lambda: {signal: Bound.start(signal) for signal in SHARES})
-    control: Counts = Counts()
+    control: Counts = NO_COUNTS
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """A roll-out. `waves` are those that have begun; the last one is the wave that it is in.
 
-    `failed` is the bound of starts that fail, over all waves; `pooled` what all devices counted under the release before. `halted_by` says who or what halted it.
+    `failed` is the bound of starts that fail, over all waves; `pooled` what all devices counted under the release
+    before. `halted_by` says who or what halted it.
     """
 
     plan: RolloutPlan
     members: Mapping[str, Member]
     waves: tuple[WaveState, ...]
-    pooled: Counts = Counts()
+    pooled: Counts = NO_COUNTS
     failed: Bound = field(default_factory=lambda: Bound.start("failed"))
     phase: Phase = Phase.RUNNING
     breach: Breach | None = None
@@ -129,7 +130,7 @@ class Reported:
     device: str
     at_unix_s: float
     release: int | None
-    delta: Counts = Counts()
+    delta: Counts = NO_COUNTS
     refused: str = ""
 
 

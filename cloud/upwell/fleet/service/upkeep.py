@@ -1,4 +1,4 @@
-"""What the service does beside the requests: batches into the database, and what is old out of it."""
+"""What the service does beside the requests: batches into the database, what is old out of it, steps of roll-outs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from upwell.fleet.opamp.exchange import FleetState
 from upwell.fleet.registry.devices import forget_history, write_batch
 from upwell.fleet.registry.events import forget_events
 from upwell.fleet.registry.questions import forget_questions
+from upwell.fleet.rollout.store import advance, followed
 from upwell.fleet.storage.tables import CERTIFICATES
 from upwell.shared.platform.background_thread import BackgroundThread
 
@@ -47,6 +48,7 @@ class Upkeep:
         prune_at_s = time.monotonic()
         while not self._stop.wait(WRITE_S):
             self._write()
+            self._advance(time.time())
             if time.monotonic() >= prune_at_s:
                 prune_at_s = time.monotonic() + PRUNE_S
                 self._prune(time.time())
@@ -61,6 +63,15 @@ class Upkeep:
         except SQLAlchemyError as error:
             _log.error("the database does not take what devices said: %s; it is tried again", type(error).__name__)
             self._state.presence.give_back(batch)
+
+    def _advance(self, now_unix_s: float) -> None:
+        """Step the roll-outs, each in a transaction of its own."""
+        database, presence = self._state.database, self._state.presence
+        with database.reading() as connection:
+            rollouts = followed(connection)
+        for rollout_id in rollouts:
+            with database.writing() as connection:
+                advance(connection, rollout_id, now_unix_s, presence.last_seen)
 
     def _prune(self, now_unix_s: float) -> None:
         with self._state.database.writing() as connection:

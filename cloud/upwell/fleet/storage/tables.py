@@ -5,7 +5,20 @@ To add one: write it here, and the step that makes it as `migrations/versions/vN
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_name)s",
@@ -45,6 +58,7 @@ DEVICES = Table(
     Column("release", BigInteger),  # what it says it runs
     Column("assigned", BigInteger),  # what it is to run, before what its groups say
     Column("assigned_not_before_unix_s", Float),
+    Column("rollout", String(32), index=True),  # the roll-out under way that it is in: one at most
     Column("statistics", JSON),
     Column("started_unix_ns", BigInteger, nullable=False),
     Column("former_started_unix_ns", BigInteger, nullable=False),
@@ -135,3 +149,28 @@ AUDIT = Table(
     Column("details", JSON, nullable=False),
 )  # fmt: skip
 """What people did; nothing is ever taken out of it."""
+
+ROLLOUTS = Table(
+    "rollouts", METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("release", BigInteger, nullable=False),
+    Column("group", String(100)),
+    Column("expression", Text, nullable=False),
+    Column("phase", String(20), nullable=False),
+    Column("state", JSON, nullable=False),
+    Column("statistics_id", BigInteger, nullable=False),  # the last row of the statistics that it has seen
+    Column("is_followed", Boolean, nullable=False, index=True),  # it is under way, or devices are on their way back
+    Column("created_by", String(100), nullable=False),
+    Column("created_unix_s", Float, nullable=False),
+    Column("over_unix_s", Float),
+)  # fmt: skip
+"""Roll-outs. `state` is a `Rollout` without its members."""
+
+ROLLOUT_MEMBERS = Table(
+    "rollout_members", METADATA,
+    Column("rollout_id", String(32), ForeignKey("rollouts.id"), primary_key=True),
+    Column("device_id", String(32), ForeignKey("devices.id"), primary_key=True),
+    Column("state", JSON, nullable=False),
+    Column("counted", JSON),  # the last statistics of the device that it has seen
+)  # fmt: skip
+"""The devices of a roll-out. `state` is a `Member`."""

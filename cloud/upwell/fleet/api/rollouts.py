@@ -1,0 +1,255 @@
+"""The operations on roll-outs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from upwell.fleet.api.fleet import SILENT_POLLS, Sequence, Text
+from upwell.fleet.api.operations import Call, Given, Nothing, Operation, Table, Taken
+from upwell.fleet.registry import devices, groups
+from upwell.fleet.registry.devices import Stored
+from upwell.fleet.rollout import store
+from upwell.fleet.rollout.gate import DEFAULT_GATE, Bound, GateSettings, Limits, Signal, threshold
+from upwell.fleet.rollout.plan import MOST_WAVES, Window, parse_waves
+from upwell.fleet.rollout.state import Rollout, RolloutPlan
+from upwell.shared.errors import InvalidRequest
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class LimitsBody(Taken):
+    """Of a share: how much above the release before it may be, and what it may be where there is none before."""
+
+    worse_by: Share
+    at_most: Share
+
+
+class GateBody(Taken):
+    """What a device has to show before it counts as passed, and what halts the roll-out."""
+
+    requests: Annotated[int, Field(ge=1, le=10**9)] = DEFAULT_GATE.requests
+    audits: Annotated[int, Field(ge=0, le=10**9)] = DEFAULT_GATE.audits
+    reports: Annotated[int, Field(ge=1, le=10_000)] = DEFAULT_GATE.reports
+    patience_s: Annotated[float, Field(ge=1, le=30 * 86400.0)] = DEFAULT_GATE.patience_s
+    late: LimitsBody | None = None
+    degraded: LimitsBody | None = None
+    disagreed: LimitsBody | None = None
+    failed: Annotated[float, Field(gt=0, le=0.5)] = DEFAULT_GATE.failed
+
+
+class WindowBody(Taken):
+    """Hours such as 22:00-06:00 in each device's own time zone (its label `timezone`), and on which days."""
+
+    hours: Annotated[str, StringConstraints(max_length=11)]
+    days: Annotated[tuple[str, ...], Field(max_length=7)] = ()
+
+
+class RolloutBody(Taken):
+    """A release for the devices of a group, or for those for which an expression in CEL holds; wave by wave."""
+
+    release: Sequence
+    group: Text | None = None
+    where: Annotated[str, StringConstraints(min_length=1, max_length=1000)] | None = None
+    waves: Annotated[list[Text], Field(min_length=1, max_length=MOST_WAVES)] = Field(
+        default_factory=lambda: ["1", "10%", "100%"]
+    )
+    window: WindowBody | None = None
+    gate: GateBody = GateBody()
+
+
+class BoundEntry(Given):
+    """A bound: `bad` of `total`, what the release before has and what is allowed; it halts at `threshold`."""
+
+    signal: str
+    bad: int
+    total: int
+    reference: float
+    allowed: float
+    evidence: float
+    threshold: float
+
+
+class WaveEntry(Given):
+    """A wave: as it was written, how many devices are at which stage, and its bounds."""
+
+    text: str
+    began_unix_s: float | None
+    stages: dict[str, int]
+    bounds: list[BoundEntry]
+
+
+class RolloutEntry(Given):
+    """A roll-out in brief."""
+
+    id: str
+    release: int
+    group: str | None
+    expression: str
+    phase: str
+    halted_by: str
+    wave: int
+    created_by: str
+    created_unix_s: float
+    over_unix_s: float | None
+
+
+class MemberEntry(Given):
+    """A device in a roll-out."""
+
+    device: str
+    name: str
+    wave: int
+    stage: str
+    former: int | None
+    problem: str
+    is_back: bool
+    requests: int
+    offered_unix_s: float | None
+    reported_unix_s: float | None
+
+
+class RolloutDetails(RolloutEntry):
+    """A roll-out with its waves, bounds and devices."""
+
+    failed: BoundEntry
+    waves: list[WaveEntry]
+    devices: list[MemberEntry]
+
+
+class Rollouts(Given):
+    """Roll-outs, the newest first."""
+
+    rollouts: list[RolloutEntry]
+
+
+class NewRollout(Given):
+    """The id of a roll-out that has begun."""
+
+    id: str
+
+
+class RolloutsQuery(Taken):
+    """How many."""
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 50
+
+
+def _begin(call: Call[RolloutBody, Nothing]) -> NewRollout:
+    body = call.body
+    if (body.group is None) == (body.where is None):
+        raise InvalidRequest("expected one of `group` and `where`")
+    try:
+        waves = parse_waves(body.waves)
+        window = None if body.window is None else Window(body.window.hours, body.window.days)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    plan = RolloutPlan("", body.release, waves, _gate(body.gate), window)
+    presence = call.state.presence
+
+    def is_reachable(device: Stored) -> bool:
+        seen = presence.last_seen(device)
+        return seen is not None and call.now_unix_s - seen <= SILENT_POLLS * presence.poll_s
+
+    with call.state.database.writing() as connection:
+        expression = body.where or groups.find_group(connection, str(body.group))["expression"]
+        target = store.Target(expression, body.group)
+        return NewRollout(id=store.create(connection, call.actor, plan, target, is_reachable))
+
+
+def _gate(body: GateBody) -> GateSettings:
+    def limits(given: LimitsBody | None, default: Limits) -> Limits:
+        return default if given is None else Limits(given.worse_by, given.at_most)
+
+    return GateSettings(
+        body.requests, body.audits, body.reports, body.patience_s, limits(body.late, DEFAULT_GATE.late),
+        limits(body.degraded, DEFAULT_GATE.degraded), limits(body.disagreed, DEFAULT_GATE.disagreed), body.failed,
+    )  # fmt: skip
+
+
+def _list(call: Call[Nothing, RolloutsQuery]) -> Rollouts:
+    with call.state.database.reading() as connection:
+        return Rollouts(rollouts=[_entry(one) for one in store.all_rollouts(connection, call.query.limit)])
+
+
+def _entry(row: Any) -> RolloutEntry:
+    state = row["state"]
+    names = ("id", "release", "group", "expression", "phase", "created_by", "created_unix_s", "over_unix_s")
+    return RolloutEntry(
+        **{name: row[name] for name in names}, halted_by=state["halted_by"], wave=len(state["waves"]) - 1
+    )
+
+
+def _show(call: Call[Nothing, Nothing]) -> RolloutDetails:
+    with call.state.database.reading() as connection:
+        opened = store.read(connection, call.path["rollout"])
+        names = {one["id"]: one["name"] for one in devices.all_devices(connection)}
+    rollout = opened.rollout
+    count = len(rollout.plan.waves)
+    members = sorted(rollout.members.items(), key=lambda one: (one[1].wave, names.get(one[0], "")))
+    return RolloutDetails(
+        **_entry(opened.row).model_dump(),
+        failed=_bound("failed", rollout.failed, count),
+        waves=[_wave(rollout, index) for index in range(count)],
+        devices=[
+            MemberEntry(
+                device=device, name=names.get(device, ""), wave=one.wave, stage=one.stage.value, former=one.former,
+                problem=one.problem, is_back=one.is_back, requests=one.served.requests,
+                offered_unix_s=one.offered_unix_s, reported_unix_s=one.reported_unix_s,
+            )
+            for device, one in members
+        ],
+    )  # fmt: skip
+
+
+def _wave(rollout: Rollout, index: int) -> WaveEntry:
+    stages: dict[str, int] = {}
+    for member in rollout.members.values():
+        if member.wave == index:
+            stages[member.stage.value] = stages.get(member.stage.value, 0) + 1
+    has_begun = index <= rollout.wave
+    state = rollout.waves[index] if has_begun else None
+    bounds = {} if state is None else state.bounds
+    return WaveEntry(
+        text=rollout.plan.waves[index].text,
+        began_unix_s=None if state is None else state.began_unix_s,
+        stages=stages,
+        bounds=[_bound(signal, bound, len(rollout.plan.waves)) for signal, bound in bounds.items()],
+    )
+
+
+def _bound(signal: Signal, bound: Bound, waves: int) -> BoundEntry:
+    return BoundEntry(
+        signal=signal, bad=bound.bad, total=bound.total, reference=bound.reference, allowed=bound.allowed,
+        evidence=bound.evidence, threshold=threshold(signal, waves),
+    )  # fmt: skip
+
+
+def _pause(call: Call[Nothing, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        store.operate(connection, call.actor, call.path["rollout"], "pause")
+
+
+def _resume(call: Call[Nothing, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        store.operate(connection, call.actor, call.path["rollout"], "resume")
+
+
+def _back(call: Call[Nothing, Nothing]) -> None:
+    with call.state.database.writing() as connection:
+        store.operate(connection, call.actor, call.path["rollout"], "back")
+
+
+TABLE: Table = (
+    Operation("GET", "/rollouts", "listRollouts", "The roll-outs", "viewer", _list, Rollouts, query=RolloutsQuery),
+    Operation("POST", "/rollouts", "beginRollout", "Roll a release out", "operator", _begin, NewRollout,
+              body=RolloutBody),
+    Operation("GET", "/rollouts/{rollout}", "showRollout", "One roll-out: waves, bounds, devices", "viewer", _show,
+              RolloutDetails),
+    Operation("POST", "/rollouts/{rollout}/pause", "pauseRollout", "Offer it to nobody for now", "operator", _pause),
+    Operation("POST", "/rollouts/{rollout}/resume", "resumeRollout", "Offer it again", "operator", _resume),
+    Operation("POST", "/rollouts/{rollout}/back", "takeRolloutBack", "Halt it; devices get their former release",
+              "operator", _back),
+)  # fmt: skip
+"""The operations of this module."""

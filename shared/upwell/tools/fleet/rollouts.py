@@ -1,0 +1,137 @@
+"""`upwell fleet rollout | rollouts | pause | resume | back`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from upwell.shared.errors import ConfigError
+from upwell.tools.fleet.client import At, Ca, FleetClient, TokenFile, ago, print_json, print_table, segment
+from upwell.tools.terminal import AsJson, plain, progress, stdout_console
+
+RolloutArgument = Annotated[str, typer.Argument(metavar="ROLLOUT", help="Its id; see `upwell fleet rollouts`.")]
+
+FOLLOW_S = 2.0
+"""So often `--follow` asks how it stands."""
+
+_OVER = ("finished", "halted")
+
+
+def rollout(
+    release: Annotated[int, typer.Argument(help="The sequence number of the release.", min=0)],
+    at: At,
+    token_file: TokenFile,
+    ca: Ca = None,
+    group: Annotated[str | None, typer.Option(help="The devices of this group.")] = None,
+    where: Annotated[str | None, typer.Option(help="The devices for which a CEL expression holds.")] = None,
+    wave: Annotated[
+        list[str] | None, typer.Option(help="A wave: 1, 5% or site=lab; one option each. [default: 1, 10%, 100%]")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Hours of the device's own day in which it may change, such as 22:00-06:00.")
+    ] = None,
+    days: Annotated[str | None, typer.Option(help="Days on which these hours begin, such as mon,tue.")] = None,
+    requests: Annotated[int | None, typer.Option(help="So many requests a device has to serve to pass.")] = None,
+    audits: Annotated[int | None, typer.Option(help="And so many audits, where it was audited before.")] = None,
+    patience_s: Annotated[float | None, typer.Option(help="So long a device has from the offer on.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for its end; exit with 1 if it is halted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Roll a release out in waves; a breach of a bound halts it, and devices get their former release back."""
+    if (group is None) == (where is None):
+        raise ConfigError.at(None, "expected one of --group and --where")
+    if days is not None and window is None:
+        raise ConfigError.at(None, "--days goes with --window")
+    gate = {"requests": requests, "audits": audits, "patience_s": patience_s}
+    body: dict[str, Any] = {"release": release, "gate": {name: one for name, one in gate.items() if one is not None}}
+    body |= {name: one for name, one in (("group", group), ("where", where), ("waves", wave)) if one}
+    if window is not None:
+        body["window"] = {"hours": window, "days": days.split(",") if days else []}
+    client = FleetClient(at, ca, token_file)
+    rollout_id = client.call("POST", "/rollouts", body)["id"]
+    if not follow:
+        if as_json:
+            print_json({"id": rollout_id})
+        else:
+            typer.echo(f"roll-out {rollout_id} has begun; see `upwell fleet rollouts {rollout_id}`")
+        return
+    found = _until_over(client, rollout_id)
+    _print(found, as_json)
+    if found["phase"] == "halted":
+        raise typer.Exit(1)
+
+
+def _until_over(client: FleetClient, rollout_id: str) -> Mapping[str, Any]:
+    with progress() as bar:
+        task = bar.add_task(f"roll-out {rollout_id}", total=1)
+        while True:
+            found: Mapping[str, Any] = client.call("GET", f"/rollouts/{segment(rollout_id)}")
+            done = sum(one["stage"] in ("passed", "failed", "left") for one in found["devices"])
+            bar.update(task, total=len(found["devices"]), completed=done)
+            if found["phase"] in _OVER:
+                return found
+            time.sleep(FOLLOW_S)
+
+
+def rollouts(
+    at: At,
+    token_file: TokenFile,
+    rollout_id: Annotated[str | None, typer.Argument(metavar="[ROLLOUT]", help="One of them, in full.")] = None,
+    ca: Ca = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the roll-outs, or show one: its waves, bounds and devices."""
+    client = FleetClient(at, ca, token_file)
+    if rollout_id is not None:
+        _print(client.call("GET", f"/rollouts/{segment(rollout_id)}"), as_json)
+        return
+    found = client.call("GET", "/rollouts")
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (one["id"], one["release"], one["group"] or one["expression"], one["phase"], one["wave"] + 1,
+         ago(one["created_unix_s"]), one["created_by"], one["halted_by"])
+        for one in found["rollouts"]
+    )  # fmt: skip
+    print_table(("id", "release", "devices", "phase", "wave", "begun", "by", "halted by"), rows)
+
+
+def _print(found: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    console = stdout_console()
+    halted = f": {found['halted_by']}" if found["halted_by"] else ""
+    console.print(plain(f"roll-out {found['id']} of release {found['release']}, {found['phase']}{halted}"))
+    bounds = [("all", found["failed"])]
+    for number, wave in enumerate(found["waves"], 1):
+        stages = ", ".join(f"{count} {stage}" for stage, count in sorted(wave["stages"].items())) or "no device"
+        console.print(plain(f"wave {number} ({wave['text']}): {stages}"))
+        bounds += [(number, one) for one in wave["bounds"]]
+    rows = (
+        (wave, one["signal"], f"{one['bad']} of {one['total']}", f"{one['reference']:.1%}", f"{one['allowed']:.1%}",
+         f"{one['evidence']:.3g}", f"{one['threshold']:.0f}")
+        for wave, one in bounds
+    )  # fmt: skip
+    print_table(("wave", "bound", "bad", "before", "allowed", "evidence", "halts at"), rows)
+    names = ("name", "wave", "stage", "requests", "former", "problem")
+    print_table(names, ([one[name] if name != "wave" else one["wave"] + 1 for name in names] for one in found["devices"]))
+
+
+def pause(rollout_id: RolloutArgument, at: At, token_file: TokenFile, ca: Ca = None) -> None:
+    """Offer the release to nobody for now."""
+    FleetClient(at, ca, token_file).call("POST", f"/rollouts/{segment(rollout_id)}/pause")
+
+
+def resume(rollout_id: RolloutArgument, at: At, token_file: TokenFile, ca: Ca = None) -> None:
+    """Offer it again."""
+    FleetClient(at, ca, token_file).call("POST", f"/rollouts/{segment(rollout_id)}/resume")
+
+
+def back(rollout_id: RolloutArgument, at: At, token_file: TokenFile, ca: Ca = None) -> None:
+    """Halt a roll-out, and offer every device its former release again."""
+    FleetClient(at, ca, token_file).call("POST", f"/rollouts/{segment(rollout_id)}/back")

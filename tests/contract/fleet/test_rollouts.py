@@ -1,0 +1,237 @@
+"""Roll-outs by a real service over real HTTP, with devices that speak OpAMP and count what they are told to count."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from tests.fleet_service import FakeDevice, Service, service
+from upwell.fleet.service import upkeep
+from upwell.rpc.opamp.v1 import opamp_pb2
+from upwell.shared.opamp.names import RELEASE_PACKAGE, STATISTICS, WISH_FILE
+
+FORMER, NEW = 6, 7
+GATE = {"requests": 40, "audits": 0, "reports": 4, "patience_s": 600.0}
+
+
+@pytest.fixture
+def fleet(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(upkeep, "WRITE_S", 0.05)
+    with service(tmp_path_factory.mktemp("fleet"), poll="1s") as running:
+        yield running
+
+
+class Counting:
+    """A device with a release, which does what its wish says: it starts it, or says that it does not start."""
+
+    def __init__(self, fleet: Service, name: str) -> None:
+        self.device: FakeDevice = fleet.enrolled(name, kind="test")
+        self.name = name
+        self.release = FORMER
+        self.wished: list[int | None] = []
+        self.problem = ""
+        self._since_unix_s, self._requests, self._late = time.time(), 0, 0
+
+    def poll(self, late: float = 0.0, starts: bool = True) -> None:
+        """Serve twenty requests, poll, and hear what is wished."""
+        self._requests += 20
+        self._late += round(20 * late)
+        counts = {"requests": self._requests, "late": self._late}
+        counted = {"release": self.release, "since_unix_s": self._since_unix_s, "counts": counts}
+        message = opamp_pb2.CustomMessage(capability=STATISTICS, type="counted", data=json.dumps(counted).encode())
+        heard = self.device.poll(custom_message=message, package_statuses=self._packages())
+        if heard.HasField("remote_config"):
+            wish = json.loads(heard.remote_config.config.config_map[WISH_FILE].body)
+            if not self.wished or wish["release"] != self.wished[-1]:
+                self.wished.append(wish["release"])
+            if wish["release"] not in (None, self.release):
+                self._change(wish["release"], starts)
+
+    def _change(self, release: int, starts: bool) -> None:
+        if not starts and release == NEW:
+            self.problem = "the process ended with status 139"
+            return
+        self.release, self.problem = release, ""
+        self._since_unix_s, self._requests, self._late = time.time(), 0, 0
+
+    def _packages(self) -> opamp_pb2.PackageStatuses:
+        status = opamp_pb2.PackageStatus(name=RELEASE_PACKAGE, agent_has_version=str(self.release))
+        if self.problem:
+            status.server_offered_version = str(NEW)
+            status.status = opamp_pb2.PackageStatusEnum_InstallFailed
+            status.error_message = self.problem
+        return opamp_pb2.PackageStatuses(packages={RELEASE_PACKAGE: status})
+
+
+def devices_of(fleet: Service, count: int = 4) -> list[Counting]:
+    found = [Counting(fleet, f"d{number}") for number in range(count)]
+    for _ in range(3):
+        for one in found:
+            one.poll()
+    settle()
+    return found
+
+
+def settle() -> None:
+    """Let the service write what it heard, and step."""
+    time.sleep(0.2)
+
+
+def begun(fleet: Service, **more: Any) -> str:
+    body = {"release": NEW, "where": 'labels.kind == "test"', "waves": ["1", "50%", "100%"], "gate": GATE, **more}
+    return str(fleet.do("POST", "/rollouts", body)["id"])
+
+
+def until(fleet: Service, rollout: str, devices: list[Counting], poll: Callable[[Counting], None]) -> dict[str, Any]:
+    for _ in range(60):
+        for one in devices:
+            poll(one)
+        settle()
+        shown: dict[str, Any] = fleet.get(f"/rollouts/{rollout}")
+        if shown["phase"] in ("finished", "halted"):
+            return shown
+    raise AssertionError(f"it is not over: {shown}")
+
+
+@pytest.mark.slow
+def test_a_good_release_goes_through_three_waves_to_every_device(fleet: Service) -> None:
+    devices = devices_of(fleet)
+    fleet.do("PUT", "/groups/all", {"expression": "true"})
+    rollout = begun(fleet, where=None, group="all")
+    shown = until(fleet, rollout, devices, lambda one: one.poll())
+    assert shown["phase"] == "finished"
+    begins = [wave["began_unix_s"] for wave in shown["waves"]]
+    assert begins == sorted(begins)
+    assert [one["stages"] for one in shown["waves"]] == [{"passed": 1}, {"passed": 1}, {"passed": 2}]
+    assert {one.release for one in devices} == {NEW}
+    assert all(one.wished in ([NEW], [None, NEW]) for one in devices)
+    assert fleet.get("/groups")["groups"][0]["release"] == NEW
+
+
+def test_a_release_that_is_late_halts_in_its_first_wave_and_its_device_is_back(fleet: Service) -> None:
+    devices = devices_of(fleet)
+    rollout = begun(fleet)
+    shown = until(fleet, rollout, devices, lambda one: one.poll(late=0.9 if one.release == NEW else 0.0))
+    assert (shown["phase"], shown["wave"]) == ("halted", 0)
+    assert "requests answered late" in shown["halted_by"]
+    for _ in range(3):
+        for one in devices:
+            one.poll()
+        settle()
+    assert {one.release for one in devices} == {FORMER}
+    (canary,) = [one for one in fleet.get(f"/rollouts/{rollout}")["devices"] if one["stage"] == "returned"]
+    assert canary["is_back"]
+    assert sum(NEW in one.wished for one in devices) == 1
+    halts = [one for one in fleet.get("/audit")["entries"] if one["action"] == "halt rollout"]
+    assert [one["who"] for one in halts] == ["gate"]
+
+
+@pytest.mark.slow
+def test_a_release_that_does_not_start_halts_with_the_devices_own_words(fleet: Service) -> None:
+    devices = devices_of(fleet)
+    rollout = begun(fleet)
+    shown = until(fleet, rollout, devices, lambda one: one.poll(starts=False))
+    assert (shown["phase"], shown["wave"]) == ("halted", 0)
+    (failed,) = [one for one in shown["devices"] if one["stage"] == "failed"]
+    assert failed["problem"] == "the process ended with status 139"
+
+
+@pytest.mark.slow
+def test_a_device_that_falls_silent_on_it_has_failed(fleet: Service) -> None:
+    devices = devices_of(fleet)
+    rollout = begun(fleet, gate={**GATE, "patience_s": 1.0})
+
+    def poll(one: Counting) -> None:
+        if one.release != NEW:
+            one.poll()
+
+    shown = until(fleet, rollout, devices, poll)
+    assert (shown["phase"], shown["wave"]) == ("halted", 0)
+    (failed,) = [one for one in shown["devices"] if one["stage"] == "failed"]
+    assert "1 s" in failed["problem"]
+
+
+@pytest.mark.slow
+def test_operators_pause_resume_and_take_it_back(fleet: Service) -> None:
+    devices = devices_of(fleet, 2)
+    rollout = begun(fleet, waves=["1", "100%"])
+    fleet.do("POST", f"/rollouts/{rollout}/pause")
+    for _ in range(9):
+        for one in devices:
+            one.poll()
+        settle()
+    assert fleet.get(f"/rollouts/{rollout}")["wave"] == 0
+    assert sum(one.release == NEW for one in devices) <= 1
+    assert fleet.call("POST", f"/rollouts/{rollout}/pause")[0] == HTTPStatus.CONFLICT
+    fleet.do("POST", f"/rollouts/{rollout}/resume")
+    while fleet.get(f"/rollouts/{rollout}")["wave"] == 0:
+        for one in devices:
+            one.poll()
+        settle()
+    fleet.do("POST", f"/rollouts/{rollout}/back")
+    for _ in range(2):
+        for one in devices:
+            one.poll()
+        settle()
+    assert {one.release for one in devices} == {FORMER}
+    assert "taken back by operator" in fleet.get(f"/rollouts/{rollout}")["halted_by"]
+    assert fleet.call("POST", f"/rollouts/{rollout}/back")[0] == HTTPStatus.CONFLICT
+
+
+@pytest.mark.slow
+def test_a_device_in_a_rollout_is_in_no_other_one_and_is_assigned_nothing(fleet: Service) -> None:
+    devices_of(fleet, 2)
+    first = begun(fleet)
+    body = {"release": 8, "where": 'name == "d1"', "waves": ["100%"]}
+    status, problem = fleet.call("POST", "/rollouts", body)
+    assert status == HTTPStatus.CONFLICT
+    assert first in problem["detail"]
+    status, problem = fleet.call("PUT", "/devices/d1/release", {"release": 8})
+    assert status == HTTPStatus.CONFLICT
+    fleet.do("POST", f"/rollouts/{first}/back")
+    fleet.do("POST", "/rollouts", body)
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with service(tmp_path_factory.mktemp("fleet")) as running:
+        Counting(running, "d0").poll()
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"waves": ["1", "50%"]}, "the last wave is to be 100%"),
+        ({"waves": ["50%", "10%", "100%"]}, "more devices than the one before"),
+        ({"waves": ["1; DROP TABLE rollouts", "100%"]}, "expected a wave such as"),
+        ({"window": {"hours": "25:00-26:00"}}, "expected a span such as"),
+        ({"where": "labels.kind ="}, "the expression"),
+        ({"where": 'labels.kind == "none"'}, "no device is in it"),
+        ({"release": FORMER}, "every device runs release 6 already"),
+        ({"group": "all"}, "one of `group` and `where`"),
+        ({"gate": {"requests": 0}}, "requests"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_wrong_rollout_is_refused_and_says_why(idle: Service, wrong: dict[str, Any], says: str) -> None:
+    body = {"release": NEW, "where": 'labels.kind == "test"', "waves": ["1", "100%"], "gate": GATE, **wrong}
+    status, problem = idle.call("POST", "/rollouts", body)
+    assert status == HTTPStatus.BAD_REQUEST
+    assert says in problem["detail"]
+    assert idle.get("/rollouts")["rollouts"] == []
+
+
+@pytest.mark.slow
+def test_a_device_that_enrols_meanwhile_joins_its_last_wave(fleet: Service) -> None:
+    devices = devices_of(fleet, 2)
+    rollout = begun(fleet)
+    devices.append(Counting(fleet, "late"))
+    shown = until(fleet, rollout, devices, lambda one: one.poll())
+    assert {one["name"]: one["wave"] for one in shown["devices"]}["late"] == 2
+    assert {one.release for one in devices} == {NEW}
