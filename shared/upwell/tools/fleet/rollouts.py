@@ -119,7 +119,7 @@ def _print(found: Mapping[str, Any], as_json: bool) -> None:
     )  # fmt: skip
     print_table(("wave", "bound", "bad", "before", "allowed", "evidence", "halts at"), rows)
     names = ("name", "wave", "stage", "requests", "former", "problem")
-    print_table(names, ([one[name] if name != "wave" else one["wave"] + 1 for name in names] for one in found["devices"]))
+    print_table(names, ([{**one, "wave": one["wave"] + 1}[name] for name in names] for one in found["devices"]))
 
 
 def pause(rollout_id: RolloutArgument, at: At, token_file: TokenFile, ca: Ca = None) -> None:
