@@ -65,10 +65,11 @@ def event_of(what: tuple, now_s: float) -> Event:  # type: ignore[type-arg]  # o
         return Reported(device, now_s, release, delta, refused)
     if kind == "leave":
         return Left(what[1])
-    return {
+    others: dict[str, Event] = {
         "tick": Reached(), "pause": Paused(), "resume": Resumed(), "back": TakenBack("ada"),
         "join": Joined("late", Member(2, former=FORMER)),
-    }[kind]  # fmt: skip
+    }  # fmt: skip
+    return others[kind]
 
 
 @settings(deadline=None, max_examples=examples(300))

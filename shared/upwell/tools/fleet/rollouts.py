@@ -107,7 +107,7 @@ def _print(found: Mapping[str, Any], as_json: bool) -> None:
     console = stdout_console()
     halted = f": {found['halted_by']}" if found["halted_by"] else ""
     console.print(plain(f"roll-out {found['id']} of release {found['release']}, {found['phase']}{halted}"))
-    bounds = [("all", found["failed"])]
+    bounds: list[tuple[object, Any]] = [("all", found["failed"])]
     for number, wave in enumerate(found["waves"], 1):
         stages = ", ".join(f"{count} {stage}" for stage, count in sorted(wave["stages"].items())) or "no device"
         console.print(plain(f"wave {number} ({wave['text']}): {stages}"))
