@@ -385,6 +385,7 @@ def test_a_name_in_the_log_does_not_command_the_terminal(run: Run, policy: Path,
     assert hard_of(policy, named[0]["model"]).calibrated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("svg", "pdf"))])
 def test_the_picture_is_drawn(run: Run, policy: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("matplotlib")

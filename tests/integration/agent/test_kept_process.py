@@ -44,6 +44,7 @@ def log_lines(running: Running, became: str) -> float:
     return scraped(running.metrics_url)[f"upwell_log_lines_total{{became={became}}}"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_no_answer_and_is_counted(folder: Path, cloud: ScriptedCloud) -> None:
     cloud.behaviour = status(grpc.StatusCode.INVALID_ARGUMENT)
     policy = {"defaults": {**SPOOLED, "record": {"keep": "1MiB"}, "budget": {"cloud_requests": "1000/day"}}}
@@ -273,6 +274,7 @@ def test_a_model_of_the_cloud_alone_has_nothing_to_be_kept(folder: Path, cloud: 
         assert (it.spool.held().waiting, it.spool.counts().kept) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "lead", "kind"), [("false", "1, ", "logits"), ("true", "-1, ", "tensor"), ("false", "1, ", "tensor")]
 )

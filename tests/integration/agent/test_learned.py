@@ -221,6 +221,7 @@ def test_a_line_with_the_whole_answer_of_a_dead_process_is_readable(tmp_path: Pa
         assert len(read_log(path)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large_share", [pytest.param(0.0, marks=pytest.mark.exhaustive), 0.1])
 def test_a_share_is_held_large_requests_and_batches_included(
     tmp_path: Path, cloud: ScriptedCloud, large_share: float

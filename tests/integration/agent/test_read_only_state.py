@@ -100,6 +100,7 @@ def health_is_fine(config: Path) -> bool:
         return health(running)["problems"] == [] and "cannot be written" not in running.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["archive", "updates"])
 def test_it_starts_with_a_bundle_that_wants_the_folder(
     tmp_path: Path, cloud: ScriptedCloud, state: ReadOnly, source: str

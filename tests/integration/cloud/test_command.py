@@ -89,6 +89,7 @@ def test_without_any_good_model_it_ends_with_all_reasons(tmp_path: Path, engine:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_to_be_so(repository: Path) -> None:
     with serving("--models", repository) as running:
         code, said = serve_and_fail("--models", repository, "--listen", running.address)

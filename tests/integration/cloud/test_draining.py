@@ -212,6 +212,7 @@ def test_an_idle_service_ends_at_once_and_in_good_order(
         assert "draining\n" in running.lines
 
 
+@pytest.mark.slow
 def test_a_service_that_nohup_started_outlives_its_terminal(repository: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as a child has it from its parent
     try:

@@ -299,6 +299,7 @@ def test_without_tokens_every_address_has_the_limits(repository: Path, tmp_path:
             assert kind(lambda: infer(client)) is RemoteErrorKind.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.slow
 def test_certificates_without_a_client_ca_are_a_mistake(repository: Path, tmp_path: Path) -> None:
     write_tokens(tmp_path / "tokens.yaml", {"a": ""}, "[{name: camera}]")
     code, said = serve_and_fail("--models", repository, "--listen", "127.0.0.1:0", "--tokens", tmp_path / "tokens.yaml")

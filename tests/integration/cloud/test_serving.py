@@ -89,6 +89,7 @@ def test_a_bad_request_is_told_what_was_expected(
     client.infer(InferRequest("linear", {"x": X}), LIMIT_S)
 
 
+@pytest.mark.slow
 def test_a_payload_of_100_mb_is_refused_and_the_service_lives_on(client: OipClient) -> None:
     with pytest.raises(RemoteError) as caught:
         client.infer(InferRequest("linear", {"x": np.zeros((3_125_000, 8), np.float32)}), LIMIT_S)

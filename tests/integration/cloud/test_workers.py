@@ -190,6 +190,7 @@ def test_what_has_come_to_or_gone_from_the_folders_does_not_keep_a_worker_from_c
     assert (code, "linear (copy)" in text) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_all_at_once(tmp_path: Path, repository: Path) -> None:
     with serving("-c", config(tmp_path, repository, more="defaults: {instances: 1}")) as running:
         workers = children(running.process.pid)

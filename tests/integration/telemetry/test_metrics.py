@@ -122,6 +122,7 @@ def test_workers_are_counted_together_and_what_a_dead_one_counted_stays(tmp_path
         assert service.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_a_problem_of_the_configuration(tmp_path: Path) -> None:
     with Program(["serve", "-c", str(write(tmp_path))]) as service:
         taken = service.find(r"metrics on http://(\S+)/metrics")

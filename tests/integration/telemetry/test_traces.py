@@ -174,6 +174,7 @@ def test_a_collector_that_fails_costs_no_request(tmp_path: Path, collector: Coll
         assert time.monotonic() - began_s < 15.0  # it gives up on the collector
 
 
+@pytest.mark.slow
 def test_without_traces_nothing_of_opentelemetry_is_imported() -> None:
     script = (
         "import sys\n"

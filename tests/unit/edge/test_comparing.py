@@ -96,6 +96,7 @@ def test_one_answer_where_the_version_before_gives_no_other_is_no_fault() -> Non
     assert scene.reasons == []
 
 
+@pytest.mark.slow
 def test_what_the_former_version_only_flickers_between_is_no_change() -> None:
     scene = Scene(edge_model(says=constant), edge_model(says=unsure), None)
     for one in pictures(100):

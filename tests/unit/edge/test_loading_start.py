@@ -117,6 +117,7 @@ print(loading.model.state, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_although_an_accelerator_is_not_ready(folder: Path, software_delegate: Path) -> None:
     command = [sys.executable, "-c", END, str(folder), str(software_delegate)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)

@@ -42,6 +42,7 @@ def ever_rejected(chance: float, requests: int) -> float:
     return 1.0 - sum(alive.values())
 
 
+@pytest.mark.slow
 def test_one_that_is_as_good_is_rejected_no_more_often_than_promised() -> None:
     assert 0.0 < ever_rejected(0.5, 200) <= DELTA
     assert ever_rejected(0.4, 200) < DELTA / 10
