@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,8 +29,8 @@ from upwell.edge.runtimes.base import Placement
 from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.events.event import Event
 from upwell.pipelines.events.rules import EventRule, EventRules
+from upwell.pipelines.run.metrics import pipeline_families, sink_families
 from upwell.pipelines.run.pipeline import REASONS, Pipeline
-from upwell.pipelines.run.runner import PipelineRunner
 from upwell.pipelines.sinks.journal import OutboxLimits
 from upwell.pipelines.sinks.opening import open_sinks
 from upwell.pipelines.sinks.outbox import Outbox
@@ -296,7 +295,7 @@ def test_the_metrics_of_pipelines_are_listed_with_their_labels(tmp_path: Path) -
     source = MadeSource([np.zeros((8, 8, 3), np.uint8)])
     with Pipeline("dock", source, (), EventRules([EventRule("seen", "frame")], Zones({}, {}))) as pipeline:
         list(pipeline)
-        families = list(PipelineRunner([pipeline], {}, outbox, ExitStack()).families())
+        families = [*pipeline_families({"dock": pipeline}), *sink_families(outbox)]
     outbox.close()
     labels = {
         family.name + {"counter": "_total"}.get(family.type, ""): set(family.samples[0].labels) for family in families

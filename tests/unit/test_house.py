@@ -247,6 +247,7 @@ ALSO_NEED_ONE = {
     "upwell.fleet.api.rollouts",
     "upwell.fleet.opamp.exchange",
     "upwell.fleet.opamp.messages",
+    "upwell.pipelines.run.file",
 }
 """The modules that import one of those."""
 

@@ -1,22 +1,20 @@
-"""`upwell agent`: run the agent for local callers."""
+"""What `upwell agent` does: run the agent for local callers. The command is above, where it can run pipelines, too."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.health import summary
 from upwell.edge.server.agent_service import MAX_STREAMS, add_agent_service
-from upwell.edge.server.assembly import build_agent, serve_metrics
+from upwell.edge.server.assembly import assemble, serve_metrics
 from upwell.edge.server.dataplane import AgentDataplane
-from upwell.shared.config.yaml import load_yaml
+from upwell.edge.spool.item import SpoolResult
 from upwell.shared.oip.auth.quotas import limited
 from upwell.shared.oip.grpc.introspection import add_introspection_methods
 from upwell.shared.oip.grpc.server import Connections, start_server
@@ -24,6 +22,7 @@ from upwell.shared.oip.http.extensions import Extensions
 from upwell.shared.oip.http.server import start_http_server
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
+from upwell.shared.telemetry.exposition import Page
 from upwell.shared.telemetry.logs import set_up_logs
 
 DRAIN_S = 10.0
@@ -31,17 +30,31 @@ SPARE_WORKERS = 4
 """Calls beyond `max_requests` that still get a thread: health checks, and requests to be refused."""
 
 
-def agent(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml to run.")],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
-) -> None:
-    """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first."""
-    settings = load_yaml(config, AgentConfig).agent
+@dataclass(frozen=True)
+class Companion:
+    """What runs in the process of `upwell agent` beside it.
+
+    `on_result` is given the cloud's answers to kept cases. `run` is entered once the agent is there, and left before it
+    is closed; it gives pages to serve beside the metrics.
+    """
+
+    on_result: Callable[[SpoolResult], None]
+    run: Callable[[Agent], AbstractContextManager[Mapping[str, Page]]]
+
+
+def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None = None) -> None:
+    """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first. Raises `ConfigError`."""
+    settings = config.agent
     console = set_up_logs(settings.log, logging.DEBUG if verbose else logging.INFO)
     # It may fetch a model for minutes: until then a signal ends it at once, and again once it is closed.
-    with ExitStack() as once_closed, build_agent(Agent, config) as running:
+    with (
+        ExitStack() as once_closed,
+        assemble(Agent, config, None if companion is None else companion.on_result) as running,
+        ExitStack() as beside,
+    ):
         stop = StopSignals()
         once_closed.callback(stop.restore_default)
+        pages = None if companion is None else beside.enter_context(companion.run(running))
         spool = running.spool
         introspection = AgentDataplane(running, settings.max_requests)
         dataplane = limited(introspection, settings.limits, by_token=settings.tokens is not None)
@@ -67,7 +80,7 @@ def agent(
             )
             console.print(f"HTTP on {', '.join(web.addresses)}", markup=False)
         if settings.metrics is not None:
-            console.print(f"metrics on {serve_metrics(running, settings.metrics)}", markup=False)
+            console.print(f"metrics on {serve_metrics(running, settings.metrics, pages)}", markup=False)
         for health in running.health():
             console.print(summary(health), markup=False)
         count = len(running.models)

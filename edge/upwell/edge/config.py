@@ -121,6 +121,10 @@ class AgentConfig(FilePart):
     agent: AgentSection = Field(AgentSection(), description="The agent itself.")
     cloud: CloudSection | None = Field(None, description="The cloud; without it the agent runs on the edge alone.")
     policy: RelativePath | None = Field(None, description="The routing policy; without it every default holds.")
+    pipelines: RelativePath | None = Field(
+        None,
+        description="Pipelines that `upwell agent` runs; changes take over. Needs the extra `pipelines`.",
+    )
     models: dict[Annotated[str, Field(min_length=1)], ModelSection] = Field(
         min_length=1, description="The models served, by the name that callers use."
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import socket
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from tests.pipelines_run import (
     write_agent,
     write_video,
 )
+from upwell.pipelines.run.assembly import FLUSH_S
 from upwell.tools.demo import cards
 
 EVENTS = [
@@ -215,3 +218,23 @@ def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path:
     assert health["status"] == "degraded"
     assert [problem for problem in health["problems"] if problem.startswith("pipeline gate: the source is lost")]
     assert health["pipelines"]["dock"]["frames"] == {"answered": captured}
+
+
+@pytest.mark.slow
+def test_with_dead_receivers_the_end_takes_a_few_seconds(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "still.mp4", [next(cards.video(SHOWN))] * 3)
+    events = [{"name": "seen", "on": "frame"}]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        sinks = [
+            {"mqtt": {"broker": f"mqtt://127.0.0.1:{port}", "topic": "a/{event}"}},
+            {"mqtt": {"broker": "mqtt://127.0.0.1:9", "topic": "a/{event}"}},
+            {"webhook": {"url": f"http://127.0.0.1:{port}/"}},
+        ]
+        pipeline = {"source": {"video": str(path)}, "steps": [*FOLLOWED], "events": events, "sinks": sinks}
+        with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, dock=pipeline)) as it:
+            it.wait()
+            began_s = time.monotonic()
+            it.runner.close()
+            took_s = time.monotonic() - began_s
+    assert took_s < FLUSH_S + 4.0

@@ -12,6 +12,7 @@ from upwell.edge.policy import policy_file
 from upwell.edge.policy.policy_file import PolicyFile
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
+from upwell.shared.platform.watched_files import REST_IN_PLACE_S
 from upwell.shared.routing.policy.policy import Policy
 
 
@@ -39,7 +40,7 @@ class Watched:
     def settle(self) -> None:
         """Look until the file has rested, written in place or not."""
         self.file.poll()
-        self.now_s += policy_file.REST_IN_PLACE_S
+        self.now_s += REST_IN_PLACE_S
         self.file.poll()
 
     def deadlines_s(self) -> list[float]:
@@ -58,7 +59,7 @@ def test_a_change_is_taken_once_it_has_settled(watched: Watched) -> None:
     watched.file.poll()
     watched.file.poll()
     assert watched.taken == []
-    watched.now_s += policy_file.REST_IN_PLACE_S
+    watched.now_s += REST_IN_PLACE_S
     watched.file.poll()
     assert watched.deadlines_s() == [0.2]
     watched.settle()
@@ -97,7 +98,7 @@ def test_what_changes_while_it_is_read_is_not_taken(watched: Watched, monkeypatc
 
     watched.write("2h")
     watched.file.poll()
-    watched.now_s += policy_file.REST_IN_PLACE_S
+    watched.now_s += REST_IN_PLACE_S
     monkeypatch.setattr(policy_file, "load_yaml", slowly)
     watched.file.poll()
     assert watched.taken == []

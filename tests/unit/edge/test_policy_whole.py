@@ -10,10 +10,10 @@ import pytest
 
 from tests.examples import sampled
 from tests.unit.edge.agents import MODEL, UNSURE, Scene, rows_of, scene
-from upwell.edge.policy import policy_file
-from upwell.edge.policy.policy_file import REST_IN_PLACE_S, PolicyFile
+from upwell.edge.policy.policy_file import PolicyFile
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
+from upwell.shared.platform.watched_files import REST_IN_PLACE_S
 from upwell.shared.routing.policy.policy import Policy
 
 EXAMPLE = """\
@@ -163,7 +163,7 @@ def test_writing_in_place_is_warned_of_once(running: Running, caplog: pytest.Log
         running.run(2.0)
     assert caplog.text.count("is being written in place") == 1
     assert "mv" in caplog.text
-    assert policy_file.REST_IN_PLACE_S > 30.0
+    assert REST_IN_PLACE_S > 30.0
 
 
 @pytest.mark.parametrize("end", sampled(range(0, 130, 3), 4))

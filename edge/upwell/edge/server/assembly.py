@@ -48,15 +48,10 @@ _BLANK_PICTURE = np.zeros((1, 224, 224, 3), np.uint8)
 _log = logging.getLogger(__name__)
 
 
-def build_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> CoreT:
-    """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
-    return assemble(made_as, load_yaml(path, AgentConfig), on_result)
-
-
 def assemble(
     made_as: type[CoreT], config: AgentConfig, on_result: Callable[[SpoolResult], None] | None = None
 ) -> CoreT:
-    """The agent of this configuration. Raises as `build_agent`."""
+    """The agent of an `agent.yaml`, its models loaded and warmed up. Raises `ConfigError` with every problem found."""
     policy = load_yaml(config.policy, Policy) if config.policy else Policy()
     _warn_of_unknown_models(policy, config)
     section, cloud = config.agent, None
@@ -110,9 +105,11 @@ def embedded_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolR
 
     Raises `ConfigError` also where the metrics cannot be served.
     """
-    section = load_yaml(path, AgentConfig).agent
+    config = load_yaml(path, AgentConfig)
+    section = config.agent
     ignored = [f"agent.{key}" for key in FOR_OTHER_CALLERS if key in section.model_fields_set]
-    agent = build_agent(made_as, path, on_result)
+    ignored += [] if config.pipelines is None else ["pipelines"]
+    agent = assemble(made_as, config, on_result)
     if ignored:
         _log.warning(
             "%s: ignored where a program embeds the agent; only `upwell agent` uses them: %s", path, ", ".join(ignored)

@@ -35,8 +35,15 @@ class Sink(Protocol):
         ...
 
 
+class TakeLater(OSError):
+    """Raised by a function that is called for results: it can take none now, and is given this one again later."""
+
+
 class CallbackSink:
-    """Calls a function for each result, at least once. Where it raises, that is logged, and the next result follows."""
+    """Calls a function for each result, at least once.
+
+    Where it raises, that is logged, and the next result follows; `TakeLater` alone puts this one and all others off.
+    """
 
     def __init__(self, on_result: Callable[[SpoolResult], None], name: str = "callback") -> None:
         self.name = name
@@ -51,6 +58,8 @@ class CallbackSink:
         for result in results:
             try:
                 self._on_result(result)
+            except TakeLater:
+                raise
             except Exception as error:  # noqa: BLE001 (the boundary to the user's code: the next result must follow)
                 _log.error("on_result failed for the case %s", result.spool_id, exc_info=error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +14,16 @@ from upwell.edge.agent import Agent
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.health import summary
 from upwell.edge.server.assembly import assemble, serve_metrics
-from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.config.signatures import signatures_of
-from upwell.pipelines.preview.pages import check_preview_address, preview_pages
-from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.preview.pages import preview_pages
+from upwell.pipelines.run.assembly import LateResults
+from upwell.pipelines.run.file import load, running_file
 from upwell.pipelines.run.runner import PipelineRunner
-from upwell.shared.config.yaml import load_yaml, read_text
+from upwell.shared.config.security import parse_address
+from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.platform.systemd import Systemd
+from upwell.shared.telemetry.exposition import Page
 from upwell.shared.telemetry.logs import set_up_logs
 
 _LOOK_S = 0.2
@@ -38,21 +40,15 @@ def run(
     """Run pipelines until their sources are over, or until SIGTERM or Ctrl-C. Exit code 1 where a source broke off."""
     agent_config = agent_config_of(config, models)
     console = set_up_logs(agent_config.agent.log, logging.DEBUG if verbose else logging.INFO)
-    parsed, warnings = parse_pipelines(read_text(pipelines), pipelines, signatures_of(agent_config))
-    for warning in warnings:
-        console.print(f"warning: {warning}", markup=False)
+    load(pipelines, agent_config)  # what is wrong with it is said before any model is loaded
     metrics = agent_config.agent.metrics
-    for name in [name for name, section in parsed.pipelines.items() if section.preview]:
-        check_preview_address(metrics, f"pipelines.{name}.preview")
     results = LateResults()
     with ExitStack() as once_closed, assemble(Agent, agent_config, results) as agent:
         stop = StopSignals()
         once_closed.callback(stop.restore_default)
-        with build_pipelines(parsed, agent, agent_config.agent.state_dir, results) as runner:
-            agent.metrics.export(runner.families)
-            agent.describe_with("pipelines", runner.health)
+        with running_file(pipelines, agent_config, agent, results) as runner:
             if metrics is not None:
-                where = serve_metrics(agent, metrics, preview_pages(runner.previews) if runner.previews else None)
+                where = serve_metrics(agent, metrics, pages_of(runner, metrics))
                 console.print(f"metrics on {where}", markup=False)
                 if runner.previews:
                     console.print(f"preview on {where.removesuffix('metrics')}preview", markup=False)
@@ -74,6 +70,11 @@ def _run_until(stop: StopSignals, runner: PipelineRunner) -> None:
     while stop.receive(_LOOK_S) is None and not runner.is_over:
         pass
     systemd.stopping()
+
+
+def pages_of(runner: PipelineRunner, metrics: str | None) -> Mapping[str, Page]:
+    """The pages of the preview, of which there may be some later; none where other machines would see them."""
+    return preview_pages(runner.previews) if metrics is not None and parse_address(metrics).is_loopback else {}
 
 
 def agent_config_of(config: Path | None, models: Path | None) -> AgentConfig:

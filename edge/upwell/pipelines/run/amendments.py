@@ -8,14 +8,15 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from upwell.edge.spool.database import is_damage, set_aside
 from upwell.edge.spool.item import SpoolClock, SpoolResult
+from upwell.edge.spool.sinks import TakeLater
 
 MAX_WAITING = 100_000
 """Cases whose answers are waited for; beyond it the oldest are forgotten."""
@@ -33,7 +34,8 @@ _log = logging.getLogger(__name__)
 class WaitingEvent:
     """An event about something that the cloud is still to answer: the row `row` of a case of the model `model`.
 
-    `object` is the object that was asked about, as the event writes it; None where it was the whole frame.
+    `object` is the object that was asked about, as the event writes it; None where it was the whole frame. `sequence`
+    is the event's.
     """
 
     pipeline: str
@@ -43,6 +45,11 @@ class WaitingEvent:
     model: str
     row: int
     object: Mapping[str, Any] | None
+    sequence: int = 0
+
+
+Expected: TypeAlias = tuple[str, WaitingEvent]
+"""The id of a case, and an event that waits for it."""
 
 
 class Amendments:
@@ -51,12 +58,15 @@ class Amendments:
     `path` is an SQLite file, or None to remember for as long as the process lives. A damaged one is moved aside. What
     cannot be written is said once and forgotten: then an event has no amendment, and nothing else changes.
 
-    `emit` is called at least once for each event of a case: once more where the process ended before it was noted.
+    `emit` is called at least once for each event of a case: once more where the process ended before it was noted. It
+    says whether the amendment is kept.
     """
 
-    def __init__(self, path: Path | None, emit: Callable[[WaitingEvent, SpoolResult], None]) -> None:
+    def __init__(self, path: Path | None, emit: Callable[[WaitingEvent, SpoolResult], bool]) -> None:
         self._emit = emit
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._untold: set[str] = set()
         self._early: OrderedDict[str, SpoolResult] = OrderedDict()
         self._early_bytes = 0
         self._has_failed = False
@@ -66,27 +76,57 @@ class Amendments:
         # A device without a battery wakes in 1970: what it keeps then must not be old once it learns the time.
         self._clock = SpoolClock(latest_s, time.time(), time.monotonic())
 
-    def wait_for(self, spool_id: str, event: WaitingEvent) -> None:
-        """Have this event amended when the case is answered, which it may be already."""
+    def expect(self, expected: Sequence[Expected]) -> list[tuple[WaitingEvent, SpoolResult]]:
+        """Note events that are about to be kept, before they are: a kill in between costs no amendment then.
+
+        Gives those whose case is answered already, to be amended together with them. `settle` must follow; until then
+        answers to the others wait.
+        """
         with self._lock:
-            early = self._early.get(spool_id)
-            if early is None:
-                self._write(spool_id, event)
-        if early is not None:
-            self._emit(event, early)
+            answered = [(event, self._early[case]) for case, event in expected if case in self._early]
+            waiting = [(case, event) for case, event in expected if case not in self._early]
+            self._untold.update(event.event_id for _, event in waiting)
+            self._write(waiting)
+        return answered
+
+    def settle(self, expected: Sequence[Expected], *, are_kept: bool) -> None:
+        """The events of `expect` are kept, or are not, and then wait for nothing."""
+        ids = {event.event_id for _, event in expected}
+        with self._changed:
+            self._untold -= ids
+            if not are_kept:
+                for case in {case for case, _ in expected}:
+                    self._forget(row for row, event in self._read(case).items() if event.event_id in ids)
+            self._changed.notify_all()
+
+    def forget_unkept(self, kept: Mapping[str, int]) -> None:
+        """Forget the events that were never kept, as the process was killed first: those beyond the last sequence of
+        their pipeline in `kept`. Before any new event is expected."""
+        with self._lock:
+            try:
+                rows = self._connection.execute("SELECT rowid, body FROM waiting").fetchall()
+                events = [(row, WaitingEvent(**json.loads(body))) for row, body in rows]
+            except (sqlite3.Error, TypeError, ValueError):  # said when it is read for an answer
+                return
+            self._forget(row for row, event in events if event.sequence > kept.get(event.pipeline, event.sequence))
 
     def take(self, result: SpoolResult) -> None:
-        """Amend the events of this case."""
+        """Amend the events of this case. Raises `TakeLater` where an amendment cannot be kept now."""
         if result.kind != "spool":
             return
-        with self._lock:
-            events = self._read(result.spool_id)
+        with self._changed:
             self._keep_early(result)
-        for event in events.values():
-            self._emit(event, result)
+            self._changed.wait_for(lambda: not self._untold or not self._is_untold(result.spool_id))
+            events = self._read(result.spool_id)
+        done = [row for row, event in events.items() if self._emit(event, result)]
         if events:
             with self._lock:
-                self._forget(events)
+                self._forget(done)
+        if len(done) < len(events):
+            raise TakeLater("the outbox cannot be written")
+
+    def _is_untold(self, spool_id: str) -> bool:
+        return any(event.event_id in self._untold for event in self._read(spool_id).values())
 
     def close(self) -> None:
         """Close the file. Calling it twice is harmless."""
@@ -119,12 +159,14 @@ class Amendments:
             _, oldest = self._early.popitem(last=False)
             self._early_bytes -= len(oldest.answer)
 
-    def _write(self, spool_id: str, event: WaitingEvent) -> None:
+    def _write(self, expected: Sequence[Expected]) -> None:
+        if not expected:
+            return
         now_s = self._clock.at(time.monotonic())
         try:
             with self._connection:
-                row = (spool_id, now_s, json.dumps(asdict(event)))
-                self._connection.execute("INSERT INTO waiting VALUES (?, ?, ?)", row)
+                rows = [(case, now_s, json.dumps(asdict(event))) for case, event in expected]
+                self._connection.executemany("INSERT INTO waiting VALUES (?, ?, ?)", rows)
                 self._connection.execute(
                     "DELETE FROM waiting WHERE rowid <= (SELECT max(rowid) FROM waiting) - ?", (MAX_WAITING,)
                 )

@@ -10,10 +10,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from upwell.edge.server.core import AgentCore
 from upwell.edge.spool.item import SpoolResult
+from upwell.edge.spool.sinks import TakeLater
 from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.config.sections import (
     CaptureSection,
@@ -31,7 +32,8 @@ from upwell.pipelines.run.amendments import Amendments, WaitingEvent
 from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
 from upwell.pipelines.run.pipeline import Pipeline
 from upwell.pipelines.run.publishing import PublishedAs, Publisher, may_leave
-from upwell.pipelines.run.runner import PipelineRunner
+from upwell.pipelines.run.runner import BuiltPipeline, PipelineRunner
+from upwell.pipelines.sinks.base import Sink
 from upwell.pipelines.sinks.journal import OutboxLimits
 from upwell.pipelines.sinks.opening import open_sinks
 from upwell.pipelines.sinks.outbox import Outbox
@@ -62,8 +64,11 @@ from upwell.shared.config.security import TlsFiles
 if TYPE_CHECKING:
     from upwell.pipelines.events.where import ObjectCondition
 
-FLUSH_S = 10.0
+FLUSH_S = 3.0
 """How long the end waits for sinks to take what is in the outbox; the rest stays there."""
+
+_BOUND_S = 2.0
+"""How long a result waits for the pipelines to start, before it is put off."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,25 +79,27 @@ class LateResults:
     """Where the agent's results go; made before the agent, which wants to know, and bound to pipelines after it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.RLock())
         self._take: Callable[[SpoolResult], None] | None = None
-        self._early: list[SpoolResult] = []
 
     def __call__(self, result: SpoolResult) -> None:
-        """Take an answer of the cloud to a kept case."""
-        with self._lock:
+        """Take an answer of the cloud to a kept case. Raises `TakeLater` where no pipeline is there to take it."""
+        with self._changed:  # until it is taken, so that nothing that it needs is closed meanwhile
+            self._changed.wait_for(lambda: self._take is not None, _BOUND_S)
             if self._take is None:
-                self._early.append(result)
-                return
-        self._take(result)
+                raise TakeLater("the pipelines are not running")
+            self._take(result)
 
     def bind(self, take: Callable[[SpoolResult], None]) -> None:
-        """Give all results to `take`, those that have come already first."""
-        with self._lock:
+        """Give all results to `take` from now on."""
+        with self._changed:
             self._take = take
-            early, self._early = self._early, []
-        for result in early:
-            take(result)
+            self._changed.notify_all()
+
+    def unbind(self) -> None:
+        """Take no more; what comes later is kept for the next start."""
+        with self._changed:
+            self._take = None
 
 
 @dataclass(frozen=True)
@@ -256,16 +263,63 @@ def sink_settings(section: SinkSection) -> SinkSettings:
     return KafkaSettings(kafka.brokers, kafka.topic, files, kafka.user, kafka.password_file)
 
 
-@dataclass(frozen=True)
-class BuiltPipeline:
-    """A pipeline, what writes its events, and what shows it, where it is to be shown."""
-
-    pipeline: Pipeline
-    publisher: Publisher
-    preview: Preview | None
+_OpenSinks: TypeAlias = list[tuple[SinkSettings, Sink]]
 
 
-def build_pipeline(
+class PipelineFactory:
+    """Makes the pipelines of files around one agent, with one outbox for all of them."""
+
+    def __init__(
+        self, agent: AgentCore, outbox: Outbox, late: Amendments, publishers: dict[str, Publisher], sinks: _OpenSinks
+    ) -> None:
+        self._agent = agent
+        self._outbox = outbox
+        self._late = late
+        self._publishers = publishers
+        self._sinks = sinks
+
+    def check(self, name: str, section: PipelineSection) -> None:
+        """Raise `ConfigError` where its steps cannot be bound to the models that the agent has."""
+        bind_steps(name, section, self._agent)
+
+    def use_sinks(self, config: PipelinesConfig) -> None:
+        """Open the sinks of the file that are not open, and close those that it does not have.
+
+        Raises `ConfigError`; then some may be closed, until it is called for a file that has them.
+        """
+        wanted = _wanted_sinks(config)
+        all_wanted = [one for of_pipeline in wanted.values() for one in of_pipeline]
+        leaving = [sink.name for settings, sink in self._sinks if settings not in all_wanted]
+        if leaving:
+            self._outbox.flush(FLUSH_S, leaving)
+            self._outbox.end(leaving)
+            self._sinks = [one for one in self._sinks if one[1].name not in leaving]
+        opened = open_sinks(wanted, self._sinks)
+        self._outbox.change(opened)
+        self._sinks = _paired(wanted, opened)
+
+    def build(self, name: str, section: PipelineSection) -> BuiltPipeline:
+        """One pipeline, its source open. Raises `ConfigError`."""
+        built = _build_pipeline(name, section, self._agent, self._outbox, self._late)
+        self._publishers[name] = built.publisher
+        return built
+
+    def forget(self, name: str) -> None:
+        """Late answers to events of this pipeline amend nothing any more."""
+        self._publishers.pop(name, None)
+
+
+def _wanted_sinks(config: PipelinesConfig) -> dict[str, list[SinkSettings]]:
+    return {name: [sink_settings(one) for one in section.sinks] for name, section in config.pipelines.items()}
+
+
+def _paired(wanted: Mapping[str, Sequence[SinkSettings]], opened: Mapping[str, Sequence[Sink]]) -> _OpenSinks:
+    """Each sink once, with what it was opened with."""
+    pairs = [pair for name in wanted for pair in zip(wanted[name], opened[name], strict=True)]
+    return [*{id(sink): (settings, sink) for settings, sink in pairs}.values()]
+
+
+def _build_pipeline(
     name: str, section: PipelineSection, agent: AgentCore, outbox: Outbox, late: Amendments
 ) -> BuiltPipeline:
     """One pipeline, its source open. Raises `ConfigError`."""
@@ -313,29 +367,31 @@ def build_pipelines(
     """
     publishers: dict[str, Publisher] = {}
 
-    def amend(waiting: WaitingEvent, result: SpoolResult) -> None:
-        if waiting.pipeline in publishers:
-            publishers[waiting.pipeline].amend(waiting, result)
+    def amend(waiting: WaitingEvent, result: SpoolResult) -> bool:
+        publisher = publishers.get(waiting.pipeline)  # of one that is gone nothing is amended, which is as good as done
+        return publisher is None or publisher.amend(waiting, result)
 
     with ExitStack() as on_failure:
         folder = state_dir or Path(on_failure.enter_context(TemporaryDirectory(prefix="upwell-pipelines-")))
-        sinks = open_sinks(
-            {name: [sink_settings(one) for one in section.sinks] for name, section in config.pipelines.items()}
-        )
-        outbox = Outbox(folder / OUTBOX_NAME, sinks, OutboxLimits(), may_leave(agent.router))
+        wanted = _wanted_sinks(config)
+        opened = open_sinks(wanted)
+        outbox = Outbox(folder / OUTBOX_NAME, opened, OutboxLimits(), may_leave(agent.router))
         on_failure.callback(outbox.close)
         late = Amendments(None if state_dir is None else state_dir / AMENDMENTS_NAME, amend)
         on_failure.callback(late.close)
+        late.forget_unkept(outbox.last_sequences())
+        on_failure.callback(results.unbind)
         # Until then answers may come, and amend.
         on_failure.callback(_flush, outbox, "lost" if state_dir is None else "kept for the next start")
-        built: list[BuiltPipeline] = []
-        for name, section in config.pipelines.items():
-            built.append(build_pipeline(name, section, agent, outbox, late))
-            on_failure.callback(built[-1].pipeline.close)
-            publishers[name] = built[-1].publisher
-        results.bind(late.take)
-        previews = {one.pipeline.name: one.preview for one in built if one.preview is not None}
-        return PipelineRunner([one.pipeline for one in built], previews, outbox, on_failure.pop_all())
+        factory = PipelineFactory(agent, outbox, late, publishers, _paired(wanted, opened))
+        runner = PipelineRunner(factory, outbox, on_failure.pop_all())
+    try:
+        runner.change(config)
+    except BaseException:
+        runner.close()
+        raise
+    results.bind(late.take)
+    return runner
 
 
 def _flush(outbox: Outbox, fate: str) -> None:

@@ -138,6 +138,11 @@ class Pipeline:
                 self._last_failure,
             )  # fmt: skip
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop.is_set()
+
     def stop(self) -> None:
         """End the iteration after the frame that is under way. From any thread."""
         self._stop.set()

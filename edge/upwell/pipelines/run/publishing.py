@@ -7,7 +7,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.events.event import Event
 from upwell.pipelines.events.rules import FiredEvent
 from upwell.pipelines.frame import FoundObject, Scene
-from upwell.pipelines.run.amendments import Amendments, WaitingEvent
+from upwell.pipelines.run.amendments import Amendments, Expected, WaitingEvent
 from upwell.pipelines.run.annotated import annotated, jpeg
 from upwell.pipelines.run.answers import AnswerReader
 from upwell.pipelines.run.inference import object_tags
@@ -75,9 +75,14 @@ class Publisher:
         picture = jpeg(annotated(scene, self._as.zones)) if self._as.has_pictures else b""
         with self._in_order:
             events = [self._event(fired, answered) for fired in answered.fired]
-            self._outbox.put([self._message(event, picture) for event in events])
-        for event in events:
-            self._wait_for_answers(event, scene)
+            expected = [one for event in events for one in _expected(event, scene)]
+            are_kept = False
+            try:
+                amendments = [self._amendment(*one) for one in self._late.expect(expected)]
+                messages = [self._message(event, picture) for event in events]
+                are_kept = self._outbox.put([*messages, *(one for one in amendments if one is not None)])
+            finally:
+                self._late.settle(expected, are_kept=are_kept)
 
     def _event(self, fired: FiredEvent, answered: AnsweredFrame) -> Event:
         scene = answered.scene
@@ -112,27 +117,17 @@ class Publisher:
         found = found or [(self._as.model, self._as.tags.get(self._as.model, {}))]
         return [one for index, one in enumerate(found) if one not in found[:index]]
 
-    def _wait_for_answers(self, event: Event, scene: Scene) -> None:
-        about: Sequence[tuple[Mapping[str, Mapping[str, Any]], FoundObject | None]] = [
-            (scene.answers, None),
-            *((found.answers, found) for found in event.objects),
-        ]
-        for answers, found in about:
-            for model, facts in answers.items():
-                if "case" not in facts:
-                    continue
-                spool_id, _, row = str(facts["case"]).rpartition("/")
-                written = None if found is None else _written(found)
-                waiting = WaitingEvent(
-                    event.pipeline, event.id, event.event, event.captured_unix_s, model, int(row), written
-                )
-                self._late.wait_for(spool_id, waiting)
+    def amend(self, waiting: WaitingEvent, result: SpoolResult) -> bool:
+        """Put an amendment of the event into the outbox, with what the cloud said; False where it cannot be kept."""
+        with self._in_order:
+            message = self._amendment(waiting, result)
+            return message is None or self._outbox.put([message])
 
-    def amend(self, waiting: WaitingEvent, result: SpoolResult) -> None:
-        """Put an amendment of the event into the outbox, with what the cloud said."""
+    def _amendment(self, waiting: WaitingEvent, result: SpoolResult) -> Message | None:
+        """None where the model is no longer asked."""
         reader = self._as.readers.get(waiting.model)
         if reader is None:
-            return
+            return None
         outputs = result.response().outputs
         facts = {**reader.facts(outputs, waiting.row), "route": "cloud", "reason": result.reason}
         if waiting.object is not None:
@@ -147,14 +142,30 @@ class Publisher:
             answers = {} if reader.finds_objects else {waiting.model: facts}
         # The same each time: where the process ends in the middle, the answer is handed over again.
         about = f"{waiting.event_id} {result.spool_id} {waiting.model} {waiting.row}"
-        with self._in_order:
-            event = Event(
-                hashlib.sha256(about.encode()).hexdigest()[:32], waiting.pipeline, waiting.event,
-                self._outbox.next_sequence(waiting.pipeline), waiting.captured_unix_s,
-                max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud", result.reason,
-                amends=waiting.event_id, answers=answers,
+        event = Event(
+            hashlib.sha256(about.encode()).hexdigest()[:32], waiting.pipeline, waiting.event,
+            self._outbox.next_sequence(waiting.pipeline), waiting.captured_unix_s,
+            max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud", result.reason,
+            amends=waiting.event_id, answers=answers,
+        )  # fmt: skip
+        return self._message(event)
+
+
+def _expected(event: Event, scene: Scene) -> Iterator[Expected]:
+    """What the event waits for: the cases that the cloud is still to answer, of the frame and of its objects."""
+    about: Sequence[tuple[Mapping[str, Mapping[str, Any]], FoundObject | None]] = [
+        (scene.answers, None),
+        *((found.answers, found) for found in event.objects),
+    ]
+    for answers, found in about:
+        for model, facts in answers.items():
+            if "case" not in facts:
+                continue
+            spool_id, _, row = str(facts["case"]).rpartition("/")
+            yield spool_id, WaitingEvent(
+                event.pipeline, event.id, event.event, event.captured_unix_s, model, int(row),
+                None if found is None else _written(found), event.sequence,
             )  # fmt: skip
-            self._outbox.put([self._message(event)])
 
 
 def _written(found: FoundObject) -> dict[str, Any]:

@@ -1,56 +1,148 @@
-"""Several pipelines around one agent, each in a thread of its own."""
+"""Several pipelines around one agent, each in a thread of its own; they come and go with their file."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from upwell.edge.observe.health import HealthPart
-from upwell.pipelines.answered import percentile
+from upwell.pipelines.config.sections import PipelinesConfig, PipelineSection
 from upwell.pipelines.preview.preview import Preview
+from upwell.pipelines.run.metrics import pipeline_families, sink_families
 from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.run.publishing import Publisher
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sources.base import SourceState
+from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 
-_SINK_OUTCOMES = ("delivered", "denied", "poisoned", "dropped_size", "dropped_age", "damaged", "refused")
 _log = logging.getLogger(__name__)
 
 
-class PipelineRunner:
-    """Runs `pipelines` until their sources are over or it is closed. `parts` are closed after them, the last first.
+@dataclass(frozen=True)
+class BuiltPipeline:
+    """A pipeline, what writes its events, and what shows it, where it is to be shown."""
 
-    `previews` show some of them, by name; the `outbox` has their events.
+    pipeline: Pipeline
+    publisher: Publisher
+    preview: Preview | None
+
+
+class Factory(Protocol):
+    """Makes what a file names. All raise `ConfigError`."""
+
+    def check(self, name: str, section: PipelineSection) -> None:
+        """Whether the models that there are fit; opens nothing."""
+
+    def use_sinks(self, config: PipelinesConfig) -> None:
+        """Have the sinks of this file, and no others, open."""
+
+    def build(self, name: str, section: PipelineSection) -> BuiltPipeline:
+        """One pipeline, its source open."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """The pipeline is no longer there."""
+
+
+class PipelineRunner:
+    """Runs pipelines until their sources are over or it is closed. `change` says which; from one thread at a time.
+
+    `parts` are closed after them, the last first. `previews` show some of them, by name; the `outbox` has their events.
     """
 
-    def __init__(
-        self, pipelines: Sequence[Pipeline], previews: Mapping[str, Preview], outbox: Outbox, parts: ExitStack
-    ) -> None:
-        self.pipelines: Mapping[str, Pipeline] = {one.name: one for one in pipelines}
-        self.previews = previews
+    def __init__(self, factory: Factory, outbox: Outbox, parts: ExitStack) -> None:
+        self._factory = factory
         self._outbox = outbox
         self._parts = parts
-        self._is_closing = threading.Event()
-        self._threads = {
-            one.name: BackgroundThread(f"pipeline-{one.name}", lambda one=one: self._run(one), self._is_closing.is_set)  # type: ignore[misc]  # bound now
-            for one in pipelines
-        }
+        self._sections: Mapping[str, PipelineSection] = {}
+        self._pipelines: dict[str, Pipeline] = {}
+        self._previews: dict[str, Preview] = {}
+        self._threads: dict[str, BackgroundThread] = {}
+        self._is_started = self._is_stopped = False
+        self._changing = threading.Lock()
+
+    @property
+    def pipelines(self) -> Mapping[str, Pipeline]:
+        """Those that there are now, by name."""
+        return dict(self._pipelines)
+
+    @property
+    def previews(self) -> Mapping[str, Preview]:
+        """What shows them; a view that changes with them."""
+        return MappingProxyType(self._previews)
 
     def start(self) -> None:
         """Take frames from now on."""
-        for thread in self._threads.values():
-            thread.start()
+        with self._changing:
+            self._is_started = True
+            for thread in self._threads.values():
+                thread.start()
+
+    def change(self, config: PipelinesConfig) -> None:
+        """Have the pipelines of this file from now on; those that are in it as they were go on undisturbed.
+
+        One that has changed ends after the frame that is under way, and begins anew: tracks are not carried over.
+        Raises `ConfigError`, and has the former ones then.
+        """
+        with self._changing:
+            if self._is_stopped:
+                return
+            former, sections = self._sections, config.pipelines
+            changed = [name for name in {**former, **sections} if former.get(name) != sections.get(name)]
+            for name in changed:
+                if name in sections:
+                    self._factory.check(name, sections[name])
+            self._end(changed)
+            try:
+                self._begin(config, changed)
+            except ConfigError:
+                self._end(changed)
+                if former:
+                    self._begin(config.model_copy(update={"pipelines": former}), changed)
+                raise
+            if former:
+                _log.info("the pipelines have changed: %s", ", ".join(changed) or "nothing in them")
+
+    def _begin(self, config: PipelinesConfig, names: Collection[str]) -> None:
+        self._factory.use_sinks(config)
+        self._sections = config.pipelines
+        for name in names:
+            if name not in config.pipelines:
+                self._factory.forget(name)
+                continue
+            built = self._factory.build(name, config.pipelines[name])
+            self._pipelines[name] = pipeline = built.pipeline
+            if built.preview is not None:
+                self._previews[name] = built.preview
+            self._threads[name] = _thread(pipeline)
+            if self._is_started:
+                self._threads[name].start()
+
+    def _end(self, names: Collection[str]) -> None:
+        """End these, where they are there, after the frames that are under way."""
+        ending = [self._pipelines[name] for name in names if name in self._pipelines]
+        for pipeline in ending:
+            pipeline.stop()
+        for pipeline in ending:
+            thread = self._threads.pop(pipeline.name)
+            if thread.ident is not None:
+                thread.join()
+            pipeline.close()
+            del self._pipelines[pipeline.name]
+            self._previews.pop(pipeline.name, None)
 
     @property
     def is_over(self) -> bool:
         """Whether every source has ended."""
-        return not any(thread.is_alive() for thread in self._threads.values())
+        return not any(thread.is_alive() for thread in list(self._threads.values()))
 
     @property
     def has_failed(self) -> bool:
@@ -60,17 +152,23 @@ class PipelineRunner:
             for status in (pipeline.source.status for pipeline in self.pipelines.values())
         )
 
+    def stop(self) -> None:
+        """Take no frames and no changes any more."""
+        with self._changing:
+            self._is_stopped = True
+            for pipeline in self._pipelines.values():
+                pipeline.stop()
+
     def close(self) -> None:
         """End after the frames that are under way, and close all parts. Calling it twice is harmless."""
-        self._is_closing.set()
-        for pipeline in self.pipelines.values():
-            pipeline.stop()
-        for thread in self._threads.values():
-            if thread.ident is not None:
-                thread.join()
-        for pipeline in self.pipelines.values():
-            pipeline.close()
-        self._parts.close()
+        self.stop()
+        with self._changing:
+            for thread in self._threads.values():
+                if thread.ident is not None:
+                    thread.join()
+            for pipeline in self._pipelines.values():
+                pipeline.close()
+            self._parts.close()
 
     def __enter__(self) -> PipelineRunner:
         return self
@@ -100,61 +198,19 @@ class PipelineRunner:
 
     def families(self) -> Iterable[Metric]:
         """How the pipelines do, for a scrape."""
-        frames = CounterMetricFamily(
-            "upwell_pipeline_frames", "Frames by what became of them.", labels=["pipeline", "outcome"]
-        )
-        events = CounterMetricFamily("upwell_pipeline_events", "Events.", labels=["pipeline", "event"])
-        captured = CounterMetricFamily("upwell_pipeline_captured", "Frames captured.", labels=["pipeline"])
-        live = GaugeMetricFamily(
-            "upwell_pipeline_source_live", "1 while the source brings frames.", labels=["pipeline"]
-        )
-        reconnects = CounterMetricFamily(
-            "upwell_pipeline_source_reconnects", "Times the source was lost and opened again.", labels=["pipeline"]
-        )
-        latency = GaugeMetricFamily(
-            "upwell_pipeline_latency_seconds",
-            "From capture to answer, of the latest frames.",
-            labels=["pipeline", "quantile"],
-        )
-        for name, pipeline in self.pipelines.items():
-            status = pipeline.status
-            captured.add_metric([name], status.captured)
-            live.add_metric([name], float(status.source.state is SourceState.LIVE))
-            reconnects.add_metric([name], status.source.reconnects)
-            for outcome, count in status.frames.items():
-                frames.add_metric([name, outcome], count)
-            for event, count in status.events.items():
-                events.add_metric([name, event], count)
-            ordered = sorted(status.latencies_s)
-            for quantile in (0.5, 0.99):
-                latency_s = percentile(ordered, quantile)
-                if latency_s is not None:
-                    latency.add_metric([name, str(quantile)], latency_s)
-        return captured, frames, events, live, reconnects, latency, *self._sink_families()
+        return *pipeline_families(self.pipelines), *sink_families(self._outbox)
 
-    def _sink_families(self) -> Iterable[Metric]:
-        messages = CounterMetricFamily(
-            "upwell_pipeline_sink_messages", "Events by what became of them for a sink.", labels=["sink", "outcome"]
-        )
-        failures = CounterMetricFamily(
-            "upwell_pipeline_sink_failures",
-            "Deliveries that a sink could not take, which are tried again.",
-            labels=["sink"],
-        )
-        waiting = GaugeMetricFamily("upwell_pipeline_sink_waiting", "Events that wait for a sink.", labels=["sink"])
-        for name, counts in self._outbox.counts().items():
-            for outcome in _SINK_OUTCOMES:
-                messages.add_metric([name, outcome], getattr(counts, outcome))
-            failures.add_metric([name], counts.failures)
-            waiting.add_metric([name], counts.waiting)
-        return messages, failures, waiting
 
-    def _run(self, pipeline: Pipeline) -> None:
-        for _ in pipeline:
-            pass
-        if not self._is_closing.is_set():
-            source = pipeline.source.status
-            if source.explained:
-                _log.error("pipeline %s: the source is over: %s", pipeline.name, source.explained)
-            else:
-                _log.info("pipeline %s: the source is over", pipeline.name)
+def _thread(pipeline: Pipeline) -> BackgroundThread:
+    return BackgroundThread(f"pipeline-{pipeline.name}", lambda: _run(pipeline), lambda: pipeline.is_stopped)
+
+
+def _run(pipeline: Pipeline) -> None:
+    for _ in pipeline:
+        pass
+    if not pipeline.is_stopped:
+        source = pipeline.source.status
+        if source.explained:
+            _log.error("pipeline %s: the source is over: %s", pipeline.name, source.explained)
+        else:
+            _log.info("pipeline %s: the source is over", pipeline.name)

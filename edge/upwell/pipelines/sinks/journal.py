@@ -131,6 +131,12 @@ class Journal:
                             one.end(OutboxUnavailable("interrupted"))
         return job.result()
 
+    def change(self, sinks: Mapping[str, Sequence[str]]) -> None:
+        """Have these sinks, by pipeline, from now on. What waited for one that is gone is dropped."""
+        self._sinks = sinks
+        with contextlib.suppress(OutboxUnavailable):  # it begins with them when the disk is back
+            _tell_of(self.ask(lambda store: store.change(sinks), durable=True))
+
     def count(self, sinks: Iterable[str], name: str, number: int = 1) -> None:
         """Count something that is not on disk."""
         self._tally({(sink, name): number for sink in sinks})
@@ -213,8 +219,7 @@ class Journal:
             for pipeline, last in beginning.sequences.items():
                 self._sequences[pipeline] = max(last, self._sequences.get(pipeline, 0))
         self._tally({(sink, "resumed"): number for sink, number in beginning.waiting.items()})
-        for sink, number in beginning.gone.items():
-            _log.warning("%d events waited for the sink %s, which is no longer there: they are dropped", number, sink)
+        _tell_of(beginning.gone)
         return store
 
     def _begin_anew(self, error: Exception) -> OutboxStore:
@@ -257,6 +262,12 @@ class Journal:
             with self.counted:
                 self._counts.update(counted)
                 self.counted.notify_all()
+
+
+def _tell_of(gone: Mapping[str, int]) -> None:
+    for sink, number in gone.items():
+        if number:
+            _log.warning("%d events waited for the sink %s, which is no longer there: they are dropped", number, sink)
 
 
 def _high_sequence() -> int:

@@ -24,13 +24,18 @@ GROUP = "upwell.sinks"
 """The entry-point group of sinks: what is called with the options as keywords, and gives a `Sink`."""
 
 
-def open_sinks(settings: Mapping[str, Sequence[SinkSettings]]) -> dict[str, list[Sink]]:
-    """The sinks by pipeline. Pipelines that set the same one share it. Raises `ConfigError`; then none stays open."""
-    opened: list[tuple[SinkSettings, Sink]] = []
+def open_sinks(
+    settings: Mapping[str, Sequence[SinkSettings]], known: Sequence[tuple[SinkSettings, Sink]] = ()
+) -> dict[str, list[Sink]]:
+    """The sinks by pipeline, of which those in `known` are open. Pipelines that set the same one share it.
+
+    Raises `ConfigError`; then none stays open that was not before.
+    """
+    opened: list[tuple[SinkSettings, Sink]] = [*known]
 
     def of(wanted: SinkSettings) -> Sink:
-        for known, sink in opened:
-            if known == wanted:
+        for one, sink in opened:
+            if one == wanted:
                 return sink
         opened.append((wanted, open_sink(wanted)))
         return opened[-1][1]
@@ -38,7 +43,7 @@ def open_sinks(settings: Mapping[str, Sequence[SinkSettings]]) -> dict[str, list
     try:
         return {pipeline: [of(wanted) for wanted in of_pipeline] for pipeline, of_pipeline in settings.items()}
     except BaseException:  # whatever it is, no sink stays open
-        for _, sink in opened:
+        for _, sink in opened[len(known) :]:
             sink.close()
         raise
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -12,14 +12,16 @@ from upwell.pipelines.sinks.journal import Journal, OutboxLimits, OutboxUnavaila
 from upwell.pipelines.sinks.relay import SinkRelay
 from upwell.shared.errors import ConfigError
 
-_CLOSE_S = 5.0
+_CLOSE_S = 2.0
+"""How long the end waits for deliveries under way: less than they would wait for a broker that is silent."""
 
 
 @dataclass(frozen=True)
 class SinkCounts:
     """What became of the messages for one sink, in numbers of messages since the process began.
 
-    `resumed + put = waiting + delivered + denied + poisoned + dropped_size + dropped_age + damaged`.
+    `resumed + put = waiting + delivered + denied + poisoned + dropped_size + dropped_age + removed +
+    damaged`.
     """
 
     resumed: int
@@ -33,6 +35,8 @@ class SinkCounts:
     dropped_size: int
     """The oldest, to make room; or too large for any outbox."""
     dropped_age: int
+    removed: int
+    """Waited when their pipeline or sink was taken out of the file."""
     damaged: int
     """Lost with a damaged database."""
     refused: int
@@ -58,53 +62,80 @@ class Outbox:
         limits: OutboxLimits,
         may_send: Callable[[Message], bool],
     ) -> None:
-        by_name: dict[str, Sink] = {}
-        for pipeline, of_pipeline in sinks.items():
-            names = [sink.name for sink in of_pipeline]
-            for sink in of_pipeline:
-                if by_name.setdefault(sink.name, sink) is not sink or names.count(sink.name) > 1:
-                    raise ConfigError.at(None, f"{sink.name} appears twice, and the two cannot be told apart", pipeline)
-        self._names = {pipeline: [sink.name for sink in of_pipeline] for pipeline, of_pipeline in sinks.items()}
+        by_name = _by_name(sinks)
+        self._limits, self._may_send = limits, may_send
+        self._names = _names(sinks)
         self._journal = Journal(path, self._names, limits)
-        self._relays = {
-            name: SinkRelay(self._journal, sink, self._pipelines_of(name), limits, may_send)
-            for name, sink in by_name.items()
-        }
+        self._relays = {name: self._relay(sink) for name, sink in by_name.items()}
+
+    def change(self, sinks: Mapping[str, Sequence[Sink]]) -> None:
+        """Have these sinks from now on, by pipeline; those that were there before go on undisturbed.
+
+        One that another takes the place of must have been ended. What waits for a pipeline or a sink that is not among
+        them is dropped. From one thread at a time. Raises `ConfigError` where two sinks have one name, and changes
+        nothing then.
+        """
+        by_name = _by_name(sinks)
+        self._names = _names(sinks)
+        self.end([name for name in self._relays if name not in by_name])
+        for name, relay in self._relays.items():
+            relay.serve([pipeline for pipeline in relay.pipelines if name in self._names.get(pipeline, ())])
+        self._journal.change(self._names)
+        for relay in self._relays.values():
+            relay.serve(self._pipelines_of(relay.sink.name))
+        new = {name: self._relay(sink) for name, sink in by_name.items() if name not in self._relays}
+        self._relays = {**self._relays, **new}
+
+    def end(self, names: Sequence[str]) -> None:
+        """Close the sinks of these names, after a delivery under way. What waits for them goes on to wait."""
+        ended = [self._relays[name] for name in names]
+        self._relays = {name: relay for name, relay in self._relays.items() if name not in names}
+        _end(ended)
+
+    def _relay(self, sink: Sink) -> SinkRelay:
+        return SinkRelay(self._journal, sink, self._pipelines_of(sink.name), self._limits, self._may_send)
 
     def next_sequence(self, pipeline: str) -> int:
         """The number of the pipeline's next event. They rise, also over restarts."""
         return self._journal.next_sequence(pipeline)
 
-    def put(self, messages: Sequence[Message]) -> None:
+    def put(self, messages: Sequence[Message]) -> bool:
         """Keep these, in this order; they are on disk when this returns. Waits for the disk, and never for a sink.
 
-        What the disk refuses is counted as `refused`, and raises nothing.
+        All or none: what the disk refuses is counted as `refused`, and the answer is False.
         """
         try:
             self._journal.ask(lambda store: store.add(messages, self._journal.now_s()), durable=True)
         except OutboxUnavailable:
             for message in messages:
                 self._journal.count(self._names.get(message.pipeline, ()), "refused")
-            return
+            return False
         for name in {name for message in messages for name in self._names.get(message.pipeline, ())}:
-            self._relays[name].wake()
+            relay = self._relays.get(name)  # it may be about to be opened
+            if relay is not None:
+                relay.wake()
+        return True
+
+    def last_sequences(self) -> Mapping[str, int]:
+        """The sequence of the last event that was kept, by pipeline; empty where the disk cannot be read."""
+        try:
+            return self._journal.ask(lambda store: store.last_sequences())
+        except OutboxUnavailable:
+            return {}
 
     def counts(self) -> Mapping[str, SinkCounts]:
         """What became of the messages, by the name of the sink."""
         return {name: self._counts_of(name) for name in self._relays}
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until nothing waits for any sink, or the time is up; whether nothing does."""
+    def flush(self, timeout_s: float, names: Iterable[str] | None = None) -> bool:
+        """Wait until nothing waits for any sink, or for those of `names`, or the time is up; whether nothing does."""
+        names = list(self._relays if names is None else names)
         with self._journal.counted:
-            return self._journal.counted.wait_for(lambda: not any(map(self._journal.waiting, self._relays)), timeout_s)
+            return self._journal.counted.wait_for(lambda: not any(map(self._journal.waiting, names)), timeout_s)
 
     def close(self) -> None:
         """Deliver nothing more, and close the sinks and the database. What waits stays on disk. Harmless twice."""
-        for relay in self._relays.values():
-            relay.stop()
-        until_s = time.monotonic() + _CLOSE_S
-        for relay in self._relays.values():
-            relay.join(max(0.0, until_s - time.monotonic()))
+        _end(self._relays.values())
         self._journal.close()
 
     def _pipelines_of(self, name: str) -> list[str]:
@@ -114,3 +145,26 @@ class Outbox:
         with self._journal.counted:
             counted = {field.name: self._journal.count_of(name, field.name) for field in fields(SinkCounts)}
             return SinkCounts(**(counted | {"waiting": self._journal.waiting(name)}))
+
+
+def _end(relays: Collection[SinkRelay]) -> None:
+    for relay in relays:
+        relay.stop()
+    until_s = time.monotonic() + _CLOSE_S
+    for relay in relays:
+        relay.join(max(0.0, until_s - time.monotonic()))
+
+
+def _by_name(sinks: Mapping[str, Sequence[Sink]]) -> dict[str, Sink]:
+    """Each sink once. Raises `ConfigError`."""
+    found: dict[str, Sink] = {}
+    for pipeline, of_pipeline in sinks.items():
+        names = [sink.name for sink in of_pipeline]
+        for sink in of_pipeline:
+            if found.setdefault(sink.name, sink) is not sink or names.count(sink.name) > 1:
+                raise ConfigError.at(None, f"{sink.name} appears twice, and the two cannot be told apart", pipeline)
+    return found
+
+
+def _names(sinks: Mapping[str, Sequence[Sink]]) -> dict[str, list[str]]:
+    return {pipeline: [sink.name for sink in of_pipeline] for pipeline, of_pipeline in sinks.items()}

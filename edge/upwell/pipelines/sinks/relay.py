@@ -43,7 +43,8 @@ class SinkRelay:
     ) -> None:
         self._journal = journal
         self._sink = sink
-        self._pipelines = deque(pipelines)
+        self._pipelines = tuple(pipelines)
+        self._turn = 0
         self._limits = limits
         self._may_send = may_send
         self._random = random.Random()  # noqa: S311 (spreads load; keeps no secret)
@@ -62,6 +63,21 @@ class SinkRelay:
         with self._changed:
             self._has_news = True
             self._changed.notify_all()
+
+    def serve(self, pipelines: Sequence[str]) -> None:
+        """Take the messages of these pipelines from now on."""
+        self._pipelines = tuple(pipelines)
+        self.wake()
+
+    @property
+    def pipelines(self) -> Sequence[str]:
+        """Whose messages it takes."""
+        return self._pipelines
+
+    @property
+    def sink(self) -> Sink:
+        """Who takes them."""
+        return self._sink
 
     def stop(self) -> None:
         """Deliver nothing more. A delivery under way goes on to its end."""
@@ -88,9 +104,10 @@ class SinkRelay:
             with suppress(OutboxUnavailable):  # a full disk can still be read
                 self._save_owed()
             had_some = False
-            for _ in range(len(self._pipelines)):  # each in turn, so that none waits behind all of another's
-                self._pipelines.rotate(-1)
-                had_some |= self._deliver_some(self._pipelines[0])
+            pipelines = self._pipelines
+            for _ in pipelines:  # each in turn, so that none waits behind all of another's
+                self._turn += 1
+                had_some |= self._deliver_some(pipelines[self._turn % len(pipelines)])
             if not had_some:
                 self._idle(REOPEN_S if self._owed else _IDLE_S)
         except OutboxUnavailable:

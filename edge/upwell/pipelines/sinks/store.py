@@ -25,7 +25,7 @@ _FREE_PAGES = 2048
 
 _PAGES_AT_ONCE = 256
 
-Outcome: TypeAlias = Literal["delivered", "denied", "poisoned", "dropped_size", "dropped_age"]
+Outcome: TypeAlias = Literal["delivered", "denied", "poisoned", "dropped_size", "dropped_age", "removed"]
 """How a message ended for one sink."""
 
 SCHEMA: tuple[Migration, ...] = (
@@ -130,8 +130,19 @@ class OutboxStore:
             self._forget(pipeline)
         for pipeline in self._sinks:
             self._connection.execute("INSERT OR IGNORE INTO sequences VALUES (?, ?)", (pipeline, first_sequence))
-        sequences = dict(self._connection.execute("SELECT pipeline, last FROM sequences").fetchall())
-        return Beginning(sequences, self._waiting_by_sink(wanted, last), gone)
+        return Beginning(self.last_sequences(), self._waiting_by_sink(wanted, last), gone)
+
+    def change(self, sinks: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
+        """Have these sinks from now on, as `begin` does; the number of messages given up by sink that is gone."""
+        self._sinks = sinks
+        gone = self.begin(0).gone
+        for sink, number in gone.items():
+            self.counted[sink, "removed"] += number
+        return gone
+
+    def last_sequences(self) -> dict[str, int]:
+        """The last sequence by pipeline."""
+        return dict(self._connection.execute("SELECT pipeline, last FROM sequences").fetchall())
 
     def latest_s(self) -> float:
         """The latest instant of the outbox's clock at which a message was kept; 0 without any."""
@@ -188,7 +199,8 @@ class OutboxStore:
 
     def cursor(self, pipeline: str, sink: str) -> int:
         """The number of the last message of the pipeline that is over for the sink."""
-        return self._number("SELECT number FROM cursors WHERE pipeline = ? AND sink = ?", pipeline, sink)
+        query = "SELECT coalesce((SELECT number FROM cursors WHERE pipeline = ? AND sink = ?), 9e18)"  # taken out
+        return self._number(query, pipeline, sink)
 
     def settle(self, pipeline: str, sink: str, until: int, outcome: Outcome) -> None:
         """Note that for the sink all messages up to that number are over; those that no sink awaits are deleted."""

@@ -25,8 +25,8 @@ from upwell.shared.oip.http.tls import watch_client_context
 _ANSWER_BYTES = 64 << 10
 """Of an answer so much is read, so that the connection can be used again; one that says more is closed."""
 
-_TRY_AGAIN = frozenset({408, 425, 429})
-"""The answers 4xx that say nothing about the message."""
+_POISONOUS = frozenset({400, 409, 413, 415, 422})
+"""The answers that speak of the event itself. Any other may change once somebody has mended the receiver."""
 
 _VISIBLE = re.compile(r"[!-~]+")
 _PORTS = {"http": 80, "https": 443}
@@ -65,7 +65,7 @@ class Webhook:
                 raise SinkUnavailable(f"{self._host}: {_what_happened(error)}", taken=index) from None
             if 200 <= status < 300:
                 continue
-            if 400 <= status < 500 and status not in _TRY_AGAIN:
+            if status in _POISONOUS:
                 raise Poisonous(index, f"{self._host} answered {status}")
             raise SinkUnavailable(f"{self._host} answered {status}", taken=index, retry_after_s=retry_after_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -70,3 +71,79 @@ class WatchedFiles(Generic[T]):
 
     def _look(self) -> list[Fingerprint]:
         return [Fingerprint.of(path) for path in self._paths]
+
+
+REST_IN_PLACE_S = 60.0
+"""A file that is written in place is read once it has not changed for so long: nothing else says that it is whole.
+Half a file can be a valid one: a policy without the rules that were to follow."""
+
+
+class SettledFile(Generic[T]):
+    """A file that a person edits, looked at again and again; `take` gets what is new, on the thread that calls `poll`.
+
+    A file that takes the place of the former one (`mv new policy.yaml`) is whole when it comes: it is read once it has
+    stayed the same from one look to the next. One that is written in place must rest for `REST_IN_PLACE_S` first, and
+    so must one that was seen to grow, or that was gone in between. A file that is wrong or gone leaves what was read
+    before in force, and says so once. `take` says why it will not have the new, or nothing; it must not raise.
+
+    `load` reads the file, at construction at once; it raises `ConfigError` where that is wrong. `name` is what is read,
+    for the log. `clock` gives seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        load: Callable[[], T],
+        take: Callable[[T], str],
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._load = load
+        self._take = take
+        self._name = name
+        self._clock = clock
+        self._read_as = self._seen = Fingerprint.of(path)
+        self._changed_s = clock()
+        self._in_place = False
+        self.value = load()
+        self.problem = ""
+        """Why what is in the file is not in force; empty where it is."""
+
+    def poll(self) -> None:
+        """Look once. Not to be called from two threads at a time."""
+        now_s, found = self._clock(), Fingerprint.of(self._path)
+        if found != self._seen:
+            self._note_change(found, now_s)
+            return
+        if found == self._read_as or (self._in_place and now_s - self._changed_s < REST_IN_PLACE_S):
+            return
+        value, problem = None, ""
+        try:
+            value = self._load()
+        except ConfigError as error:
+            problem = str(error)
+        if Fingerprint.of(self._path) != found:
+            return  # it changed while it was read, so it is read again once it has settled
+        self._read_as, self._in_place = found, False
+        if value is not None and value != self.value:
+            problem = self._take(value)
+            if not problem:
+                self.value = value
+        if problem:
+            _log.error("kept the previous %s: %s", self._name, problem)
+        self.problem = problem
+
+    def _note_change(self, found: Fingerprint, now_s: float) -> None:
+        """Begin to wait for it to settle: for a moment where another file has come whole, else for a while."""
+        # Another file that came while the former one was there was moved into place; a change of it shows otherwise.
+        was_there = self._seen.inode != 0
+        in_place = (found.device, found.inode) == (self._seen.device, self._seen.inode) or not was_there
+        if in_place and not self._in_place and found.inode:
+            _log.warning(
+                "%s is being written in place, so it takes effect once it has not changed for %.0f s. "
+                "A new file that is moved into place (mv) takes effect at once and is never read half-written",
+                self._path, REST_IN_PLACE_S,
+            )  # fmt: skip
+        self._seen, self._changed_s = found, now_s
+        self._in_place = in_place if found.inode else self._in_place

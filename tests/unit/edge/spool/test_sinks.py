@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from upwell.edge.spool.item import SpoolResult
-from upwell.edge.spool.sinks import CallbackSink, JsonlSink
+from upwell.edge.spool.sinks import CallbackSink, JsonlSink, TakeLater
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.tensors import Array
@@ -158,3 +158,11 @@ def test_a_function_that_raises_is_logged_and_the_next_result_follows(caplog: py
         CallbackSink(on_result).take([result(1), result(2)])
     assert seen == [1, 2]
     assert "id-1" in caplog.text
+
+
+def test_a_function_that_puts_a_result_off_gets_it_again() -> None:
+    def on_result(result: SpoolResult) -> None:
+        raise TakeLater("not now")
+
+    with pytest.raises(TakeLater):
+        CallbackSink(on_result).take([result(1)])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 from upwell.edge.spool.item import SpoolResult
+from upwell.edge.spool.sinks import TakeLater
 from upwell.pipelines.frame import FoundObject, Frame, Scene
+from upwell.pipelines.run import assembly
 from upwell.pipelines.run.assembly import LateResults, Where
 
 PICTURE = np.zeros((4, 4, 3), np.uint8)
@@ -17,19 +21,20 @@ def result(number: int) -> SpoolResult:
     return SpoolResult(number, str(number), "", "spool", "digits", "large", {}, "hard", 0.0, 1.0, "", b"", b"")
 
 
-def test_results_that_come_before_the_pipelines_are_taken_first_and_none_twice() -> None:
+def test_results_without_pipelines_are_put_off_and_those_that_come_before_them_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     results, taken = LateResults(), list[int]()
-
-    def take(one: SpoolResult) -> None:
-        taken.append(one.sequence)
-        if len(taken) == 1:
-            results(result(3))  # one more comes while the first are taken
-
-    results(result(1))
+    early = threading.Thread(target=results, args=(result(1),))
+    early.start()
+    results.bind(lambda one: taken.append(one.sequence))
+    early.join()
     results(result(2))
-    results.bind(take)
-    results(result(4))
-    assert sorted(taken) == [1, 2, 3, 4]
+    results.unbind()
+    monkeypatch.setattr(assembly, "_BOUND_S", 0.0)
+    with pytest.raises(TakeLater):
+        results(result(3))
+    assert taken == [1, 2]
 
 
 def test_a_condition_that_cannot_be_evaluated_is_not_true_and_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def published(
 ) -> Iterator[tuple[Publisher, Kept, list[tuple[str, int, str]]]]:
     kept, amended = Kept(), []
     outbox = Outbox(folder / "outbox.db", {"dock": [kept]}, OutboxLimits(), may_send)
-    late = Amendments(None, lambda *_: None)
+    late = Amendments(None, lambda *_: True)
     publisher = Publisher(
         PublishedAs("dock", "cards", tags, readers={"digits": SCORES}), outbox, late,
         lambda model, track, case, _: amended.append((model, track, case)),
@@ -80,8 +81,8 @@ def found(label: str = "card", zone: str = "", **answers: Mapping[str, Any]) -> 
     return FoundObject(label, 0.9, (0, 0, 1, 1), 3, frozenset([zone] if zone else []), answers)
 
 
-def answer(spool_id: str = "case") -> SpoolResult:
-    body = serialize_infer_response(InferResponse("digits", {"scores": np.array([[0.1, 0.9]], np.float32)}))
+def answer(spool_id: str = "case", yes: float = 0.9) -> SpoolResult:
+    body = serialize_infer_response(InferResponse("digits", {"scores": np.array([[1 - yes, yes]], np.float32)}))
     return SpoolResult(1, spool_id, "request", "spool", "digits", "large", {}, "hard", 0.0, 1.0, "", body, b"")
 
 
@@ -149,3 +150,43 @@ def test_an_event_leaves_only_where_all_that_it_tells_of_may(
     ):
         publisher.publish(seen(*objects))
     assert bool(kept.messages) is leaves
+
+
+@pytest.fixture
+def quick_disk() -> Iterator[Path]:
+    """A folder in memory where there is one: here no power is cut."""
+    with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:  # noqa: S108
+        yield Path(folder)
+
+
+@pytest.mark.slow
+def test_ten_thousand_late_answers_in_any_order_each_amend_their_own_event(quick_disk: Path) -> None:
+    """Each answer has a score of its own, by which it can be told."""
+    count, kept, amended = 10_000, Kept(), list[Any]()
+    outbox = Outbox(quick_disk / "outbox.db", {"dock": [kept]}, OutboxLimits(), lambda _: True)
+    late = Amendments(quick_disk / "late.db", lambda waiting, result: publisher.amend(waiting, result))
+    publisher = Publisher(
+        PublishedAs("dock", "cards", readers={"digits": SCORES}), outbox, late, lambda *about: amended.append(about)
+    )
+    order = np.random.default_rng(1).permutation(count)
+    for first in range(0, count, 100):
+        objects = [
+            replace(found(digits={"label": "no", "case": f"case-{number}/0"}), track=number)
+            for number in range(first, first + 100)
+        ]
+        fired = [FiredEvent("seen", (one,)) for one in objects]
+        publisher.publish(AnsweredFrame(replace(SCENE, objects=tuple(objects)), fired, 0.1))
+    for number in order:
+        late.take(answer(f"case-{number}", 0.5 + number / count / 2))
+    assert outbox.flush(60.0)
+    late.close()
+    outbox.close()
+    bodies = [json.loads(message.body) for message in kept.messages]
+    events = {body["id"]: body for body in bodies if body["amends"] is None}
+    amendments = [body for body in bodies if body["amends"] is not None]
+    assert len(events) == len({body["amends"] for body in amendments}) == len(amendments) == count
+    for body in amendments:
+        (now,), (then,) = body["objects"], events[body["amends"]]["objects"]
+        assert now["track"] == then["track"]
+        assert now["digits"]["score"] == pytest.approx(0.5 + now["track"] / count / 2, abs=1e-4)
+    assert len(amended) == count

@@ -1,0 +1,51 @@
+"""`upwell agent`: the agent for local callers, and the pipelines that its agent.yaml names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from upwell.edge.agent import Agent
+from upwell.edge.cli import Companion, run_agent
+from upwell.edge.config import AgentConfig
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+from upwell.shared.telemetry.exposition import Page
+
+
+def agent(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml to run.")],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run the agent until SIGTERM or Ctrl-C; what was accepted by then is answered first.
+
+    With `pipelines` in agent.yaml these run in the same process.
+    """
+    agent_config = load_yaml(config, AgentConfig)
+    companion = None if agent_config.pipelines is None else _companion(agent_config, agent_config.pipelines)
+    run_agent(agent_config, verbose=verbose, companion=companion)
+
+
+def _companion(config: AgentConfig, path: Path) -> Companion:
+    """The pipelines of the file. Raises `ConfigError` where that is wrong, before any model is loaded."""
+    try:  # an agent without pipelines needs none of it
+        from upwell.pipelines.commands.run import pages_of
+        from upwell.pipelines.run.assembly import LateResults
+        from upwell.pipelines.run.file import load, running_file
+    except ModuleNotFoundError as error:
+        problem = f"pipelines need {error.name}: pip install 'upwell[pipelines]'"
+        raise ConfigError.at(None, problem, "pipelines") from None
+    load(path, config)
+    results = LateResults()
+
+    @contextmanager
+    def run(running: Agent) -> Iterator[Mapping[str, Page]]:
+        with running_file(path, config, running, results) as runner:
+            runner.start()
+            yield pages_of(runner, config.agent.metrics)
+
+    return Companion(results, run)

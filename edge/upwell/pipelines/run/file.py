@@ -1,0 +1,68 @@
+"""The pipelines of a file around an agent, for as long as both run: what is put into the file takes over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from upwell.edge.config import AgentConfig
+from upwell.edge.observe.health import HealthPart
+from upwell.edge.policy.housekeeping import Housekeeping
+from upwell.edge.server.core import AgentCore
+from upwell.pipelines.config.check import parse_pipelines
+from upwell.pipelines.config.sections import PipelinesConfig
+from upwell.pipelines.config.signatures import signatures_of
+from upwell.pipelines.preview.pages import check_preview_address
+from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.run.runner import PipelineRunner
+from upwell.shared.config.yaml import read_text
+from upwell.shared.errors import ConfigError
+from upwell.shared.platform.watched_files import SettledFile
+
+_log = logging.getLogger(__name__)
+
+
+def load(path: Path, agent: AgentConfig) -> PipelinesConfig:
+    """The file, checked against the agent's models and address; warnings go to the log. Raises `ConfigError`."""
+    config, warnings = parse_pipelines(read_text(path), path, signatures_of(agent))
+    for name, section in config.pipelines.items():
+        if section.preview:
+            check_preview_address(agent.agent.metrics, f"pipelines.{name}.preview")
+    for warning in warnings:
+        _log.warning("%s", warning)
+    return config
+
+
+@contextmanager
+def running_file(path: Path, config: AgentConfig, agent: AgentCore, results: LateResults) -> Iterator[PipelineRunner]:
+    """The pipelines of the file, not started, in the agent's metrics and health; changes of the file take over.
+
+    A file that is wrong is refused whole, and the former pipelines go on. Raises `ConfigError` where it is at first.
+    """
+
+    def take(changed: PipelinesConfig) -> str:
+        try:
+            runner.change(changed)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    file = SettledFile(path, lambda: load(path, config), take, "pipelines")
+
+    def health() -> HealthPart:
+        part = runner.health()
+        problems = [f"the pipelines file is not in force: {file.problem}"] if file.problem else []
+        return replace(part, problems=[*problems, *part.problems])
+
+    with build_pipelines(file.value, agent, config.agent.state_dir, results) as runner:
+        agent.metrics.export(runner.families)
+        agent.describe_with("pipelines", health)
+        watching = Housekeeping(file.poll)
+        try:
+            yield runner
+        finally:
+            runner.stop()  # so that nothing is taken over any more
+            watching.close()

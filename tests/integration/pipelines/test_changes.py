@@ -1,0 +1,124 @@
+"""A pipelines file that changes while an agent runs it: what is new takes over, what is as before goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.faults.programs import Program
+from tests.faults.scene import until
+from tests.pipelines_run import LIMIT_S, pipelines_text, write_agent
+from upwell.tools.demo import cards
+
+
+class Site:
+    """An agent with pipelines that look at folders, and the program that runs them."""
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self.folder = folder
+        self.file = folder / "pipelines.yaml"
+        self.config = write_agent(folder)
+        document = json.loads(self.config.read_text())
+        document["agent"]["metrics"] = "127.0.0.1:0"
+        if command == "agent":
+            document["pipelines"] = "pipelines.yaml"
+        self.config.write_text(json.dumps(document))
+        arguments = ["-c", str(self.config)]
+        self.arguments = ["agent", *arguments] if command == "agent" else ["run", str(self.file), *arguments]
+
+    def pipeline(self, name: str, event: str = "seen", sink: str = "") -> dict[str, Any]:
+        pictures = self.folder / f"in-{name}"
+        pictures.mkdir(exist_ok=True)
+        return {
+            "source": {"folder": str(pictures)},
+            "steps": [{"infer": {"model": "cards"}}],
+            "events": [{"name": event, "on": "frame"}],
+            "sinks": [{"jsonl": str(self.folder / (sink or f"{name}.jsonl"))}],
+        }
+
+    def put(self, text: str) -> None:
+        """Move a new file into place."""
+        draft = self.folder / "new.yaml"
+        draft.write_text(text)
+        os.replace(draft, self.file)
+
+    def write(self, **pipelines: Mapping[str, Any]) -> None:
+        self.put(pipelines_text(self.folder, **pipelines))
+
+    def show(self, name: str, number: int) -> None:
+        """A picture for the pipeline."""
+        picture = self.folder / f"picture-{number}.png"
+        Image.fromarray(next(cards.video(cards.cards(1)))).save(picture)
+        os.replace(picture, self.folder / f"in-{name}" / picture.name)
+
+    def events(self, file: str) -> list[str]:
+        path = self.folder / file
+        return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def health(program: Program) -> Any:
+    address = program.find(r"metrics on (http://127.0.0.1:\d+)/metrics")
+    with urllib.request.urlopen(f"{address}/health", timeout=LIMIT_S) as reply:  # noqa: S310  our own server's address
+        return json.loads(reply.read())
+
+
+@pytest.mark.parametrize("command", ["agent", pytest.param("run", marks=pytest.mark.slow)])
+def test_changed_pipelines_take_over_and_the_others_go_on(tmp_path: Path, command: str) -> None:
+    site = Site(tmp_path, command)
+    calm, dock, gate = (site.pipeline(name) for name in ("calm", "dock", "gate"))
+    site.write(calm=calm, dock=dock, gate=gate)
+    with Program(site.arguments) as program:
+        until(lambda: set(health(program)["pipelines"]) == {"calm", "dock", "gate"}, LIMIT_S)
+        for name in ("calm", "dock"):
+            site.show(name, 1)
+        until(lambda: site.events("calm.jsonl") == site.events("dock.jsonl") == ["seen"], LIMIT_S)
+        site.write(calm=calm, dock=site.pipeline("dock", "placed", "other.jsonl"), yard=site.pipeline("yard"))
+        until(lambda: set(health(program)["pipelines"]) == {"calm", "dock", "yard"}, LIMIT_S)
+        for number, name in enumerate(("calm", "dock", "yard"), 2):
+            site.show(name, number)
+        until(lambda: site.events("calm.jsonl") == ["seen"] * 2, LIMIT_S)
+        until(lambda: site.events("yard.jsonl") == ["seen"] and "placed" in site.events("other.jsonl"), LIMIT_S)
+        assert health(program)["pipelines"]["calm"]["frames"] == {"answered": 2}  # counted on since the start
+        site.put("version: 1\npipelines: {calm: {source: {folder: in}, steps: [{infer: {model: nobody}}]}}\n")
+        problem = "the pipelines file is not in force: "
+        until(lambda: any(problem in one for one in health(program)["problems"]), LIMIT_S)
+        assert health(program)["status"] == "degraded"
+        site.show("calm", 9)
+        until(lambda: site.events("calm.jsonl") == ["seen"] * 3, LIMIT_S)
+        site.write(calm=calm)
+        until(lambda: health(program)["problems"] == [] and set(health(program)["pipelines"]) == {"calm"}, LIMIT_S)
+        program.send(signal.SIGTERM)
+        assert program.wait() == 0
+    said = "".join(program.lines)
+    assert "kept the previous pipelines: " in said
+    assert "nobody" in said
+    assert "Traceback" not in said
+
+
+def test_where_a_new_sink_cannot_be_opened_the_former_pipelines_are_back(tmp_path: Path) -> None:
+    site = Site(tmp_path, "agent")
+    site.write(dock=site.pipeline("dock"))
+    with Program(site.arguments) as program:
+        until(lambda: "dock" in health(program)["pipelines"], LIMIT_S)
+        bad = site.pipeline("dock", "placed")
+        bad["sinks"] = [{"mqtt": {"broker": "mqtts://localhost", "topic": "a", "ca": str(tmp_path / "none.pem")}}]
+        site.write(dock=bad)
+        until(lambda: any("not in force" in one for one in health(program)["problems"]), LIMIT_S)
+        site.show("dock", 1)
+        until(lambda: site.events("dock.jsonl") == ["seen"], LIMIT_S)
+
+
+def test_a_pipelines_file_that_is_wrong_at_first_ends_the_agent_before_a_model_is_loaded(tmp_path: Path) -> None:
+    site = Site(tmp_path, "agent")
+    site.put("version: 1\npipelines: {dock: {source: {}}}\n")
+    with Program(site.arguments) as program:
+        assert program.wait() == 2
+    assert "pipelines.dock.source" in "".join(program.lines)
