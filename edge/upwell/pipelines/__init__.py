@@ -1,1 +1,23 @@
 """Pipelines: from a camera to an action around an agent, with the deadline counted from capture."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
+    from upwell.pipelines.frame import FoundObject, Frame, Scene
+    from upwell.pipelines.run.loop import Pipeline
+
+__all__ = ["AnsweredFrame", "FoundObject", "Frame", "Pipeline", "PipelineStatus", "Scene"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: a device without cameras has none of the packages that a pipeline needs."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from upwell.pipelines import answered, frame
+
+    if name == "Pipeline":
+        from upwell.pipelines.run.loop import Pipeline
+
+        return Pipeline
+    return getattr(answered, name, None) or getattr(frame, name)

@@ -71,16 +71,16 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A second connection beside a running agent's, closed after use.
+def opened(path: Path, version: int = VERSION) -> Iterator[sqlite3.Connection]:
+    """A second connection to a database of this version, beside a running agent's, closed after use.
 
     Raises `sqlite3.DatabaseError` for a database of another version.
     """
     connection = connect(path)
     try:
         found = version_of(connection)
-        if found != VERSION:
-            raise sqlite3.DatabaseError(f"it has version {found}; this software reads version {VERSION}")
+        if found != version:
+            raise sqlite3.DatabaseError(f"it has version {found}; this software reads version {version}")
         yield connection
     finally:
         connection.close()

@@ -45,6 +45,7 @@ from upwell.pipelines.sinks.settings import (
     SinkSettings,
     WebhookSettings,
 )
+from upwell.pipelines.sinks.store import OUTBOX_NAME
 from upwell.pipelines.sources.base import (
     CameraSettings,
     FolderSettings,
@@ -72,7 +73,7 @@ _BOUND_S = 2.0
 
 _log = logging.getLogger(__name__)
 
-OUTBOX_NAME, AMENDMENTS_NAME = "outbox.db", "amendments.db"
+AMENDMENTS_NAME = "amendments.db"
 
 
 class LateResults:

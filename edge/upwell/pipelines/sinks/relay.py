@@ -108,6 +108,7 @@ class SinkRelay:
             for _ in pipelines:  # each in turn, so that none waits behind all of another's
                 self._turn += 1
                 had_some |= self._deliver_some(pipelines[self._turn % len(pipelines)])
+            had_some |= self._deliver_retries()
             if not had_some:
                 self._idle(REOPEN_S if self._owed else _IDLE_S)
         except OutboxUnavailable:
@@ -127,6 +128,24 @@ class SinkRelay:
             else:
                 self._settle(pipeline, list(run), "denied")
         return bool(batch)
+
+    def _deliver_retries(self) -> bool:
+        """Deliver what was set aside and is to be sent again; whether there was any. Each is alone: order is past."""
+        retries = self._journal.ask(lambda store: store.ordered_retries(self._sink.name))
+        for one in retries:
+            if self._closing:
+                break
+            error = ""
+            if not self._is_allowed(one):
+                error = "the policy does not let it leave the device"
+            else:
+                try:
+                    self._call_sink([one.message])
+                except Poisonous as poisonous:
+                    error = str(poisonous)
+            _log.info("the event %s was sent again to %s: %s", one.message.key, self._sink.name, error or "taken")
+            self._save(lambda store, one=one, error=error: store.end_retry(one.number, error))  # type: ignore[misc]  # bound now
+        return bool(retries)
 
     def _next(self, store: OutboxStore, pipeline: str) -> list[Waiting]:
         if self._epoch != self._journal.epoch:

@@ -13,6 +13,9 @@ from typing import Any, Literal, TypeAlias
 from upwell.edge.spool.schema import Migration
 from upwell.pipelines.sinks.base import Message
 
+OUTBOX_NAME = "outbox.db"
+"""The file in the agent's `state_dir`."""
+
 OVERHEAD_BYTES = 512
 """What one message takes on disk beside its body and picture."""
 
@@ -56,7 +59,16 @@ SCHEMA: tuple[Migration, ...] = (
             "DROP TABLE downgrades",
         ),
     ),
+    Migration(
+        up=(
+            """CREATE TABLE retries (
+                number INTEGER PRIMARY KEY, model TEXT NOT NULL, tags TEXT NOT NULL, is_ordered INTEGER NOT NULL
+            )""",
+        ),
+        down=("DROP TABLE retries",),
+    ),
 )
+"""`retries` has of each poisoned message what the policy is asked with, and whether a person wants it sent again."""
 
 
 @dataclass(frozen=True)
@@ -216,16 +228,39 @@ class OutboxStore:
     def set_aside(self, pipeline: str, sink: str, poison: Waiting, error: str) -> None:
         """Keep a message that the sink can never take for a person to look at; it is over for the sink."""
         message = poison.message
-        self._connection.execute(
+        inserted = self._connection.execute(
             "INSERT INTO poisoned VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 sink, error, size_of(message), message.key, pipeline, message.event, message.sequence, message.body,
                 message.picture,
             ),
         )  # fmt: skip
+        retry = (inserted.lastrowid, message.model, json.dumps(dict(message.tags)))
+        self._connection.execute("INSERT INTO retries VALUES (?, ?, ?, 0)", retry)
         while self._number("SELECT total(size_bytes) FROM poisoned") > self._limit_bytes // _POISONED_SHARE:
             self._connection.execute("DELETE FROM poisoned WHERE number = (SELECT min(number) FROM poisoned)")
+        self._connection.execute("DELETE FROM retries WHERE number NOT IN (SELECT number FROM poisoned)")
         self.settle(pipeline, sink, poison.number, "poisoned")
+
+    def ordered_retries(self, sink: str) -> list[Waiting]:
+        """Some of the messages set aside that a person wants this sink to be given again."""
+        return [
+            Waiting(number, Message(key, pipeline, event, sequence, body, picture, model, json.loads(tags)))
+            for number, key, pipeline, event, sequence, body, picture, model, tags in self._connection.execute(
+                "SELECT number, key, pipeline, event, sequence, body, picture, model, tags FROM poisoned "
+                "JOIN retries USING (number) WHERE is_ordered = 1 AND sink = ? ORDER BY number LIMIT 8",
+                (sink,),
+            )
+        ]
+
+    def end_retry(self, number: int, error: str) -> None:
+        """The sink has taken this one; with an `error` it has not, and the message stays set aside."""
+        if error:
+            self._connection.execute("UPDATE poisoned SET error = ? WHERE number = ?", (error, number))
+            self._connection.execute("UPDATE retries SET is_ordered = 0 WHERE number = ?", (number,))
+        else:
+            for table in ("poisoned", "retries"):
+                self._connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))  # noqa: S608 (as above)
 
     def shrink(self) -> None:
         """Give the disk back some of what an outage has made the file grow. Outside of any transaction."""

@@ -24,7 +24,7 @@ from upwell.shared.errors import ConfigError
 def holds(box: Outbox, name: str = "recording") -> SinkCounts:
     """The counts of the sink, whose sum is what it must be."""
     found = box.counts()[name]
-    ends = ("waiting", "delivered", "denied", "poisoned", "dropped_size", "dropped_age", "damaged")
+    ends = ("waiting", "delivered", "denied", "poisoned", "dropped_size", "dropped_age", "removed", "damaged")
     assert found.resumed + found.put == sum(asdict(found)[end] for end in ends)
     return found
 
@@ -380,3 +380,37 @@ def test_after_its_end_it_takes_nothing_and_raises_nothing(tmp_path: Path) -> No
     box.put([message(0)])
     box.close()
     assert holds(box).refused == 1
+
+
+def test_sinks_and_pipelines_come_and_go_and_those_that_stay_go_on(tmp_path: Path) -> None:
+    staying, leaving, coming = (RecordingSink(name) for name in ("staying", "leaving", "coming"))
+    leaving.behaviour = refuse
+    with outbox(tmp_path, {"dock": [staying, leaving], "gate": [staying]}) as box:
+        box.put([message(0), message(0, "gate")])
+        box.change({"dock": [staying, coming], "yard": [staying]})
+        assert leaving.closed.wait(WAIT_S)
+        assert not staying.closed.is_set()
+        box.put([message(1), message(1, "yard"), message(1, "gate")])
+        assert box.flush(WAIT_S)
+        assert holds(box, "staying").waiting == holds(box, "coming").waiting == 0
+    assert {"dock-0", "dock-1", "yard-1"} <= {*staying.keys} <= {"dock-0", "dock-1", "yard-1", "gate-0"}
+    assert coming.keys == ["dock-1"]
+    again = RecordingSink("leaving")
+    with outbox(tmp_path, {"dock": [staying, again]}) as box:
+        box.put([message(2)])
+        assert box.flush(WAIT_S)
+    assert again.keys == ["dock-2"]
+
+
+def test_a_sink_that_takes_the_place_of_one_of_its_name_gets_what_waits(tmp_path: Path) -> None:
+    former, later = RecordingSink("one"), RecordingSink("one")
+    former.behaviour = refuse
+    with outbox(tmp_path, {"dock": [former]}) as box:
+        box.put([message(0)])
+        assert former.called.wait(WAIT_S)
+        box.end(["one"])
+        assert former.closed.wait(WAIT_S)
+        box.put([message(1)])
+        box.change({"dock": [later]})
+        assert box.flush(WAIT_S)
+    assert later.keys == ["dock-0", "dock-1"]

@@ -1,0 +1,130 @@
+"""`upwell pipeline outbox`: events that a sink can never take, to be looked at, sent again or dropped."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from upwell.edge.commands.explain import printable
+from upwell.edge.config import AgentConfig
+from upwell.edge.spool.database import opened
+from upwell.pipelines.sinks.store import OUTBOX_NAME, SCHEMA
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import EXIT_FAILED, ConfigError
+
+_Config = Annotated[Path, typer.Option("--config", "-c", help="The agent.yaml that the pipelines run with.")]
+_Keys = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The ids of events.", show_default=False)]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+_COLUMNS = ("number", "id", "pipeline", "event", "sequence", "sink", "size_bytes", "error", "is_ordered")
+_ROWS = (
+    "SELECT number, key, pipeline, event, sequence, sink, size_bytes, error, is_ordered "
+    "FROM poisoned LEFT JOIN retries USING (number) ORDER BY number"
+)
+
+outbox = typer.Typer(no_args_is_help=True, help="Events that a sink could never take, and which were set aside.")
+
+
+@outbox.command("list")
+def list_events(config: _Config, as_json: _Json = False) -> None:
+    """Show the events that are set aside, with what the sink said. Works beside a running agent."""
+    path = _database(config)
+    rows: list[dict[str, Any]] = []
+    with _opened(path) as connection:
+        rows = _rows(connection)
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "events": [_document(row) for row in rows]}))
+        return
+    lines = [("ID", "PIPELINE", "EVENT", "SINK", "BYTES", "STATE", "ERROR"), *map(_line, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines if rows else ():
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    typer.echo(f"{len(rows)} events are set aside in {path}")
+
+
+@outbox.command()
+def retry(
+    config: _Config,
+    ids: _Keys = None,
+    every: Annotated[bool, typer.Option("--all", help="Send all of them again.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Have events sent again to the sink that refused them; the policy is asked once more.
+
+    A running agent does so within half a minute, else the next start.
+    """
+    _change(config, ids or [], "UPDATE retries SET is_ordered = 1 WHERE number = ?", every=every, as_json=as_json)
+
+
+@outbox.command()
+def drop(
+    config: _Config,
+    ids: _Keys = None,
+    every: Annotated[bool, typer.Option("--all", help="Drop all of them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Drop events that are set aside; asks at a terminal. They are overwritten on disk."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Drop {'all events' if every else ', '.join(ids or [])}?", abort=True, err=True)
+    _change(config, ids or [], "DELETE FROM poisoned WHERE number = ?", every=every, as_json=as_json)
+
+
+def _change(config: Path, ids: Sequence[str], statement: str, *, every: bool, as_json: bool) -> None:
+    """Run the statement for these. Exit code 1 where one of them is not there, or cannot be changed."""
+    if bool(ids) == every:
+        raise ConfigError.at(None, "expected either ids or --all")
+    path = _database(config)
+    with _opened(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        asked = [row for row in _rows(connection) if every or row["id"] in ids]
+        changed = [row["id"] for row in asked if connection.execute(statement, (row["number"],)).rowcount]
+        connection.execute("DELETE FROM retries WHERE number NOT IN (SELECT number FROM poisoned)")
+        connection.execute("COMMIT")
+    missing = [one for one in ids if one not in changed]
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "changed": changed, "missing": missing}))
+    else:
+        typer.echo(f"{len(changed)} events")
+        for one in missing:
+            typer.echo(f"{printable(one)} is not set aside, or was by an older Upwell: it cannot be sent", err=True)
+    if missing:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _database(config: Path) -> Path:
+    state_dir = load_yaml(config, AgentConfig).agent.state_dir
+    if state_dir is None:
+        raise ConfigError.at(config, "without a folder no event outlives the process; expected state_dir", "agent")
+    return state_dir / OUTBOX_NAME
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    if not path.exists():
+        raise ConfigError.at(path, "there is no outbox; no pipeline has run with this agent.yaml", "agent.state_dir")
+    try:
+        with opened(path, len(SCHEMA)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise ConfigError.at(path, f"the outbox cannot be used: {error}") from None
+
+
+def _rows(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+    return [dict(zip(_COLUMNS, row, strict=True)) for row in connection.execute(_ROWS)]
+
+
+def _document(row: dict[str, Any]) -> dict[str, Any]:
+    return {**{name: row[name] for name in _COLUMNS[1:-1]}, "retry": bool(row["is_ordered"])}
+
+
+def _line(row: dict[str, Any]) -> tuple[str, ...]:
+    state = "to be sent" if row["is_ordered"] else "set aside"
+    cells = (row["id"], row["pipeline"], row["event"], row["sink"], row["size_bytes"], state, row["error"])
+    return tuple(printable(str(cell)) for cell in cells)

@@ -1,0 +1,53 @@
+"""The example of docs/pipelines.md: a loop over frames in a program of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pipelines_run import FOLLOWED, READ, pipelines_text, write_agent, write_video
+from upwell.pipelines import Pipeline
+from upwell.shared.errors import ConfigError
+from upwell.tools.demo import cards
+
+PAGE = Path(__file__).parents[3] / "docs/pipelines.md"
+
+
+def write_site(folder: Path) -> None:
+    shown = cards.cards(2, seed=3)
+    video = {"video": str(write_video(folder / "cards.mp4", cards.video(shown)))}
+    events = [{"name": "passed", "on": "cross middle"}]
+    belt = {"source": video, "steps": [*FOLLOWED, READ], "events": events}
+    (folder / "pipelines.yaml").write_text(pipelines_text(folder, belt=belt, other={"source": video}))
+    write_agent(folder)
+
+
+def test_the_example_of_the_page_says_what_is_on_the_video(tmp_path: Path) -> None:
+    write_site(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^1 card \(0\.\d+, .*\{'label': '\d'", done.stdout, re.MULTILINE)
+    assert done.stdout.count("['passed']") == (tmp_path / "belt.jsonl").read_text().count("\n") == 2
+
+
+def test_a_loop_can_be_stopped_and_the_sums_agree(tmp_path: Path) -> None:
+    write_site(tmp_path)
+    with Pipeline.from_config(tmp_path / "pipelines.yaml", tmp_path / "agent.yaml", "belt") as pipeline:
+        for answered in pipeline:
+            if answered.scene.frame.number == 3:
+                pipeline.stop()
+        status = pipeline.status
+        assert "digits" in pipeline.agent.models
+    assert status.frames["answered"] == 3
+    pipeline.close()
+
+
+def test_which_pipeline_is_asked_where_there_are_several(tmp_path: Path) -> None:
+    write_site(tmp_path)
+    with pytest.raises(ConfigError, match="belt, other"):
+        Pipeline.from_config(tmp_path / "pipelines.yaml", tmp_path / "agent.yaml")
