@@ -40,6 +40,7 @@ class MadeSource:
         self._pictures = iter(pictures)
         self._pace_s = pace_s
         self._given = 0
+        self.finished: list[int] = []
         self.is_closed = False
 
     def next(self, timeout_s: float) -> Frame | None:
@@ -52,7 +53,7 @@ class MadeSource:
         return Frame(self._given, time.monotonic(), time.time(), picture, picture[:, :, 1])
 
     def done(self, frame: Frame) -> None:
-        pass
+        self.finished.append(frame.number)
 
     @property
     def status(self) -> SourceStatus:

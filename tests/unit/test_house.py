@@ -188,7 +188,7 @@ NEEDS_AN_EXTRA = {
     "upwell.pipelines.events.where": {"cel_expr_python"},
     "upwell.pipelines.sinks.kafka": {"confluent_kafka"},
     "upwell.pipelines.sinks.mqtt": {"paho"},
-    "upwell.pipelines.sources.mqtt": {"paho"},
+    "upwell.pipelines.sources.mqtt_topic": {"paho"},
     "upwell.pipelines.sources.decoder_child": {"av"},
     "upwell.pipelines.steps.tracker": {"scipy"},
     "upwell.tools.demo.second_act": {"av"},
@@ -246,7 +246,6 @@ ALSO_NEED_ONE = {
     "upwell.edge.runtimes.onnx.providers",
     "upwell.edge.runtimes.onnx.sessions",
     "upwell.edge.runtimes.onnx.tensors",
-    "upwell.pipelines.commands.draw_zones",
     "upwell.pipelines.commands.run",
     "upwell.pipelines.run.assembly",
     "upwell.fleet.api.fleet",
@@ -256,6 +255,7 @@ ALSO_NEED_ONE = {
     "upwell.fleet.opamp.messages",
     "upwell.pipelines.run.file",
     "upwell.pipelines.run.loop",
+    "upwell.pipelines.sources.mqtt",
 }
 """The modules that import one of those."""
 

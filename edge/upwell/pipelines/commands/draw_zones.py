@@ -12,11 +12,12 @@ from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.preview.pages import preview_pages
 from upwell.pipelines.preview.preview import Preview
-from upwell.pipelines.run.assembly import source_settings
 from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.run.sources import source_settings
 from upwell.pipelines.sources.open_source import open_source
 from upwell.shared.config.security import Address
 from upwell.shared.config.yaml import read_text
+from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.platform.stopping import StopSignals
 from upwell.shared.telemetry.exposition import serve_pages
@@ -38,6 +39,8 @@ def draw_zones(
     config, _ = parse_pipelines(read_text(pipelines), pipelines, None)
     name = config.chosen(pipeline)
     section = config.pipelines[name]
+    if section.source.series is not None:
+        raise ConfigError.at(pipelines, f"the source of {name!r} is a series, which has no picture", "--pipeline")
     zones = section.zones
     stop = StopSignals()
     with Pipeline(name, open_source(source_settings(section.source)), (), EventRules((), zones)) as running:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from upwell.pipelines.config.sections import (
     BlurSection,
     EventSection,
@@ -24,11 +26,13 @@ from upwell.pipelines.config.shapes import LineSection
 from upwell.pipelines.config.signatures import SignatureFacts
 from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJECT_FIELDS, names_in
 from upwell.pipelines.events.rules import load_condition
+from upwell.pipelines.steps.window_layout import laid_out
 from upwell.shared.config.located import Location
 from upwell.shared.config.yaml import parse_yaml, read_text
 from upwell.shared.errors import ConfigError, Problem
 
 _NEEDS_TRACK = ("appear", "leave", "enter", "exit", "dwell", "cross")
+_OF_FRAMES = ("frame", "every")
 _NEEDS_ZONE = ("enter", "exit", "dwell")
 _TIMES = ("age_s", "dwell_s")
 """Fields of an object that the rules of events know, and steps do not."""
@@ -80,7 +84,8 @@ class _Walk:
     `has_boxes` is None where it cannot be known, and after it was said that there are none; `boxless` is why there are
     none. `lacks_track`: it was said that nothing follows objects. `labels` are those that an object may have, `found`
     those of all detectors, None where not known; `kept_by` is the last step that dropped some of them. `is_misnamed`:
-    there was a model that the agent does not have, so that answers of others may be missed for that alone.
+    there was a model that the agent does not have, so that answers of others may be missed for that alone. `window` is
+    how many points and fields a frame has where the source is a series; None where frames are pictures.
     `zones` and `lines` by name say in which step they are defined; `on_frame` and `on_objects` are the models asked.
     """
 
@@ -101,9 +106,14 @@ class _Walk:
     on_frame: dict[str, SignatureFacts] = field(default_factory=dict)
     on_objects: dict[str, SignatureFacts] = field(default_factory=dict)
     clear: dict[Location, str] = field(default_factory=dict)
+    window: tuple[int, int] | None = None
 
     def go(self, pipeline: PipelineSection) -> None:
         """Walk through a whole pipeline."""
+        if pipeline.source.series is not None:
+            self.window = pipeline.source.series.size, len(pipeline.source.series.fields)
+            self.boxless = "a series has no pictures"
+            self._without_pictures(pipeline)
         for number, step in enumerate(pipeline.steps, 1):
             self._step(number, step)
         named: dict[str, int] = {}
@@ -121,12 +131,32 @@ class _Walk:
         if pipeline.events and not pipeline.sinks:
             self.warnings |= {(*self.place, "events"): "there are no sinks, so these events go nowhere"}
 
+    def _without_pictures(self, pipeline: PipelineSection) -> None:
+        """Refuse what shows or needs a picture where frames are windows of numbers."""
+        for index, step in enumerate(pipeline.steps):
+            if step.infer is None:
+                self._refuse((*self.place, "steps", index, step.kind), _no_picture(step.kind, "infer"))
+            elif step.infer.on == "objects":
+                self._refuse((*self.place, "steps", index, "infer", "on"), _no_picture("on: objects", "on: frame"))
+        for index, event in enumerate(pipeline.events):
+            if event.on.kind not in _OF_FRAMES:
+                self._refuse((*self.place, "events", index, "on"), _no_picture(event.on.kind, " and ".join(_OF_FRAMES)))
+        for index, sink in enumerate(pipeline.sinks):
+            if sink.pictures is not None:
+                self._refuse((*self.place, "sinks", index, "pictures"), _no_picture("pictures", "another sink"))
+        if pipeline.preview:
+            self._refuse((*self.place, "preview"), _no_picture("preview", "false"))
+        # All that is about objects has been said.
+        self.has_track, self.has_boxes = True, None
+
     def _refuse(self, location: Location, text: str) -> None:
         """One problem for each place: the first is the cause of the others."""
         self.problems.setdefault(location, text)
 
     def _step(self, number: int, step: StepSection) -> None:
         location = (*self.place, "steps", number - 1, step.kind)
+        if self.window is not None and step.infer is None:
+            return  # as was said
         if step.infer is not None:
             self._infer(location, step.infer)
         elif step.track is not None:
@@ -143,6 +173,10 @@ class _Walk:
         if step.model in (*OBJECT_FIELDS, *FRAME_FIELDS, ANSWERS):
             text = f"in `where`, {step.model} is no model; expected another name for this one in agent.yaml"
             self._refuse((*location, "model"), text)
+        if self.window is not None:
+            self._windows((*location, "model"), step.model, facts)
+            self.on_frame[step.model] = facts
+            return
         if facts.takes_picture is False:
             self._refuse(
                 (*location, "model"),
@@ -163,6 +197,17 @@ class _Walk:
             self._detections(facts)
         elif self.has_boxes is False:
             self.boxless = f"model {step.model!r} gives {facts.output_kind} and no boxes"
+
+    def _windows(self, location: Location, model: str, facts: SignatureFacts) -> None:
+        """Refuse a model that does not take the windows."""
+        if facts.takes_picture:
+            text = f"model {model!r} takes a picture, and a series has none; expected one that takes a tensor"
+            self._refuse(location, text)
+        elif facts.tensor is not None and self.window is not None:
+            try:
+                laid_out(np.broadcast_to(np.zeros((), np.uint8), self.window), facts.tensor)
+            except ValueError as error:
+                self._refuse(location, f"model {model!r} {error}")
 
     def _facts(self, location: Location, name: str) -> SignatureFacts:
         if self.models is None:
@@ -305,6 +350,10 @@ class _Walk:
             self._refuse(place, f"{trigger.zone!r} is a {names[1]}; `{trigger.kind}` needs a {names[0]}")
         elif trigger.zone not in kinds[0]:
             self._refuse(place, f"no step defines a {names[0]} {trigger.zone!r}; {_alike(trigger.zone, kinds[0])}")
+
+
+def _no_picture(what: str, instead: str) -> str:
+    return f"`{what}` needs pictures, and a series gives windows of numbers; expected {instead}"
 
 
 def _alike(name: str, known: Collection[str]) -> str:

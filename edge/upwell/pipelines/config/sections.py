@@ -3,169 +3,33 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     PrivateAttr,
-    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 
 from upwell.pipelines.config.keys import NAMES, Name, OneKeySection
 from upwell.pipelines.config.shapes import LineSection, Polygon, Zone, check_several
-from upwell.pipelines.config.sinks import MqttPicturesSection, SinkSection
+from upwell.pipelines.config.sinks import SinkSection
+from upwell.pipelines.config.sources import CaptureSection
 from upwell.pipelines.events.rules import EventRule
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.located import Location, located
-from upwell.shared.config.yaml import FilePart, RelativePath, resolve
+from upwell.shared.config.yaml import FilePart
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.routing.tags import lowered
 from upwell.shared.units import Seconds, Share, parse_seconds, seconds_as_written
-
-SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "http", "https")
-"""Of addresses that a video may come from."""
-
-SOURCE_KINDS = ("video", "camera", "folder", "mqtt")
-_NOT_BUILT = ("series",)
-"""Kinds of sources that DESIGN names and that do not exist yet."""
-
-
-def _video(value: object, info: ValidationInfo) -> str:
-    """An address as it is, or the absolute path of a file. Raises `ValueError`, which never shows an address."""
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise ValueError("expected an address such as rtsp://HOST/PATH, or a file")
-    scheme, separator, rest = value.partition("://")
-    if not separator:
-        return str(resolve(value, (info.context or {}).get("base_dir", Path())))
-    if scheme not in SCHEMES:
-        raise ValueError(f"unknown scheme {scheme[:20]!r}; known are {', '.join(SCHEMES)}, or write the path of a file")
-    try:
-        parts = urlsplit(value)
-        is_readable = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_readable = False
-    if not rest or not is_readable or " " in value:
-        raise ValueError(f"the address cannot be read; expected {scheme}://HOST, perhaps with :PORT and a path")
-    return value
-
-
-def _camera(text: str) -> str:
-    if not re.fullmatch(r"/dev/[\w./:+-]+", text, re.ASCII) or ".." in text:
-        raise ValueError(f"expected a device such as /dev/video0, got {text[:60]!r}")
-    return text
-
-
-def _decoder(text: str) -> str:
-    if not re.fullmatch(r"[\w-]+", text, re.ASCII):
-        raise ValueError("a GStreamer command line is not supported yet; expected a decoder's name, such as v4l2m2m")
-    return text
-
-
-class CaptureSection(FilePart):
-    """Where frames come from: one of video, camera, folder and mqtt, and how they are taken."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in SOURCE_KINDS]})
-
-    video: Annotated[str | None, BeforeValidator(_video)] = Field(
-        None,
-        description="An address (`rtsp://…`; also rtsps, rtmp, rtmps, srt, udp, http, https) or a file.",
-    )
-    camera: Annotated[str, AfterValidator(_camera)] | None = Field(
-        None, description="A camera of this machine, such as /dev/video0."
-    )
-    folder: RelativePath | None = Field(None, description="A folder of pictures, each of which is a frame.")
-    mqtt: MqttPicturesSection | None = Field(None, description="A topic of MQTT, each message of which is a picture.")
-    done: Literal["move", "leave"] = Field(
-        "leave", description="For folder: whether a picture that was answered is moved into its folder `done`."
-    )
-    watch: bool = Field(True, description="For folder: wait for new pictures; else it ends after those that are there.")
-    fps: float | None = Field(
-        None, gt=0, le=1000, description="Most frames per second that are taken; all of them if not written."
-    )
-    deadline: Seconds | None = Field(
-        None, gt=0, description="When a frame must be answered, counted from its capture; the policy's if not written."
-    )
-    keep: Literal["latest", "all"] | None = Field(
-        None,
-        description="latest: a newer frame replaces one that waits. all: the source waits. If not written, all for "
-        "files and folders, latest for the others.",
-    )
-    silent: Seconds = Field(
-        10.0,
-        gt=0,
-        description="A source that gives no changed frame for so long is said to be silent and opened again.",
-    )
-    decoder: Annotated[str, Field(min_length=1), AfterValidator(_decoder)] | None = Field(
-        None,
-        description="For video and camera: a hardware decoder by its name in FFmpeg (`v4l2m2m`); the software decoder "
-        "if not written. GStreamer command lines are not supported yet.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _built(cls, value: object) -> object:
-        missing = [key for key in _NOT_BUILT if isinstance(value, dict) and key in value]
-        if missing:
-            raise located(
-                {(key,): f"sources of kind {key} are not supported yet; expected one of {_KINDS}" for key in missing}
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> CaptureSection:
-        written = [key for key in SOURCE_KINDS if getattr(self, key) is not None]
-        if len(written) != 1:
-            raise ValueError(f"expected one of {_KINDS}; got {' and '.join(written) or 'none'}")
-        others = {"done": ("folder",), "watch": ("folder",), "decoder": ("video", "camera")}
-        found: dict[Location, str] = {
-            (key,): f"{key} is for {' and '.join(kinds)}; leave it out with {written[0]}"
-            for key, kinds in others.items()
-            if key in self.model_fields_set and written[0] not in kinds
-        }
-        if found:
-            raise located(found)
-        return self
-
-    @property
-    def kind(self) -> str:
-        """One of `SOURCE_KINDS`."""
-        return next(key for key in SOURCE_KINDS if getattr(self, key) is not None)
-
-    @property
-    def is_live(self) -> bool:
-        """Whether frames come when they come: a camera, a topic, or a video with an address."""
-        return self.camera is not None or self.mqtt is not None or (self.video is not None and "://" in self.video)
-
-    @property
-    def keeps(self) -> Literal["latest", "all"]:
-        """`keep`, or the default of its kind."""
-        return self.keep or ("latest" if self.is_live else "all")
-
-    @property
-    def place(self) -> str:
-        """Where frames come from as it may be shown: an address without user, password and query."""
-        if self.mqtt is not None:
-            return f"{self.mqtt.broker} {self.mqtt.topic}"
-        if self.video is None or "://" not in self.video:
-            return str(self.video or self.camera or self.folder)
-        parts = urlsplit(self.video)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-_KINDS = ", ".join(SOURCE_KINDS)
 
 _Label = Annotated[str, Field(min_length=1)]
 _Labels: TypeAlias = tuple[_Label, ...]
@@ -356,7 +220,7 @@ class PipelineSection(FilePart):
     """One source, the steps that its frames go through, the events that come of it, and who is told of them."""
 
     source: CaptureSection = Field(
-        description="Where frames come from: one of video, camera, folder and mqtt, and how."
+        description="Where frames come from: one of video, camera, folder, mqtt, series and plugin, and how."
     )
     steps: tuple[StepSection, ...] = Field((), description="What happens to each frame, in this order.")
     events: tuple[EventSection, ...] = Field((), description="What sinks are told of.")

@@ -14,7 +14,7 @@ from upwell.edge.bundle.base import DESCRIPTION_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.sections import EdgeSide
 from upwell.shared.errors import ConfigError, Problem
-from upwell.shared.signature.description import ImageInput, ModelDescription, load_description
+from upwell.shared.signature.description import ImageInput, ModelDescription, TensorInput, load_description
 
 OutputKind: TypeAlias = Literal["detections", "probabilities", "logits", "embedding", "tensor"]
 _FIRST: tuple[OutputKind, ...] = ("detections", "probabilities", "logits", "embedding", "tensor")
@@ -27,12 +27,14 @@ class SignatureFacts:
 
     `output_kind` and `takes_picture` are None where only the model itself can tell: it is in the cloud alone, or is
     still to be fetched. `labels` are None where it names none. `has_cloud`: what it is asked may leave the device.
+    `tensor` is the shape of its one input where that is a tensor, without the rows; None where not known.
     """
 
     output_kind: OutputKind | None
     labels: tuple[str, ...] | None = None
     takes_picture: bool | None = True
     has_cloud: bool = False
+    tensor: tuple[int, ...] | None = None
 
 
 def signatures_of(config: AgentConfig) -> Mapping[str, SignatureFacts]:
@@ -89,4 +91,7 @@ def _facts(description: ModelDescription, has_cloud: bool) -> SignatureFacts:
     output = min(signature.outputs.values(), key=lambda one: _FIRST.index(one.kind))
     inputs = list(signature.inputs.values())
     takes_picture = len(inputs) == 1 and isinstance(inputs[0], ImageInput)
-    return SignatureFacts(output.kind, output.labels or None, takes_picture, has_cloud)
+    tensor: tuple[int, ...] | None = None
+    if len(inputs) == 1 and isinstance(inputs[0], TensorInput):
+        tensor = inputs[0].shape[1:] if signature.rows else inputs[0].shape
+    return SignatureFacts(output.kind, output.labels or None, takes_picture, has_cloud, tensor)

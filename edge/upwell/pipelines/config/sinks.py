@@ -82,7 +82,9 @@ def _pictures_topic(text: str) -> str:
     if not text or len(text.encode(errors="replace")) > MAX_TOPIC_BYTES:
         raise ValueError(f"expected a topic of 1 to {MAX_TOPIC_BYTES} bytes")
     if re.search(r"[+#]", text) or text.startswith("$") or not text.isprintable():
-        raise ValueError("a topic of one camera has no +, no #, no control character and no $ at its beginning")
+        raise ValueError(
+            "one camera's or sensor's topic has no +, no #, no control character and no $ at its beginning"
+        )
     return text
 
 
@@ -168,6 +170,16 @@ class MqttPicturesSection(BrokerSection):
 
     topic: Annotated[str, AfterValidator(_pictures_topic)] = Field(
         description="Where one camera's pictures are published; no wildcards."
+    )
+
+
+class MqttSamplesSection(BrokerSection):
+    """A broker of MQTT 5; each message of the topic is a sample, an object of JSON, or a list of some."""
+
+    _carried = "samples"
+
+    topic: Annotated[str, AfterValidator(_pictures_topic)] = Field(
+        description="Where one sensor's samples are published; no wildcards."
     )
 
 

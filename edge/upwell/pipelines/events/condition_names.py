@@ -29,6 +29,7 @@ FRAME_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
     {
         "number": "number",
         "captured_unix_s": "number",
+        "missing": "number",
         "objects": "number",
         "route": "text",
         "reason": "text",

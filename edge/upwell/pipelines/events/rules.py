@@ -126,7 +126,7 @@ class EventRules:
 
     def take(self, scene: Scene) -> list[FiredEvent]:
         """What happens on the next frame, in order."""
-        now_s = scene.frame.captured_s
+        now_s = scene.frame.at_s
         self._scene = _without_pixels(scene)
         seen = {found.track: found for found in scene.objects if found.track is not None}
         fired: list[FiredEvent] = []
@@ -142,10 +142,10 @@ class EventRules:
         fired += self._of_frame(scene, now_s)
         return fired
 
-    def end(self, captured_s: float) -> list[FiredEvent]:
+    def end(self, at_s: float) -> list[FiredEvent]:
         """The source has ended, or will go on as another one: every track leaves at that instant."""
         followed, self._followed = self._followed, {}
-        return [event for one in followed.values() for event in self._over(one, captured_s)]
+        return [event for one in followed.values() for event in self._over(one, at_s)]
 
     def _look(self, track: int, found: FoundObject, now_s: float) -> Iterator[FiredEvent]:
         at, followed = anchor(found.box), self._followed.get(track)

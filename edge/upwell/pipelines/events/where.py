@@ -52,8 +52,9 @@ class ObjectCondition:
 
     `object` has label, score, box, track (0 without one), zones, age_s, dwell_s (`object.dwell_s.door`) and, by the
     name of each model, what that answered: `object.helmet.label`, or `object.answers["my-model"].label` where CEL
-    would not take the name. `frame` has number, captured_unix_s, objects (how many), route, reason, degraded, and in
-    the same way what models answered about all of it. `pipeline` is its name.
+    would not take the name. `frame` has number, captured_unix_s, missing (points of a window that lie in a gap),
+    objects (how many), route, reason, degraded, and in the same way what models answered about all of it. `pipeline` is
+    its name.
 
     Raises `ValueError` that says what is wrong with the expression, and where in it.
     """
@@ -95,6 +96,7 @@ class ObjectCondition:
             "pipeline": self._pipeline,
             "frame.number": scene.frame.number,
             "frame.captured_unix_s": scene.frame.captured_unix_s,
+            "frame.missing": scene.frame.missing,
             "frame.objects": len(scene.objects),
             "frame.route": scene.route,
             "frame.reason": scene.reason,

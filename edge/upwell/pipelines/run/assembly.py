@@ -17,7 +17,6 @@ from upwell.edge.spool.item import SpoolResult
 from upwell.edge.spool.sinks import TakeLater
 from upwell.pipelines.answered import AnsweredFrame
 from upwell.pipelines.config.sections import (
-    CaptureSection,
     InferSection,
     KeepSection,
     PipelinesConfig,
@@ -33,6 +32,7 @@ from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, 
 from upwell.pipelines.run.pipeline import Pipeline
 from upwell.pipelines.run.publishing import PublishedAs, Publisher, may_leave
 from upwell.pipelines.run.runner import BuiltPipeline, PipelineRunner
+from upwell.pipelines.run.sources import source_settings
 from upwell.pipelines.sinks.base import Sink
 from upwell.pipelines.sinks.journal import OutboxLimits
 from upwell.pipelines.sinks.opening import open_sinks
@@ -46,14 +46,6 @@ from upwell.pipelines.sinks.settings import (
     WebhookSettings,
 )
 from upwell.pipelines.sinks.store import OUTBOX_NAME
-from upwell.pipelines.sources.base import (
-    CameraSettings,
-    FolderSettings,
-    MqttPicturesSettings,
-    Patience,
-    SourceSettings,
-    VideoSettings,
-)
 from upwell.pipelines.sources.open_source import open_source
 from upwell.pipelines.steps.blur import blur
 from upwell.pipelines.steps.change import ChangeDetector
@@ -117,12 +109,18 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
     """The steps with the agent's models. Raises `ConfigError` for a model that the agent lacks or that does not fit."""
     zones = section.zones
     models = [one.infer.model for one in section.steps if one.infer is not None]
+    series = section.source.series
+    window = None if series is None else (series.size, len(series.fields))
     steps: list[Step] = []
     for one in section.steps:
         text = one.infer.where if one.infer is not None else one.keep.where if one.keep is not None else None
         condition = load_condition(text, models, zones.polygons, name)
         where = None if condition is None else Where(condition, f"pipeline {name}, step {one.kind}")
-        steps.append(_bound(one, where, zones, agent, name))
+        if one.infer is not None:
+            inference = Inference(agent, _infer_settings(one.infer), name, window)
+            steps.append(InferFrame(inference) if one.infer.on == "frame" else InferObjects(inference, where))
+        else:
+            steps.append(_bound(one, where, zones))
     infers = [one for one in steps if isinstance(one, (InferFrame, InferObjects))]
     return BoundSteps(
         tuple(steps),
@@ -132,10 +130,8 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
     )
 
 
-def _bound(section: StepSection, where: Where | None, zones: Zones, agent: AgentCore, pipeline: str) -> Step:
-    if section.infer is not None:
-        inference = Inference(agent, _infer_settings(section.infer), pipeline)
-        return InferFrame(inference) if section.infer.on == "frame" else InferObjects(inference, where)
+def _bound(section: StepSection, where: Where | None, zones: Zones) -> Step:
+    """A step that asks no model."""
     if section.change is not None:
         return _Change(ChangeDetector(section.change.above, section.change.at_least, section.change.ignore))
     if section.track is not None:
@@ -195,7 +191,7 @@ class _Track:
     tracker: Tracker
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
-        return replace(scene, objects=self.tracker.update(scene.objects, scene.frame.captured_s))
+        return replace(scene, objects=self.tracker.update(scene.objects, scene.frame.at_s))
 
 
 @dataclass(frozen=True)
@@ -225,24 +221,6 @@ class _Blur:
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
         boxes = [found.box for found in scene.objects if found.label in self.labels]
         return replace(scene, pixels=blur(scene.pixels, boxes)) if boxes else scene
-
-
-def source_settings(section: CaptureSection) -> SourceSettings:
-    """What the source is opened with."""
-    patience = Patience(silent_s=section.silent)
-    fps, decoder = section.fps or 0.0, section.decoder or ""
-    if section.camera is not None:
-        return CameraSettings(section.camera, fps=fps, keep=section.keeps, decoder=decoder, patience=patience)
-    if section.folder is not None:
-        return FolderSettings(section.folder, section.watch, section.done)
-    if section.mqtt is not None:
-        mqtt = section.mqtt
-        tls = TlsFiles(mqtt.cert, mqtt.key, mqtt.ca)
-        return MqttPicturesSettings(
-            mqtt.broker, mqtt.topic, tls, mqtt.user, mqtt.password_file, fps, section.keeps, patience=patience
-        )
-    assert section.video is not None  # noqa: S101  one of them, as the file was checked
-    return VideoSettings(section.video, fps, section.keeps, decoder, patience=patience)
 
 
 def sink_settings(section: SinkSection) -> SinkSettings:

@@ -16,6 +16,7 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.server.core import AgentCore
 from upwell.pipelines.frame import Box, FoundObject, Scene
 from upwell.pipelines.run.answers import AnswerReader
+from upwell.pipelines.steps.window_layout import laid_out
 from upwell.shared.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -25,7 +26,8 @@ from upwell.shared.errors import (
     Unavailable,
     UpwellError,
 )
-from upwell.shared.tensors import Array
+from upwell.shared.signature.signature import Signature
+from upwell.shared.tensors import Array, numpy_dtype
 
 _FORGET_S = 60.0
 """An object that was not seen for so long has left; trackers give up far sooner."""
@@ -75,35 +77,47 @@ class InferSettings:
 
 
 class Inference:
-    """Asks one model of the agent, with `tags`.
+    """Asks one model of the agent, with `tags`, about pictures, or about windows of a series.
 
-    Raises `ConfigError` for a model that the agent lacks or that takes no picture.
+    `window` is how many points and fields windows have; None for pictures. Raises `ConfigError` for a model that the
+    agent lacks or that does not take what it is to be given.
     """
 
-    def __init__(self, agent: AgentCore, settings: InferSettings, pipeline: str) -> None:
+    def __init__(
+        self, agent: AgentCore, settings: InferSettings, pipeline: str, window: tuple[int, int] | None = None
+    ) -> None:
         served = agent.models.get(settings.model)
         if served is None:
             known = ", ".join(agent.models)
             raise ConfigError.at(None, f"the agent has no model {settings.model!r}; it has {known}", "infer.model")
-        if served.entry_model is None or not served.entry_model.pictures:
+        if served.entry_model is None or (window is None and not served.entry_model.pictures):
             raise ConfigError.at(
                 None, f"the model {settings.model!r} takes no picture on this device; expected an input of kind image",
                 "infer.model",
             )  # fmt: skip
         self.settings = settings
-        self.reader = AnswerReader(served.entry_model.signature)
+        self._signature = served.entry_model.signature
+        self.reader = AnswerReader(self._signature)
         self._agent = agent
-        self._input = next(iter(served.entry_model.pictures))
+        if window is None:
+            self._input = next(iter(served.entry_model.pictures))
+        else:
+            self._input = _input_for(window, self._signature, settings.model)
         self.tags: Mapping[str, str] = {"pipeline": pipeline, **settings.tags}
 
-    def ask(self, pictures: Array, tags: Mapping[str, str], until_s: float) -> Answer:
-        """The agent's answer about the rows of `pictures`. Raises `FrameDropped`."""
+    def about(self, scene: Scene) -> Array:
+        """What the model is given of a whole frame."""
+        window = scene.frame.window
+        return scene.pixels if window is None else _as_input(window, self._signature)
+
+    def ask(self, rows: Array, tags: Mapping[str, str], until_s: float) -> Answer:
+        """The agent's answer about these rows. Raises `FrameDropped`."""
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise FrameDropped("late")
         try:
             return self._agent.infer(
-                self.settings.model, {self._input: pictures}, deadline_s=left_s, tags={**self.tags, **tags}
+                self.settings.model, {self._input: rows}, deadline_s=left_s, tags={**self.tags, **tags}
             )
         except UpwellError as error:
             reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "failed")
@@ -117,6 +131,27 @@ class Inference:
         facts = self.reader.facts(answer.outputs, row)
         about = {"route": str(answer.routes[row]), "reason": str(answer.reason), "id": answer.id}
         return {**facts, **about, **case_of(answer, row)}
+
+
+def _input_for(window: tuple[int, int], signature: Signature, model: str) -> str:
+    """The input that takes windows. Raises `ConfigError`."""
+    one = signature.inputs[0]
+    if len(signature.inputs) > 1 or one.kind != "tensor" or numpy_dtype(one.spec.datatype).kind != "f":
+        text = f"the model {model!r} does not take a series; expected one input, a tensor of floating-point numbers"
+        raise ConfigError.at(None, text, "infer.model")
+    try:
+        _as_input(np.broadcast_to(np.zeros((), np.uint8), window), signature)
+    except ValueError as error:
+        raise ConfigError.at(None, f"the model {model!r} {error}", "infer.model") from None
+    return one.name
+
+
+def _as_input(window: Array, signature: Signature) -> Array:
+    """The window as the one row of the model's input. Raises `ValueError` where it does not fit."""
+    spec = signature.inputs[0].spec
+    shape = spec.shape[1:] if signature.has_rows else spec.shape
+    tensor = np.ascontiguousarray(laid_out(window, shape), numpy_dtype(spec.datatype))
+    return tensor[None] if signature.has_rows else tensor
 
 
 def case_of(answer: Answer, row: int) -> dict[str, str]:
@@ -135,7 +170,7 @@ class InferFrame:
     def take(self, scene: Scene, until_s: float) -> Scene:
         """The scene with the model's answer. Raises `FrameDropped`."""
         ask = self.inference
-        answer = ask.ask(scene.pixels, {}, until_s)
+        answer = ask.ask(ask.about(scene), {}, until_s)
         found = replace(scene, route=str(answer.route), reason=str(answer.reason), degraded=answer.degraded)
         facts = ask.facts(answer, 0)
         if ask.reader.finds_objects:
@@ -166,7 +201,7 @@ class InferObjects:
 
     def take(self, scene: Scene, until_s: float) -> Scene:
         """The scene whose objects have the model's answers, new or held by their tracks. Raises `FrameDropped`."""
-        now_s = scene.frame.captured_s
+        now_s = scene.frame.at_s
         said: dict[int, Mapping[str, Any]] = {}
         groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
         crops: dict[int, Array] = {}

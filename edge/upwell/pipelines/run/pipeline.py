@@ -18,9 +18,9 @@ from upwell.pipelines.run.inference import FrameDropped, Step
 from upwell.pipelines.sources.base import Source, SourceEnded
 from upwell.pipelines.steps.geometry import Zones
 
-REASONS = ("superseded", "undecodable", "source_lost", "unchanged", "late", "refused", "denied", "failed")
-"""Why a frame has no answer: a newer one replaced it, it cannot be read, the source was lost or closed; nothing had
-changed; the deadline was over; the agent had no room; no allowed route; a model failed."""
+REASONS = ("superseded", "undecodable", "gap", "source_lost", "unchanged", "late", "refused", "denied", "failed")
+"""Why a frame has no answer: a newer one replaced it, it cannot be read, a part of a window is missing, the source was
+lost or closed; nothing had changed; the deadline was over; the agent had no room; no allowed route; a model failed."""
 
 _LOOK_S = 0.2
 _LATENCIES = 512
@@ -68,12 +68,11 @@ class Pipeline:
             except SourceEnded:
                 last = self._last
                 if last is not None:
-                    self._tell(replace(last, fired=self._rules.end(last.scene.frame.captured_s)))
+                    self._tell(replace(last, fired=self._rules.end(last.scene.frame.at_s)))
                 return
             if frame is None:
                 continue
             answered = self._answer(frame)
-            self.source.done(frame)
             if answered is not None:
                 yield answered
 
@@ -88,6 +87,8 @@ class Pipeline:
                 raise FrameDropped("late")
         except FrameDropped as dropped:
             self._note(dropped)
+            if dropped.reason == "unchanged":  # it needs no answer; the others want one, after the next start at least
+                self.source.done(frame)
             return None
         except BaseException:  # a defect, told by whoever runs the pipeline; the sums must agree none the less
             self._note(FrameDropped("failed", "a step failed"))
@@ -97,6 +98,7 @@ class Pipeline:
             self._latencies_s.append(latency_s)
         self._last = AnsweredFrame(scene, self._rules.take(scene), latency_s)
         self._tell(self._last)
+        self.source.done(frame)
         return self._last
 
     def _tell(self, answered: AnsweredFrame) -> None:
@@ -131,6 +133,7 @@ class Pipeline:
             frames |= {
                 "superseded": source.superseded,
                 "undecodable": source.undecodable,
+                "gap": source.gap,
                 "source_lost": source.source_lost,
             }
             return PipelineStatus(

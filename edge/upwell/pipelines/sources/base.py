@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from upwell.pipelines.frame import Frame
+from upwell.pipelines.sources.windows import WindowShape
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import UpwellError
 
@@ -51,9 +52,10 @@ class SourceStatus:
     `h264`, `h264_v4l2m2m` or `folder`; empty before the first connection. `width` and `height` are those of the last
     picture in pixels, 0 before there is one. `reconnects` counts the times it was lost and tried again.
 
-    Every captured frame has one fate: captured = given + superseded + undecodable + source_lost, where `given` are
-    those that `next` returned. `source_lost` are frames that were captured and never given, because the source was
-    lost or closed first. A frame that waits to be given is captured once its fate is known.
+    Every captured frame has one fate: captured = given + superseded + undecodable + gap + source_lost, where `given`
+    are those that `next` returned. `gap` are windows of a series that were left out, as a part of them is missing.
+    `source_lost` are frames that were captured and never given, because the source was lost or closed first. A frame
+    that waits to be given is captured once its fate is known.
     """
 
     state: SourceState
@@ -64,13 +66,14 @@ class SourceStatus:
     given: int = 0
     superseded: int = 0
     undecodable: int = 0
+    gap: int = 0
     source_lost: int = 0
     reconnects: int = 0
 
     @property
     def captured(self) -> int:
         """How many frames there were."""
-        return self.given + self.superseded + self.undecodable + self.source_lost
+        return self.given + self.superseded + self.undecodable + self.gap + self.source_lost
 
 
 class Source(Protocol):
@@ -84,7 +87,7 @@ class Source(Protocol):
         ...
 
     def done(self, frame: Frame) -> None:
-        """The frame is answered: a folder moves or marks its file. Other sources have nothing to do."""
+        """The frame is answered, or needs no answer: a folder moves or marks its file. Others have nothing to do."""
         ...
 
     @property
@@ -103,13 +106,17 @@ class Patience:
 
     It is lost where no frame differs from the one before for `silent_s`, or where a new connection brings no frame
     within `open_s`. Pauses double from `first_pause_s` to `longest_pause_s`, each cut short by up to half at random, so
-    that many cameras behind one switch do not come back at one instant. A source that refuses connections while it is
-    away is back within `longest_pause_s` and the time to connect; one that accepts them and says nothing may take
-    `open_s` more.
+    that many cameras behind one switch do not come back at one instant.
+
+    An attempt that hangs must not keep a source away that is back, nor may a slow one be given up: where a connection
+    has brought nothing for `rival_s`, another is tried beside it, for as long, again and again, and takes its place
+    with its first frame. A broker has `rival_s` to answer. So a source is back within the longer of `longest_pause_s`
+    and `rival_s`, and the time to connect.
     """
 
     silent_s: float = 10.0
     open_s: float = 10.0
+    rival_s: float = 2.5
     first_pause_s: float = 0.5
     longest_pause_s: float = 4.0
 
@@ -121,7 +128,8 @@ class VideoSettings:
     `fps` is how many frames a second are given on at most, 0 for all; frames left out by it are not captured. `keep` is
     None for the default: `latest` for a live source, `all` for a file. `decoder` asks for one by its name in FFmpeg,
     such as `h264_v4l2m2m`, or by its end, `v4l2m2m`; where that cannot be used the usual one is, and the status says
-    which. `patience` is for live sources: of a file nothing is tried again.
+    which. With a space in it, it is a command line of GStreamer that opens `{address}` and ends with raw video.
+    `patience` is for live sources: of a file nothing is tried again.
     """
 
     address: str
@@ -166,11 +174,11 @@ class FolderSettings:
 
 
 @dataclass(frozen=True)
-class MqttPicturesSettings:
-    """Pictures as JPEG, PNG or WebP from `topic` of the broker `mqtt://HOST[:PORT]`, or `mqtts://` with `tls`.
+class MqttTopicSettings:
+    """A `topic` of the broker `mqtt://HOST[:PORT]`, or `mqtts://` with `tls`.
 
-    The file at `password_file` has the password, and nothing else. `fps` is as for `VideoSettings`. A message of more
-    than `max_bytes`, or a picture of more than `max_pixels`, is undecodable; the broker drops most of the former.
+    The file at `password_file` has the password, and nothing else. A message of more than `max_bytes` is undecodable;
+    the broker drops most of them.
     """
 
     broker: str
@@ -178,11 +186,53 @@ class MqttPicturesSettings:
     tls: TlsFiles = field(default_factory=TlsFiles)
     user: str | None = None
     password_file: Path | None = None
-    fps: float = 0.0
     keep: Keep = "latest"
-    max_pixels: int = DEFAULT_MAX_PIXELS
     max_bytes: int = 16 << 20
     patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
+class MqttPicturesSettings(MqttTopicSettings):
+    """Pictures as JPEG, PNG or WebP, a message each. `fps` is as for `VideoSettings`.
+
+    A picture of more than `max_pixels` is undecodable.
+    """
+
+    fps: float = 0.0
+    max_pixels: int = DEFAULT_MAX_PIXELS
+
+
+@dataclass(frozen=True)
+class SeriesShape:
+    """Which numbers of a sample are taken, and how windows are cut of them.
+
+    A sample is an object of JSON or a row of CSV. `time` names its time stamp, a number in `unit_s` seconds or a text
+    of ISO 8601, and `fields` its numbers, `a.b` being `b` within `a`. With `fills` a window with a gap is given, NaN
+    where it lies; without it such a window is left out and counted.
+    """
+
+    fields: tuple[str, ...]
+    cut: WindowShape
+    time: str = "time"
+    unit_s: float = 1.0
+    fills: bool = False
+
+
+@dataclass(frozen=True)
+class SeriesFileSettings:
+    """A file of samples in order: CSV with a row of names, or JSON, one object a line (`.jsonl`, `.ndjson`)."""
+
+    path: Path
+    shape: SeriesShape
+    max_line_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class SeriesTopicSettings:
+    """A topic of MQTT each message of which is a sample, or a list of some, as JSON."""
+
+    topic: MqttTopicSettings
+    shape: SeriesShape
 
 
 @dataclass(frozen=True)
@@ -193,7 +243,15 @@ class CustomSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-SourceSettings: TypeAlias = VideoSettings | CameraSettings | FolderSettings | MqttPicturesSettings | CustomSettings
+SourceSettings: TypeAlias = (
+    VideoSettings
+    | CameraSettings
+    | FolderSettings
+    | MqttPicturesSettings
+    | SeriesFileSettings
+    | SeriesTopicSettings
+    | CustomSettings
+)
 
 
 def is_live(address: str) -> bool:

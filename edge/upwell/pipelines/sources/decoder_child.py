@@ -2,8 +2,9 @@
 
 It takes one JSON object in a line of standard input (`DecoderRequest`), then a byte for each picture that is wanted,
 and ends with that stream. On standard output it says, a JSON object a line: `{"opening": true}` before it connects,
-`{"decoder": name, "instead": why}` once it has, `{"frame": number, "captured_s", "unix_s", "width", "height"}` when a
-picture lies in the slot, and `{"ended": why}`. `why` is empty where all went well, and never has the address in it.
+`{"decoder": name, "instead": why}` once it has, `{"frame": number, "captured_s", "media_s", "unix_s", "width",
+"height"}` when a picture lies in the slot, and `{"ended": why}`. `why` is empty where all went well, and never has the
+address in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import av
 from av.container import InputContainer
@@ -28,6 +29,7 @@ from av.video.stream import VideoStream
 
 from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
 from upwell.pipelines.sources.frame_slot import FrameSlot
+from upwell.pipelines.sources.gstreamer import RAW_FORMAT, GStreamer
 
 try:
     import resource
@@ -39,7 +41,9 @@ _PR_SET_PDEATHSIG = 1
 _WITH_LUMA = frozenset({"gray", "nv12", "nv21", *(f"yuv{j}{kind}p" for j in ("", "j") for kind in (420, 422, 444))})
 """Formats whose first plane is the luma, a byte a pixel."""
 
-_WITHOUT_TIME = frozenset({"mpjpeg", "mjpeg", "mjpeg_2000", "h264", "hevc", "image2", "image2pipe", "jpeg_pipe"})
+_WITHOUT_TIME = frozenset(
+    {"mpjpeg", "mjpeg", "mjpeg_2000", "h264", "hevc", "image2", "image2pipe", "jpeg_pipe", RAW_FORMAT}
+)
 """Containers that say nothing of time: FFmpeg counts 25 frames a second, whatever the true rate is."""
 
 _ALIGNED_PIXELS = 128 * (1 << 17)
@@ -55,7 +59,9 @@ _UNDECODABLE = (av.error.InvalidDataError, av.error.ArgumentError, av.error.Patc
 _EACH_ROW = 8
 """Every how many rows are looked at to see whether a picture has changed."""
 
-Say = Callable[[dict[str, Any]], None]
+Say: TypeAlias = Callable[[dict[str, Any]], None]
+_Given: TypeAlias = tuple[int, float, float | None, VideoFrame]
+"""Number, capture, and the file's own time of a frame."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class DecoderRequest:
     keeps_all: bool
     fps: float
     decoder: str
+    command: list[str]
     max_pixels: int
     slot: int
     parent: int
@@ -87,7 +94,7 @@ class Handover:
         self._say = say
         self._keeps_all = keeps_all
         self._change = threading.Condition()
-        self._waiting: tuple[int, float, VideoFrame] | None = None
+        self._waiting: _Given | None = None
         self._is_wanted = False
         self._is_giving = False
 
@@ -104,13 +111,13 @@ class Handover:
                 self._is_giving = False
                 self._change.notify_all()
 
-    def offer(self, frame: VideoFrame, captured_s: float) -> None:
-        """A frame was decoded. Waits for the one before it to be taken where all are kept."""
+    def offer(self, frame: VideoFrame, captured_s: float, media_s: float | None = None) -> None:
+        """A frame was decoded, at `media_s` of a file. Waits for the one before it to be taken where all are kept."""
         with self._change:
             if self._keeps_all:
                 self._change.wait_for(lambda: self._waiting is None)
             number = self._slot.count_decoded(supersedes=self._waiting is not None)
-            given = (number, captured_s, frame)
+            given = (number, captured_s, media_s, frame)
             is_wanted, self._is_wanted = self._is_wanted, False
             self._waiting = None if is_wanted else given
         if is_wanted:
@@ -121,13 +128,14 @@ class Handover:
         with self._change:
             self._change.wait_for(lambda: self._waiting is None and not self._is_giving)
 
-    def _give(self, given: tuple[int, float, VideoFrame]) -> None:
-        number, captured_s, frame = given
+    def _give(self, given: _Given) -> None:
+        number, captured_s, media_s, frame = given
         write_picture(frame, self._slot)
         self._say(
             {
                 "frame": number,
                 "captured_s": captured_s,
+                "media_s": media_s,
                 "unix_s": time.time() - (time.monotonic() - captured_s),
                 "width": frame.width,
                 "height": frame.height,
@@ -172,12 +180,32 @@ def decode_all(request: DecoderRequest, slot: FrameSlot, handover: Handover, say
     """Decode until the stream ends; why it did, empty at the end of a file."""
     say({"opening": True})
     try:
-        with av.open(request.address, format=request.format or None, options=request.options) as container:
-            if not container.streams.video:
-                return "there is no video in it"
-            return _decode(request, slot, handover, say, container)
+        if not request.command:
+            with av.open(request.address, format=request.format or None, options=request.options) as container:
+                return _decode(request, slot, handover, say, container)
+        with GStreamer(request.command, request.address) as program:
+            why = _decode_program(program, request, slot, handover, say)
+            return program.why_over() or why
     except (av.FFmpegError, OSError) as error:
-        return reason(error)
+        missing = bool(request.command) and isinstance(error, FileNotFoundError)
+        return f"there is no program {request.command[0]}" if missing else reason(error)
+
+
+def _decode_program(program: GStreamer, request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say) -> str:
+    """As `_decode`, what a program writes."""
+
+    def tell(message: dict[str, Any]) -> None:
+        say({**message, "decoder": program.decoder()} if "decoder" in message else message)
+
+    try:
+        raw = av.open(f"pipe:{program.descriptor}", format=RAW_FORMAT, options={"protocol_whitelist": "pipe"})
+    except av.FFmpegError:
+        return "the program gave no video"
+    with raw:
+        try:
+            return _decode(request, slot, handover, tell, raw)
+        except av.FFmpegError as error:
+            return reason(error)
 
 
 def reason(error: BaseException) -> str:
@@ -186,6 +214,8 @@ def reason(error: BaseException) -> str:
 
 
 def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say, container: InputContainer) -> str:
+    if not container.streams.video:
+        return "there is no video in it"
     stream = container.streams.video[0]
     size = stream.codec_context.width, stream.codec_context.height
     if size[0] * size[1] > request.max_pixels:
@@ -205,7 +235,7 @@ def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: S
         stream_s = frame.time if has_time else None
         captured_s = clock.captured_s(now_s, stream_s) if request.is_live else now_s
         if rate.keeps(captured_s if request.is_live or stream_s is None else stream_s):
-            handover.offer(frame, captured_s)
+            handover.offer(frame, captured_s, None if request.is_live else stream_s)
     return "the stream has ended" if request.is_live else ""
 
 

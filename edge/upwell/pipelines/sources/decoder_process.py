@@ -8,7 +8,7 @@ import selectors
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,6 +35,7 @@ class DecoderJob:
     decoder: str = ""
     format: str = ""
     options: Mapping[str, str] | None = None
+    command: Sequence[str] = ()
 
 
 class DecoderProcess:

@@ -11,10 +11,13 @@ from upwell.pipelines.sources.base import (
     CustomSettings,
     FolderSettings,
     MqttPicturesSettings,
+    SeriesFileSettings,
+    SeriesTopicSettings,
     Source,
     SourceSettings,
 )
 from upwell.pipelines.sources.folder import PictureFolder
+from upwell.pipelines.sources.series import SeriesFile
 from upwell.pipelines.sources.video import VideoSource
 from upwell.shared.errors import ConfigError
 
@@ -31,15 +34,17 @@ def open_source(settings: SourceSettings) -> Source:
     Raises `ConfigError` for a kind that nobody has installed, whose package is missing, or whose files cannot be used.
     """
     if isinstance(settings, CustomSettings):
-        return _factory(settings.kind)(settings.options)
+        return _plugin(settings)
     if isinstance(settings, FolderSettings):
         _check_installed("a folder", "watchfiles")
         return PictureFolder(settings)
-    if isinstance(settings, MqttPicturesSettings):
+    if isinstance(settings, SeriesFileSettings):
+        return SeriesFile(settings)
+    if isinstance(settings, (MqttPicturesSettings, SeriesTopicSettings)):
         _check_installed("a topic of MQTT", "paho")
-        from upwell.pipelines.sources.mqtt import MqttPictures  # few need its package
+        from upwell.pipelines.sources.mqtt import MqttPictures, MqttSeries  # few need its package
 
-        return MqttPictures(settings)
+        return MqttPictures(settings) if isinstance(settings, MqttPicturesSettings) else MqttSeries(settings)
     _check_installed("a camera or video", "av")
     return VideoSource(settings)
 
@@ -51,11 +56,19 @@ def _check_installed(what: str, package: str) -> None:
         raise ConfigError.at(None, f"{what} needs the package {package}, which is not installed: {install}")
 
 
-def _factory(kind: str) -> SourceFactory:
+def _plugin(settings: CustomSettings) -> Source:
+    """A source of somebody else. Raises `ConfigError`, whatever its factory raises."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if kind not in found:
+    if settings.kind not in found:
         installed = ", ".join(sorted(found)) or "none"
-        raise ConfigError.at(
-            None, f"unknown source {kind!r}; installed besides video, camera, folder and mqtt: {installed}"
-        )
-    return cast(SourceFactory, found[kind].load())
+        raise ConfigError.at(None, f"no source {settings.kind!r}; installed in the group {GROUP} are: {installed}")
+    try:
+        source = cast(SourceFactory, found[settings.kind].load())(settings.options)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  somebody else's module, which may fail in any way
+        raise ConfigError.at(None, f"the source {settings.kind!r} cannot be opened: {error}") from None
+    if not all(hasattr(source, name) for name in ("next", "done", "status", "close")):
+        value = found[settings.kind].value
+        raise ConfigError.at(None, f"the source {settings.kind!r} is {value}, which gives no source")
+    return source

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ from upwell.pipelines.sources.base import (
 )
 from upwell.pipelines.sources.decoder_process import DecoderJob, DecoderProcess
 from upwell.pipelines.sources.frame_slot import SlotUnusable
+from upwell.pipelines.sources.gstreamer import command_of
+from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 
 _START_S = 30.0
@@ -51,6 +54,7 @@ class Arrival:
     unix_s: float
     width: int
     height: int
+    media_s: float | None = None
 
 
 @dataclass
@@ -135,6 +139,7 @@ class VideoSource:
         self._change = threading.Condition()
         self._status = SourceStatus(SourceState.CONNECTING)
         self._connection: Connection | None = None
+        self._rival: Connection | None = None
         self._first_number = 1
         self._is_closed = False
         self._thread = BackgroundThread("pipeline source", self._run, lambda: self._is_closed)
@@ -179,8 +184,9 @@ class VideoSource:
         """End the decoder, and count what it had captured. Twice is harmless."""
         with self._change:
             self._is_closed = True
-            if self._connection is not None:
-                self._connection.decoder.kill()
+            for connection in (self._connection, self._rival):
+                if connection is not None:
+                    connection.decoder.kill()
             self._change.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -200,27 +206,33 @@ class VideoSource:
             connection.ask(time.monotonic())
         self._change.notify_all()
         number = connection.first_number + arrival.number - 1
-        return Frame(number, arrival.captured_s, arrival.unix_s, pixels, luma)
+        return Frame(number, arrival.captured_s, arrival.unix_s, pixels, luma, media_s=arrival.media_s)
 
     def _run(self) -> None:
         pauses = Pauses(self._patience)
-        while not self._is_closed and self._status.state is not SourceState.ENDED:
-            live_s = self._connect_once()
-            if not self._job.is_live:
-                return
-            pause_s = pauses.next_s(live_s)
-            with self._change:
-                self._change.wait_for(lambda: self._is_closed, pause_s)
+        try:
+            while not self._is_closed and self._status.state is not SourceState.ENDED:
+                live_s = self._connect_once()
+                if not self._job.is_live:
+                    return
+                pause_s = 0.0 if self._rival is not None else pauses.next_s(live_s)
+                with self._change:
+                    self._change.wait_for(lambda: self._is_closed, pause_s)
+        finally:
+            self._end_rival()
 
     def _connect_once(self) -> float:
-        """Have one decoder from its start to its end; for how many seconds it was live."""
+        """Have one decoder from its start to its end, perhaps the rival; for how many seconds it was live."""
         with self._change:
-            try:
-                decoder = DecoderProcess(self._job)
-            except OSError as error:  # no descriptors, no memory
-                self._over(f"the decoder cannot be started: {error.strerror}")
-                return 0.0
-            self._connection = connection = Connection(decoder, self._first_number, time.monotonic())
+            connection, self._rival = self._rival, None
+            if connection is None:
+                try:
+                    connection = Connection(DecoderProcess(self._job), 0, time.monotonic())
+                except OSError as error:  # no descriptors, no memory
+                    self._over(f"the decoder cannot be started: {error.strerror}")
+                    return 0.0
+            connection.first_number = self._first_number
+            self._connection = connection
             if self._job.keeps_all:
                 connection.ask(time.monotonic())
             self._change.notify_all()
@@ -251,7 +263,39 @@ class VideoSource:
                     why := connection.silence(self._patience, now_s, may_block=self._job.keeps_all)
                 ):
                     return why
+            if self._job.is_live and self._is_beaten(connection, now_s):
+                return f"no frame within {now_s - connection.opening_s:.1f} s, and another connection has some"
         return "closed"
+
+    def _is_beaten(self, connection: Connection, now_s: float) -> bool:
+        """Have another connection tried beside one that brings nothing; whether that has brought a frame."""
+        rival_s, rival = self._patience.rival_s, self._rival
+        if connection.live_s or not connection.opening_s or now_s - connection.opening_s < rival_s:
+            self._end_rival()
+            return False
+        if rival is None:
+            with suppress(OSError), self._change:  # no descriptors, no memory: it is tried again
+                if not self._is_closed:
+                    self._rival = Connection(DecoderProcess(self._job), 0, now_s)
+            return False
+        messages = rival.decoder.receive(0)
+        with self._change:
+            for message in messages or ():
+                self._heard(rival, message, now_s)
+        if rival.decoder.counts.changed_s:
+            return True
+        hangs = now_s - (rival.opening_s or now_s) > rival_s or now_s - rival.began_s > _START_S
+        if hangs or messages is None or any("ended" in message for message in messages):
+            self._end_rival()
+        return False
+
+    def _end_rival(self) -> None:
+        rival = self._rival
+        if rival is not None:
+            rival.decoder.end()
+            with self._change:
+                self._rival = None
+                self._settle(rival)
 
     def _heard(self, connection: Connection, message: dict[str, Any], now_s: float) -> None:
         if "opening" in message:
@@ -263,7 +307,7 @@ class VideoSource:
         elif "frame" in message:
             arrival = Arrival(
                 int(message["frame"]), float(message["captured_s"]), float(message["unix_s"]),
-                int(message["width"]), int(message["height"]),
+                int(message["width"]), int(message["height"]), message["media_s"],
             )  # fmt: skip
             connection.arrived(arrival, now_s)
             self._change.notify_all()
@@ -284,20 +328,24 @@ class VideoSource:
         if not why:
             why = "the decoder died" + (f" of signal {signal_number}" if signal_number else "")
         with self._change:
-            counts = connection.decoder.counts
-            given = connection.taken - connection.superseded - (connection.arrival is not None)
-            superseded = counts.superseded + connection.superseded
-            status = self._status
-            self._status = replace(
-                status,
-                superseded=status.superseded + superseded,
-                undecodable=status.undecodable + counts.undecodable,
-                source_lost=status.source_lost + counts.decoded - superseded - given,
-            )
-            self._first_number += counts.decoded + counts.undecodable
+            self._settle(connection)
             self._connection = None
-            connection.decoder.free()
             self._over(why)
+
+    def _settle(self, connection: Connection) -> None:
+        """Count the frames of a decoder that is over, and give back what it held."""
+        counts = connection.decoder.counts
+        given = connection.taken - connection.superseded - (connection.arrival is not None)
+        superseded = counts.superseded + connection.superseded
+        status = self._status
+        self._status = replace(
+            status,
+            superseded=status.superseded + superseded,
+            undecodable=status.undecodable + counts.undecodable,
+            source_lost=status.source_lost + counts.decoded - superseded - given,
+        )
+        self._first_number += counts.decoded + counts.undecodable
+        connection.decoder.free()
 
     def _over(self, why: str) -> None:
         """There is no decoder now: the source has ended, or is lost and will be tried again."""
@@ -342,7 +390,17 @@ class Pauses:
 
 
 def job_of(settings: VideoSettings | CameraSettings) -> DecoderJob:
-    """What the decoder is told."""
+    """What the decoder is told. Raises `ConfigError` for a command line that cannot be used."""
+    if " " not in settings.decoder:
+        return _own_job(settings)
+    try:
+        command = command_of(settings.decoder)
+    except ValueError as error:
+        raise ConfigError.at(None, str(error), "decoder") from None
+    return replace(_own_job(replace(settings, decoder="")), command=command)
+
+
+def _own_job(settings: VideoSettings | CameraSettings) -> DecoderJob:
     if isinstance(settings, CameraSettings):
         options = {"framerate": f"{settings.fps:g}"} if settings.fps else {}
         if settings.width and settings.height:

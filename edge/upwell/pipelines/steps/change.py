@@ -50,17 +50,17 @@ class ChangeDetector:
         means = _means(frame.luma)
         if frame.luma.shape != self._shape:
             self._shape, self._looked_at = frame.luma.shape, self._mask(frame.luma.shape, means.shape)
-        elif not self._differs(means) and not self._is_due(frame.captured_s):
+        elif not self._differs(means) and not self._is_due(frame.at_s):
             return False
-        self._last, self._last_s = means, frame.captured_s
+        self._last, self._last_s = means, frame.at_s
         return True
 
     def _differs(self, means: Array) -> bool:
         different = (np.abs(means - self._last) >= DIFFERENT_LEVELS) & self._looked_at
         return int(different.sum()) > self._above * int(self._looked_at.sum())
 
-    def _is_due(self, captured_s: float) -> bool:
-        return self._at_least_s is not None and captured_s - self._last_s >= self._at_least_s
+    def _is_due(self, at_s: float) -> bool:
+        return self._at_least_s is not None and at_s - self._last_s >= self._at_least_s
 
     def _mask(self, shape: tuple[int, ...], cells: tuple[int, ...]) -> Array:
         """Which cells [rows, columns] are looked at."""

@@ -1,4 +1,4 @@
-"""`upwell pipeline test`: a recorded video through a pipeline, with its events and an annotated video as the result."""
+"""`upwell pipeline test`: a recording through a pipeline, with its events and an annotated video as the result."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from upwell.edge.server.assembly import assemble
 from upwell.pipelines.answered import PipelineStatus, percentile
 from upwell.pipelines.commands.run import agent_config_of
 from upwell.pipelines.config.check import parse_pipelines
-from upwell.pipelines.config.sections import CaptureSection, PipelinesConfig
+from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.config.signatures import signatures_of
 from upwell.pipelines.config.sinks import SinkSection
+from upwell.pipelines.config.sources import CaptureSection
 from upwell.pipelines.run.annotated import annotated
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.sources.samples import SERIES_SUFFIXES
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.tensors import Array
@@ -35,7 +37,9 @@ _DEFAULT_FPS = 25
 
 def trial(
     pipelines: Annotated[Path, typer.Argument(metavar="PIPELINES", help="The pipelines, a YAML file.")],
-    video: Annotated[Path, typer.Option(help="A recorded video, instead of the pipeline's source.")],
+    video: Annotated[
+        Path, typer.Option(help="A recorded video, or samples of a series, instead of the pipeline's source.")
+    ],
     config: Annotated[Path | None, typer.Option("--config", "-c", help="The agent.yaml with their models.")] = None,
     models: Annotated[
         Path | None, typer.Option(help="Instead of an agent.yaml: a folder with a bundle or a file for each model.")
@@ -44,7 +48,7 @@ def trial(
     out: Annotated[Path, typer.Option(help="Folder for the events and the annotated video.")] = Path("pipeline-out"),
     as_json: AsJson = False,
 ) -> None:
-    """Run a recorded video through a pipeline: every frame, none left out; its own source and sinks are not used.
+    """Run a recording through a pipeline: every frame, none left out; its own source and sinks are not used.
 
     Exit code 1 where the video breaks off before its end.
     """
@@ -54,37 +58,46 @@ def trial(
         stderr_console().print(f"warning: {warning}", markup=False)
     name = parsed.chosen(pipeline)
     if not video.is_file():
-        raise ConfigError.at(video, "no such file; expected a video", "--video")
+        raise ConfigError.at(video, "no such file; expected a recording", "--video")
     out.mkdir(parents=True, exist_ok=True)
     for former in (EVENTS, f"{EVENTS}.1", VIDEO):
         (out / former).unlink(missing_ok=True)
-    changed = _of_video(parsed, name, video.absolute(), (out / EVENTS).absolute())
+    changed = _of_recording(parsed, name, video.absolute(), (out / EVENTS).absolute())
+    has_pictures = parsed.pipelines[name].source.series is None
     results = LateResults()
     with ExitStack() as open_parts:
         agent = open_parts.enter_context(assemble(Agent, agent_config, results))
         runner = open_parts.enter_context(build_pipelines(changed, agent, None, results))
         bar = open_parts.enter_context(progress())
-        fps, frames = _length(video)
+        fps, frames = _length(video) if has_pictures else (_DEFAULT_FPS, None)
         task = bar.add_task(name, total=frames)
-        write = open_parts.enter_context(_video_file(out / VIDEO, fps))
+        write = open_parts.enter_context(_video_file(out / VIDEO, fps)) if has_pictures else None
         running = runner.pipelines[name]
         for answered in running:
             bar.update(task, completed=running.status.captured)
-            write(annotated(answered.scene, running.zones))
+            if write is not None:
+                write(annotated(answered.scene, running.zones))
         status = running.status
     if as_json:
-        typer.echo(json.dumps(_document(status, out)))
+        typer.echo(json.dumps(_document(status, out, has_pictures)))
     else:
-        _tell(status, out)
+        _tell(status, out, has_pictures)
     if status.source.explained:
         stderr_console().print(f"error: {video}: the video ended early: {status.source.explained}", markup=False)
         raise typer.Exit(EXIT_FAILED)
 
 
-def _of_video(config: PipelinesConfig, name: str, video: Path, events: Path) -> PipelinesConfig:
-    """The one pipeline with the video as its source and a file of events as its sink."""
+def _of_recording(config: PipelinesConfig, name: str, recording: Path, events: Path) -> PipelinesConfig:
+    """The one pipeline with the recording as its source and a file of events as its sink. Raises `ConfigError`."""
     section = config.pipelines[name]
-    source = CaptureSection(video=str(video), keep="all").model_copy(update={"deadline": section.source.deadline})
+    if (series := section.source.series) is None:
+        source = CaptureSection(video=str(recording), keep="all")
+    elif recording.suffix.lower() not in SERIES_SUFFIXES:
+        text = f"the source of {name!r} is a series; expected a file that ends in {', '.join(SERIES_SUFFIXES)}"
+        raise ConfigError.at(recording, text, "--video")
+    else:
+        source = CaptureSection(series=series.model_copy(update={"file": recording, "mqtt": None}))
+    source = source.model_copy(update={"deadline": section.source.deadline})
     sinks = (SinkSection.model_validate({"jsonl": {"path": events}}),)
     changed = section.model_copy(update={"source": source, "sinks": sinks, "preview": False})
     return config.model_copy(update={"pipelines": {name: changed}})
@@ -136,7 +149,7 @@ def _video_file(path: Path, fps: int) -> Iterator[Any]:
             file.mux(video.stream.encode())
 
 
-def _document(status: PipelineStatus, out: Path) -> dict[str, Any]:
+def _document(status: PipelineStatus, out: Path, has_pictures: bool) -> dict[str, Any]:
     ordered = sorted(status.latencies_s)
     return {
         "pipeline": status.name,
@@ -148,12 +161,12 @@ def _document(status: PipelineStatus, out: Path) -> dict[str, Any]:
             for name, latency_s in (("p50", percentile(ordered, 0.5)), ("p99", percentile(ordered, 0.99)))
         },
         "last_failure": status.last_failure,
-        "files": [str(out / EVENTS), str(out / VIDEO)],
+        "files": [str(out / EVENTS), *([str(out / VIDEO)] if has_pictures else [])],
     }
 
 
-def _tell(status: PipelineStatus, out: Path) -> None:
-    document = _document(status, out)
+def _tell(status: PipelineStatus, out: Path, has_pictures: bool) -> None:
+    document = _document(status, out, has_pictures)
     table = Table("what", "count", title=plain(f"{status.name}: {status.captured} frames"))
     for outcome, count in Counter(document["frames"]).most_common():
         table.add_row(plain(f"frames {outcome}"), str(count))
@@ -163,4 +176,5 @@ def _tell(status: PipelineStatus, out: Path) -> None:
     console.print(table)
     if document["latency_p50_ms"] is not None:
         console.print(f"from capture to answer {document['latency_p50_ms']} ms (p99 {document['latency_p99_ms']} ms)")
-    console.print(f"{out / EVENTS} has the events, {out / VIDEO} the answered frames", markup=False)
+    frames = f", {out / VIDEO} the answered frames" if has_pictures else ""
+    console.print(f"{out / EVENTS} has the events{frames}", markup=False)

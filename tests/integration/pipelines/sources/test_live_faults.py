@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -162,6 +162,55 @@ def test_a_fault_is_seen_and_said_and_the_source_is_back_when_it_returns(
         assert source.status.explained == ""
     assert source.status.reconnects >= 1
     assert source.status.given >= len(seen) + 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [silent, drip], ids=["silent", "drip"])
+def test_a_source_is_back_in_time_though_an_attempt_hangs(fault: Script) -> None:
+    """The first attempt may take 30 s here, so that only another one can be back in 5."""
+    back = threading.Event()
+
+    def camera(viewer: Viewer) -> None:
+        return good(viewer) if back.is_set() else fault(viewer)
+
+    def once(viewer: Viewer) -> None:
+        viewer.reply(kind=PICTURES)
+        viewer.play([jpeg_part(number) for number in range(10)], 50)
+
+    with watched(once, camera, patience=Patience(open_s=30)) as source:
+        first_of(source)
+        until(lambda: source.next(0.1) is None and source.status.state is SourceState.LOST, "it is lost")
+        threading.Event().wait(6)  # several attempts hang by now
+        assert source.next(0) is None
+        back.set()
+        returned_s = time.monotonic()
+        first_of(source)
+        assert time.monotonic() - returned_s < 5
+        until(lambda: source.next(0.1) is not None and source.status.state is SourceState.LIVE, "it is live")
+        assert len(children()) == 1
+
+
+@pytest.mark.slow
+def test_a_source_that_is_slow_to_begin_is_not_given_up() -> None:
+    def slow(viewer: Viewer) -> None:
+        viewer.wait(4)
+        good(viewer)
+
+    with watched(slow, patience=Patience()) as source:
+        first_of(source)
+        assert source.status.reconnects == 0
+
+
+@pytest.mark.slow
+def test_other_sources_are_undisturbed_by_one_that_fails() -> None:
+    with LiveServer(not_found) as server, watched(good) as calm:
+        first_of(calm)
+        with closing(VideoSource(VideoSettings(server.address, patience=QUICKLY))) as failing:
+            until(lambda: failing.status.reconnects >= 5, "the other has failed five times")
+        frames = frames_until(calm, lambda frame: frame.number >= 100)
+        gaps_s = [after.captured_s - before.captured_s for before, after in itertools.pairwise(frames)]
+        assert max(gaps_s) < 2
+        assert calm.status.reconnects == 0
 
 
 def test_the_resolution_may_change_within_a_stream() -> None:

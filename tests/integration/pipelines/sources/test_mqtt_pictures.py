@@ -34,10 +34,11 @@ from tests.integration.pipelines.sinks.brokers import (
 from tests.pipelines_media import number_of, numbered, until
 from upwell.pipelines.config.check import parse_pipelines
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.run.assembly import source_settings
+from upwell.pipelines.run.sources import source_settings
 from upwell.pipelines.sources import mqtt
 from upwell.pipelines.sources.base import MqttPicturesSettings, Patience, SourceEnded, SourceState
-from upwell.pipelines.sources.mqtt import CAPTURED, UNACKNOWLEDGED, MqttPictures
+from upwell.pipelines.sources.mqtt import CAPTURED, MqttPictures
+from upwell.pipelines.sources.mqtt_topic import UNACKNOWLEDGED
 from upwell.pipelines.sources.open_source import open_source
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
@@ -193,6 +194,25 @@ def test_it_is_back_when_the_broker_is(there: Broker, keep: str) -> None:
 
 
 @needs_mosquitto
+@pytest.mark.slow
+def test_it_is_back_in_time_where_an_attempt_to_connect_hangs(there: Broker) -> None:
+    """Who answers on the broker's port takes connections and says nothing, and keeps those that it has."""
+    there.stop()
+    silent = socket.create_server(("127.0.0.1", there.port))
+    with closing(MqttPictures(settings_for(there.port, patience=Patience()))) as source:
+        until(lambda: source.status.explained == "no answer from the broker within 2.5 s", "the first attempt hung")
+        held, _ = silent.accept()
+        hanging, _ = silent.accept()  # another one hangs by now
+        silent.close()
+        there.start()
+        returned_s = time.monotonic()
+        until_subscribed(source, there)
+        assert time.monotonic() - returned_s < 5
+        held.close()
+        hanging.close()
+
+
+@needs_mosquitto
 def test_none_is_missing_and_none_comes_twice_after_the_link_was_cut(there: Broker) -> None:
     with watched(there, keep="all") as (source, camera):
         for number in range(5):
@@ -254,7 +274,7 @@ def test_hostile_messages_are_counted_and_the_next_picture_is_given(
         frame = taken(source)
         assert (number_of(frame.pixels), frame.number) == (9, 7)
         assert (source.status.undecodable, source.status.given, source.status.captured) == (6, 1, 7)
-    assert len([one for one in caplog.records if "is left out" in one.getMessage()]) == 1
+    assert len([one for one in caplog.records if "is skipped" in one.getMessage()]) == 1
 
 
 @needs_mosquitto
@@ -362,10 +382,10 @@ def test_a_file_says_all_that_the_source_is_opened_with(tmp_path: Path) -> None:
     said = "broker: 'mqtts://b:1', topic: cams/7, ca: ca.pem, cert: c.pem, key: k.pem, user: u, password_file: p"
     text = f"pipelines: {{p: {{source: {{mqtt: {{{said}}}, fps: 5, keep: all, silent: 7s}}}}}}"
     section = parse_pipelines(text, tmp_path / "pipelines.yaml", {})[0].pipelines["p"].source
+    tls = TlsFiles(tmp_path / "c.pem", tmp_path / "k.pem", tmp_path / "ca.pem")
     assert source_settings(section) == MqttPicturesSettings(
-        "mqtts://b:1", "cams/7", TlsFiles(tmp_path / "c.pem", tmp_path / "k.pem", tmp_path / "ca.pem"), "u",
-        tmp_path / "p", 5.0, "all", patience=Patience(silent_s=7),
-    )  # fmt: skip
+        "mqtts://b:1", "cams/7", tls, "u", tmp_path / "p", "all", patience=Patience(silent_s=7), fps=5.0
+    )
     assert section.place == "mqtts://b:1 cams/7"
 
 

@@ -52,6 +52,8 @@ def test_a_file_is_given_whole_and_in_order(video: Path) -> None:
     assert np.mean(bright) > 0.95
     captured = [frame.captured_s for frame in frames]
     assert captured == sorted(captured)
+    times = [frame.at_s - frames[0].at_s for frame in frames]
+    np.testing.assert_allclose(times, np.arange(40) / 50, atol=1e-3)  # as recorded, however fast it was read
     status = source.status
     assert (status.state, status.explained, status.decoder) == (SourceState.ENDED, "", "h264")
     assert (status.captured, status.given, status.width, status.height) == (40, 40, 160, 120)

@@ -13,6 +13,7 @@ MODELS: Mapping[str, SignatureFacts] = MappingProxyType(
         "helmet": SignatureFacts("probabilities", ("none", "hard", "soft")),
         "digits": SignatureFacts("logits"),
         "scent": SignatureFacts("tensor", takes_picture=False),
+        "swing": SignatureFacts("probabilities", ("still", "shaken"), takes_picture=False, tensor=(128, 3)),
         "far": SignatureFacts(None, takes_picture=None, has_cloud=True),
     }
 )

@@ -14,6 +14,7 @@ from upwell.shared.errors import ConfigError
 
 DETECT = "infer: {model: people}"
 BOXED = f"{{{DETECT}}}"
+SAMPLES = "{mqtt: {broker: 'mqtt://127.0.0.1', topic: s}, time: t, unit: ms, fields: [a.x], rate: 50, size: 9, step: 3}"
 
 
 def whole(steps: str = "", events: str = "", source: str = "video: a.mp4", sinks: str = "") -> str:
@@ -45,8 +46,12 @@ def warnings(text: str) -> list[str]:
         whole(f"{BOXED}, {{track: {{}}}}", "{name: a, on: appear}, {name: b, on: leave}, {name: c, on: every 1h}"),
         whole(source="folder: in, keep: latest, watch: false, done: move"),
         whole(source="camera: /dev/v4l/by-id/usb-cam_0-video-index0, decoder: v4l2m2m"),
+        whole(source="video: 'rtsp://cam/1', decoder: 'gst-launch-1.0 rtspsrc location={address} ! decodebin'"),
         whole(source="mqtt: {broker: 'mqtt://127.0.0.1:1884', topic: cams/7, user: u}, fps: 5, silent: 1m"),
         whole(source="mqtt: {broker: 'mqtt://far.local', topic: cams/7, insecure: true}, keep: all"),
+        whole("{infer: {model: swing}}", source="series: {file: a.csv, fields: [x, y, z], rate: 100, size: 128}"),
+        whole("{infer: {model: far}}", source=f"series: {SAMPLES}, keep: all, silent: 1m, deadline: 1s"),
+        whole(source="plugin: {name: lidar, options: {port: 7, deep: [{er: 1}]}}"),
         whole(sinks="{mqtt: {broker: 'mqtt://127.0.0.1:1884', topic: t, user: u}}"),
         whole(sinks="{mqtt: {broker: 'mqtt://far.local', topic: t, insecure: true}}"),
         whole(sinks="{mqtt: {broker: 'mqtts://[::1]', topic: '{pipeline}/{event}', cert: c.pem, key: k.pem}}"),

@@ -57,10 +57,19 @@ def test_of_several_outputs_the_boxes_count_and_then_the_classes(tmp_path: Path)
     assert facts(tmp_path, "edge: {bundle: b}") == SignatureFacts("probabilities", ("n", "y"))
 
 
-@pytest.mark.parametrize("inputs", ["x: {kind: tensor, dtype: FP32, shape: [4]}", f"{IMAGE}, other: {{kind: image}}"])
-def test_a_pipeline_has_one_picture_to_give(tmp_path: Path, inputs: str) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "tensor"),
+    [
+        ("x: {kind: tensor, dtype: FP32, shape: [4]}", ()),
+        ("x: {kind: tensor, dtype: FP32, shape: [-1, 128, 3]}", (128, 3)),
+        (f"{IMAGE}, other: {{kind: image}}", None),
+    ],
+)
+def test_a_pipeline_has_one_picture_or_one_window_to_give(
+    tmp_path: Path, inputs: str, tensor: tuple[int, ...] | None
+) -> None:
     described(tmp_path / "a", "p: {kind: logits}", inputs)
-    assert facts(tmp_path, "edge: {bundle: a}") == SignatureFacts("logits", takes_picture=False)
+    assert facts(tmp_path, "edge: {bundle: a}") == SignatureFacts("logits", takes_picture=False, tensor=tensor)
 
 
 def test_a_bare_file_is_described_beside_it_or_has_its_own_tensors(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ pytest.importorskip("cel_expr_python")
 
 HERE = Path(__file__).parent
 PATH = Path("/etc/upwell/pipelines.yaml")
-RIGHT = [(HERE / f"right_{part}.yaml").read_text() for part in ("steps", "sinks")]
+RIGHT = [(HERE / f"right_{part}.yaml").read_text() for part in ("steps", "sinks", "series")]
 WRONG = [tuple(case.split("\n")) for case in (HERE / "wrong_files.txt").read_text().strip().split("\n\n")]
 
 
 def test_the_right_files_are_right() -> None:
     found = [parse_pipelines(text, PATH, MODELS) for text in RIGHT]
-    assert [list(config.pipelines) for config, _ in found] == [["dock"], ["yard", "inbox"]]
+    assert [list(config.pipelines) for config, _ in found] == [["dock"], ["yard", "inbox"], ["motor", "lidar"]]
     assert [str(one).removeprefix(f"{PATH}:") for _, warnings in found for one in warnings] == [
         "7:24: pipelines.dock.steps[1].infer.model: whole frames that go to the cloud for 'people' are not blurred "
         "yet; step 6 blurs",

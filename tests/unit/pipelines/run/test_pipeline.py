@@ -100,6 +100,14 @@ def test_why_a_frame_has_no_answer_is_said_once_a_minute(caplog: pytest.LogCaptu
     assert one.status.last_failure == "refused"
 
 
+def test_a_source_is_told_of_frames_that_need_no_answer_any_more() -> None:
+    source = MadeSource([PICTURE] * 6)
+    fates = ["answered", "late", "unchanged", "failed", "denied", "answered"]
+    with Pipeline("dock", source, [Scripted(fates)], EventRules([], NO_ZONES)) as one:
+        list(one)
+    assert source.finished == [1, 3, 6]
+
+
 def test_a_pipeline_that_is_stopped_ends_after_the_frame_under_way() -> None:
     with Pipeline("dock", MadeSource([PICTURE] * 9), [Scripted(["answered"] * 9)], EventRules([], NO_ZONES)) as one:
         for number, _ in enumerate(one):

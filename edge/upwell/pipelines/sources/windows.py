@@ -1,0 +1,133 @@
+"""A series of samples as windows: resampled by their times on an even grid, gaps marked. No clock is read here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from upwell.shared.tensors import Array
+
+_EXACT = 1e-6
+"""A sample this close to a point of the grid, in periods, lies on it."""
+
+
+@dataclass(frozen=True)
+class WindowShape:
+    """How a series is cut: `size` points of a grid of `rate_hz`, a window each `step` points.
+
+    Between two samples that are more than `gap_s` apart there is a gap.
+    """
+
+    rate_hz: float
+    size: int
+    step: int
+    gap_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """`values` are float64 [size, fields], NaN where there is a gap; `missing` counts those points.
+
+    `end_s` is the time of its last point.
+    """
+
+    values: Array
+    end_s: float
+    missing: int
+
+
+class Windows:
+    """Resamples a series and cuts it. Times are seconds of whatever clock stamped the samples.
+
+    Let t_0 be the time of the first sample and T = 1 / rate. Point k of the grid lies at g_k = t_0 + k·T. With the
+    samples a and b before and after it, t_a < g_k ≤ t_b,
+
+        x(g_k) = x_a + (x_b - x_a)·(g_k - t_a) / (t_b - t_a)    where t_b - t_a ≤ gap, or g_k = t_b,
+
+    else the point is missing. Window n is the points n·step to n·step + size - 1, and is there with the first sample
+    at or after its last point. A window of which every point is missing is none: hours of silence cost nothing.
+
+    Interpolation is linear, without a filter: a sensor that is faster than the grid must be band-limited by itself.
+
+    A sample that is not later than the one before is left out, as one that came twice. If it is earlier by more than
+    a window, the clock was set: the grid begins anew with it, and windows that were not complete are forgotten.
+    """
+
+    def __init__(self, shape: WindowShape) -> None:
+        self._shape = shape
+        self._start_s: float | None = None
+        self._last: tuple[float, Array] = (0.0, np.zeros(0))
+        # Points `_first` to `_next - 1` of the grid; `_window` is the first point of the next window.
+        self._points: list[Array] = []
+        self._first = self._next = self._window = 0
+
+    def take(self, time_s: float, values: Sequence[float]) -> list[Window]:
+        """The windows that this sample completes. `values` are finite, one for each field."""
+        sample = np.asarray(values, np.float64)
+        last_s, _ = self._last
+        if self._start_s is not None and time_s < last_s - self._shape.size / self._shape.rate_hz:
+            self._start_s = None
+        if self._start_s is None:
+            self._start_s, self._points = time_s, []
+            self._first = self._next = self._window = 0
+            self._add([sample])
+        elif time_s <= last_s:
+            return []
+        else:
+            windows = list(self._resampled(self._start_s, time_s, sample))
+            self._last = (time_s, sample)
+            return windows
+        self._last = (time_s, sample)
+        return list(self._complete())
+
+    def _resampled(self, start_s: float, time_s: float, sample: Array) -> Iterator[Window]:
+        """Add the points between the sample before and this one; what is complete by then."""
+        rate_hz, (last_s, last) = self._shape.rate_hz, self._last
+        position = (time_s - start_s) * rate_hz
+        # Seconds since 1970 have a resolution of their own, which is something of a short period.
+        near = min(0.25, _EXACT + 2 * math.ulp(time_s) * rate_hz)
+        is_on_grid = abs(position - round(position)) <= near and round(position) >= self._next
+        end = round(position) if is_on_grid else max(self._next, math.floor(position) + 1)
+        if time_s - last_s > self._shape.gap_s * (1 + 1e-9):
+            yield from self._pass_over(end, np.full_like(sample, np.nan))
+        else:
+            at_s = np.arange(self._next, end) / rate_hz - (last_s - start_s)
+            weights = np.clip(at_s / (time_s - last_s), 0.0, 1.0)[:, None]
+            self._add(list(last + (sample - last) * weights))
+        if is_on_grid:
+            self._add([sample])
+        yield from self._complete()
+
+    def _pass_over(self, end: int, missing: Array) -> Iterator[Window]:
+        """Add a gap up to the point `end`, of which only what windows with samples need is kept."""
+        size, step = self._shape.size, self._shape.step
+        if end - self._next > size:
+            self._add([missing] * size)
+            yield from self._complete()
+            # All windows from here on that end within the gap have no sample.
+            self._window = max(self._window, -(-(end - size + 1) // step) * step)
+            self._points = []
+            self._first = self._next = max(self._next, min(self._window, end))
+        self._add([missing] * (end - self._next))
+
+    def _add(self, points: list[Array]) -> None:
+        self._points += points
+        self._next += len(points)
+
+    def _complete(self) -> Iterator[Window]:
+        size = self._shape.size
+        while self._window + size <= self._next:
+            begin = self._window - self._first
+            values = np.stack(self._points[begin : begin + size])
+            missing = int(np.isnan(values[:, 0]).sum())
+            if missing < size:
+                end_s = (self._start_s or 0.0) + (self._window + size - 1) / self._shape.rate_hz
+                yield Window(values, end_s, missing)
+            self._window += self._shape.step
+        unneeded = min(self._window, self._next) - self._first
+        if unneeded > 0:
+            del self._points[:unneeded]
+            self._first += unneeded
