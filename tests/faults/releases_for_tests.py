@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuf.api.metadata import Metadata, MetaFile, Snapshot, Timestamp
+
 from tests.faults.bundles_for_tests import Signer
-from upwell.tools.release.desk import Desk, RoleKeys, in_days
+from upwell.tools.release.desk import Desk, RoleKeys, in_days, signer_of
 from upwell.tools.release.making import Wanted, made
 
 
@@ -56,6 +58,25 @@ class Releases:
     def publish(self, *, days: float = 7.0, online: Signer | None = None) -> None:
         """Put what is signed in place."""
         self.desk.publish((online or self.online_key).key, in_days(time.time(), days))
+
+    def forge(self, folder: Path, targets_signer: Signer, online: Signer) -> None:
+        """Put the releases of now on a server, one version later: by these keys, whoever they belong to."""
+        targets, was = self.desk.targets(), self.desk.timestamp()
+        assert targets is not None
+        assert was is not None
+        version = targets.signed.version + 1
+        targets.signed.version = version
+        snapshot = Snapshot(version=was.signed.snapshot_meta.version + 1, expires=in_days(time.time(), 7))
+        timestamp = Timestamp(version=was.signed.version + 1, expires=in_days(time.time(), 7))
+        targets.sign(signer_of(targets_signer.key))
+        data = targets.to_bytes()
+        snapshot.meta["targets.json"] = MetaFile(version, len(data))
+        (folder / f"metadata/{version}.targets.json").write_bytes(data)
+        for path, signed in ((f"{snapshot.version}.snapshot.json", snapshot), ("timestamp.json", timestamp)):
+            timestamp.snapshot_meta = MetaFile(snapshot.version)
+            metadata: Metadata[Any] = Metadata(signed)
+            metadata.sign(signer_of(online.key))
+            (folder / "metadata" / path).write_bytes(metadata.to_bytes())
 
     def release(self, bundles: Mapping[str, Path] | None = None, **about: Any) -> int:
         """Draft, sign and publish; the sequence."""

@@ -17,6 +17,7 @@ from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
 from upwell.edge.models.sections import UpdatesSection
 from upwell.edge.updates.follower import UpdateFollower
+from upwell.edge.updates.sources.sources import open_source
 from upwell.edge.updates.updater import Updater
 from upwell.edge.updates.version_store import VersionStore
 
@@ -57,7 +58,8 @@ class Device:
         self.is_good = True
 
     def follow(self, source: str, ca: Path | None = None, digest: str = "") -> UpdateFollower:
-        self.follower = UpdateFollower(self.store, UpdatesSection(source=source, digest=digest, ca=ca), self.activate)
+        opened = open_source(source, digest=digest, ca=ca)
+        self.follower = UpdateFollower(self.store, UpdatesSection(source=source, digest=digest), self.activate, opened)
         return self.follower
 
     def activate(self, bundle: Bundle) -> Callable[[], None]:

@@ -118,7 +118,7 @@ def test_the_public_names_are_these() -> None:
     public = {name for name in dir(upwell.edge.Agent) if not name.startswith("_")}
     assert public == {
         "close", "close_with", "describe_with", "from_config", "handle", "health", "health_document",
-        "infer", "is_closed", "model", "replace_edge",
+        "infer", "is_closed", "model", "replace_edge", "replace_unit",
     }  # fmt: skip
     fields = [
         "outputs", "route", "reason", "degraded", "plan", "timings", "id", "routes", "edge_digest", "cloud_digest",

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from upwell.edge.bundle.base import Trust
 from upwell.edge.models.sections import ModelSection
+from upwell.edge.release.sections import ReleaseSection
 from upwell.shared.config.addresses import Endpoint, ListenAddress
 from upwell.shared.config.located import Location, located
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint, check_exposure
@@ -125,6 +126,9 @@ class AgentConfig(FilePart):
         None,
         description="Pipelines that `upwell agent` runs; changes take over. Needs the extra `pipelines`.",
     )
+    release: ReleaseSection | None = Field(
+        None, description="Where releases come from, which alone decide what is installed; `updates` has no place then."
+    )
     models: dict[Annotated[str, Field(min_length=1)], ModelSection] = Field(
         min_length=1, description="The models served, by the name that callers use."
     )
@@ -139,6 +143,7 @@ class AgentConfig(FilePart):
         for name, model in self.models.items():
             if model.edge is not None and model.edge.updates is not None and self.agent.state_dir is None:
                 found["models", name, "edge", "updates"] = "what is fetched needs a place; expected agent.state_dir"
+        found |= self._sources()
         try:
             check_exposure([*self.agent.listen, *self.agent.listen_http], self.agent.security)
         except ConfigError as error:
@@ -151,6 +156,23 @@ class AgentConfig(FilePart):
         if found:
             raise located(found)
         return self
+
+    def _sources(self) -> dict[Location, str]:
+        """What is wrong with where the models come from."""
+        found: dict[Location, str] = {}
+        if self.release is not None and self.agent.state_dir is None:
+            found["release",] = "what is fetched needs a place; expected agent.state_dir"
+        for name, model in self.models.items():
+            side = model.edge
+            if side is None:
+                continue
+            if self.release is not None and side.updates is not None:
+                text = "`release` alone decides what is installed; expected either that or updates"
+                found["models", name, "edge", "updates"] = text
+            if self.release is None and side.updates is None and not side.has_source:
+                text = "expected bundle (a folder or archive), file (a model file), or updates"
+                found["models", name, "edge"] = text
+        return found
 
     def _endpoints(self) -> Iterator[tuple[Location, str]]:
         """Where each endpoint stands in the file, and what it is."""

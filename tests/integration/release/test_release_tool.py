@@ -89,7 +89,8 @@ def test_from_keys_to_a_release_that_a_device_takes(in_process: InProcess, tmp_p
     assert again["release"] == 2
     payload = next((web / "targets/payload").iterdir())
     payload.write_bytes(payload.read_bytes()[:-1] + b"x")
-    assert run("verify", web, "--root", root, code=1)["refusal"] == "digest_mismatch"
+    told = run("verify", web, "--root", root, code=1)
+    assert (told["refusal"], "expected" in told["message"]) == ("not_fetched", True)
 
 
 def test_what_does_not_fit_together_is_said_and_not_drafted(

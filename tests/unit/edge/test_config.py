@@ -98,8 +98,20 @@ ERRORS = [
         "2:31: cloud.tls: cert and key go together; write both",
     ),
     (EDGE + "\ncloud: {endpoint: 'x:1', tls: {key: c}}", "2:31: cloud.tls: cert and key go together"),
+    (EDGE + "\nrelease: {source: r, root: r.json}", "2:10: release: what is fetched needs a place"),
+    (
+        EDGE + "\nrelease: {source: 'http://x/', root: r.json}",
+        "2:19: release.source: 'http://x/metadata' is not protected",
+    ),
+    (
+        "models: {m: {edge: {updates: {source: u}}}}\nagent: {state_dir: s}\nrelease: {source: r, root: r.json}",
+        "1:30: models.m.edge.updates: `release` alone decides what is installed; expected either that or updates",
+    ),
     (EDGE + "\nversion: 2", "2:10: version: expected 1, got 2"),
-    (EDGE + "\nspool: {}", "2:1: spool: unknown key; known here: agent, cloud, models, policy, version"),
+    (
+        EDGE + "\nspool: {}",
+        "2:1: spool: unknown key; known here: agent, cloud, models, pipelines, policy, release, version",
+    ),
 ]
 
 
@@ -113,7 +125,10 @@ def test_an_error_says_where_and_what_would_be_right(text: str, expected: str) -
 
 def test_all_errors_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        config("version: 3\nagent: {listen: [x], max_requests: none}\nmodels:\n  a: {edge: {}}\n  b: {}\n")
+        config(
+            "version: 3\nagent: {listen: [x], max_requests: none}\n"
+            "models:\n  a: {edge: {bundle: x, file: y}}\n  b: {}\n"
+        )
     assert [(problem.line, problem.key) for problem in error.value.problems] == [
         (1, "version"),
         (2, "agent.listen[0]"),

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.unit.edge.agents import policy
-from upwell.edge.policy.router_service import RouterService
+from upwell.edge.policy.router_service import ModelChange, RouterService
 from upwell.shared.routing.decide.state import LINK, CloudAnswered, CloudCallFailed, Decision, EdgeRan, Scored, Signals
 from upwell.shared.routing.estimators.breaker import Breaker
 from upwell.shared.routing.policy.policy import Policy
@@ -132,7 +132,7 @@ def test_quick_runs_are_learnt_together_and_a_slow_one_by_the_next_decision() ->
 def test_runs_of_a_model_that_was_replaced_are_forgotten_with_it() -> None:
     cell = RouterService(Policy())
     cell.observe(EdgeRan("m", 1, 0.001))
-    cell.replace_model("m", ModelPair(), (), (0.003,))
+    cell.replace_models([ModelChange("m", ModelPair(), (), (0.003,))])
     assert [*cell.state.edge["m"].windows[1].samples_s] == [0.003]
 
 
@@ -179,7 +179,7 @@ def test_a_new_version_on_the_device_is_told_of_and_keeps_the_share_of_the_one_b
     cell.observe(Scored("m", "defaults/m", 40, 40, ()))
     owed = cell.state.shares["defaults/m"].alpha
     with caplog.at_level(logging.INFO, "upwell"):
-        cell.replace_model("m", ModelPair("E2"), (), ())
+        cell.replace_models([ModelChange("m", ModelPair("E2"))])
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "edge_digest E, not E2; that share is kept" in caplog.text
     hard = cell.settings("m").hard

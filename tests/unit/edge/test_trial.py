@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,3 +162,23 @@ def test_the_page_on_updates_has_the_figures() -> None:
     assert trials.DURATION_S == 600.0
     assert f"once three runs, and more than {trials.MAX_FAILED_SHARE:.0%}".replace("%", " %") in page
     assert trials.MIN_FAILURES == 3
+
+
+@pytest.mark.parametrize(("former_s", "is_rejected"), [(0.01, True), (0.2, False)])
+def test_answers_that_only_the_new_version_gives_too_late_count_as_failures(
+    monkeypatch: pytest.MonkeyPatch, former_s: float, is_rejected: bool
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    rejected: list[str] = []
+    trial = Trial(Version("former"), rejected.append, nobody, former_s=former_s)
+
+    def slow(_: Mapping[str, Array]) -> str:
+        now_s[0] += 0.3
+        return "new"
+
+    for _ in range(trials.MIN_FAILURES):
+        assert trial.run(slow, NOTHING, now_s[0] + 0.1) == "new"
+    assert bool(rejected) is is_rejected
+    if is_rejected:
+        assert rejected[0].endswith("an answer that came too late, and would not have before")

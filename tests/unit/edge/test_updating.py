@@ -20,6 +20,7 @@ from upwell.edge.bundle.verify import open_bundle
 from upwell.edge.models.sections import UpdatesSection
 from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.sources.sources import open_source
 from upwell.edge.updates.updater import Updater
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, ModelFailed
@@ -43,9 +44,9 @@ class Device:
     def restart(self, source: str = "", every_s: float = 3600.0, factory: Bundle | None = None) -> None:
         """As a new process would have it."""
         self.store = VersionStore(self.folder / "state", "digits", self.trust, factory)
-        self.follower = UpdateFollower(
-            self.store, UpdatesSection.model_construct(source=source or str(self.offered), every=every_s), self.activate
-        )
+        source = source or str(self.offered)
+        updates = UpdatesSection.model_construct(source=source, every=every_s)
+        self.follower = UpdateFollower(self.store, updates, self.activate, open_source(source))
 
     def offer(self, version: int, *, signer: Signer | None = None, size: int = 2000) -> None:
         for path in self.offered.glob("*.bundle.tar"):
@@ -124,6 +125,7 @@ import os, sys
 from pathlib import Path
 from upwell.edge.bundle.base import Trust
 from upwell.edge.updates.follower import UpdateFollower
+from upwell.edge.updates.sources.sources import open_source
 from upwell.edge.models.sections import UpdatesSection
 from upwell.edge.updates.version_store import VersionStore
 
@@ -133,7 +135,9 @@ for _ in range(5):
         print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         continue
     store = VersionStore(Path(sys.argv[1]), "digits", Trust())
-    follower = UpdateFollower(store, UpdatesSection(source=sys.argv[2]), lambda bundle: os._exit(11))
+    follower = UpdateFollower(
+        store, UpdatesSection(source=sys.argv[2]), lambda bundle: os._exit(11), open_source(sys.argv[2])
+    )
     print(follower.look(), follower.status.message, flush=True)
     os._exit(0)
 """

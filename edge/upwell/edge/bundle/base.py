@@ -45,6 +45,8 @@ class Refusal(str, Enum):
     FAILED_SELF_TEST = "failed_self_test"  # it loads nowhere, or answers its golden vectors wrongly
     BLOCKLISTED = "condemned"  # this version was rolled back on this device before
     UNTRUSTED = "untrusted"  # of a release: its repository's metadata is not signed as it must be, or has expired
+    LOOSENED = "loosened"  # a release would allow what this device's own configuration forbids
+    TOO_SLOW = "too_slow"  # it takes longer than the policy's deadline, and the version before does not
 
 
 class BundleRefused(ConfigError):

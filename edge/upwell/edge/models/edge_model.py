@@ -136,7 +136,7 @@ class EdgeModel:
                 return self._run_checked(inputs)
             if trial.is_proven:
                 self.trial = self.versions = None  # and with them the former version's memory
-            return trial.run(self.run_now, inputs)
+            return trial.run(self.run_now, inputs, deadline_s)
 
     def run_now(self, inputs: Mapping[str, Array]) -> EdgeRun:
         """`run` beside the scheduler: for tests and warm-up, before the model is served."""

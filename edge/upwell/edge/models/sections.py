@@ -72,11 +72,14 @@ class EdgeSide(RuntimeOptions):
     def _one_source(self) -> EdgeSide:
         if self.bundle is not None and self.file is not None:
             raise ValueError("expected either bundle (a folder or archive) or file (a model file)")
-        if self.bundle is None and self.file is None and self.updates is None:
-            raise ValueError("expected bundle (a folder or archive), file (a model file), or updates")
         if self.file is not None and self.updates is not None:
             raise ValueError("updates are for bundles; a bare file has no version")
         return self
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it names something that the device came with."""
+        return self.bundle is not None or self.file is not None
 
 
 class CloudSide(FilePart):

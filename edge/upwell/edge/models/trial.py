@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ DURATION_S = 600.0
 MIN_FAILURES = 3
 MAX_FAILED_SHARE = 0.05
 """It is rejected once so many runs, and more than this share of all of them, have failed."""
+
+_LATE = "an answer that came too late, and would not have before"
 
 T = TypeVar("T")
 _Answer = TypeVar("_Answer", contravariant=True)
@@ -54,9 +57,10 @@ def _shown(failure: Exception | None) -> str:
 class Trial(Generic[T]):
     """Counts how the runs of a new version end, and compares its answers. Safe to use from many threads.
 
-    `former` runs the version before. Of `reject`, with the reason, and `prove` one is called, once, on the thread of a
-    request or of a comparison; it must return at once. Once the new version `is_proven` the trial, and with it the
-    former version, can be forgotten. Without a `comparison` only failures count.
+    `former` runs the version before, which takes `former_s` seconds (infinite where that is not known). Of `reject`,
+    with the reason, and `prove` one is called, once, on the thread of a request or of a comparison; it must return at
+    once. Once the new version `is_proven` the trial, and with it the former version, can be forgotten. Without a
+    `comparison` only failures count.
     """
 
     def __init__(
@@ -65,8 +69,10 @@ class Trial(Generic[T]):
         reject: Callable[[str], None],
         prove: Callable[[], None],
         comparison: Comparison[T] | None = None,
+        former_s: float = math.inf,
     ) -> None:
         self._former = former
+        self._former_s = former_s
         self._reject = reject
         self._prove = prove
         self._comparison = comparison
@@ -83,8 +89,12 @@ class Trial(Generic[T]):
         """Whether the version was rejected or has proven itself."""
         return self.is_rejected or self.is_proven
 
-    def run(self, new: _Run[T], inputs: Mapping[str, Array]) -> T:
-        """The new version's answer, or that of the former one where the new one fails. Raises what `new` raises."""
+    def run(self, new: _Run[T], inputs: Mapping[str, Array], deadline_s: float = math.inf) -> T:
+        """The new version's answer, or that of the former one where the new one fails. Raises what `new` raises.
+
+        An answer after the deadline (monotonic) counts as a failure where the former version had answered in time.
+        """
+        began_s = time.monotonic()
         try:
             answer = new(inputs)
         except Exception as error:  # noqa: BLE001  whatever it is: nobody has run this version on requests before
@@ -93,7 +103,8 @@ class Trial(Generic[T]):
         flaw = comparison.flaw(answer) if comparison is not None else ""
         if flaw:
             return self._better_one(inputs, answer, flaw)
-        self._note(None)
+        is_late = began_s + self._former_s <= deadline_s < time.monotonic()
+        self._note(Flawed(_LATE) if is_late else None)
         if comparison is not None and not self.is_over:
             comparison.offer(inputs, answer, self.judge)
         return answer

@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.report import ModelHealth, State
 from upwell.edge.models.served import ServedModel
+from upwell.edge.release.client import ReleaseClient
 from upwell.edge.updates.follower import UpdateStatus
 
 _STATES: tuple[State, ...] = get_args(State)
@@ -69,6 +70,16 @@ class HealthPart:
 
     facts: Mapping[str, Any]
     problems: Sequence[str] = ()
+
+
+def release_part(client: ReleaseClient, cloud: Mapping[str, str]) -> HealthPart:
+    """The device's releases; `cloud` says of which models the cloud has another than the release was made with."""
+    status = client.status()
+    problems = [f"release {status.sequence}: {text}" for text in cloud.values()]
+    problems += (
+        [f"the release is {status.phase}: {status.reason}"] if status.phase in ("refused", "rolled_back") else []
+    )
+    return HealthPart({**asdict(status), "notice": client.notice}, problems)
 
 
 def document(

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from upwell.edge.models.report import ModelHealth
 from upwell.edge.observe.health import health_families
+from upwell.edge.release.client import ReleaseClient
 from upwell.edge.spool.item import SpoolUnavailable
 from upwell.edge.spool.spool import Spool
 from upwell.edge.updates.follower import UpdateStatus
@@ -167,6 +168,14 @@ def update_families(updates: Mapping[str, UpdateStatus]) -> Iterable[Metric]:
         if status.refusal is not None:
             refused.add_metric([model, status.refusal.value], 1.0)
     return looks, fetched, refused
+
+
+def release_families(client: ReleaseClient) -> Iterable[Metric]:
+    """Which release is installed, and in which phase that is."""
+    status = client.status()
+    phase = GaugeMetricFamily("upwell_release_phase", "1 for the phase that the release is in.", labels=["phase"])
+    phase.add_metric([status.phase], 1.0)
+    return GaugeMetricFamily("upwell_release_sequence", "The installed release; 0 if none.", status.sequence), phase
 
 
 _SPOOL_COUNTS = {

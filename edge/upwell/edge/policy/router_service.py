@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -39,6 +39,17 @@ _Carried: TypeAlias = Sequence[Calibration]
 _NOTHING: Mapping[str, _Carried] = MappingProxyType({})
 _NOBODY: Mapping[str, ModelPair] = MappingProxyType({})
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelChange:
+    """A model that is another one from now on: what calibrations go by, those that it brought, and seconds of runs of
+    one row that it did already."""
+
+    model: str
+    model_pair: ModelPair
+    carried: _Carried = ()
+    durations_s: Sequence[float] = ()
 
 
 class RouterService:
@@ -194,24 +205,35 @@ class RouterService:
             self._use(self._policy)
         self._tell_misfits()
 
-    def replace_model(self, model: str, model_pair: ModelPair, carried: _Carried, durations_s: Sequence[float]) -> None:
-        """From now on this model is another one, or runs elsewhere: what was learnt of its run times is forgotten.
+    def replace_models(self, changes: Sequence[ModelChange], policy: Policy | None = None) -> None:
+        """From now on these models are others, or run elsewhere, and with `policy` it decides; all of it at once.
 
-        `durations_s` are those of runs of one row that the new one did already. What its cloud is stays known.
+        What was learnt of their run times is forgotten. What their cloud is stays known.
         """
         with self._lock:
-            known = self._model_pairs.get(model, ModelPair())
-            self._model_pairs = {**self._model_pairs, model: replace(model_pair, cloud_digest=known.cloud_digest)}
-            # A version that brings none goes on from what the one before brought: those fit only what they name.
-            self._carried = {**self._carried, model: carried or self._carried.get(model, ())}
-            self._use(self._policy)
+            former = {one.model: self._model_pairs.get(one.model, ModelPair()) for one in changes}
+            for one in changes:
+                pair = replace(one.model_pair, cloud_digest=former[one.model].cloud_digest)
+                self._model_pairs = {**self._model_pairs, one.model: pair}
+                # A version that brings none goes on from what the one before brought: those fit only what they name.
+                carried = one.carried or self._carried.get(one.model, ())
+                self._carried = {**self._carried, one.model: carried}
+            self._use(policy or self._policy)
             self._learn_runs()
-            alike = model_pair.edge_digest == known.edge_digest
-            state, now_s = self._router.of_another_model(self.recent, model, scores_alike=alike), time.monotonic()
-            for duration_s in durations_s:
-                state = self._router.observe(state, EdgeRan(model, 1, duration_s), now_s)
+            state, now_s = self.recent, time.monotonic()
+            for one in changes:
+                alike = one.model_pair.edge_digest == former[one.model].edge_digest
+                state = self._router.of_another_model(state, one.model, scores_alike=alike)
+                for duration_s in one.durations_s:
+                    state = self._router.observe(state, EdgeRan(one.model, 1, duration_s), now_s)
             self.recent = state
+            if policy is not None:
+                self._logged.clear()
         self._tell_misfits()
+
+    def cloud_digest(self, model: str) -> str:
+        """Of the model that answers up there; empty as long as that is not known."""
+        return self._model_pairs.get(model, ModelPair()).cloud_digest
 
     def keeps(self, model: str) -> bool:
         """Whether requests of a model stay on the device, or some may have to: by a rule with `egress`, or by all."""

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from upwell.edge.bundle.address import Reference
+from upwell.edge.bundle.base import BundleRefused
 from upwell.edge.release.document import Payload, ReleaseDocument
 from upwell.edge.release.places import Place, unless_slow
 from upwell.edge.release.repository import ReleaseRepository
@@ -43,15 +44,23 @@ def fetched_unit(
 
 
 def _fetched(repository: ReleaseRepository, place: Place, into: Path, progress: Progress, payload: Payload) -> Path:
+    """A file, verified. One that is not what was signed is the fault of who sent it alone, and is tried again."""
     folder = into / payload.sha256[:16]
-    if payload.source:
-        source = open_source(payload.source, digest=f"sha256:{payload.sha256}")
-        try:
-            offer = source.newest()
-            if offer is None:
-                raise FetchFailed(f"{Reference.parse(payload.source)}: there is no such artifact")
-            return source.fetch(offer, folder, unless_slow(progress))
-        finally:
-            source.close()
-    offer = AvailableBundle(payload.sha256, payload.sha256, payload.size_bytes)
-    return place.fetch(repository.payload_path(payload.path), offer, folder, progress)
+    try:
+        if payload.source:
+            return _from_registry(payload, folder, progress)
+        offer = AvailableBundle(payload.sha256, payload.sha256, payload.size_bytes)
+        return place.fetch(repository.payload_path(payload.path), offer, folder, progress)
+    except BundleRefused as error:
+        raise FetchFailed(f"the file {payload.sha256[:16]}… of the release cannot be had: {error}") from None
+
+
+def _from_registry(payload: Payload, folder: Path, progress: Progress) -> Path:
+    source = open_source(payload.source, digest=f"sha256:{payload.sha256}")
+    try:
+        offer = source.newest()
+        if offer is None:
+            raise FetchFailed(f"{Reference.parse(payload.source)}: there is no such artifact")
+        return source.fetch(offer, folder, unless_slow(progress))
+    finally:
+        source.close()

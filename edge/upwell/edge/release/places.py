@@ -19,6 +19,10 @@ from upwell.shared.files import Unconfined, open_plain, plain_file
 if TYPE_CHECKING:
     import requests
 
+METADATA_NAME = "metadata"
+TARGETS_NAME = "targets"
+"""The two folders of a repository."""
+
 SLOW_AFTER_S = 60.0
 """Metadata that is not there by then, and a file that came at less than `SLOWEST_BYTES_PER_S`, are given up."""
 SLOWEST_BYTES_PER_S = 200.0

@@ -17,13 +17,10 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from upwell.edge.bundle.base import BundleRefused, Refusal
 from upwell.edge.release.document import MAX_DOCUMENT_BYTES, ReleaseDocument, document_path, parse_document, sequence_of
-from upwell.edge.release.places import NotThere, Place, check_small
+from upwell.edge.release.places import METADATA_NAME, TARGETS_NAME, NotThere, Place, check_small
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
-
-METADATA_NAME = "metadata"
-TARGETS_NAME = "targets"
 
 _LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _log = logging.getLogger(__name__)

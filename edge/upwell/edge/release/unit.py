@@ -41,16 +41,13 @@ class ReleaseUnit:
     policy: Policy | None = None
     calibrations: tuple[Calibration, ...] = ()
     pipelines: Path | None = None
+    digest: str = ""
+    """`sha256:…` of the document, and so of all that it names."""
 
     @property
     def sequence(self) -> int:
         """Its place in the order of releases."""
         return self.document.sequence
-
-    @property
-    def digest(self) -> str:
-        """`sha256:…` of the document, and so of all that it names."""
-        return f"sha256:{hashlib.sha256(read_document(self.folder)).hexdigest()}"
 
     def policy_over(self, local: Policy) -> Policy:
         """What a device with this policy of its own decides by: the release's, with the release's calibrations."""
@@ -106,7 +103,8 @@ def open_unit(folder: Path, trust: Trust) -> ReleaseUnit:
 
     Raises `BundleRefused` for a part that cannot be used.
     """
-    document = parse_document(read_document(folder), _sequence_in(folder))
+    data = read_document(folder)
+    document = parse_document(data, _sequence_in(folder))
     try:
         bundles = {name: open_bundle(bundle_folder(folder, document, name), trust) for name in document.bundles}
         policy = None if document.policy is None else load_yaml(folder / POLICY_NAME, Policy, folder)
@@ -116,7 +114,8 @@ def open_unit(folder: Path, trust: Trust) -> ReleaseUnit:
     except ConfigError as error:
         raise BundleRefused(Refusal.MALFORMED, folder, str(error)) from None
     pipelines = None if document.pipelines is None else folder / PIPELINES_NAME
-    return ReleaseUnit(folder, document, bundles, policy, calibrations, pipelines)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return ReleaseUnit(folder, document, bundles, policy, calibrations, pipelines, digest)
 
 
 def _sequence_in(folder: Path) -> int:

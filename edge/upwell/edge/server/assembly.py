@@ -9,15 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
+from upwell.edge.bundle.base import Bundle
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.plausible import implausible
 from upwell.edge.models.sections import ModelSection
+from upwell.edge.observe.health import release_part
+from upwell.edge.observe.metrics import release_families
 from upwell.edge.policy.housekeeping import Housekeeping
 from upwell.edge.policy.policy_check import check_policy
+from upwell.edge.release.client import ReleaseClient
+from upwell.edge.release.start import ReleaseStart
 from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.server.core import AgentCore, AgentParts, CoreT
@@ -69,9 +75,9 @@ def assemble(
             cloud = UplinkSettings(
                 config.cloud.endpoint, config.cloud.security, section.max_message, config.cloud.fallbacks
             )
-        starts = load_models(config, on_failure)
+        release = _release(config, policy)
+        starts, policy = load_newest(config, policy, release, on_failure)
         models = [start.served for start in starts]
-        check_policy(policy, models, config.policy, has_state_dir=state_dir is not None)
         for model in models:
             if model.edge is not None:
                 warm_up(model.name, model.edge)
@@ -90,12 +96,14 @@ def assemble(
             spool=SpoolLimits(max_bytes=section.spool.limit, max_age_s=section.spool.max_age),
             sinks=sinks,
             tracer=tracer,
-            policy_file=config.policy,
+            policy_file=config.policy if release is None else None,
             followers=[start.follower for start in starts if start.follower is not None],
         )
         agent = made_as(models, cloud, policy, parts)
         on_failure.callback(agent.close)
         _keep_current(agent, starts, parts.followers)
+        if release is not None:
+            _follow_releases(agent, release, starts)
         on_failure.pop_all()
     return agent
 
@@ -138,9 +146,71 @@ def serve_metrics(agent: AgentCore, address: str, pages: Mapping[str, Page] | No
     return f"http://{Address(where.host, server.server_port)}/metrics"
 
 
-def load_models(config: AgentConfig, on_failure: ExitStack) -> list[ModelStart]:
-    """Every model of the configuration. Raises one `ConfigError` with what is wrong with any of them."""
-    around = Surroundings(config.agent.state_dir, config.agent.trust.trust)
+def _release(config: AgentConfig, local: Policy) -> ReleaseStart | None:
+    """The device's releases, where agent.yaml says where they come from."""
+    section, state_dir = config.release, config.agent.state_dir
+    if section is None or state_dir is None:
+        return None
+    sides = [model.edge for model in config.models.values() if model.edge is not None]
+    has_factory = all(side.has_source for side in sides)
+    return ReleaseStart(section, state_dir, config.agent.trust.trust, local, has_factory=has_factory)
+
+
+def load_newest(
+    config: AgentConfig, local: Policy, release: ReleaseStart | None, on_failure: ExitStack
+) -> tuple[list[ModelStart], Policy]:
+    """Every model, and the policy: of the newest release of which all can be used, else what agent.yaml names.
+
+    Raises `ConfigError` with what is wrong with the oldest.
+    """
+    has_state_dir = config.agent.state_dir is not None
+    failure: ConfigError | None = None
+    for sequence, unit, policy in [(0, None, local)] if release is None else release.units():
+        with ExitStack() as attempt:
+            try:
+                starts = load_models(config, attempt, {} if unit is None else unit.bundles)
+                check_policy(policy, [one.served for one in starts], config.policy, has_state_dir=has_state_dir)
+            except ConfigError as error:
+                failure = error
+                if sequence:
+                    _log.error("release %d is not used: %s", sequence, error)
+                continue
+            on_failure.push(attempt.pop_all())
+            return starts, policy
+    raise failure or ConfigError.at(None, "no release that is installed can be used", "release")
+
+
+def _follow_releases(agent: AgentCore, release: ReleaseStart, starts: Sequence[ModelStart]) -> None:
+    """Serve new releases as they come, and say how that fares."""
+    client, units = release.follow(agent, {start.name: start for start in starts if start.name in agent.models})
+    agent.release = client
+    agent.close_with(Housekeeping(units.poll).close)
+    agent.close_with(client.close)
+    agent.describe_with("release", lambda: release_part(client, _other_clouds(agent, client)))
+    agent.metrics.export(lambda: release_families(client))
+
+
+def _other_clouds(agent: AgentCore, client: ReleaseClient) -> Mapping[str, str]:
+    """What to say of models whose cloud answers with another digest than the installed release was made with."""
+    unit = client.installed
+    said: dict[str, str] = {}
+    if unit is None:
+        return said
+    for name, served in agent.models.items():
+        wanted, found = unit.document.cloud.get(served.cloud_model, ""), agent.router.cloud_digest(name)
+        if wanted and found and wanted != found:
+            said[name] = f"the cloud's {served.cloud_model!r} is {found}; the release was made with {wanted}"
+    return said
+
+
+def load_models(
+    config: AgentConfig, on_failure: ExitStack, bundles: Mapping[str, Bundle] = MappingProxyType({})
+) -> list[ModelStart]:
+    """Every model of the configuration, from `bundles` where one is there.
+
+    Raises one `ConfigError` with what is wrong with any of them.
+    """
+    around = Surroundings(config.agent.state_dir, config.agent.trust.trust, bundles)
     starts: list[ModelStart] = []
     problems: list[Problem] = []
     for name, section in _shared_out(config.models).items():

@@ -27,7 +27,8 @@ from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
 from upwell.edge.policy.policy_check import check_policy
 from upwell.edge.policy.policy_file import PolicyFile
-from upwell.edge.policy.router_service import RouterService
+from upwell.edge.policy.router_service import ModelChange, RouterService
+from upwell.edge.release.client import ReleaseClient
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.context import RequestContext
 from upwell.edge.request.driver import RequestDriver
@@ -90,6 +91,8 @@ class AgentCore:
         self._models = {model.name: model for model in models}
         self.models: Mapping[str, ServedModel] = MappingProxyType(self._models)
         """What is served now. A request keeps to the version that it found here."""
+        self.release: ReleaseClient | None = None
+        """The releases of this device, where agent.yaml has any; set as it starts."""
         self._switching = threading.Lock()
         self.router = RouterService(
             policy,
@@ -274,19 +277,36 @@ class AgentCore:
         has ended. With `former` nothing happens, and the answer is False, unless that is what is served now.
         """
         with self._switching:
-            served = self.model(name)
-            if former is not None and served.edge is not former:
+            if former is not None and self.model(name).edge is not former:
                 return False
+            self._replace({name: edge}, None)
+        return True
+
+    def replace_unit(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+        """Answer with these edge sides and decide by this policy from now on, all of it between two requests."""
+        with self._switching:
+            self._replace(edges, policy)
+
+    def _replace(self, edges: Mapping[str, EdgeModel], policy: Policy | None) -> None:
+        """Under the lock of switching."""
+        changed: dict[str, ServedModel] = {}
+        for name, edge in edges.items():
+            served = self.model(name)
             if served.edge is not None:
                 edge.scheduler = served.edge.scheduler
                 edge.scheduler.resize(edge.runtime.instances)
             heads = served.heads if edge.heads is None else edge.heads
             for head in heads:
                 head.edge.scheduler = edge.scheduler
-            served = replace(served, edge=edge, heads=heads)
-            self.router.replace_model(name, served.model_pair, edge.source.calibrations, edge.durations_s)
-            self._models[name] = served
-        return True
+            changed[name] = replace(served, edge=edge, heads=heads)
+        self.router.replace_models(
+            [
+                ModelChange(name, changed[name].model_pair, edge.source.calibrations, edge.durations_s)
+                for name, edge in edges.items()
+            ],
+            policy,
+        )
+        self._models.update(changed)
 
     def health(self) -> Sequence[ModelHealth]:
         """How each model on the device fares: where it runs, how that is known, and why it is not where it should."""

@@ -12,12 +12,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
-from upwell.edge.models.sections import UpdatesSection
-from upwell.edge.updates.sources.base import FetchFailed, Progress
-from upwell.edge.updates.sources.sources import open_source
+from upwell.edge.updates.sources.base import FetchFailed, Progress, Source
 from upwell.edge.updates.version_state import Look
 from upwell.edge.updates.version_store import AlreadyInstalled, VersionStore
 from upwell.shared.errors import ConfigError
@@ -54,19 +52,39 @@ class UpdateStatus:
     notice: str = ""
 
 
+class Followed(Protocol):
+    """What is looked at, and how often."""
+
+    @property
+    def source(self) -> str:
+        """Its address."""
+
+    @property
+    def digest(self) -> str:
+        """The one thing to take, empty for whatever is new."""
+
+    @property
+    def place(self) -> str:
+        """The address as it may be shown."""
+
+    @property
+    def every(self) -> float:
+        """Seconds between two looks."""
+
+
 class UpdateFollower:
     """Looks at one source for one model. `look` is called by one thread at a time.
 
     `activate` loads and tests a bundle and returns what serves it, to be called once it is the current one on disk; it
-    raises `BundleRefused` (`FAILED_SELF_TEST`) where it is no good and the one before goes on. Raises `ConfigError` for
-    a source that cannot be one.
+    raises `BundleRefused` (`FAILED_SELF_TEST`) where it is no good and the one before goes on. `source` is closed with
+    the follower.
     """
 
-    def __init__(self, store: VersionStore, updates: UpdatesSection, activate: Activate) -> None:
+    def __init__(self, store: VersionStore, updates: Followed, activate: Activate, source: Source) -> None:
         self.store = store
         self.updates = updates
         self._activate = activate
-        self._source = open_source(updates.source, digest=updates.digest, ca=updates.ca)
+        self._source = source
         self._circumstances = _circumstances(store.trust)
         self._into = store.incoming / self._key("")[:16]
         for other in store.incoming.glob("*"):
@@ -134,7 +152,7 @@ class UpdateFollower:
         except Exception:
             self._done("failed", "internal error")
             raise
-        _log.info("model %s: version %d is installed", self.store.model, bundle.version)
+        _log.info("%s: version %d is installed", self.store.subject, bundle.version)
         return self._done("installed")
 
     @property
@@ -157,14 +175,14 @@ class UpdateFollower:
         """An empty folder may be meant; a misspelt address is not, and looks the same. So it is said, once."""
         problem = f"there is no bundle at {self.updates.place}"
         if self._failure != problem:
-            _log.warning("model %s: %s", self.store.model, problem)
+            _log.warning("%s: %s", self.store.subject, problem)
         return self._done("nothing_new", problem)
 
     def _refused(self, key: str, error: BundleRefused) -> Outcome:
         self._check_open()
         message = f"{self.updates.place}: {error.problems[0].message}"
         look = Look(key=key, refusal=error.refusal, message=message)
-        _log.warning("model %s: an update was refused (%s): %s", self.store.model, error.refusal.value, message)
+        _log.warning("%s: an update was refused (%s): %s", self.store.subject, error.refusal.value, message)
         if key:
             self.store.settle(look)
         else:

@@ -6,10 +6,10 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ from upwell.edge.models.served import ServedModel
 from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.rollback import REASON, CannotGoBack, RollbackRequest, carry_out_rollback
 from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.sources.sources import open_source
 from upwell.edge.updates.switching import Switching, TrialVerdict
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError, UpwellError
@@ -37,10 +38,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What every model's start depends on; `state_dir` is None where the agent has none."""
+    """What every model's start depends on; `state_dir` is None where the agent has none.
+
+    `bundles` are those of the installed release, by models; they go before what the configuration names.
+    """
 
     state_dir: Path | None
     trust: Trust
+    bundles: Mapping[str, Bundle] = field(default_factory=dict)
 
 
 class ModelStart:
@@ -105,6 +110,17 @@ class ModelStart:
         if self.follower is not None and self._switching is not None and not self._is_closed:
             carry_out_rollback(self.follower.store, self._go_back)
 
+    def load_again(self, bundle: Bundle | None) -> EdgeModel | None:
+        """This bundle, or with None what the configuration names, loaded and warmed up; None where that is nothing.
+
+        Raises `UpwellError`. Called once `serve` was.
+        """
+        switching, section = self._switching, self._section
+        assert switching is not None  # noqa: S101  as said
+        if section.edge is None or (bundle is None and not section.edge.has_source):
+            return None
+        return self.prepared(bundle or self._factory(), switching)
+
     def close(self) -> None:
         """End what is under way, and remove what was unpacked for this run of the agent."""
         self._is_closed = True
@@ -121,7 +137,12 @@ class ModelStart:
     def _load(self, *, may_wait: bool) -> Loading | None:
         """The newest bundle's model; None where that is still to be fetched and the cloud answers meanwhile."""
         if self._side.updates is None:
-            return self._loading(self._factory())
+            released = self._around.bundles.get(self.name)
+            if released is None and not self._side.has_source:
+                if may_wait:
+                    return None
+                raise self._problem("the release has no bundle of it, and agent.yaml names none")
+            return self._loading(released or self._factory())
         assert self._around.state_dir is not None  # noqa: S101  the configuration demands it
         factory, problem = None, None
         try:
@@ -132,7 +153,9 @@ class ModelStart:
             store = VersionStore(self._around.state_dir, self.name, self._around.trust, factory)
         except FetchFailed as error:
             raise self._problem(str(error)) from None
-        self.follower = UpdateFollower(store, self._side.updates, self._activate)
+        updates = self._side.updates
+        source = open_source(updates.source, digest=updates.digest, ca=updates.ca)
+        self.follower = UpdateFollower(store, updates, self._activate, source)
         carry_out_rollback(store)
         store.begin()
         installed = self._newest(store, self._loading)
@@ -209,13 +232,13 @@ class ModelStart:
     def _loading(self, bundle: Bundle | None) -> Loading:
         return Loader(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir).start()
 
-    def _load_edge(self, bundle: Bundle) -> EdgeModel:
+    def _load_edge(self, bundle: Bundle | None) -> EdgeModel:
         edge = Loader(self.name, self._side, bundle=bundle, state_dir=self._around.state_dir).load()
         if self._section.split == "auto":
             edge.heads = self._heads(edge)
         return edge
 
-    def _prepared(self, bundle: Bundle, switching: Switching) -> EdgeModel:
+    def prepared(self, bundle: Bundle | None, switching: Switching) -> EdgeModel:
         """A version and its heads, loaded and warmed up."""
         edge = self._load_edge(bundle)
         for one in (edge, *(head.edge for head in edge.heads or ())):
@@ -228,7 +251,7 @@ class ModelStart:
             if self._switching is None:
                 self._first = self._loading(bundle)
                 return _nothing
-            edge = self._prepared(bundle, self._switching)
+            edge = self.prepared(bundle, self._switching)
         except BundleRefused:
             raise
         except UpwellError as error:
@@ -244,7 +267,7 @@ class ModelStart:
             raise CannotGoBack(f"version {request.version} is installed but not served; a restart tries it again")
         if edge.trial is not None and edge.trial.give_up(REASON):
             return
-        former = self._prepared(target, switching)
+        former = self.prepared(target, switching)
         if not switching.go_back(self.name, edge, former):
             raise CannotGoBack("another version was installed meanwhile")
 

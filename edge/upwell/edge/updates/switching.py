@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -56,11 +57,11 @@ class TrialVerdict:
 
     def rejected(self, reason: str) -> None:
         """Never to be installed again."""
-        _in_background("roll-back", partial(self._store.condemn, self._version, reason))
+        in_background("roll-back", partial(self._store.condemn, self._version, reason))
 
     def proven(self) -> None:
         """Nobody goes back from it any more."""
-        _in_background("trial", partial(self._store.prove, self._version))
+        in_background("trial", partial(self._store.prove, self._version))
 
 
 class Switching:
@@ -116,14 +117,21 @@ class Switching:
                 _log.error("model %s went back to the previous version: %s", name, reason)
                 judge.rejected(reason)
 
+        self.watch(name, new, former, reject, judge.proven)
+
+    def watch(
+        self, name: str, new: EdgeModel, former: EdgeModel, reject: Callable[[str], None], prove: Callable[[], None]
+    ) -> None:
+        """Compare `new` with `former`, which answers where it fails; one of `reject` and `prove` is called, once."""
         new.versions = Versions(new, former, (self._hard(name, new), self._hard(name, former)))
-        new.trial = Trial(former.run_now, reject, judge.proven, new.versions)
+        former_s = max(former.durations_s, default=math.inf)
+        new.trial = Trial(former.run_now, reject, prove, new.versions, former_s)
 
     def _hard(self, name: str, edge: EdgeModel) -> HardSettings | None:
         return self._agent.router.hard_of(name, ServedModel(name, edge).model_pair, edge.source.calibrations)
 
 
-def _in_background(name: str, job: Callable[[], object]) -> None:
+def in_background(name: str, job: Callable[[], object]) -> None:
     """Do `job` on a thread of its own; what it raises is logged."""
 
     def run() -> None:

@@ -42,6 +42,7 @@ class Updater:
         self._retry_s = retry_s
         self._draw = draw
         self._closing = threading.Event()
+        self._hurry = threading.Event()
         self._failures = dict.fromkeys(self._followers, 0)
         now_s = time.monotonic()
         self._due_s = {
@@ -51,9 +52,14 @@ class Updater:
         self._thread = BackgroundThread("updates", self._run, self._closing.is_set)
         self._thread.start()
 
+    def look_now(self) -> None:
+        """Look at every source as soon as that is possible."""
+        self._hurry.set()
+
     def close(self) -> None:
         """End what is under way. Calling it twice is harmless."""
         self._closing.set()
+        self._hurry.set()
         for follower in self._followers.values():
             follower.close()
         self._thread.join(CLOSE_S)
@@ -61,8 +67,12 @@ class Updater:
     def _run(self) -> None:
         while self._followers:
             model = min(self._due_s, key=self._due_s.__getitem__)
-            if self._closing.wait(max(0.0, self._due_s[model] - time.monotonic())):
+            is_hurried = self._hurry.wait(max(0.0, self._due_s[model] - time.monotonic()))
+            if self._closing.is_set():
                 return
+            if is_hurried:
+                self._hurry.clear()
+                self._due_s = dict.fromkeys(self._due_s, 0.0)
             self._due_s[model] = self._look(self._followers[model]) + time.monotonic()
 
     def _look(self, follower: UpdateFollower) -> float:
@@ -75,10 +85,10 @@ class Updater:
             if self._closing.is_set():
                 return every_s
             level = logging.DEBUG if self._failures[model] else logging.WARNING
-            _log.log(level, "model %s: its updates cannot be fetched now: %s", model, error)
+            _log.log(level, "%s: its updates cannot be fetched now: %s", follower.store.subject, error)
             asked_s = error.retry_after_s
         except Exception:  # noqa: BLE001 (the boundary of a thread that must live on)
-            _log.exception("model %s: updating failed", model)
+            _log.exception("%s: updating failed", follower.store.subject)
         else:
             self._failures[model] = 0
             return every_s * (0.9 + 0.2 * self._draw())

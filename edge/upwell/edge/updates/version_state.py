@@ -76,6 +76,7 @@ class VersionState(BaseModel):
     `is_on_trial`: the current version has yet to prove itself, with another before it to go back to. `tries` counts how
     often the agent ended while it tried the offer `trying`, or where that is empty, while the current one was on trial.
     `proven` is the greatest version that has ever proven itself here, and not been left by hand since.
+    `installed_unix_s` is when the current one came.
     """
 
     # What a later Upwell adds must not cost the bundles after going back to this one.
@@ -84,6 +85,7 @@ class VersionState(BaseModel):
     name: str = ""
     current: int = Field(0, ge=0)
     previous: int = Field(0, ge=0)
+    installed_unix_s: float = 0.0
     is_on_trial: bool = False
     proven: int = Field(0, ge=0)
     blocklist: dict[int, str] = Field({}, alias="condemned")
@@ -130,9 +132,9 @@ class Record:
     `ConfigError` where a trusted key cannot be read.
     """
 
-    def __init__(self, folder: Path, model: str, trust: Trust, factory: Bundle | None) -> None:
+    def __init__(self, folder: Path, subject: str, trust: Trust, factory: Bundle | None) -> None:
         self._folder = folder
-        self._model = model
+        self._subject = subject
         self.notice = ""
         """What was lost or not as it should be since the start, and what became of it; empty if nothing."""
         self._floor = read_document(folder / FLOOR_NAME, Floor) or Floor()
@@ -151,7 +153,7 @@ class Record:
 
     def note(self, text: str) -> None:
         """Say it in the log, and where the agent is asked how it fares."""
-        _log.warning("model %s: %s", self._model, text)
+        _log.warning("%s: %s", self._subject, text)
         if text not in self.notice:
             self.notice = "; ".join(filter(None, (self.notice, text)))
 
@@ -161,7 +163,7 @@ class Record:
             self.save(update)
         except FetchFailed as error:
             self.state = self.state.model_copy(update=dict(update))
-            _log.error("model %s: %s", self._model, error)
+            _log.error("%s: %s", self._subject, error)
 
     def save(self, update: Mapping[str, Any]) -> None:
         """Change the state, on the disk first. Raises `FetchFailed`, and nothing has changed then."""
@@ -182,7 +184,7 @@ class Record:
             write_whole(self._folder / FLOOR_NAME, floor.model_dump_json(indent=2, by_alias=True).encode(), 0o600)
             self._floor = floor
         except OSError as error:
-            _log.error("model %s: %s", self._model, unwritable(self._folder, error))
+            _log.error("%s: %s", self._subject, unwritable(self._folder, error))
 
 
 def unwritable(folder: Path, error: OSError) -> FetchFailed:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,24 +64,28 @@ class VersionStore:
     an older one. One thread at a time installs. Raises `FetchFailed` where the folder cannot be used.
     """
 
-    def __init__(self, state_dir: Path, model: str, trust: Trust, factory: Bundle | None = None) -> None:
+    def __init__(
+        self, state_dir: Path, model: str, trust: Trust, factory: Bundle | None = None, folder: Path | None = None
+    ) -> None:
+        """With `folder` they lie there, and are the releases of all models: `model` is how the log calls them."""
         self.model = model
+        self.subject = f"model {model}" if folder is None else model
         self.trust = trust
         self.factory = factory
-        self.folder = versions_folder(state_dir, model)
+        self.folder = folder or versions_folder(state_dir, model)
         self.incoming = self.folder / INCOMING_NAME
         """Where a source puts what it fetches."""
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._record = Record(self.folder, model, trust, factory)
+            self._record = Record(self.folder, self.subject, trust, factory)
             self._clear()
         except OSError as error:
             if self.folder.exists():
                 raise unwritable(self.folder, error) from None
             # Of a disk that cannot be written: nothing is installed, nor will be.
-            _log.error("model %s: %s", self.model, unwritable(self.folder, error))
-            self._record = Record(self.folder, model, trust, factory)
+            _log.error("%s: %s", self.subject, unwritable(self.folder, error))
+            self._record = Record(self.folder, self.subject, trust, factory)
 
     @property
     def state(self) -> VersionState:
@@ -175,8 +180,14 @@ class VersionStore:
         with self._lock:
             state, name = self.state, bundle.manifest.name if bundle.manifest else ""
             is_on_trial = bool(state.current or self.factory)
-            update = {"current": bundle.version, "previous": state.current, "name": name, "look": Look(key=key)}
+            update: dict[str, Any] = {
+                "current": bundle.version,
+                "previous": state.current,
+                "name": name,
+                "look": Look(key=key),
+            }
             update["proven"] = state.floor
+            update["installed_unix_s"] = time.time()
             self._record.save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial)})
         self._clear()
         shutil.rmtree(self.incoming, ignore_errors=True)
@@ -199,7 +210,7 @@ class VersionStore:
 
         Only whoever orders that by hand may lower the `floor`.
         """
-        _log.warning("model %s: version %d will not be installed here again: %s", self.model, version, reason)
+        _log.warning("%s: version %d will not be installed here again: %s", self.subject, version, reason)
         with self._lock:
             newest = sorted({*self.state.blocklist, version})[-_MOST_BLOCKED:]
             reasons = {**self.state.blocklist, version: reason[:_LONGEST_REASON]}

@@ -8,8 +8,8 @@ from pathlib import Path
 from upwell.edge.bundle.base import BundleRefused, Refusal, Trust
 from upwell.edge.bundle.verify import open_bundle
 from upwell.edge.release.payloads import fetched_unit
-from upwell.edge.release.places import open_place
-from upwell.edge.release.repository import METADATA_NAME, ReleaseRepository, read_root
+from upwell.edge.release.places import METADATA_NAME, open_place
+from upwell.edge.release.repository import ReleaseRepository, read_root
 from upwell.edge.release.unit import ReleaseUnit, open_unit
 
 

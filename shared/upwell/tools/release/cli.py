@@ -20,6 +20,7 @@ from upwell.edge.bundle.signature import private_key
 from upwell.edge.release.document import ReleaseDocument
 from upwell.edge.release.places import check_place
 from upwell.edge.release.unit import ReleaseUnit
+from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.simulation.runs import routed
@@ -297,15 +298,20 @@ def _needs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refused(as_json: bool) -> Iterator[None]:
-    """A release that is refused is a failed check: said, and exit code 1."""
+    """A release that is refused, or cannot be had as it was signed, is a failed check: said, and exit code 1."""
     try:
         yield
     except BundleRefused as error:
-        if as_json:
-            typer.echo(json.dumps({"ok": False, "refusal": error.refusal.value, "message": str(error)}))
-        else:
-            print_error(f"refused ({error.refusal.value}): {error}")
-        raise typer.Exit(EXIT_FAILED) from None
+        code, text = error.refusal.value, str(error)
+    except FetchFailed as error:
+        code, text = "not_fetched", str(error)
+    else:
+        return
+    if as_json:
+        typer.echo(json.dumps({"ok": False, "refusal": code, "message": text}))
+    else:
+        print_error(f"refused ({code}): {text}")
+    raise typer.Exit(EXIT_FAILED)
 
 
 def _named_bundles(texts: Sequence[str]) -> dict[str, str]:

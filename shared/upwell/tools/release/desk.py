@@ -28,7 +28,7 @@ from upwell.edge.release.document import (
     parse_document,
     sequence_of,
 )
-from upwell.edge.release.repository import METADATA_NAME, TARGETS_NAME
+from upwell.edge.release.places import METADATA_NAME, TARGETS_NAME
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, replacing, sync_folder, write_whole
 

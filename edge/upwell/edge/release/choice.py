@@ -1,0 +1,52 @@
+"""Which of the signed releases this device is to take, and from when: the word of whoever may only choose."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from upwell.edge.updates.version_state import read_document
+from upwell.shared.files import write_whole
+
+_log = logging.getLogger(__name__)
+
+
+class Choice(BaseModel):
+    """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    sequence: int | None = Field(None, ge=0)
+    not_before_unix_s: float | None = None
+
+
+class KeptChoice:
+    """A choice that outlives the process. Safe to use from many threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._choice = read_document(path, Choice) or Choice()
+        except OSError:
+            self._choice = Choice()
+
+    @property
+    def now(self) -> Choice:
+        """What holds now."""
+        return self._choice
+
+    def keep(self, choice: Choice) -> bool:
+        """Hold to this from now on; whether it is another one. A disk that does not take it is named in the log."""
+        with self._lock:
+            if choice == self._choice:
+                return False
+            self._choice = choice
+            try:
+                write_whole(self._path, choice.model_dump_json().encode(), 0o600)
+            except OSError as error:
+                _log.error("%s: the choice of a release holds until a restart: %s", self._path, error.strerror)
+        return True

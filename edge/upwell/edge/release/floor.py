@@ -1,0 +1,46 @@
+"""What no release may loosen on this device, whoever signed it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from upwell.edge.bundle.address import Reference
+from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.release.document import ReleaseDocument
+from upwell.shared.routing.egress import dropped_denies
+from upwell.shared.routing.policy.policy import Policy
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The device's own word: `keeps` is the policy whose `egress: deny` holds, and `endpoints` are all that a release
+    may name besides `home`, the host that releases come from."""
+
+    keeps: Policy
+    endpoints: Collection[str] = ()
+    home: str = ""
+
+    def check_policy(self, sequence: int, policy: Policy) -> None:
+        """Raise `BundleRefused` (`LOOSENED`) for a policy that lets go what this device keeps."""
+        dropped = dropped_denies(self.keeps, policy)
+        if dropped:
+            names = ", ".join(map(repr, dropped))
+            problem = f"release {sequence} drops {names}, which keeps data on this device by egress: deny"
+            raise BundleRefused(Refusal.LOOSENED, None, problem)
+
+    def check_sources(self, document: ReleaseDocument) -> None:
+        """Raise `BundleRefused` (`LOOSENED`) for files in a registry that this device may not ask."""
+        for payload in document.payloads:
+            if payload.source:
+                registry = Reference.parse(payload.source).registry
+                if registry != self.home:
+                    self.check_endpoint(document.sequence, registry)
+
+    def check_endpoint(self, sequence: int, address: str) -> None:
+        """Raise `BundleRefused` (`LOOSENED`) for a HOST:PORT that is not among `endpoints`."""
+        host = urlsplit(f"//{address}").hostname or address
+        if address not in self.endpoints and host not in self.endpoints:
+            problem = f"release {sequence} names {address}, which is not among `floor.endpoints` of this device"
+            raise BundleRefused(Refusal.LOOSENED, None, problem)

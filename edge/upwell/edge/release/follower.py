@@ -1,0 +1,37 @@
+"""Looks for new releases as for new versions of a model, within what was chosen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from upwell.edge.release.choice import KeptChoice
+from upwell.edge.release.source import ReleaseSource
+from upwell.edge.updates.follower import Activate, Followed, Outcome, UpdateFollower
+from upwell.edge.updates.sources.base import Progress
+from upwell.edge.updates.version_store import VersionStore
+
+GoBack = Callable[[int], bool]
+"""Serves the release before the installed one again, by its sequence; False where that must not be."""
+
+
+class ReleaseFollower(UpdateFollower):
+    """As an `UpdateFollower`, within what was chosen. `go_back` is set once there is an agent to go back."""
+
+    def __init__(
+        self, store: VersionStore, section: Followed, activate: Activate, source: ReleaseSource, choice: KeptChoice
+    ) -> None:
+        super().__init__(store, section, activate, source)
+        self._choice = choice
+        self.go_back: GoBack = lambda _: False
+
+    def look(self, progress: Progress | None = None) -> Outcome:
+        """See what there is, unless the choice is to wait; or go back, where that was chosen."""
+        choice, current = self._choice.now, self.store.state.current
+        chosen = choice.sequence
+        is_early = choice.not_before_unix_s is not None and time.time() < choice.not_before_unix_s
+        if is_early or (chosen == 0 and current == 0):
+            return self._done("nothing_new")
+        if chosen is not None and chosen < current and chosen == self.store.state.previous and self.go_back(chosen):
+            return self._done("nothing_new")
+        return super().look(progress)

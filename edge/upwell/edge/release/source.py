@@ -1,0 +1,114 @@
+"""A repository of releases as a source of updates."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from upwell.edge.bundle.base import BundleRefused, Refusal
+from upwell.edge.release.choice import KeptChoice
+from upwell.edge.release.clock import is_synchronised
+from upwell.edge.release.document import ReleaseDocument
+from upwell.edge.release.floor import Floor
+from upwell.edge.release.places import METADATA_NAME, Place, open_place
+from upwell.edge.release.sections import ReleaseSection
+from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
+from upwell.edge.updates.version_store import VersionStore
+
+NO_CLOCK = (
+    "the clock is not synchronised: what has expired cannot be told, and the sequence of releases alone is enforced"
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Picked:
+    document: ReleaseDocument
+    data: bytes
+
+
+class ReleaseSource:
+    """A `Source`: the chosen one of the releases that are signed, else the newest. Raises `ConfigError`.
+
+    Beside what a `Source` raises, `newest` raises `BundleRefused` for a release that is older than what is installed,
+    was rolled back here, or names what the floor does not allow; nothing of it is fetched then. Needs the extra
+    `release`.
+    """
+
+    def __init__(
+        self, section: ReleaseSection, folder: Path, store: VersionStore, choice: KeptChoice, floor: Floor
+    ) -> None:
+        from upwell.edge.release.repository import ReleaseRepository, read_root
+
+        self._section = section
+        self._store = store
+        self._choice = choice
+        self._floor = floor
+        self._place: Place = open_place(section.source, section.ca)
+        self._repository = ReleaseRepository(self._place, read_root(section.root), folder / METADATA_NAME)
+        self._picked: _Picked | None = None
+        self.is_fetching = False
+        self.notice = ""
+        """What this device cannot tell of a repository; empty if nothing."""
+
+    def newest(self) -> AvailableBundle | None:
+        """The release to take; None where the repository has none."""
+        known = self._repository.refresh(has_clock=self._has_clock())
+        if not known:
+            return None
+        chosen = self._choice.now.sequence
+        sequence = max(known) if chosen is None else chosen
+        if sequence not in known:
+            raise FetchFailed(f"{self._section.place}: release {sequence} is not there yet")
+        self._check_order(sequence)
+        document, data = self._repository.document(sequence)
+        self._floor.check_sources(document)
+        self._picked = _Picked(document, data)
+        return AvailableBundle(f"release {hashlib.sha256(data).hexdigest()}")
+
+    def fetch(self, offer: AvailableBundle, into: Path, progress: Progress) -> Path:  # noqa: ARG002  as a `Source` has it
+        """The folder of the release that `newest` picked."""
+        from upwell.edge.release.payloads import fetched_unit
+
+        picked = self._picked
+        assert picked is not None  # noqa: S101  what is fetched was offered
+        self.is_fetching = True
+        try:
+            current = self._store.state.current
+            former = self._store.folder / str(current) if current else None
+            release = (picked.document, picked.data)
+            return fetched_unit(self._repository, self._place, release, into, progress, former)
+        finally:
+            self.is_fetching = False
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._place.close()
+
+    def _has_clock(self) -> bool:
+        has_clock = self._section.clock == "trusted" or is_synchronised()
+        notice = "" if has_clock else NO_CLOCK
+        if notice != self.notice:
+            _log.warning("the release: %s", notice or "the clock is synchronised now: what has expired is refused")
+        self.notice = notice
+        return has_clock
+
+    def _check_order(self, sequence: int) -> None:
+        state = self._store.state
+        reason = state.blocklist.get(sequence)
+        if reason is not None:
+            problem = f"release {sequence} was rolled back on this device: {reason}"
+            raise BundleRefused(Refusal.BLOCKLISTED, None, problem)
+        if sequence < state.floor or sequence < state.current:
+            problem = f"release {sequence} is older than release {max(state.floor, state.current)}, which is installed"
+            expected = "an older one is taken when it is signed as a new sequence (`upwell release add --like`)"
+            raise BundleRefused(Refusal.OLDER, None, f"{problem}; {expected}")
+
+
+def home_of(source: str) -> str:
+    """The host that releases come from, with its port where it names one."""
+    return urlsplit(source).netloc

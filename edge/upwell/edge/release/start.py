@@ -1,0 +1,118 @@
+"""The releases of a device from the agent's start on: which one it begins with, and what follows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from upwell.edge.bundle.base import Bundle, BundleRefused, Trust
+from upwell.edge.bundle.verify import NO_TRUST
+from upwell.edge.release.choice import KeptChoice
+from upwell.edge.release.client import ReleaseClient
+from upwell.edge.release.floor import Floor
+from upwell.edge.release.follower import ReleaseFollower
+from upwell.edge.release.sections import ReleaseSection
+from upwell.edge.release.source import ReleaseSource, home_of
+from upwell.edge.release.switching import UnitAgent, UnitParts, UnitSwitching, opened
+from upwell.edge.release.unit import ReleaseUnit
+from upwell.edge.updates.model_start import ModelStart
+from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.switching import Switching
+from upwell.edge.updates.version_store import VersionStore
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError
+from upwell.shared.routing.policy.policy import Policy
+
+FOLDER_NAME = "release"
+UNITS_NAME = "units"
+CHOICE_NAME = "choice.json"
+
+_log = logging.getLogger(__name__)
+
+
+class ReleaseStart:
+    """What is installed, and the follower of what is new.
+
+    `local` is the policy of agent.yaml, and `has_factory` whether that names something to serve for every model.
+    Raises `ConfigError`, also where nothing is installed and the first release cannot be had.
+    """
+
+    def __init__(
+        self, section: ReleaseSection, state_dir: Path, trust: Trust, local: Policy, *, has_factory: bool
+    ) -> None:
+        folder = state_dir / FOLDER_NAME
+        keeps = local if section.floor.policy is None else load_yaml(section.floor.policy, Policy)
+        floor = Floor(keeps, section.floor.endpoints, home_of(section.source))
+        self._parts = UnitParts(trust, floor, local, {})
+        self._section = section
+        factory = Bundle(folder) if has_factory else None
+        try:
+            self.store = VersionStore(state_dir, "the release", NO_TRUST, factory, folder / UNITS_NAME)
+        except FetchFailed as error:
+            raise ConfigError.at(None, str(error), "release") from None
+        self._choice = KeptChoice(folder / CHOICE_NAME)
+        try:
+            self._source = ReleaseSource(section, folder, self.store, self._choice, floor)
+        except ModuleNotFoundError as error:
+            text = f"releases need the package {error.name}: pip install 'upwell[release]'"
+            raise ConfigError.at(None, text, "release") from None
+        self._activate: Callable[[Bundle], Callable[[], None]] = self._take_first
+        self.follower = ReleaseFollower(self.store, section, self._take, self._source, self._choice)
+        self.store.begin()
+        if self.store.open() is None:
+            self._fetch_first()
+
+    def units(self, before: int | None = None) -> Iterator[tuple[int, ReleaseUnit | None, Policy]]:
+        """What can be served, the newest first: sequence, release, policy; 0 and None for what agent.yaml names."""
+        while (bundle := self.store.open(before)) is not None:
+            before = bundle.version
+            if bundle.version == 0:
+                yield 0, None, self._parts.local
+                return
+            try:
+                unit, policy = opened(bundle, self._parts)
+            except BundleRefused as error:
+                _log.error("the release %d is not used: %s", bundle.version, error)
+                continue
+            yield bundle.version, unit, policy
+
+    def follow(self, agent: UnitAgent, starts: Mapping[str, ModelStart]) -> tuple[ReleaseClient, UnitSwitching]:
+        """From now on releases take the place of what is served in the agent. A trial that a restart broke goes on."""
+        parts = replace(self._parts, load={name: start.load_again for name, start in starts.items()})
+        units = UnitSwitching(agent, Switching(agent, lambda *_: None), self.store, parts)
+        self._activate = units.activate
+        self.follower.go_back = units.go_back
+        state = self.store.state
+        if state.is_on_trial:
+            bundle = self.store.open(state.current)
+            try:
+                former = None if bundle is None else units.load_former(bundle)
+            except BundleRefused as error:
+                _log.error("no earlier release to return to: %s", error)
+                former = None
+            if former is None:
+                self.store.prove(state.current)
+            else:
+                units.resume(state.current, former)
+        return ReleaseClient(self.follower, self._source, self._choice), units
+
+    def _take(self, bundle: Bundle) -> Callable[[], None]:
+        return self._activate(bundle)
+
+    def _take_first(self, bundle: Bundle) -> Callable[[], None]:
+        """The first of all is loaded by the agent that is made with it."""
+        opened(bundle, self._parts)
+        return lambda: None
+
+    def _fetch_first(self) -> None:
+        _log.info("the release: fetching it from %s", self._section.place)
+        try:
+            self.follower.look()
+            problem = self.follower.status.message or self.follower.status.failure
+        except FetchFailed as error:
+            problem = str(error)
+        if self.store.open() is None:
+            text = f"nothing is installed yet, and the first release cannot be had: {problem}"
+            raise ConfigError.at(None, text, "release")

@@ -1,0 +1,233 @@
+"""All of a release brought into an agent that serves, between two requests, on trial, and out again."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal, Trust
+from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.served import ServedModel
+from upwell.edge.models.trial import DURATION_S
+from upwell.edge.policy.policy_check import check_policy
+from upwell.edge.release.floor import Floor
+from upwell.edge.release.unit import ReleaseUnit, open_unit
+from upwell.edge.updates.switching import ServingAgent, Switching, in_background
+from upwell.edge.updates.version_store import VersionStore
+from upwell.shared.errors import UpwellError
+from upwell.shared.routing.policy.policy import Policy
+
+GONE_BACK = "the release before it was chosen"
+"""Why a release that was left so is not installed again."""
+
+_log = logging.getLogger(__name__)
+
+
+class UnitAgent(ServingAgent, Protocol):
+    """The agent, as far as switching a release goes."""
+
+    @property
+    def models(self) -> Mapping[str, ServedModel]:
+        """What is served now."""
+
+    def replace_unit(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+        """Serve all of this from now on, between two requests."""
+
+
+@dataclass(frozen=True)
+class Former:
+    """What was served before a release: the edge sides that it replaced, and the policy."""
+
+    edges: Mapping[str, EdgeModel]
+    policy: Policy
+
+
+@dataclass
+class _Trial:
+    """A release that has yet to prove itself: which models still have to, and where it goes back to."""
+
+    sequence: int
+    former: Former
+    waiting: set[str]
+    began_s: float = field(default_factory=time.monotonic)
+    is_over: bool = False
+
+
+LoadModel = Callable[[Bundle | None], EdgeModel | None]
+"""Loads a bundle of one model and warms it up; with None what agent.yaml names, None where that is nothing."""
+
+
+@dataclass(frozen=True)
+class UnitParts:
+    """What a device reads releases with: whose bundles count, its floor, its own policy, and how a bundle of each of
+    its models is loaded and warmed up."""
+
+    trust: Trust
+    floor: Floor
+    local: Policy
+    load: Mapping[str, LoadModel]
+
+
+class UnitSwitching:
+    """Switches releases of an agent. `activate` is called by one thread at a time; no request waits for it."""
+
+    def __init__(self, agent: UnitAgent, switching: Switching, store: VersionStore, parts: UnitParts) -> None:
+        self._agent = agent
+        self._switching = switching
+        self._store = store
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._trial: _Trial | None = None
+
+    def activate(self, bundle: Bundle) -> Callable[[], None]:
+        """Load and test a release; what serves it. Raises `BundleRefused` where it is no good here."""
+        unit, policy = opened(bundle, self._parts)
+        try:
+            check_policy(policy, self._agent.models.values(), None, has_state_dir=True)
+            edges = {}
+            for name, load in self._parts.load.items():
+                found = unit.bundles.get(name)
+                edge = None if found is None or self._is_served(name, found) else load(found)
+                if edge is not None:
+                    edges[name] = edge
+                    self._check_speed(name, edge, policy)
+        except BundleRefused:
+            raise
+        except UpwellError as error:
+            text = f"release {unit.sequence} does not run here: {error}"
+            raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
+        return partial(self._switch, unit.sequence, edges, policy)
+
+    def resume(self, sequence: int, former: Former) -> None:
+        """Go on with the trial of what is served, which a restart broke."""
+        edges = {name: self._agent.model(name).edge for name in former.edges}
+        self._try_out(sequence, {name: edge for name, edge in edges.items() if edge is not None}, former)
+
+    def go_back(self, target: int) -> bool:
+        """Leave the installed release for the one before it, `target`, 0 for what agent.yaml names.
+
+        False where that must not be: it has proven itself, and has been installed for longer than its document allows.
+        Raises `BundleRefused` where the one before cannot be used.
+        """
+        trial, state = self._trial, self._store.state
+        if trial is not None and self._reject(trial, GONE_BACK):
+            return True
+        unit, _ = opened(Bundle(self._store.folder / str(state.current)), self._parts)
+        if time.time() - state.installed_unix_s > unit.document.back_within_s:
+            return False
+        bundle = self._store.open(state.current)
+        if bundle is None or bundle.version != target:
+            return False
+        former = self.load_former(bundle)
+        self._end_trial()
+        self._agent.replace_unit(former.edges, former.policy)
+        self._store.condemn(state.current, GONE_BACK, target)
+        return True
+
+    def load_former(self, bundle: Bundle) -> Former:
+        """An installed release, or of version 0 what agent.yaml names, loaded. Raises `BundleRefused`."""
+        unit, policy = (None, self._parts.local) if bundle.version == 0 else opened(bundle, self._parts)
+        edges: dict[str, EdgeModel] = {}
+        try:
+            for name, loader in self._parts.load.items():
+                found = None if unit is None else unit.bundles.get(name)
+                edge = loader(found)
+                if edge is not None:
+                    edges[name] = edge
+        except BundleRefused:
+            raise
+        except UpwellError as error:
+            text = f"release {bundle.version} does not run here any more: {error}"
+            raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
+        return Former(edges, policy)
+
+    def poll(self) -> None:
+        """Prove what changed no model, and so has nothing to be compared, once it has served for long enough."""
+        trial = self._trial
+        if trial is not None and not trial.waiting and time.monotonic() - trial.began_s >= DURATION_S:
+            self._prove(trial, "")
+
+    def _is_served(self, name: str, bundle: Bundle) -> bool:
+        edge = self._switching.current(name)
+        served = None if edge is None else edge.source.bundle
+        return served is not None and served.manifest is not None and served.manifest == bundle.manifest
+
+    def _check_speed(self, name: str, new: EdgeModel, policy: Policy) -> None:
+        former = self._switching.current(name)
+        deadline_s = policy.settings(name, None).deadline_s
+        if former is None or not (new.durations_s and former.durations_s):
+            return
+        new_s, former_s = statistics.median(new.durations_s), statistics.median(former.durations_s)
+        if former_s <= deadline_s < new_s:
+            text = f"{name!r} takes {new_s * 1e3:.0f} ms here, and {former_s * 1e3:.0f} ms before"
+            raise BundleRefused(Refusal.TOO_SLOW, None, f"{text}; the deadline is {deadline_s * 1e3:.0f} ms")
+
+    def _switch(self, sequence: int, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+        self._end_trial()
+        before = {name: self._switching.current(name) for name in edges}
+        former = Former({name: edge for name, edge in before.items() if edge}, self._agent.router.policy)
+        self._try_out(sequence, edges, former)
+        self._agent.replace_unit(edges, policy)
+        _log.info("release %d is served", sequence)
+
+    def _end_trial(self) -> None:
+        with self._lock:
+            trial, self._trial = self._trial, None
+            if trial is not None:
+                trial.is_over = True
+        for served in self._agent.models.values():
+            if served.edge is not None:
+                served.edge.trial = served.edge.versions = None  # its own predecessor is needed no more
+
+    def _try_out(self, sequence: int, edges: Mapping[str, EdgeModel], former: Former) -> None:
+        if not self._store.state.is_on_trial:
+            return
+        trial = _Trial(sequence, former, {name for name in edges if name in former.edges})
+        self._trial = trial
+        for name in sorted(trial.waiting):
+            reject = partial(self._reject_for, trial, name)
+            prove = partial(self._prove, trial, name)
+            self._switching.watch(name, edges[name], former.edges[name], reject, prove)
+
+    def _reject_for(self, trial: _Trial, name: str, reason: str) -> None:
+        self._reject(trial, f"model {name}: {reason}")
+
+    def _reject(self, trial: _Trial, reason: str) -> bool:
+        """Serve what was there before, all of it, at once; the disk is told in the background."""
+        with self._lock:
+            if trial.is_over:
+                return False
+            trial.is_over, self._trial = True, None
+        for name in trial.former.edges:
+            edge = self._switching.current(name)
+            if edge is not None:
+                edge.trial = edge.versions = None
+        self._agent.replace_unit(trial.former.edges, trial.former.policy)
+        _log.error("went back from release %d to what was served before: %s", trial.sequence, reason)
+        in_background("roll-back", partial(self._store.condemn, trial.sequence, reason))
+        return True
+
+    def _prove(self, trial: _Trial, name: str) -> None:
+        with self._lock:
+            trial.waiting.discard(name)
+            if trial.is_over or trial.waiting:
+                return
+            trial.is_over, self._trial = True, None
+        in_background("trial", partial(self._store.prove, trial.sequence))
+
+
+def opened(bundle: Bundle, parts: UnitParts) -> tuple[ReleaseUnit, Policy]:
+    """A release whose files were verified, and the policy that it comes to here.
+
+    Raises `BundleRefused`, also where it would loosen what this device keeps to.
+    """
+    unit = open_unit(bundle.folder, parts.trust)
+    policy = unit.policy_over(parts.local)
+    parts.floor.check_policy(unit.sequence, policy)
+    return unit, policy

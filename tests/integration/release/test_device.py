@@ -1,0 +1,92 @@
+"""`upwell agent` as a process that follows releases: what is taken, what goes back by itself, what a kill leaves."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.releases_for_tests import Releases
+from tests.faults.scene import until
+from tests.in_process import InProcess
+from tests.integration.agent.harness import agent_process, scraped
+from tests.integration.agent.versions import (
+    APPEARS_S,
+    EASY,
+    MODEL,
+    TELLING,
+    Callers,
+    Publisher,
+    ask,
+    health,
+    serves,
+)
+from tests.integration.release.devices import policy_file, release_of, state, write_device
+from upwell.edge.release.clock import is_synchronised
+from upwell.edge.release.source import NO_CLOCK
+
+
+def test_good_releases_roll_under_load_and_bad_ones_go_back_by_themselves(
+    folder: Path, publisher: Publisher, releases: Releases
+) -> None:
+    """No request is unanswered meanwhile."""
+    config = write_device(folder, releases, publisher.bundle(2))
+    with agent_process(config) as agent, Callers(agent, EASY, TELLING) as callers:
+        assert (serves(agent), release_of(agent)["sequence"]) == (2, 0)
+        policy = policy_file(folder, "version: 1\nrules: [{name: stays, match: {tags: {a: b}}, egress: deny}]\n")
+        first = releases.release({MODEL: publisher.bundle(3)}, policy=policy)
+        until(lambda: release_of(agent)["sequence"] == first and serves(agent) == 3, APPEARS_S)
+        until(lambda: release_of(agent)["phase"] == "serving", APPEARS_S)
+        wrong = releases.release({MODEL: publisher.bundle(4, answers_of=5)})  # on its golden vectors
+        until(lambda: release_of(agent)["phase"] == "refused", APPEARS_S)
+        assert f"release {wrong} does not run here" in release_of(agent)["reason"]
+        assert (serves(agent), release_of(agent)["sequence"]) == (3, first)
+        fragile = releases.release({MODEL: publisher.bundle(5, fragile=True)}, policy=policy_file(folder))
+        until(lambda: release_of(agent)["phase"] == "rolled_back", APPEARS_S)
+        assert (serves(agent), release_of(agent)["sequence"]) == (3, first)
+        assert f"version {fragile} was rolled back: model {MODEL}: " in release_of(agent)["reason"]
+        again = releases.release(like=first)  # an older one, as a new sequence
+        until(lambda: release_of(agent)["sequence"] == again, APPEARS_S)
+        assert release_of(agent)["former"] == first
+        assert scraped(agent.metrics_url)["upwell_release_sequence"] == again
+    assert callers.errors == []
+    assert set(callers.versions) <= {2, 3, 5}
+    assert callers.versions[-1] == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL])
+def test_a_restart_finds_the_right_release_and_its_trial_goes_on(
+    folder: Path, publisher: Publisher, releases: Releases, number: signal.Signals
+) -> None:
+    config = write_device(folder, releases, None)
+    first = releases.release({MODEL: publisher.bundle(3)}, policy=policy_file(folder))
+    with agent_process(config) as agent:
+        assert (serves(agent), ask(agent), release_of(agent)["sequence"]) == (3, 3, first)
+        second = releases.release({MODEL: publisher.bundle(4, fragile=True)}, policy=policy_file(folder))
+        until(lambda: release_of(agent)["sequence"] == second and serves(agent) == 4, APPEARS_S)
+        agent.program.send(number)
+        agent.program.wait()
+    with agent_process(config) as agent, Callers(agent, TELLING) as callers:
+        until(lambda: serves(agent) == 3, APPEARS_S)
+        until(lambda: state(folder)["current"] == first, APPEARS_S)
+        assert release_of(agent)["phase"] == "rolled_back"
+    assert callers.errors == []
+    assert callers.versions == [3]
+
+
+def test_where_the_first_release_cannot_be_had_the_agent_says_why(
+    folder: Path, releases: Releases, in_process: InProcess
+) -> None:
+    config = write_device(folder, releases, None)
+    ended = in_process("agent", "-c", config)
+    assert ended.code == 2
+    assert "nothing is installed yet, and the first release cannot be had" in ended.err
+
+
+def test_health_says_when_there_is_no_clock(folder: Path, publisher: Publisher, releases: Releases) -> None:
+    releases.release({MODEL: publisher.bundle(3)})
+    config = write_device(folder, releases, None, clock="auto")
+    with agent_process(config) as agent:
+        until(lambda: release_of(agent)["notice"] == ("" if is_synchronised() else NO_CLOCK), APPEARS_S)
+        assert health(agent)["status"] == "ok"
