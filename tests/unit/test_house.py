@@ -336,6 +336,10 @@ def test_every_command_and_engine_can_be_found() -> None:
         "console_scripts": {"upwell"},
         "upwell.commands": {
             "agent",
+            "cases.list",
+            "cases.purge",
+            "cases.show",
+            "cases.stats",
             "demo",
             "devices",
             "doctor",

@@ -44,6 +44,7 @@ def build_app(arguments: Sequence[str], *, names_alone: bool = False) -> typer.T
 
 _GROUPS: Mapping[str, str] = MappingProxyType(
     {
+        "cases": "Look at what devices have collected, choose, export, label and forget.",
         "fleet": "Run a fleet service, look at the devices of one, and act on them.",
         "model": "Describe, quantize, pack, sign and check models for the device.",
         "partition": "Measure a model on both sides, find the best cut, write the halves and verify them.",

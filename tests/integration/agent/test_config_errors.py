@@ -153,7 +153,7 @@ POLICY_MISTAKES = {
     "an unknown objective": ("defaults: {objective: speed}", "expected 'accuracy', 'latency', 'energy' or 'cost'"),
     "a rule that does nothing": (
         "rules: [{name: a, match: {}}]",
-        "the rule does nothing; expected egress, route or set",
+        "the rule does nothing; expected egress, route, set or collect",
     ),
     "an unknown zone": ("timezone: Mars/Olympus", "unknown time zone 'Mars/Olympus'; expected an IANA name"),
     "hours that are none": (

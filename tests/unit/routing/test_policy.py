@@ -182,7 +182,7 @@ ERRORS = [
     ("rules: [{match: {}, route: edge}]", "1:9: rules[0].name: this key is missing"),
     ("rules: [{name: r, route: edge}]", "1:9: rules[0]: the rule applies to nothing; expected match or if"),
     ("rules: [{name: '', match: {}, route: edge}]", "1:16: rules[0].name: "),
-    ("rules: [{name: r, match: {}}]", "1:9: rules[0]: the rule does nothing; expected egress, route or set"),
+    ("rules: [{name: r, match: {}}]", "1:9: rules[0]: the rule does nothing; expected egress, route, set or collect"),
     ("rules: [{name: r, match: {}, egress: allow}]", "1:38: rules[0].egress: expected 'deny', got 'allow'"),
     ("rules: [{name: r, match: {}, route: up}]", "1:37: rules[0].route: expected 'edge', 'cloud' or 'split', got 'up'"),
     (

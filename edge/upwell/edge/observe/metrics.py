@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from upwell.edge.cases.collector import CaseCollector
 from upwell.edge.models.report import ModelHealth
 from upwell.edge.observe.health import health_families
 from upwell.edge.release.client import ReleaseClient
@@ -204,6 +205,26 @@ def spool_families(spool: Spool) -> Iterator[Metric]:
     yield GaugeMetricFamily("upwell_spool_waiting", "Cases that wait for the cloud.", held.waiting)
     yield GaugeMetricFamily("upwell_spool_bytes", "Bytes that cases and results take.", held.size_bytes)
     yield GaugeMetricFamily("upwell_spool_oldest_seconds", "Age of the oldest waiting case.", held.oldest_waiting_s)
+
+
+_CASES_LOST = ("refused_day", "refused_large", "refused_busy", "refused_unfit", "failed_writes", "dropped_full",
+               "dropped_old", "damaged")  # fmt: skip
+
+
+def case_families(collector: CaseCollector) -> Iterator[Metric]:
+    """What was collected; and what lies on disk, left out while the disk cannot be asked."""
+    counts = collector.counts()
+    yield CounterMetricFamily("upwell_cases_kept", "Rows kept as cases.", counts.get("kept", 0))
+    text = "Cases that the cloud has answered since."
+    yield CounterMetricFamily("upwell_cases_answered", text, counts.get("answered", 0))
+    lost = {name: counts.get(name, 0) for name in _CASES_LOST}
+    yield counter_by("upwell_cases_lost", "Cases dropped or not taken.", "why", lost)
+    try:
+        number, size_bytes = collector.held()
+    except SpoolUnavailable:
+        return
+    yield GaugeMetricFamily("upwell_cases_held", "Cases on disk.", number)
+    yield GaugeMetricFamily("upwell_cases_bytes", "Bytes that cases take.", size_bytes)
 
 
 def router_families(state: RouterState) -> Iterator[Metric]:

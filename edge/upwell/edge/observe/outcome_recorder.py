@@ -6,9 +6,10 @@ import logging
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from upwell.edge.cases.collector import CaseCollector, SentLater
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.served import ServedModel
 from upwell.edge.observe.request_log import RequestLog
@@ -124,17 +125,26 @@ SPOOLED = DEGRADED | {Reason.BUDGET_SPENT}
 """Why a case that wanted the cloud may be kept for later: the cloud or a budget was in the way, not a rule."""
 
 
+@dataclass(frozen=True)
+class _Audit:
+    """The row of a request that is audited, and what of it goes up."""
+
+    row: int
+    case: Case
+
+
 class OutcomeRecorder:
     """Keeps what the policy says: cases in the `spool` (`spool`, `audit`), lines in the `log` (`record`, `explore`).
 
-    Nothing of a request that must not leave the device is kept for the cloud or written to the log. Safe to use from
-    many threads.
+    Rows become cases of the `collector` (`collect`). Nothing of a request that must not leave the device is kept for
+    the cloud, written to the log or collected. Safe to use from many threads.
     """
 
-    def __init__(self, log: RequestLog, spool: Spool | None, router: RouterService) -> None:
+    def __init__(self, log: RequestLog, spool: Spool | None, router: RouterService, collector: CaseCollector) -> None:
         self._log = log
         self._spool = spool
         self._router = router
+        self._collector = collector
 
     def keep(self, done: RequestRecord, answer: Answer) -> Answer:
         """The answer, with the id under which what is missing from it was kept."""
@@ -142,31 +152,62 @@ class OutcomeRecorder:
             return answer
         settings = done.settings
         explored = settings.explore > 0 and _draw() < settings.explore
-        audits = self._wants_more(done) or explored or _draw() < settings.audit
+        wants_more = self._wants_more(done)
+        audits = wants_more or explored or _draw() < settings.audit
         missed = {row: reason for row, reason in done.missed.items() if _is_kept(settings, reason)}
-        if not (settings.record_bytes or audits or missed):
+        if not (settings.record_bytes or audits or missed or settings.collect is not None):
             return answer
         verdict = self._router.judge(done.signals)
         if verdict.denial is not None:  # by a policy that came while the request was under way
             return answer
         lines = log_lines(done) if settings.record_bytes else {}
-        audited = self._audit(done, verdict, lines if explored else {}) if audits else ()
+        audit = self._audit_case(done, lines if explored else {}) if audits else None
+        spooled = self._missed_case(done, answer, missed) if missed else None
+        # Before they are sent: the answer may be there at once.
+        share = 1.0 if wants_more else 1.0 - (1.0 - settings.audit) * (1.0 - settings.explore)
+        self._collect(done, answer, verdict, self._sent_later(done, spooled, tuple(sorted(missed)), audit, share))
+        if audit is not None:
+            self._send_audit(done, audit.case, verdict)
         for row, line in lines.items():
-            if not (explored and row in audited):
+            if not (explored and audit is not None and row == audit.row):
                 self._log.append(line, settings.record_bytes)
-        spool_id = self._keep_missed(done, verdict, answer, missed) if missed else ""
-        return replace(answer, spool_id=spool_id, spool_rows=tuple(sorted(missed))) if spool_id else answer
-
-    def _keep_missed(self, done: RequestRecord, verdict: Verdict, answer: Answer, missed: Mapping[int, Reason]) -> str:
-        """Keep the rows that wanted the cloud and missed it; their id once they are on disk, else the empty text."""
-        if self._spool is None or not done.model.cloud_model:
-            return ""
-        rows = tuple(sorted(missed))
+        if spooled is None or self._spool is None:
+            return answer
         first = done.first
         until_s = first.deadline_s - (first.deadline_s - first.give_up_s) / 2
+        spool_id = self._spool.put(spooled, verdict, until_s)
+        return replace(answer, spool_id=spool_id, spool_rows=tuple(sorted(missed))) if spool_id else answer
+
+    def _collect(self, done: RequestRecord, answer: Answer, verdict: Verdict, later: SentLater) -> None:
+        collect = done.settings.collect
+        if collect is None or done.first.verdict.collect_rule or verdict.collect_rule:
+            return
+        try:
+            self._collector.collect(done, answer, collect, later)
+        except Exception:  # noqa: BLE001  a case is not worth an answer
+            _log.exception("model %s: a case could not be collected", done.model.name)
+
+    def _sent_later(
+        self, done: RequestRecord, spooled: Case | None, rows: tuple[int, ...], audit: _Audit | None, share: float
+    ) -> SentLater:
+        can_audit = self._spool is not None and bool(done.model.cloud_model) and done.model.edge is not None
+        easy = frozenset(_easy(done)) if can_audit else frozenset()
+        return SentLater(
+            missed_id=spooled.id if spooled is not None else "",
+            missed_rows=rows if spooled is not None else (),
+            audit_id=audit.case.id if audit is not None else "",
+            audited_row=audit.row if audit is not None else -1,
+            easy_rows=easy,
+            audit_share=share / len(easy) if easy else 0.0,
+        )
+
+    def _missed_case(self, done: RequestRecord, answer: Answer, missed: Mapping[int, Reason]) -> Case | None:
+        """The rows that wanted the cloud and missed it; None where nobody would send them."""
+        if self._spool is None or not done.model.cloud_model:
+            return None
+        rows = tuple(sorted(missed))
         outputs = answer.outputs if len(rows) == done.parts.rows else {}
-        case = _case(done, "spool", rows, str(missed[rows[0]]), outputs)
-        return self._spool.put(case, verdict, until_s)
+        return _case(done, "spool", rows, str(missed[rows[0]]), outputs)
 
     def _wants_more(self, done: RequestRecord) -> bool:
         """Whether a version on trial is to be audited beyond the policy's share; not where that is nothing."""
@@ -175,23 +216,26 @@ class OutcomeRecorder:
             return False
         return bool(_easy(done)) and edge.versions.wants_audit()
 
-    def _audit(self, done: RequestRecord, verdict: Verdict, lines: Mapping[int, LogLine]) -> tuple[int, ...]:
-        """Keep one row that the device was sure of, with the device's answer, for the cloud to say what it thinks."""
+    def _audit_case(self, done: RequestRecord, lines: Mapping[int, LogLine]) -> _Audit | None:
+        """One row that the device was sure of, with the device's answer, for the cloud to say what it thinks."""
         easy = _easy(done)
-        edge = done.model.edge
-        if self._spool is None or not easy or edge is None or not done.model.cloud_model:
-            return ()
+        if self._spool is None or not easy or done.model.edge is None or not done.model.cloud_model:
+            return None
         row = easy[int(_draw() * len(easy))]
         hard = done.settings.hard
         facts: dict[str, Parameter] = {_SCOPE: hard.scope if hard else ""}
         if row in lines:
             facts[_LINE] = lines[row].model_dump_json(exclude_defaults=True)
         rows, outputs = next((rows, run.outputs) for rows, run in done.parts.edge if row in rows)
-        index = rows.index(row)
-        case = _case(done, "audit", (row,), str(Reason.EASY), _row(edge, outputs, index), facts)
-        if edge.versions is None or not self._compare(edge, case, verdict):
+        outputs = _row(done.model.edge, outputs, rows.index(row))
+        return _Audit(row, _case(done, "audit", (row,), str(Reason.EASY), outputs, facts))
+
+    def _send_audit(self, done: RequestRecord, case: Case, verdict: Verdict) -> None:
+        """Keep it for the cloud; a version on trial has the one before answer it first."""
+        edge = done.model.edge
+        is_compared = edge is not None and edge.versions is not None and self._compare(edge, case, verdict)
+        if self._spool is not None and not is_compared:
             self._spool.put(case, verdict, 0.0)
-        return (row,)
 
     def _compare(self, edge: EdgeModel, case: Case, verdict: Verdict) -> bool:
         """Have the version before answer an audit, too, before it is kept; False where nothing is done."""
@@ -211,15 +255,20 @@ class OutcomeRecorder:
 
 
 class AuditResults:
-    """Learns from the cloud's answers to audits: for the router, for trials of versions, and for the `log`."""
+    """Learns from the cloud's answers to kept cases: for the `collector`, and from audits for the router, for trials of
+    versions, and for the `log`."""
 
-    def __init__(self, log: RequestLog, models: Mapping[str, ServedModel], router: RouterService) -> None:
+    def __init__(
+        self, log: RequestLog, models: Mapping[str, ServedModel], router: RouterService, collector: CaseCollector
+    ) -> None:
         self._log = log
         self._models = models
         self._router = router
+        self._collector = collector
 
     def take(self, result: SpoolResult) -> None:
         """Learn from an answer of the cloud to a case that was kept. Called by the spool, for each at least once."""
+        self._collector.answered(result)
         served, edge = self._models.get(result.model), result.edge_response()
         if result.kind != "audit" or served is None or served.edge is None or edge is None:
             return

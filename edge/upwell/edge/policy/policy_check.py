@@ -51,4 +51,5 @@ def _kept(settings: Settings) -> dict[str, bool]:
         "audit": settings.audit > 0,
         "explore": settings.explore > 0,
         "record": settings.record_bytes > 0,
+        "collect": settings.collect is not None,
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from upwell.shared.routing.decide.decide import threshold_of
 from upwell.shared.routing.decide.router import Router, Run
 from upwell.shared.routing.decide.state import CloudDropped, CloudSent, Decision, EdgeRan, Outcome, RouterState, Signals
 from upwell.shared.routing.estimators.audit import AuditTally
@@ -269,6 +270,10 @@ class RouterService:
         state = self.recent
         heard_at_s = state.link.samples[-1].at_s if state.link.samples else -math.inf
         return not state.backlog.in_flight and time.monotonic() - heard_at_s >= PROBE_AFTER_S
+
+    def threshold(self, hard: HardSettings) -> float:
+        """Where hard begins now."""
+        return threshold_of(self.recent, hard)
 
     def verdict(self, model: str, tags: Mapping[str, str], row_sizes_bytes: tuple[int, ...]) -> Verdict:
         """What the policy of now says about a request of rows of these sizes."""

@@ -14,6 +14,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 from upwell.edge.admission.rate_limits import Admission
+from upwell.edge.cases.collector import CaseCollector
+from upwell.edge.cases.store import FILE_NAME as CASES_NAME
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.report import ModelHealth
 from upwell.edge.models.served import ServedModel
@@ -21,7 +23,7 @@ from upwell.edge.observe.cloud_models import CloudModels
 from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, LIMIT, FlightRecorder
 from upwell.edge.observe.flight_recorder.request_trace import RequestTrace
 from upwell.edge.observe.health import HealthPart, document, health_of
-from upwell.edge.observe.metrics import AgentMetrics, counter_by, spool_families, update_families
+from upwell.edge.observe.metrics import AgentMetrics, case_families, counter_by, spool_families, update_families
 from upwell.edge.observe.outcome_recorder import LOG_NAME, AuditResults, OutcomeRecorder
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.housekeeping import BUDGETS_NAME, BudgetFile, Housekeeping
@@ -119,6 +121,7 @@ class AgentCore:
         self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
         self._log: RequestLog | None = None
+        self.collector: CaseCollector | None = None
         self._outcome_recorder: OutcomeRecorder | None = None
         jobs = [] if self._policy_file is None else [self._policy_file.poll]
         jobs += [] if self.uplink is None else [self.uplink.heed_policy]  # after the policy, so in the same turn
@@ -126,9 +129,10 @@ class AgentCore:
             # Before anything is sent: what a restart finds in the spool must not be paid for twice.
             jobs.append(BudgetFile(folder / BUDGETS_NAME, self.router).save)
             self._log = RequestLog(folder / LOG_NAME)
+            self.collector = CaseCollector(folder / CASES_NAME, parts.name, self.router)
             if self.uplink is not None:
-                self.spool = self._new_spool(folder, self.uplink, self._log)
-            self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router)
+                self.spool = self._new_spool(folder, self.uplink, self._log, self.collector)
+            self._outcome_recorder = OutcomeRecorder(self._log, self.spool, self.router, self.collector)
         self._cloud_models = CloudModels(self.uplink, self.models, self.router)
         self._export(parts)
         self._ids = Ids()
@@ -138,9 +142,9 @@ class AgentCore:
         self._housekeeping = Housekeeping(*jobs)
         self._cloud_models.start()
 
-    def _new_spool(self, folder: Path, uplink: Uplink, log: RequestLog) -> Spool:
+    def _new_spool(self, folder: Path, uplink: Uplink, log: RequestLog, collector: CaseCollector) -> Spool:
         sender = SpoolSender(self.router, uplink, self.models)
-        audits = AuditResults(log, self.models, self.router)
+        audits = AuditResults(log, self.models, self.router, collector)
         return Spool(
             folder / FILE_NAME,
             limits=self._parts.spool,
@@ -156,6 +160,8 @@ class AgentCore:
             export(lambda: [counter_by("upwell_log_lines", text, "became", log.counts)])
         if spool is not None:
             export(lambda: spool_families(spool))
+        if (collector := self.collector) is not None:
+            export(lambda: case_families(collector))
         if tracer is not None:
             none = dict.fromkeys(("sent", "dropped", "failed"), 0)
             traces = "Requests recorded for traces."
@@ -343,7 +349,14 @@ class AgentCore:
         if self.uplink is not None:
             self.uplink.close()  # first, since it ends the call that the spool may have under way
         # The spool may spend of a budget yet, which housekeeping saves.
-        for part in (self._cloud_models, self.spool, self._log, self._housekeeping, self.flight_recorder):
+        for part in (
+            self._cloud_models,
+            self.spool,
+            self.collector,
+            self._log,
+            self._housekeeping,
+            self.flight_recorder,
+        ):
             if part is not None:
                 part.close()
         for model in self.models.values():

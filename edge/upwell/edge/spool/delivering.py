@@ -59,7 +59,7 @@ class News:
 class Deliverer:
     """Gives one sink each result in order, at least once, from where it was when the agent last ended."""
 
-    def __init__(self, keeper: Keeper, sink: Sink, news: News, tally: SpoolTally) -> None:
+    def __init__(self, keeper: Keeper[Store], sink: Sink, news: News, tally: SpoolTally) -> None:
         self._keeper = keeper
         self._sink = sink
         self._news = news

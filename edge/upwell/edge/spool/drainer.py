@@ -91,7 +91,7 @@ class Drainer:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: Keeper[Store],
         limits: SpoolLimits,
         tally: SpoolTally,
         results: News,

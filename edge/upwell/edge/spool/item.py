@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,8 @@ class Case:
     edge: InferResponse | None = None
     owner: str = ""
     """Who asked (`Caller.key`); empty where the server knows nobody by name, or the program itself asked."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """What it is kept under, and what the answer to it will name."""
 
 
 @dataclass(frozen=True)

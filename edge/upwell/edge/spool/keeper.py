@@ -8,18 +8,19 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from upwell.edge.spool.database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
-from upwell.edge.spool.item import SpoolClock, SpoolLimits, SpoolTally, SpoolUnavailable
-from upwell.edge.spool.store import Store
+from upwell.edge.spool.database import REOPEN_S, DatabaseHealth, is_damage, set_aside
+from upwell.edge.spool.item import SpoolClock, SpoolUnavailable
+from upwell.edge.spool.store import TransactionalStore
 from upwell.shared.platform.background_thread import BackgroundThread
 
 T = TypeVar("T")
+StoreT = TypeVar("StoreT", bound=TransactionalStore)
 
 EXPIRE_S = 60.0
 """How often the old is looked for."""
@@ -30,35 +31,45 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Job:
-    work: Callable[[Store], Any]
+    work: Callable[[Any], Any]
     done: Future[Any]
     size_bytes: int
 
 
-class Keeper:
-    """Does work on a `Store`, in order, many pieces per transaction (group commit). Safe to use from any thread.
+@dataclass(frozen=True)
+class KeptDatabase(Generic[StoreT]):
+    """The database called `name` at `path`: how it is opened, who counts what happens, and what is lost without it."""
+
+    name: str
+    path: Path
+    open: Callable[[Path], StoreT]
+    count: Callable[[Mapping[str, int]], None]
+    loss: str
+
+
+class Keeper(Generic[StoreT]):
+    """Does work on a store, in order, many pieces per transaction (group commit). Safe to use from any thread.
 
     Nothing here raises because of the disk: work fails with `SpoolUnavailable`, and the database is opened again later.
     A damaged one is moved aside and begun anew.
     """
 
-    def __init__(self, path: Path, limits: SpoolLimits, tally: SpoolTally) -> None:
-        self._path = path
-        self._limits = limits
-        self._tally = tally
+    def __init__(self, database: KeptDatabase[StoreT]) -> None:
+        self._database = database
+        self._path = database.path
         self._news = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._waiting_bytes = 0
         self._closing = False
-        self._store: Store | None = None
+        self._store: StoreT | None = None
         self._clock = SpoolClock(0.0, time.time(), time.monotonic())
         self._reopen_s = 0.0
         self._expire_s = 0.0
-        self._health = DatabaseHealth("spool", path, "requests are still answered, but hard cases are not kept")
-        self._thread = BackgroundThread("spool-keeper", self._run, lambda: self._closing)
+        self._health = DatabaseHealth(database.name, database.path, database.loss)
+        self._thread = BackgroundThread(f"{database.name}-keeper", self._run, lambda: self._closing)
         self._thread.start()
 
-    def submit(self, work: Callable[[Store], T], size_bytes: int = 0) -> Future[T]:
+    def submit(self, work: Callable[[StoreT], T], size_bytes: int = 0) -> Future[T]:
         """Have `work` done, which holds `size_bytes` of memory until then; its result comes when it is on disk.
 
         The future's error is `SpoolUnavailable`, or what `work` raised.
@@ -66,14 +77,14 @@ class Keeper:
         done: Future[T] = Future()
         with self._news:
             if self._closing:
-                done.set_exception(SpoolUnavailable("the spool is closed"))
+                done.set_exception(SpoolUnavailable(f"the {self._database.name} is closed"))
                 return done
             self._jobs.append(_Job(work, done, size_bytes))
             self._waiting_bytes += size_bytes
             self._news.notify_all()
         return done
 
-    def ask(self, work: Callable[[Store], T]) -> T:
+    def ask(self, work: Callable[[StoreT], T]) -> T:
         """Have `work` done and wait for it. Raises `SpoolUnavailable`."""
         return self.submit(work).result()
 
@@ -127,7 +138,7 @@ class Keeper:
             before = store.rows_written
             results = [job.work(store) for job in group]
             has_written = store.rows_written > before
-        self._tally.add(store.counted)
+        self._database.count(store.counted)
         if now_s >= self._expire_s:
             self._expire_s = now_s + EXPIRE_S
         if has_written:
@@ -135,20 +146,19 @@ class Keeper:
         for job, result in zip(group, results, strict=True):
             job.done.set_result(result)
 
-    def _opened(self) -> Store:
+    def _opened(self) -> StoreT:
         """The store, opened if it is time to. Raises `OSError`, `sqlite3.Error` and `SpoolUnavailable`."""
         if self._store is None:
             if time.monotonic() < self._reopen_s:
                 raise SpoolUnavailable(f"{self._path} cannot be used")
             self._reopen_s = time.monotonic() + REOPEN_S
             try:
-                connection = open_database(self._path)
+                self._store = self._database.open(self._path)
             except sqlite3.DatabaseError as error:
                 if not is_damage(error):
                     raise
                 self._begin_anew(error)
-                connection = open_database(self._path)
-            self._store = Store(connection, self._limits)
+                self._store = self._database.open(self._path)
             self._clock = SpoolClock(self._store.latest_s(), self.now_s(), time.monotonic())
         return self._store
 
@@ -158,13 +168,13 @@ class Keeper:
         if store is not None:
             with contextlib.suppress(sqlite3.Error):  # it is damaged
                 store.close()
-        set_aside("spool", self._path, error)
-        self._tally.add({"damaged": 1})
+        set_aside(self._database.name, self._path, error)
+        self._database.count({"damaged": 1})
 
     def _what_happened(self, error: Exception) -> Exception:
         """What a caller is told; the database is begun anew where it turned out to be damaged."""
         if not isinstance(error, (sqlite3.Error, OSError, SpoolUnavailable)):
-            _log.error("the spool failed", exc_info=error)
+            _log.error("the %s failed", self._database.name, exc_info=error)
             return error
         if isinstance(error, sqlite3.Error) and is_damage(error) and self._store is not None:
             try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # another class than the built-in one before 3.11
 from pathlib import Path
 
+from upwell.edge.spool.database import open_database
 from upwell.edge.spool.delivering import Deliverer, News
 from upwell.edge.spool.drainer import CaseSender, Drainer
 from upwell.edge.spool.item import (
@@ -21,8 +21,9 @@ from upwell.edge.spool.item import (
     SpoolUnavailable,
     Stored,
 )
-from upwell.edge.spool.keeper import Keeper
+from upwell.edge.spool.keeper import Keeper, KeptDatabase
 from upwell.edge.spool.sinks import Sink
+from upwell.edge.spool.store import Store
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.policy.rules import Verdict
@@ -57,7 +58,10 @@ class Spool:
         self._tally = SpoolTally()
         self.news = News()
         """Published to with every result, closed with the spool."""
-        self._keeper = Keeper(path, limits, self._tally)
+        loss = "requests are still answered, but hard cases are not kept"
+        self._keeper = Keeper(
+            KeptDatabase("spool", path, lambda at: Store(open_database(at), limits), self._tally.add, loss)
+        )
         self._drainer = Drainer(self._keeper, limits, self._tally, self.news, sender, seed)
         self._deliverers = [Deliverer(self._keeper, sink, self.news, self._tally) for sink in sinks]
 
@@ -74,7 +78,7 @@ class Spool:
         if self._keeper.waiting_bytes > _MOST_WAITING_BYTES:
             self._tally.add({"refused_busy": 1})
             return ""
-        id = uuid.uuid4().hex
+        id = case.id
         try:
             item = Stored.of(case, id, time.time())
         except (InvalidRequest, ValueError, TypeError):

@@ -22,12 +22,11 @@ _RESULT = """SELECT sequence, items.id, request_id, kind, model, cloud_model, ta
     FROM results JOIN items USING (id) JOIN bodies USING (id)"""
 
 
-class Store:
-    """One connection's view of the spool. `counted` gathers what a transaction did; it counts once that is on disk."""
+class TransactionalStore:
+    """One connection's view of a database. `counted` gathers what a transaction did; it counts once that is on disk."""
 
-    def __init__(self, connection: sqlite3.Connection, limits: SpoolLimits) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._limits = limits
         self._held_bytes: dict[str, int] = {}
         self._foreign_changes = -1
         self.counted: Counter[str] = Counter()
@@ -60,6 +59,26 @@ class Store:
     def rows_written(self) -> int:
         """How many rows this connection has changed so far."""
         return self._connection.total_changes
+
+    def latest_s(self) -> float:
+        """The latest instant of the spool's clock at which something was kept; 0 without any."""
+        raise NotImplementedError
+
+    def expire(self, now_s: float) -> None:
+        """Drop what is too old."""
+        raise NotImplementedError
+
+    def _number(self, query: str, *values: Any) -> int:
+        value: Any = self._connection.execute(query, values).fetchone()[0]
+        return int(value)
+
+
+class Store(TransactionalStore):
+    """The spool."""
+
+    def __init__(self, connection: sqlite3.Connection, limits: SpoolLimits) -> None:
+        super().__init__(connection)
+        self._limits = limits
 
     def latest_s(self) -> float:
         """The latest instant of the spool's clock at which a case was kept; 0 without any."""
@@ -219,10 +238,6 @@ class Store:
         if which not in self._held_bytes:
             self._held_bytes[which] = self._number(f"{_SUM} {which}")
         return self._held_bytes[which]
-
-    def _number(self, query: str) -> int:
-        value: Any = self._connection.execute(query).fetchone()[0]
-        return int(value)
 
 
 def _other_than(models: Collection[str]) -> str:

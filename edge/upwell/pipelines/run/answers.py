@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from upwell.pipelines.frame import FoundObject
+from upwell.shared.signature.answers import best_class, found_boxes, label_of
 from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.tensors import Array
 
@@ -35,8 +34,8 @@ class AnswerReader:
         """The boxes of a row as objects; empty for a model that gives none."""
         if self._boxes is None:
             return ()
-        found = self._row(outputs[self._boxes.name], row).reshape(-1, 6)
-        return tuple(_object(one, self._boxes.labels) for one in found if one[5] >= 0 and np.isfinite(one).all())
+        found = found_boxes(self._row(outputs[self._boxes.name], row))
+        return tuple(_object(one, self._boxes.labels) for one in found)
 
     def facts(self, outputs: Mapping[str, Array], row: int = 0) -> dict[str, Any]:
         """What events write about a row: `label` and `score` of classes, `value` or `values` of a short tensor.
@@ -58,42 +57,25 @@ class AnswerReader:
 
 def _object(numbers: Array, labels: Sequence[str]) -> FoundObject:
     x1, y1, x2, y2, score = (float(number) for number in numbers[:5])
-    return FoundObject(_label(int(numbers[5]), labels), score, (x1, y1, x2, y2))
-
-
-def _label(number: int, labels: Sequence[str]) -> str:
-    return labels[number] if number < len(labels) else str(number)
+    return FoundObject(label_of(int(numbers[5]), labels), score, (x1, y1, x2, y2))
 
 
 def _facts_of(output: LogicalOutput, values: Array) -> dict[str, Any]:
     if output.kind == "detections":
-        found = [_object(one, output.labels) for one in values.reshape(-1, 6) if one[5] >= 0 and np.isfinite(one).all()]
+        found = [_object(one, output.labels) for one in found_boxes(values)]
         boxes = [{"label": o.label, "score": _short(o.score), "box": [_short(v) for v in o.box]} for o in found]
         return {"objects": boxes}
     if output.kind in ("probabilities", "logits") and values.size and values.dtype.kind == "f":
-        return _class_of(values.astype(np.float64).ravel(), output)
+        best = best_class(values, output.kind)
+        return (
+            {"label": "", "score": None}
+            if best is None
+            else {"label": label_of(best[0], output.labels), "score": _short(best[1])}
+        )
     if values.size > MAX_VALUES or values.dtype.kind not in "fiub":
         return {}
     numbers = [_short(float(value)) for value in values.ravel()]
     return {"value": numbers[0]} if len(numbers) == 1 else {"values": numbers}
-
-
-def _class_of(values: Array, output: LogicalOutput) -> dict[str, Any]:
-    """The class with the highest probability; logits become probabilities by softmax, one logit by the sigmoid."""
-    if not np.isfinite(values).all():
-        return {"label": "", "score": None}
-    if values.size == 1:
-        share = (
-            float(values[0]) if output.kind == "probabilities" else 1 / (1 + math.exp(-np.clip(values[0], -700, 700)))
-        )
-        best, score = (1, share) if share >= 0.5 else (0, 1 - share)
-    else:
-        if output.kind == "logits":
-            values = np.exp(values - values.max())
-            values = values / values.sum()
-        best = int(values.argmax())
-        score = float(values[best])
-    return {"label": _label(best, output.labels), "score": _short(score)}
 
 
 def _short(number: float) -> float | None:

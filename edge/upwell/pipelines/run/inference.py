@@ -220,7 +220,9 @@ class InferObjects:
         for tags, indexes in groups.items():
             rows = np.empty(len(indexes), dtype=np.object_)
             rows[:] = [png(crops[index]) for index in indexes]
-            answer = self.inference.ask(rows, dict(tags), until_s)
+            tracks = [scene.objects[index].track for index in indexes]
+            known = {} if None in tracks else {"track": ",".join(map(str, tracks))}  # one case per track is kept
+            answer = self.inference.ask(rows, {**dict(tags), **known}, until_s)
             answers.append(answer)
             for row, index in enumerate(indexes):
                 said[index] = self.inference.facts(answer, row)

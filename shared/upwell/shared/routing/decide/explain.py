@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from upwell.shared.routing.decide.inquiry import NOW_S, Inquiry
@@ -124,6 +124,7 @@ def _flat(settings: Settings) -> dict[str, Any]:
         "audit": settings.audit,
         "explore": settings.explore,
         "record.keep": settings.record_bytes or "off",
+        **_flat_collect(settings),
     }
 
 
@@ -143,6 +144,15 @@ def _flat_hedge(settings: Settings) -> dict[str, Any]:
         return {"hedge": "off"}
     after = f"p{hedge.after_quantile * 100:g}" if math.isnan(hedge.after_s) else hedge.after_s
     return {"hedge.after": after, "hedge.at_most": hedge.at_most}
+
+
+def _flat_collect(settings: Settings) -> dict[str, Any]:
+    collect = settings.collect
+    if collect is None:
+        return {"collect": "off"}
+    named = {"sample": "random", "keep_bytes": "keep", "max_age_s": "max_age"}
+    values = {key: dict(value) if key == "classes" else value for key, value in asdict(collect).items()}
+    return {f"collect.{named.get(key, key)}": value for key, value in values.items()}
 
 
 def _flat_source(settings: Settings) -> dict[str, Any]:

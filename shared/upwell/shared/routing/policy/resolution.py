@@ -14,6 +14,7 @@ from upwell.shared.routing.policy.layers import BUILT_IN, Layers, Level
 from upwell.shared.routing.policy.sections import FAILURE_REASONS, PERIOD_S
 from upwell.shared.routing.policy.settings import (
     Action,
+    CollectSettings,
     Energy,
     HardSettings,
     HedgeSettings,
@@ -68,6 +69,7 @@ def resolve(layers: Layers, model: str | None, calibrations: Sequence[Calibratio
         audit=get(("audit",), 0.0),
         explore=get(("explore",), 0.0),
         record_bytes=0 if layers.is_off("record") else get(("record", "keep"), 64 << 20),
+        collect=_collect(layers),
     )
     return Resolved(settings, _origins(layers) | resolver.calibrated, resolver.problems, resolver.idle)
 
@@ -99,6 +101,30 @@ def _budget(layers: Layers) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
+def _collect(layers: Layers) -> CollectSettings | None:
+    if layers.is_off("collect"):
+        return None
+
+    def get(key: str, default: Any) -> Any:
+        return layers.get(("collect", key), default)
+
+    built_in = CollectSettings()
+    return CollectSettings(
+        hard=get("hard", built_in.hard),
+        audited=get("audited", built_in.audited),
+        sample=get("random", built_in.sample),
+        classes=get("classes", built_in.classes),
+        near=get("near", built_in.near),
+        novel=get("novel", built_in.novel),
+        track=get("track", built_in.track),
+        one_per_track=get("one_per_track", built_in.one_per_track),
+        source=get("source", layers.get(("source", "tag")) or built_in.source),
+        per_day=get("per_day", built_in.per_day),
+        keep_bytes=get("keep", built_in.keep_bytes),
+        max_age_s=get("max_age", built_in.max_age_s),
+    )
+
+
 def _origins(layers: Layers) -> dict[str, str]:
     """Key of the file -> who wrote it, for what is written; `hard.threshold` stands for both directions."""
     found: dict[str, str] = {}
@@ -116,7 +142,7 @@ def _directions(measure: Measure) -> tuple[str, str]:
 
 _SECTIONS = (
     "deadline", "objective", "confidence", "hard", "large", "on_cloud_failure", "spool", "hedge", "budget", "prices",
-    "energy", "priority", "source", "audit", "explore", "record",
+    "energy", "priority", "source", "audit", "explore", "record", "collect",
 )  # fmt: skip
 
 

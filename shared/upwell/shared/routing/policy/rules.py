@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone, tzinfo
 from types import MappingProxyType
 from typing import Any, Literal
@@ -27,7 +27,8 @@ class Verdict:
 
     `rule` names the rule that set `route` or the settings, empty where none did; `egress_rule` the first rule that
     forbids egress, empty where the request may leave the device. `failed_rule` names the first rule that could not be
-    evaluated: then nothing may leave the device, and `egress_rule` names it too.
+    evaluated: then nothing may leave the device, and `egress_rule` names it too. `collect_rule` is the first rule with
+    `collect: false`, empty where the request may be kept as a case.
     """
 
     settings: Settings
@@ -35,6 +36,7 @@ class Verdict:
     rule: str
     egress_rule: str
     failed_rule: str = ""
+    collect_rule: str = ""
 
     @property
     def denial(self) -> Reason | None:
@@ -87,13 +89,15 @@ class CompiledPolicy:
         if not self._rules:
             return self._verdicts[model, None]
         deciding: int | None = None
-        egress_rule = failed_rule = ""
+        egress_rule = failed_rule = collect_rule = ""
         minute = self._minute(request_facts.wall_time_s) if self._uses_hours else 0
         context: Any = None
         for index, rule in enumerate(self._rules):
             decides = deciding is None and rule.decides
             forbids = rule.forbids and not egress_rule
-            if not (decides or forbids or rule.condition is not None) or not rule.matches(request_facts, minute):
+            spares = rule.spares and not collect_rule
+            counts = decides or forbids or spares or rule.condition is not None
+            if not counts or not rule.matches(request_facts, minute):
                 continue
             if rule.condition is not None:
                 try:
@@ -105,9 +109,15 @@ class CompiledPolicy:
                     continue
             deciding = index if decides else deciding
             egress_rule = rule.name if forbids else egress_rule
+            collect_rule = rule.name if spares else collect_rule
         verdict = self._verdicts[model, deciding]
-        if egress_rule or failed_rule:
-            return Verdict(verdict.settings, verdict.route, verdict.rule, failed_rule or egress_rule, failed_rule)
+        if egress_rule or failed_rule or collect_rule:
+            return replace(
+                verdict,
+                egress_rule=failed_rule or egress_rule,
+                failed_rule=failed_rule,
+                collect_rule=failed_rule or collect_rule,
+            )
         return verdict
 
     def examine(self, request_facts: RequestFacts, facts: RowFacts | None = None) -> tuple[Finding, ...]:
@@ -160,6 +170,7 @@ class _CompiledRule:
         self.name = rule.name
         self.decides = rule.route is not None or rule.set is not None
         self.forbids = rule.egress is not None
+        self.spares = rule.collect is not None
         self.condition = rule.condition
         match = rule.match
         self._tags = _sets(match.tags)

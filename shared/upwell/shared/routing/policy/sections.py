@@ -247,6 +247,35 @@ class RecordSection(Section):
     keep: Annotated[Bytes, Field(gt=0)] = Field(64 << 20, description="The oldest are dropped beyond this.")
 
 
+class CollectSection(Section):
+    """Rows that are kept on the device as cases, with picture and answers: to label, to train with, to evaluate by."""
+
+    hard: Share = Field(1.0, description="This share of the hard rows.")
+    audited: bool = Field(True, description="Rows that `audit` sends up.")
+    random: Share = Field(
+        0.0, description="Any row with this probability: a sample that evaluation may rely on, beside the audits."
+    )
+    classes: dict[Text, Share] = Field(
+        {}, description="Name of a class to the share of the rows answered so, such as {helmet: 5%}."
+    )
+    near: Amount = Field(0.0, description="Rows whose hardness is at most so far from the threshold; 0: none.")
+    novel: Amount = Field(
+        0.0, description="Rows at least so many standard deviations from the first 256 of their model; 0: none."
+    )
+    track: Share = Field(0.0, description="This share of the tracks of a pipeline gives a row.")
+    one_per_track: bool = Field(True, description="Of a track at most one row is kept, but for the random and audited.")
+    source: Annotated[Annotated[Text, AfterValidator(str.lower)] | None, Written] = Field(
+        None, description="The tag that names a source; that of `source` if not written, else `pipeline`."
+    )
+    per_day: Annotated[int, Field(strict=True, ge=0)] = Field(
+        200, description="At most so many of one source and UTC day, beside the random and audited."
+    )
+    keep: Annotated[Bytes, Field(gt=0)] = Field(
+        256 << 20, description="Bytes of one model on disk; beyond, the oldest are dropped, random and audited last."
+    )
+    max_age: Annotated[Seconds, Field(gt=0)] = Field(30 * 86400.0, description="A case that is older is dropped.")
+
+
 class SettingsPatch(Section):
     """The keys that defaults, a model or a rule may set; every one may be left out."""
 
@@ -274,3 +303,4 @@ class SettingsPatch(Section):
     audit: Share = Field(0.0, description="This share of the easy cases is sent up later, to check them.")
     explore: Share = Field(0.0, description="This share of the recorded requests goes both ways.")
     record: RecordSection | Literal["off"] = Field("off", description="Requests are written down.")
+    collect: CollectSection | Literal["off"] = Field("off", description="Rows are kept as cases, with their pictures.")

@@ -109,6 +109,28 @@ class SourceLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectSettings:
+    """Which rows are kept as cases, and how many. `near` and `novel` are 0 where they keep none.
+
+    `source` is the tag that names a source. At most `per_day` rows of one source and day are kept, those of the
+    evaluation set (`audited`, and `sample`, called `random` in the file) apart, and at most `keep_bytes` of one model.
+    """
+
+    hard: float = 1.0
+    audited: bool = True
+    sample: float = 0.0
+    classes: Mapping[str, float] = field(default_factory=dict)
+    near: float = 0.0
+    novel: float = 0.0
+    track: float = 0.0
+    one_per_track: bool = True
+    source: str = "pipeline"
+    per_day: int = 200
+    keep_bytes: int = 256 << 20
+    max_age_s: float = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPair:
     """What a calibration was made for; empty where it is not known."""
 
@@ -141,6 +163,7 @@ class Settings:
     audit: float = 0.0
     explore: float = 0.0
     record_bytes: int = 0
+    collect: CollectSettings | None = None
 
     def on_failure(self, reason: Reason) -> Action:
         """What to do where the cloud was wanted and `reason` is why it did not answer.

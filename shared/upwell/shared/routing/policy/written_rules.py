@@ -62,13 +62,20 @@ def _checked_condition(text: object) -> str:
 
 
 class Rule(Section):
-    """One rule. The first that matches and says `route` or `set` decides those; every matching `egress` counts."""
+    """One rule. The first that matches and says `route` or `set` decides those; every `egress` and `collect` counts."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "allOf": [
                 {"anyOf": [{"required": ["match"]}, {"required": ["if"]}]},
-                {"anyOf": [{"required": ["egress"]}, {"required": ["route"]}, {"required": ["set"]}]},
+                {
+                    "anyOf": [
+                        {"required": ["egress"]},
+                        {"required": ["route"]},
+                        {"required": ["set"]},
+                        {"required": ["collect"]},
+                    ]
+                },
             ]
         }
     )
@@ -86,6 +93,9 @@ class Rule(Section):
         description="edge: answer on the device. cloud: every matching request is a candidate for the cloud. "
         "split: for the best of the model's cuts, its head here and its tail in the cloud.",
     )
+    collect: Annotated[Literal[False] | None, Written] = Field(
+        None, description="false: nothing of a matching request is kept as a case, whatever other rules say."
+    )
     set: Annotated[SettingsPatch | None, Written] = Field(None, description="Settings that hold for matching requests.")
 
     @model_validator(mode="after")
@@ -93,8 +103,8 @@ class Rule(Section):
         problems: list[str] = []
         if not {"match", "condition"} & self.model_fields_set:
             problems.append("the rule applies to nothing; expected match or if ({} matches every request)")
-        if self.egress is None and self.route is None and self.set is None:
-            problems.append("the rule does nothing; expected egress, route or set")
+        if not any(one is not None for one in (self.egress, self.route, self.set, self.collect)):
+            problems.append("the rule does nothing; expected egress, route, set or collect")
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -1,0 +1,190 @@
+"""One case: the inputs of a row, what both sides said of it, and why it was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.codec.converters import (
+    parse_infer_request,
+    parse_infer_response,
+    serialize_infer_request,
+    serialize_infer_response,
+)
+from upwell.shared.oip.dataplane import InferRequest, InferResponse
+from upwell.shared.routing.collection import Why
+from upwell.shared.signature.answers import best_class, label_of
+from upwell.shared.signature.signature import InputKind, OutputKind, Signature
+from upwell.shared.tensors import Array
+
+OVERHEAD_BYTES = 4096
+"""What one case takes on disk beside its tensors."""
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+
+class InputFacts(_Facts):
+    """One input as callers see it."""
+
+    name: str
+    kind: InputKind
+
+
+class OutputFacts(_Facts):
+    """One output as callers see it, with the names of its classes."""
+
+    name: str
+    kind: OutputKind
+    labels: tuple[str, ...] = ()
+
+
+class CaseSignature(_Facts):
+    """What the model takes and gives. Where `has_rows`, every tensor of a case has one row."""
+
+    has_rows: bool
+    inputs: tuple[InputFacts, ...]
+    outputs: tuple[OutputFacts, ...]
+
+    @classmethod
+    def of(cls, signature: Signature) -> CaseSignature:
+        """That of a model."""
+        return cls(
+            has_rows=signature.has_rows,
+            inputs=tuple(InputFacts(name=one.name, kind=one.kind) for one in signature.inputs),
+            outputs=tuple(OutputFacts(name=o.name, kind=o.kind, labels=o.labels) for o in signature.outputs),
+        )
+
+    @property
+    def answer(self) -> OutputFacts | None:
+        """The output that cases are labelled by: the first of classes, else boxes, else the first of all."""
+        for kinds in (("probabilities", "logits"), ("detections",)):
+            for output in self.outputs:
+                if output.kind in kinds:
+                    return output
+        return self.outputs[0] if self.outputs else None
+
+
+class HardFacts(_Facts):
+    """How hardness was judged: the threshold of that moment, and whether a calibration fitted (`misfit` if not)."""
+
+    measure: str
+    threshold: float | None = None
+    temperature: float = 1.0
+    cloud_share: float | None = None
+    max_risk: float | None = None
+    misfit: str = ""
+
+
+class CaseFacts(_Facts):
+    """What is known of a case beside its tensors. Times are Unix times; what nobody knows is None or empty.
+
+    `inclusion` is the probability with which chance has put it into the evaluation set, 0 where it is not in there;
+    `sample` is that of a row that goes up, which no audit can choose.
+    """
+
+    version: Literal[1] = 1
+    id: str = Field(pattern="^[0-9a-f]{32}$")
+    agent: str = ""
+    model: str
+    source: str = ""
+    tags: Mapping[str, str] = {}
+    request_id: str = ""
+    row: int = 0
+    created_unix_s: float
+    why: tuple[Why, ...]
+    inclusion: float = Field(0.0, ge=0, le=1)
+    sample: float = Field(0.0, ge=0, le=1)
+    is_hard: bool = False
+    hardness: float | None = None
+    measures: Mapping[str, float] = {}
+    novelty: float | None = None
+    hard: HardFacts | None = None
+    route: str = ""
+    reason: str = ""
+    edge_digest: str = ""
+    edge_runtime: str = ""
+    cloud_digest: str = ""
+    signature: CaseSignature
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether it belongs to the evaluation set, which training is not to see."""
+        return self.inclusion > 0
+
+
+@dataclass(frozen=True)
+class CollectedCase:
+    """A case with its tensors, one row each. `edge` and `cloud` are empty where that side said nothing.
+
+    Pictures are encoded: BYTES [1]. `request` is a serialized `InferRequest`, the answers are serialized responses.
+    """
+
+    facts: CaseFacts
+    request: bytes
+    edge: bytes = b""
+    cloud: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes on disk."""
+        return len(self.request) + len(self.edge) + len(self.cloud) + OVERHEAD_BYTES
+
+    def inputs(self) -> Mapping[str, Array]:
+        """The inputs. Raises `InvalidRequest` where what lies on disk cannot be read."""
+        return parse_infer_request(self.request).inputs
+
+    def pictures(self) -> dict[str, bytes]:
+        """The encoded pictures among the inputs. Raises `InvalidRequest`."""
+        inputs = self.inputs()
+        found = {}
+        for one in self.facts.signature.inputs:
+            array = inputs.get(one.name)
+            if one.kind == "image" and array is not None and array.dtype.hasobject and array.size:
+                found[one.name] = bytes(array.flat[0])
+        return found
+
+    def edge_outputs(self) -> Mapping[str, Array]:
+        """What the device said. Raises `InvalidRequest`."""
+        return outputs_of(self.edge)
+
+    def cloud_outputs(self) -> Mapping[str, Array]:
+        """What the cloud said. Raises `InvalidRequest`."""
+        return outputs_of(self.cloud)
+
+
+def request_bytes(model: str, inputs: Mapping[str, Array]) -> bytes:
+    """The inputs as they are kept. Raises `InvalidRequest` where no message can carry them."""
+    return serialize_infer_request(InferRequest(model, inputs))
+
+
+def answer_bytes(model: str, outputs: Mapping[str, Array]) -> bytes:
+    """One row of an answer as it is kept. Raises `InvalidRequest`."""
+    return serialize_infer_response(InferResponse(model, outputs)) if outputs else b""
+
+
+def outputs_of(answer: bytes) -> Mapping[str, Array]:
+    """The outputs of a kept answer; none where there is none. Raises `InvalidRequest` where it cannot be read."""
+    try:
+        return parse_infer_response(answer).outputs if answer else {}
+    except InvalidRequest:
+        raise
+    except Exception as error:  # noqa: BLE001 (a disk that garbles is no reason to end with a traceback)
+        raise InvalidRequest(f"an answer cannot be read: {error}") from None
+
+
+def class_label(signature: CaseSignature, outputs: Mapping[str, Array]) -> str:
+    """The name of the class that an answer of one row says; empty where it says none."""
+    answer = signature.answer
+    if answer is None or answer.kind not in ("probabilities", "logits") or answer.name not in outputs:
+        return ""
+    array = outputs[answer.name]
+    if array.size != array.shape[-1] if array.ndim else True:
+        return ""
+    best = best_class(array, answer.kind)
+    return "" if best is None else label_of(best[0], answer.labels)

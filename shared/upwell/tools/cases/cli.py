@@ -1,0 +1,192 @@
+"""`upwell cases list | stats | show | purge`: what was collected, a sheet of its pictures, and forgetting."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, get_args
+
+import typer
+from rich.table import Table
+
+from upwell.edge.cases.case import CaseFacts
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
+from upwell.shared.routing.collection import Why
+from upwell.tools.cases.forgetting import forget
+from upwell.tools.cases.sheet import html_sheet, png_sheet
+from upwell.tools.cases.source import CaseFilter, CaseLost, CaseSource, open_source
+from upwell.tools.terminal import AsJson, key_values, plain, printable, progress, table_console
+
+CasesArgument: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="CASES", help="An agent.yaml or an agent's state folder.", show_default=False)
+]
+TagOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--tag", help="Only cases with NAME=VALUE; may be repeated, then all must hold.")
+]
+ModelOption: TypeAlias = Annotated[list[str] | None, typer.Option("--model", help="Only cases of this model.")]
+WhyOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--why", help=f"Only cases kept for this: {', '.join(get_args(Why))}.")
+]
+IdsArgument: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Only these cases, by how their ids begin.")
+]
+
+_SHEET_CASES = 200
+
+
+def list_cases(
+    cases: CasesArgument, tag: TagOption = None, model: ModelOption = None, why: WhyOption = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """List the cases, oldest first: when, of which model and source, why they were kept and how hard they were."""
+    found = chosen(open_source(cases), case_filter(tag, model, why))
+    if as_json:
+        documents = [facts.model_dump(mode="json", exclude={"signature"}) for facts in found]
+        typer.echo(json.dumps({"path": str(cases), "cases": documents}))
+        return
+    table = Table("id", "kept", "model", "source", "why", "hardness", "route", "tags", box=None, pad_edge=False)
+    for facts in found:
+        hardness = "" if facts.hardness is None else f"{facts.hardness:.3f}"
+        tags = " ".join(f"{name}={value}" for name, value in facts.tags.items())
+        cells = (
+            facts.id[:12],
+            when(facts),
+            facts.model,
+            facts.source,
+            ", ".join(facts.why),
+            hardness,
+            facts.route,
+            tags,
+        )
+        table.add_row(*map(plain, cells))
+    if found:
+        table_console().print(table)
+    typer.echo(f"{len(found)} cases in {printable(cases)}")
+
+
+def stats(cases: CasesArgument, as_json: AsJson = False) -> None:
+    """Count the cases by model, source and why they were kept."""
+    found = chosen(open_source(cases), case_filter(None, None, None))
+    counted: dict[str, Counter[str]] = {
+        "models": Counter(facts.model for facts in found),
+        "sources": Counter(facts.source for facts in found),
+        "why": Counter(why for facts in found for why in facts.why),
+        "days": Counter(when(facts)[:10] for facts in found),
+        "sides": Counter(_sides(facts) for facts in found),
+    }
+    evaluated = sum(facts.is_evaluated for facts in found)
+    if as_json:
+        counts = {name: dict(counter) for name, counter in counted.items()}
+        typer.echo(json.dumps({"path": str(cases), "cases": len(found), "evaluated": evaluated, **counts}))
+        return
+    table = Table("", "", "cases", box=None, pad_edge=False, show_header=False)
+    for name, counter in counted.items():
+        for value, number in sorted(counter.items()):
+            table.add_row(plain(name), plain(value or "–"), str(number))
+    if found:
+        table_console().print(table)
+    typer.echo(f"{len(found)} cases in {printable(cases)}, {evaluated} of them in the evaluation set")
+
+
+def show(
+    cases: CasesArgument,
+    ids: IdsArgument = None,
+    out: Annotated[Path, typer.Option(help="The sheet: a file that ends in .html or .png.")] = Path("cases.html"),
+    tag: TagOption = None,
+    model: ModelOption = None,
+    why: WhyOption = None,
+    most: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, the newest.")] = _SHEET_CASES,
+) -> None:
+    """Write a sheet of the cases: each picture, both answers, and why it was kept."""
+    if out.suffix.lower() not in (".html", ".png"):
+        raise ConfigError.at(out, "expected a file that ends in .html or .png", "--out")
+    source = open_source(cases)
+    found = by_ids(chosen(source, case_filter(tag, model, why)), ids)[-most:]
+    if not found:
+        raise ConfigError.at(cases, "there is no such case; `upwell cases list` shows those that there are")
+    read = []
+    with progress() as bar:
+        for facts in bar.track(found, description="cases"):
+            try:
+                read.append(source.read(facts.id))
+            except CaseLost as error:
+                typer.echo(printable(f"left out: {error}"), err=True)
+    write_named(out, png_sheet(read) if out.suffix.lower() == ".png" else html_sheet(read), "--out")
+    typer.echo(printable(f"{len(read)} cases in {out}"))
+
+
+def purge(
+    cases: Annotated[Path, typer.Argument(metavar="CASES", help="The agent.yaml.", show_default=False)],
+    ids: IdsArgument = None,
+    tag: TagOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Forget every case.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget cases: overwrite them on disk, in the spool, in results and logs, and in what is known of exports.
+
+    With --tag, what waits in the spool, its results and the lines of the request log with these tags go too. Works
+    beside a running agent. Files of finished exports are named, and yours to delete.
+    """
+    if sum((bool(tag), every, bool(ids))) != 1:
+        raise ConfigError.at(None, "expected one of: --tag NAME=VALUE, ids, or --all")
+    source, tags = open_source(cases), tag_values(tag)
+    found = source.facts()
+    doomed = found if every else by_ids(found, ids) if ids else [f for f in found if CaseFilter(tags).chooses(f)]
+    if doomed and not yes and sys.stdin.isatty():
+        typer.confirm(f"Forget {len(doomed)} cases of {printable(cases)}?", abort=True, err=True)
+    forgotten = forget(cases, source, [facts.id for facts in doomed], tags, is_all=every)
+    if as_json:
+        typer.echo(json.dumps({"path": str(cases), **forgotten}))
+        return
+    parts = ", ".join(f"{number} {name}" for name, number in forgotten.items() if isinstance(number, int))
+    typer.echo(printable(f"forgotten: {parts}"))
+    for path in forgotten["exports"]:
+        typer.echo(printable(f"these cases were exported to {path}: delete that, or export again"))
+
+
+def case_filter(tag: Sequence[str] | None, model: Sequence[str] | None, why: Sequence[str] | None) -> CaseFilter:
+    """The options as a filter. Raises `ConfigError`."""
+    unknown = sorted(set(why or ()) - set(get_args(Why)))
+    if unknown:
+        raise ConfigError.at(None, f"expected one of {', '.join(get_args(Why))}, got {unknown[0]!r}", "--why")
+    return CaseFilter(tag_values(tag), model or (), why or ())
+
+
+def tag_values(tag: Sequence[str] | None) -> dict[str, str]:
+    """`["A=b"]` -> `{"a": "b"}`. Raises `ConfigError`."""
+    return {name.lower(): value for name, value in key_values("--tag", tag).items()}
+
+
+def chosen(source: CaseSource, only: CaseFilter) -> list[CaseFacts]:
+    """The cases that the filter chooses, oldest first."""
+    return [facts for facts in source.facts() if only.chooses(facts)]
+
+
+def by_ids(found: Sequence[CaseFacts], ids: Sequence[str] | None) -> list[CaseFacts]:
+    """Those of these ids, or all without any. Raises `ConfigError` for a beginning that no id has."""
+    if not ids:
+        return list(found)
+    for id in ids:
+        if not any(facts.id.startswith(id) for facts in found):
+            raise ConfigError.at(None, f"there is no case {id!r}; `upwell cases list` shows those that there are")
+    return [facts for facts in found if any(facts.id.startswith(id) for id in ids)]
+
+
+def when(facts: CaseFacts) -> str:
+    """When the row was asked about, in local time."""
+    return datetime.fromtimestamp(facts.created_unix_s).astimezone().isoformat(timespec="seconds")
+
+
+def _sides(facts: CaseFacts) -> str:
+    both: dict[tuple[bool, bool], Any] = {
+        (True, True): "both",
+        (True, False): "edge alone",
+        (False, True): "cloud alone",
+    }
+    return str(both.get((bool(facts.edge_digest), bool(facts.cloud_digest)), "neither"))

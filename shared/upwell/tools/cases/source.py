@@ -1,0 +1,135 @@
+"""Where cases lie: in the database of an agent, which may be running."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from upwell.edge.cases.case import CaseFacts, CollectedCase
+from upwell.edge.cases.store import FILE_NAME, READ, SCHEMA, read_case
+from upwell.edge.config import AgentConfig
+from upwell.edge.spool.database import connect, opened
+from upwell.edge.spool.schema import version_of
+from upwell.shared.config.yaml import load_yaml
+from upwell.shared.errors import ConfigError, UpwellError
+from upwell.tools.cases.erasing import erase_rows
+
+
+class CaseLost(UpwellError):
+    """A case that is there no longer, or cannot be read."""
+
+
+class CaseSource(Protocol):
+    """A place with cases."""
+
+    @property
+    def folder(self) -> Path:
+        """Where files about the cases lie, such as labels."""
+
+    def facts(self) -> Sequence[CaseFacts]:
+        """What is known of each, oldest first. Raises `ConfigError` where the place cannot be read."""
+
+    def read(self, id: str) -> CollectedCase:
+        """A case with its tensors. Raises `CaseLost`."""
+
+    def erase(self, ids: Sequence[str]) -> int:
+        """Forget these; how many there were. Raises `ConfigError` where that could not be done."""
+
+
+@dataclass(frozen=True)
+class CaseDatabase:
+    """The cases of an agent on this machine."""
+
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        """The agent's state folder."""
+        return self.path.parent
+
+    def facts(self) -> Sequence[CaseFacts]:
+        """What is known of each, oldest first."""
+        if not self._is_begun():
+            return []
+        query = "SELECT facts, text FROM cases JOIN signatures ON signature = number ORDER BY kept_s, cases.rowid"
+        with self._connection() as connection:
+            rows = connection.execute(query).fetchall()
+        signatures: dict[str, object] = {}
+        found = []
+        for facts, signature in rows:
+            known = signatures.setdefault(signature, json.loads(signature))
+            found.append(CaseFacts.model_validate({**json.loads(facts), "signature": known}))
+        return found
+
+    def read(self, id: str) -> CollectedCase:
+        """A case with its tensors."""
+        with self._connection() as connection:
+            row = connection.execute(f"{READ} WHERE cases.id = ?", (id,)).fetchone()
+        if row is None:
+            raise CaseLost(f"the case {id} is there no longer")
+        try:
+            return read_case(row)
+        except ValueError as error:
+            raise CaseLost(f"the case {id} cannot be read: {error}") from None
+
+    def erase(self, ids: Sequence[str]) -> int:
+        """Overwrite these in the database and its log."""
+        if not self._is_begun():
+            return 0
+        with self._connection() as connection:
+            return erase_rows(connection, self.path, "cases", ids)
+
+    def _is_begun(self) -> bool:
+        """Whether the agent has made its tables by now."""
+        if not self.path.exists():
+            return False
+        with self._errors(), contextlib.closing(connect(self.path)) as connection:
+            return version_of(connection) > 0
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise ConfigError.at(self.path, f"the cases cannot be used: {error}") from None
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        with self._errors(), opened(self.path, len(SCHEMA)) as connection:
+            yield connection
+
+
+def open_source(path: Path) -> CaseSource:
+    """The cases of an agent.yaml, or of an agent's state folder. Raises `ConfigError`."""
+    if path.is_dir():
+        return CaseDatabase(path / FILE_NAME)
+    return CaseDatabase(state_dir_of(load_yaml(path, AgentConfig), path) / FILE_NAME)
+
+
+def state_dir_of(config: AgentConfig, path: Path) -> Path:
+    """The folder in which the agent of that file keeps its state. Raises `ConfigError`."""
+    if config.agent.state_dir is None:
+        raise ConfigError.at(path, "without a folder the agent keeps no cases; expected agent.state_dir", "agent")
+    return config.agent.state_dir
+
+
+@dataclass(frozen=True)
+class CaseFilter:
+    """Which cases are meant: those with all of `tags`, of one of `models` and kept for one of `whys`, if any."""
+
+    tags: Mapping[str, str]
+    models: Sequence[str] = ()
+    whys: Sequence[str] = ()
+
+    def chooses(self, facts: CaseFacts) -> bool:
+        """Whether the case is meant. As rules see it, a tag that is missing is the empty text."""
+        return (
+            all(facts.tags.get(name, "") == value for name, value in self.tags.items())
+            and (not self.models or facts.model in self.models)
+            and (not self.whys or bool(set(self.whys) & set(facts.why)))
+        )

@@ -1,0 +1,180 @@
+"""Cases of a running agent: which rows are kept and as what, with both sides' answers, and what is never kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.faults.clouds import ScriptedCloud
+from tests.faults.oracles import cloud_scores, edge_scores, margins, picture, pictures
+from tests.faults.scene import until
+from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, keeping
+from upwell.edge.cases.case import CollectedCase
+from upwell.edge.cases.store import FILE_NAME
+from upwell.tools.cases.source import CaseDatabase
+from upwell.tools.cli import build_app
+
+HARD_HALF = {"deadline": "5s", "hard": {"measure": "margin", "below": 0.9}}
+
+
+@pytest.fixture
+def cloud() -> Iterator[ScriptedCloud]:
+    with ScriptedCloud() as cloud:
+        yield cloud
+
+
+def collected(it: Kept) -> list[CollectedCase]:
+    """All cases of the agent, read beside it."""
+    source = CaseDatabase(it.folder / "state" / FILE_NAME)
+    return [source.read(facts.id) for facts in source.facts()]
+
+
+def kept(it: Kept, count: int) -> list[CollectedCase]:
+    """The cases, once there are so many."""
+    until(lambda: len(collected(it)) >= count)
+    return collected(it)
+
+
+def run(*arguments: str) -> Any:
+    """What a command of `upwell` says with --json."""
+    done = CliRunner().invoke(build_app(list(arguments)), list(arguments))
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_a_hard_picture_is_kept_as_it_came_with_what_both_sides_said(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    found = margins(edge_scores(pictures(range(60))))
+    with keeping(tmp_path, {**HARD_HALF, "collect": {}}, cloud) as it:
+        for index in range(60):
+            it.ask(index, camera='d\u00f6ck "1"')
+        hard = [index for index in range(60) if found[index] < 0.9]
+        assert 0 < len(hard) < 60
+        cases = kept(it, len(hard))
+    assert [case.pictures() for case in cases] == [{"image": picture(index)} for index in hard]
+    for case, index in zip(cases, hard, strict=True):
+        facts = case.facts
+        assert (facts.why, facts.is_hard, facts.route, facts.inclusion) == (("hard",), True, "cloud", 0.0)
+        assert facts.tags == {"camera": 'd\u00f6ck "1"'}
+        assert facts.hardness == pytest.approx(found[index], abs=1e-5)
+        assert facts.hard is not None
+        assert (facts.hard.measure, facts.hard.threshold) == ("margin", 0.9)
+        assert facts.edge_digest.startswith("sha256:")
+        np.testing.assert_allclose(case.edge_outputs()["scores"], edge_scores(pictures([index])), atol=1e-5)
+        np.testing.assert_allclose(case.cloud_outputs()["scores"], cloud_scores(pictures([index])), atol=1e-5)
+
+
+def test_without_a_cloud_hard_rows_of_a_request_are_kept_each_by_itself(tmp_path: Path) -> None:
+    found = margins(edge_scores(pictures(range(20))))
+    with keeping(tmp_path, {**HARD_HALF, "collect": {}}, None) as it:
+        it.ask(*range(20))
+        cases = kept(it, int((found < 0.9).sum()))
+    assert [case.facts.row for case in cases] == np.flatnonzero(found < 0.9).tolist()
+    assert [case.pictures()["image"] for case in cases] == [picture(case.facts.row) for case in cases]
+    assert all(case.cloud == b"" for case in cases)
+
+
+def test_what_missed_the_cloud_gets_its_answer_later(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    with keeping(tmp_path, {**SPOOLED, "collect": {}}, cloud) as it:
+        it.proxy.refuse()
+        it.ask(3)
+        it.ask(4, 5)
+        assert [case.cloud for case in kept(it, 3)] == [b"", b"", b""]
+        it.proxy.restore()
+        until(lambda: all(case.cloud for case in collected(it)), 20.0)
+        for case, index in zip(collected(it), (3, 4, 5), strict=True):
+            np.testing.assert_allclose(case.cloud_outputs()["scores"], cloud_scores(pictures([index])), atol=1e-5)
+
+
+def test_audits_and_random_rows_carry_their_chance_and_no_cap_holds_for_them(
+    tmp_path: Path, cloud: ScriptedCloud
+) -> None:
+    collect = {"hard": 0, "random": 0.5, "per_day": 0, "one_per_track": True}
+    with keeping(tmp_path, {**EASY, "audit": 0.5, "collect": collect}, cloud) as it:
+        for index in range(100):
+            it.ask(index, track="7")
+        cases = kept(it, 50)
+        until(lambda: all(case.cloud for case in collected(it) if "audited" in case.facts.why), 20.0)
+    assert 55 <= len(cases) <= 92  # three of four: the odds of less or more are below 1e-4
+    assert {case.facts.inclusion for case in cases} == {0.75}
+    assert {why for case in cases for why in case.facts.why} == {"audited", "random"}
+
+
+def test_egress_denied_or_collect_false_leaves_no_byte_on_disk(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    rules = [
+        {"name": "private", "match": {"tags": {"privacy": "device"}}, "egress": "deny"},
+        {"name": "spared", "match": {"tags": {"kind": "face"}}, "collect": False},
+        {"name": "all", "match": {}, "set": {"collect": {"random": 1.0}}},
+    ]
+    with keeping(tmp_path, {**HARD_HALF, "collect": {}}, cloud, rules=rules) as it:
+        it.ask(1, mark=MARK, privacy="device")
+        it.ask(2, mark=MARK, kind="face")
+        it.ask(3)
+        assert len(kept(it, 1)) == 1
+        assert not it.holds(MARK)
+    assert not it.holds(MARK)
+
+
+def test_a_source_has_its_share_of_a_day_and_a_track_one_case(tmp_path: Path) -> None:
+    always = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}}
+    collect = {"per_day": 3, "source": "camera"}
+    with keeping(tmp_path, {**always, "collect": collect}, None) as it:
+        for index in range(5):
+            it.ask(index, camera="dock")
+        it.ask(5, 6, camera="gate", track="1,2")
+        it.ask(7, 8, camera="gate", track="1,3")
+        cases = kept(it, 6)
+    by_camera = [(case.facts.tags["camera"], case.facts.tags.get("track")) for case in cases]
+    assert by_camera == [("dock", None)] * 3 + [("gate", "1"), ("gate", "2"), ("gate", "3")]
+    with keeping(tmp_path, {**always, "collect": collect}, None) as it:  # a restart begins no new day
+        it.ask(9, camera="dock")
+        it.ask(10, camera="yard")
+        assert len(kept(it, 7)) == 7
+
+
+def test_purge_leaves_no_byte_of_a_marked_picture_beside_a_running_agent(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    defaults = {**SPOOLED, "collect": {"random": 1.0}, "record": {"keep": "1MiB"}}
+    with keeping(tmp_path, defaults, cloud, STATE) as it:
+        it.proxy.refuse()
+        it.ask(1, mark=MARK, person="7")
+        it.ask(2, camera="dock")
+        kept(it, 2)
+        assert it.holds(MARK)
+        said = run("cases", "purge", str(tmp_path / "agent.yaml"), "--tag", "person=7", "--json")
+        assert (said["cases"], said["spooled"]) == (1, 1)
+        assert not it.holds(MARK)
+        assert [case.facts.tags for case in collected(it)] == [{"camera": "dock"}]
+        it.proxy.restore()
+        it.ask(3, mark=MARK, person="7")
+        until(lambda: any(line.get("tags") == {"camera": "dock"} for line in it.lines()), 20.0)
+        kept(it, 2)
+        assert it.holds(MARK)
+        run("cases", "purge", str(tmp_path / "agent.yaml"), "--tag", "person=7", "--json")
+        assert not it.holds(MARK)
+        assert '"person": "7"' not in (tmp_path / "results.jsonl").read_text()
+    assert not it.holds(MARK)
+
+
+def test_lists_sheets_and_counts(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    with keeping(tmp_path, {**HARD_HALF, "collect": {"random": 1.0}}, cloud) as it:
+        it.ask(*range(8), camera="<b>'\u2603/")
+        kept(it, 8)
+    config = str(tmp_path / "agent.yaml")
+    listed = run("cases", "list", config, "--json")["cases"]
+    assert len(listed) == 8
+    assert run("cases", "list", config, "--tag", "camera=other", "--json")["cases"] == []
+    counted = run("cases", "stats", config, "--json")
+    assert (counted["cases"], counted["evaluated"], counted["models"]) == (8, 8, {"digits": 8})
+    for name in ("sheet.html", "sheet.png"):
+        out = tmp_path / name
+        done = CliRunner().invoke(build_app(["cases", "show"]), ["cases", "show", config, "--out", str(out)])
+        assert done.exit_code == 0, done.output
+    page = (tmp_path / "sheet.html").read_text()
+    assert page.count("<figure") == page.count("data:image/png") == 8
+    assert "&lt;b&gt;&#x27;\u2603/" in page
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
