@@ -20,6 +20,7 @@ from upwell.fleet.api import rollouts as rollouts_api
 from upwell.fleet.api.operations import BASE, Table, openapi
 from upwell.fleet.api.routes import Gate, problem_of, routes
 from upwell.fleet.config import FleetSection
+from upwell.fleet.dashboard.pages import pages
 from upwell.fleet.enrolment.authority import Authority, open_authority
 from upwell.fleet.enrolment.enrolment import Enrolment
 from upwell.fleet.opamp.endpoint import OpampEndpoint
@@ -110,6 +111,7 @@ def application(fleet: Fleet, url: str) -> Starlette:
     ]
     for table in TABLES:
         found += routes(table, state, gate)
+    found += pages(state, gate)
     return Starlette(routes=found, exception_handlers={HTTPException: _unknown})
 
 

@@ -26,7 +26,8 @@ KEYS: Mapping[str, str] = {
 
 
 class Browser:
-    """One window. Raises `AssertionError` with what the driver says where it refuses something."""
+    """One window, which takes any certificate. Raises `AssertionError` with what the driver says where it refuses
+    something."""
 
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM is not None
@@ -38,6 +39,7 @@ class Browser:
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio"]
         arguments += [f"--user-data-dir={profile / 'profile'}", "--no-first-run", "--disable-background-networking"]
         wanted = {
+            "acceptInsecureCerts": True,
             "goog:chromeOptions": {"binary": CHROMIUM, "args": arguments},
             "goog:loggingPrefs": {"browser": "ALL"},
         }

@@ -1,0 +1,268 @@
+"""The routes of the pages. What they show and do is what the REST interface does, by the same operations."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from http import HTTPStatus
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import parse_qs
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from upwell.fleet.api import fleet, rollouts
+from upwell.fleet.api.operations import Call, Nothing
+from upwell.fleet.api.routes import STATUSES, Gate
+from upwell.fleet.dashboard.glance import glance
+from upwell.fleet.dashboard.sessions import COOKIE, SESSION_S, Session, Sessions
+from upwell.fleet.opamp.exchange import FleetState
+from upwell.fleet.registry import devices
+from upwell.shared.errors import InvalidRequest, NotAllowed, UpwellError
+
+MAX_FORM_BYTES = 16 << 10
+_HERE = Path(__file__).parent
+_FILES = MappingProxyType(
+    {
+        "app.js": "text/javascript; charset=utf-8",
+        "style.css": "text/css; charset=utf-8",
+        "icon.svg": "image/svg+xml",
+        "vendor/htmx.min.js": "text/javascript; charset=utf-8",
+        "vendor/uPlot.iife.min.js": "text/javascript; charset=utf-8",
+        "vendor/uPlot.min.css": "text/css; charset=utf-8",
+    }
+)
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+"""Nothing from anywhere else, nothing inline, in no frame."""
+
+_HEADERS = MappingProxyType(
+    {
+        "Cache-Control": "no-store",
+        "Content-Security-Policy": _POLICY,
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "same-origin",
+        "X-Content-Type-Options": "nosniff",
+    }
+)
+_OPERATIONS = {one.name: one for table in (fleet.TABLE, rollouts.TABLE) for one in table}
+_DONE = {"pause": "pauseRollout", "resume": "resumeRollout", "back": "takeRolloutBack"}
+_log = logging.getLogger(__name__)
+
+
+def pages(state: FleetState, gate: Gate) -> list[BaseRoute]:
+    """The routes."""
+    return _Pages(state, gate).routes()
+
+
+class _Pages:
+    def __init__(self, state: FleetState, gate: Gate) -> None:
+        self._state = state
+        self._gate = gate
+        self._sessions = Sessions(state.database)
+        self._templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        self._templates.filters |= {"when": _when, "share": _share}
+        self._static = {name: (_HERE / "static" / name).read_bytes() for name in _FILES}
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/", self._page(self._fleet)),
+            Route("/devices/{device}", self._page(self._device)),
+            Route("/devices/{device}/explain", self._form(self._ask), methods=["POST"]),
+            Route("/questions/{question}", self._page(self._question)),
+            Route("/rollouts", self._page(self._rollouts)),
+            Route("/rollouts/{rollout}", self._page(self._rollout)),
+            Route("/rollouts/{rollout}/{what}", self._form(self._operate), methods=["POST"]),
+            Route("/login", self._login_page, methods=["GET"]),
+            Route("/login", self._login, methods=["POST"]),
+            Route("/logout", self._form(self._logout), methods=["POST"]),
+            Route("/static/{name:path}", self._file),
+        ]
+
+    async def _file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self._static:
+            return self._shown("problem.html", HTTPStatus.NOT_FOUND, problem="no such file", session=None)
+        headers = {**_HEADERS, "Cache-Control": "max-age=300"}
+        return Response(self._static[name], media_type=_FILES[name], headers=headers)
+
+    def _page(self, show: Callable[[Request, Session], Response]) -> Callable[[Request], Any]:
+        """A page for those who are logged in; others are sent to where one does that."""
+
+        async def answer(request: Request) -> Response:
+            session = await run_in_threadpool(self._session, request)
+            if session is None:
+                return _to_login(request)
+            return await run_in_threadpool(self._tried, show, request, session)
+
+        return answer
+
+    def _form(self, do: Callable[[Request, Session, Mapping[str, str]], Response]) -> Callable[[Request], Any]:
+        """Something that changes something: it takes a form of this session's own pages."""
+
+        async def answer(request: Request) -> Response:
+            session = await run_in_threadpool(self._session, request)
+            if session is None:
+                return _to_login(request)
+            form = await _form_of(request)
+            if form is None or form.get("csrf") != session.csrf:
+                text = "this form is not from this session; load the page again"
+                return self._shown("problem.html", HTTPStatus.FORBIDDEN, problem=text, session=session)
+            return await run_in_threadpool(self._tried, lambda one, two: do(one, two, form), request, session)
+
+        return answer
+
+    def _tried(self, show: Callable[[Request, Session], Response], request: Request, session: Session) -> Response:
+        try:
+            return show(request, session)
+        except UpwellError as error:
+            status = STATUSES.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+            return self._shown("problem.html", status, problem=str(error), session=session)
+        except Exception:  # noqa: BLE001  the boundary of the service
+            _log.exception("a page failed")
+            return self._shown(
+                "problem.html", HTTPStatus.INTERNAL_SERVER_ERROR, problem="internal error", session=session
+            )
+
+    def _session(self, request: Request) -> Session | None:
+        cookie = request.cookies.get(COOKIE, "")
+        return self._sessions.session(cookie, time.time()) if cookie else None
+
+    def _shown(self, template: str, status: HTTPStatus = HTTPStatus.OK, **values: Any) -> Response:
+        html = self._templates.get_template(template).render(**values)
+        return Response(html, status, dict(_HEADERS), "text/html; charset=utf-8")
+
+    async def _login_page(self, _: Request) -> Response:
+        return self._shown("login.html", problem="", session=None)
+
+    async def _login(self, request: Request) -> Response:
+        form = await _form_of(request)
+        token = (form or {}).get("token", "").strip()
+        try:
+            user = await run_in_threadpool(self._gate.by_token, token, request.client.host if request.client else "")
+        except UpwellError as error:
+            return self._shown("login.html", STATUSES[type(error)], problem=str(error), session=None)
+        response = RedirectResponse("/", HTTPStatus.SEE_OTHER, headers=dict(_HEADERS))
+        value = await run_in_threadpool(self._sessions.begin, user, time.time())
+        response.set_cookie(
+            COOKIE, value, max_age=round(SESSION_S), path="/", secure=True, httponly=True, samesite="strict"
+        )
+        return response
+
+    def _logout(self, _request: Request, _session: Session, _form: Mapping[str, str]) -> Response:
+        response = RedirectResponse("/login", HTTPStatus.SEE_OTHER, headers=dict(_HEADERS))
+        response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
+        return response
+
+    def _done(self, name: str, session: Session, path: Mapping[str, str], **values: Any) -> Any:
+        """What an operation of the REST interface gives; what it takes is in `values`, by body and query."""
+        operation = _OPERATIONS[name]
+        if not session.user.may(operation.role):
+            raise NotAllowed(f"{session.user.name!r} is a {session.user.role}; this takes the role {operation.role}")
+        body: BaseModel = operation.body(**values) if operation.body is not Nothing else Nothing()
+        query: BaseModel = operation.query() if operation.query is not Nothing else Nothing()
+        return operation.run(Call(session.user, time.time(), path, body, query, self._state))
+
+    def _fleet(self, _: Request, session: Session) -> Response:
+        with self._state.database.reading() as connection:
+            found = glance(devices.all_devices(connection))
+        listed = self._done("listDevices", session, {}).devices
+        under_way = [
+            one
+            for one in self._done("listRollouts", session, {}).rollouts
+            if one.phase in ("running", "paused", "halted")
+        ][:5]
+        return self._shown("fleet.html", session=session, glance=found, devices=listed, rollouts=under_way)
+
+    def _device(self, request: Request, session: Session) -> Response:
+        path = {"device": request.path_params["device"]}
+        shown = self._done("showDevice", session, path)
+        history = self._done("deviceHistory", session, path).history
+        return self._shown("device.html", session=session, device=shown, points=_points(history))
+
+    def _ask(self, request: Request, session: Session, form: Mapping[str, str]) -> Response:
+        request_id = form.get("request", "")
+        if not 0 < len(request_id) <= 200 or not request_id.isprintable():
+            raise InvalidRequest("expected the id of a request")
+        path = {"device": request.path_params["device"]}
+        asked = self._done("askDevice", session, path, request_id=request_id)
+        return RedirectResponse(f"/questions/{asked.id}", HTTPStatus.SEE_OTHER, headers=dict(_HEADERS))
+
+    def _question(self, request: Request, session: Session) -> Response:
+        shown = self._done("showQuestion", session, {"question": request.path_params["question"]})
+        return self._shown("question.html", session=session, question=shown)
+
+    def _rollouts(self, _: Request, session: Session) -> Response:
+        return self._shown("rollouts.html", session=session, rollouts=self._done("listRollouts", session, {}).rollouts)
+
+    def _rollout(self, request: Request, session: Session) -> Response:
+        shown = self._done("showRollout", session, {"rollout": request.path_params["rollout"]})
+        return self._shown("rollout.html", session=session, rollout=shown)
+
+    def _operate(self, request: Request, session: Session, _form: Mapping[str, str]) -> Response:
+        rollout, what = request.path_params["rollout"], request.path_params["what"]
+        if what not in _DONE:
+            raise InvalidRequest("a roll-out can be paused, resumed or taken back")
+        self._done(_DONE[what], session, {"rollout": rollout})
+        return RedirectResponse(f"/rollouts/{rollout}", HTTPStatus.SEE_OTHER, headers=dict(_HEADERS))
+
+
+def _to_login(request: Request) -> Response:
+    """A page that only refreshes a part of itself has to be told to go as a whole."""
+    if "hx-request" in request.headers:
+        return Response(headers={**_HEADERS, "HX-Redirect": "/login"})
+    return RedirectResponse("/login", HTTPStatus.SEE_OTHER, headers=dict(_HEADERS))
+
+
+async def _form_of(request: Request) -> Mapping[str, str] | None:
+    """The fields of a form; None for what is none, or too long."""
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > MAX_FORM_BYTES:
+                return None
+        fields = parse_qs(data.decode(), max_num_fields=20)
+    except (UnicodeDecodeError, ValueError, ClientDisconnect):
+        return None
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _when(unix_s: float | None) -> str:
+    """An instant for a `time` element; the page's script shows it in the viewer's own zone."""
+    return "" if unix_s is None else datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "–"
+
+
+def _points(history: list[fleet.HistoryEntry]) -> str:
+    """Times, and between two reports the shares late and degraded in percent, as JSON for the plot."""
+    times: list[float] = []
+    late: list[float] = []
+    degraded: list[float] = []
+    for newer, older in pairwise(history):
+        now, before = newer.counts, older.counts if older.since_unix_s == newer.since_unix_s else {}
+        requests = now.get("requests", 0) - before.get("requests", 0)
+        if requests > 0:
+            times.append(newer.at_unix_s)
+            late.append(100 * (now.get("late", 0) - before.get("late", 0)) / requests)
+            degraded.append(100 * (now.get("degraded", 0) - before.get("degraded", 0)) / requests)
+    return json.dumps([times[::-1], late[::-1], degraded[::-1]])
