@@ -116,7 +116,7 @@ class Patience:
 
     silent_s: float = 10.0
     open_s: float = 10.0
-    rival_s: float = 2.5
+    rival_s: float = 2.0
     first_pause_s: float = 0.5
     longest_pause_s: float = 4.0
 

@@ -200,7 +200,7 @@ def test_it_is_back_in_time_where_an_attempt_to_connect_hangs(there: Broker) -> 
     there.stop()
     silent = socket.create_server(("127.0.0.1", there.port))
     with closing(MqttPictures(settings_for(there.port, patience=Patience()))) as source:
-        until(lambda: source.status.explained == "no answer from the broker within 2.5 s", "the first attempt hung")
+        until(lambda: source.status.explained == "no answer from the broker within 2 s", "the first attempt hung")
         held, _ = silent.accept()
         hanging, _ = silent.accept()  # another one hangs by now
         silent.close()
