@@ -89,6 +89,7 @@ def test_a_stay_in_a_recording_lasts_as_long_as_it_was_recorded(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_counts_of_sixteen_videos_are_right(tmp_path: Path) -> None:
     right = total = 0
     wrong: list[str] = []

@@ -207,7 +207,9 @@ def test_other_sources_are_undisturbed_by_one_that_fails() -> None:
         first_of(calm)
         with closing(VideoSource(VideoSettings(server.address, patience=QUICKLY))) as failing:
             until(lambda: failing.status.reconnects >= 5, "the other has failed five times")
-        frames = frames_until(calm, lambda frame: frame.number >= 100)
+        last = first_of(calm).number + 100
+        frames = frames_until(calm, lambda frame: frame.number >= last)
+        assert len(frames) > 2
         gaps_s = [after.captured_s - before.captured_s for before, after in itertools.pairwise(frames)]
         assert max(gaps_s) < 2
         assert calm.status.reconnects == 0
@@ -364,7 +366,7 @@ def test_credentials_are_given_to_the_camera_and_to_nobody_else(caplog: pytest.L
     assert b"token=c0rrecth0rse" in heads[-1]
 
 
-@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [20, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_nothing_leaks_over_many_reconnects(times: int) -> None:
     def one_and_off(viewer: Viewer) -> None:
         viewer.reply(kind=PICTURES)
