@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # ONNX Runtime tells its maker nothing about what is run here.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
+.PHONY: demo test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-pictures bench-accelerator bench-triton traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -108,6 +108,13 @@ bench: .venv/.dev  ## timings beside their baselines; prints ratios, medians and
 
 bench-triton: .venv/.dev .venv-triton/.done  ## beside Triton and MLServer in one run (Linux, Python 3.11, h2load); ARGS=--quick for a first look
 	$(BIN)/python -m tests.benchmarks.triton_bench $(ARGS)
+
+.venv-opencv/.done:
+	$(BIN)/pip install --quiet --no-deps --target .venv-opencv opencv-python-headless==5.0.0.93
+	@touch $@
+
+bench-pictures: .venv/.dev .venv-opencv/.done  ## an encoded picture in, an answer out, beside loops of Pillow and OpenCV
+	$(BIN)/python -m tests.benchmarks.pictures --opencv .venv-opencv $(ARGS)
 
 bench-accelerator: .venv/.dev  ## a network of the class of ResNet-50 through gRPC beside a bare torch loop; ARGS="--device cpu --quick" for a first look
 	$(BIN)/python -m tests.benchmarks.accelerator_throughput $(ARGS)

@@ -243,7 +243,7 @@ class Loader:
         runtime = load_runtime(candidate.path, candidate.options, candidate.accelerator, cache_dir=self._cache_dir)
         try:
             batch = candidate.options.batch
-            processor = Processor(self._description, runtime.inputs, runtime.outputs, runtime.name, batch)
+            processor = self._processor(runtime, batch)
             warm_up_s = self._first_run_s(runtime)
             checked_by = self._test(candidate, processor, runtime)
         except BaseException:
@@ -259,6 +259,20 @@ class Loader:
             exits=self.side.exits,
             device_lock=lock,
         )
+
+    def _processor(self, runtime: Runtime, batch: int | None) -> Processor:
+        """What goes before and after the model. Pictures are decoded whole where golden vectors ask for that."""
+        processor = Processor(self._description, runtime.inputs, runtime.outputs, runtime.name, batch)
+        golden, description = self._golden, self._description
+        if golden is None or description is None or not any(one.dtype.hasobject for one in golden.inputs.values()):
+            return processor
+        exact = Processor(description.exactly(), runtime.inputs, runtime.outputs, runtime.name, batch)
+        if check_golden(processor, runtime, golden, self._limits).passed:
+            return processor
+        if check_golden(exact, runtime, golden, self._limits).passed:
+            _log.info("model %s: pictures are decoded whole, as its golden vectors were", self.name)
+            return exact
+        return processor
 
     def _first_run_s(self, runtime: Runtime) -> float:
         """Seconds of a first run on zeros, which pays for lazy initialization. Raises `ConfigError` where it fails."""

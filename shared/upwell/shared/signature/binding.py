@@ -43,7 +43,10 @@ def _logical_input(name: str, one: ImageInput | TensorInput) -> LogicalInput:
     if isinstance(one, TensorInput):
         shape = (-1, *one.shape[1:]) if one.shape[:1] == (1,) else one.shape
         return LogicalInput(name, "tensor", TensorSpec(name, one.dtype, shape))
-    uplink = None if one.uplink is None else UplinkEncoding(one.uplink.encode, one.uplink.quality)
+    uplink = None
+    if one.uplink is not None:
+        written = one.uplink
+        uplink = UplinkEncoding(written.encode, written.quality, written.max_side or 0, written.recode)
     return LogicalInput(name, "image", TensorSpec(name, "BYTES", (-1,)), uplink, one.channels == "bgr")
 
 

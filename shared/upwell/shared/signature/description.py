@@ -6,22 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from upwell.shared.config.yaml import ConfinedPath, FilePart, load_yaml
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import Problem
-from upwell.shared.signature.keys import Datatype, Dimension, Labels, Name, PostOp, PreOp
+from upwell.shared.signature.keys import Datatype, Dimension, Labels, Name, PostOp, PreOp, Side
 from upwell.shared.units import Share
 
 RuntimeName: TypeAlias = Literal["onnx", "tflite", "torch"]
 
 
 class UplinkSection(FilePart):
-    """How pictures given as pixels are encoded before they go up."""
+    """How pictures go up: given as pixels, encoded like this; larger ones shrunk first; `recode`: encoded ones, too."""
 
-    encode: Literal["jpeg", "webp", "png"]
+    encode: Literal["jpeg", "webp", "png"] | None = None
     quality: int = Field(default=85, ge=1, le=100)
+    max_side: Side | None = None
+    recode: bool = False
+
+    @model_validator(mode="after")
+    def _does_something(self) -> UplinkSection:
+        if self.encode is None and (self.max_side is None or self.recode):
+            raise ValueError("expected encode (jpeg, webp or png), max_side (in pixels), or both")
+        return self
 
 
 class ImageInput(FilePart):
@@ -90,6 +98,21 @@ class ModelDescription(FilePart):
     def model_post_init(self, context: Any, /) -> None:
         """Remember where the values stand in the file, for errors that only the model's tensors reveal."""
         self._context.update(context or {})
+
+    def exactly(self) -> ModelDescription:
+        """The same, with every picture decoded whole; see `decode` and its `exact`."""
+
+        def exact(steps: tuple[PreOp, ...]) -> tuple[PreOp, ...]:
+            return tuple(
+                step if step.decode is None else PreOp(decode=step.decode.model_copy(update={"exact": True}))
+                for step in steps
+            )
+
+        runtimes = {
+            name: one if one.pre is None else one.model_copy(update={"pre": exact(one.pre)})
+            for name, one in self.runtimes.items()
+        }
+        return self.model_copy(update={"pre": exact(self.pre), "runtimes": runtimes})
 
     def problem(self, keys: Sequence[str | int], message: str) -> Problem:
         """A problem with the value under `keys`, with its place in the file where it came from one."""

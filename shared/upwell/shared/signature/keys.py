@@ -113,6 +113,7 @@ class Decode(NamedOp):
 
     color: Literal["rgb", "gray"] = "rgb"
     max_pixels: int = Field(default=DEFAULT_MAX_PIXELS, ge=1)
+    exact: bool = False
 
 
 class Resize(Op):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Literal, Protocol
 
 import numpy as np
 from PIL import Image
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.image_codec import Color, decode, recolored
-from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS, Crop, Resize
+from upwell.shared.signature.image_codec import Box, Color, EncodedPicture, decode, recolored
+from upwell.shared.signature.keys import DEFAULT_MAX_PIXELS, Crop, Decode, Resize
 from upwell.shared.signature.values import Geometry, Pictures, Value, array_of
 from upwell.shared.tensors import Array
 
@@ -19,6 +23,11 @@ _FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
+
+
+_WORTH_A_THREAD = 1 << 18
+_MOST_THREADS = 4
+"""Pictures of a request are decoded and scaled side by side where they have so many pixels together."""
 
 
 def decode_pictures(value: Value, color: Color, max_pixels: int) -> Pictures:
@@ -33,10 +42,8 @@ def decode_pictures(value: Value, color: Color, max_pixels: int) -> Pictures:
     left = max_pixels
     decoded = []
     for row, data in enumerate(array):
-        try:
+        with _in_row(row):
             decoded.append(decode(data, color, left))
-        except InvalidRequest as error:
-            raise InvalidRequest(f"row {row}: {error}") from None
         left -= decoded[-1].shape[0] * decoded[-1].shape[1]
     return Pictures(decoded, Geometry.of([(one.shape[1], one.shape[0]) for one in decoded]), max_pixels)
 
@@ -57,67 +64,130 @@ def resize(pictures: Pictures, op: Resize) -> Pictures:
     stretch: each side on its own. cover: scaled to fill, what stands over is cut evenly. contain: scaled to fit,
     centered on `fill`. Shrinking averages (Pillow's antialiasing), except with `nearest`.
     """
+    return _resized([_Pixels(picture) for picture in pictures.rows], pictures.geometry, op, pictures.max_pixels)
+
+
+def decode_resized(value: Value, decode: Decode, op: Resize) -> Pictures:
+    """`decode_pictures` and `resize` in one: what is decoded is no larger than the size needs, several at a time.
+
+    Raises `InvalidRequest`.
+    """
+    array = array_of(value)
+    if array.dtype == np.uint8:
+        return resize(decode_pictures(array, decode.color, decode.max_pixels), op)
+    left = decode.max_pixels
+    sources = []
+    for row, data in enumerate(array):
+        with _in_row(row):
+            sources.append(EncodedPicture(data, decode.color, left, exact=decode.exact))
+        left -= sources[-1].pixels
+    geometry = Geometry.of([(one.width, one.height) for one in sources])
+    return _resized(sources, geometry, op, decode.max_pixels)
+
+
+class _Source(Protocol):
+    """A picture that gives parts of itself in another size."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    def scaled(self, size: tuple[int, int], box: Box, resample: Image.Resampling) -> Array: ...
+
+
+class _Pixels:
+    """Pixels as a source."""
+
+    def __init__(self, pixels: Array) -> None:
+        self._pixels = pixels
+        self.height, self.width, self.channels = pixels.shape
+
+    def scaled(self, size: tuple[int, int], box: Box, resample: Image.Resampling) -> Array:
+        if (self.width, self.height) == size and box == (0.0, 0.0, float(size[0]), float(size[1])):
+            return self._pixels
+        gray = self.channels == 1
+        image = Image.fromarray(self._pixels[:, :, 0] if gray else self._pixels)
+        pixels = np.asarray(image.resize(size, resample, box=box))
+        return pixels[:, :, None] if gray else pixels
+
+
+def _resized(sources: Sequence[_Source], geometry: Geometry, op: Resize, max_pixels: int) -> Pictures:
     height, width = op.to
-    if len(pictures.rows) * height * width > pictures.max_pixels:
+    if len(sources) * height * width > max_pixels:
         raise InvalidRequest(
-            f"{len(pictures.rows)} pictures of {width} x {height} pixels are more than the {pictures.max_pixels} "
+            f"{len(sources)} pictures of {width} x {height} pixels are more than the {max_pixels} "
             "that one request may have"
         )
-    resized, maps = [], []
-    for picture in pictures.rows:
-        if picture.shape[0] * width > pictures.max_pixels:  # Pillow scales the width first, at the full height
-            tall = f"{picture.shape[1]} x {picture.shape[0]}"
+    for one in sources:
+        if one.height * width > max_pixels:  # Pillow scales the width first, at the full height
+            tall = f"{one.width} x {one.height}"
             raise InvalidRequest(f"a picture of {tall} pixels is too tall to become {width} wide")
-        pixels, scale, offset = _FITS[op.fit](picture, op)
-        resized.append(pixels)
-        maps.append((scale, offset))
-    scales, offsets = np.array(maps, dtype=np.float64).transpose(1, 0, 2)
-    size = np.broadcast_to(np.array([width, height], dtype=np.float64), scales.shape)
-    return Pictures(np.stack(resized), pictures.geometry.then(scales, offsets, size), pictures.max_pixels)
+    pixels = np.empty((len(sources), height, width, sources[0].channels if sources else 3), np.uint8)
+    maps = np.empty((2, len(sources), 2))
+
+    def fit(row: int) -> None:
+        with _in_row(row):
+            pixels[row], maps[0, row], maps[1, row] = _FITS[op.fit](sources[row], op)
+
+    if len(sources) > 1 and sum(one.width * one.height for one in sources) >= _WORTH_A_THREAD:
+        list(_threads().map(fit, range(len(sources))))
+    else:
+        for row in range(len(sources)):
+            fit(row)
+    size = np.broadcast_to(np.array([width, height], dtype=np.float64), maps[0].shape)
+    return Pictures(pixels, geometry.then(maps[0], maps[1], size), max_pixels)
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Pillow gives up the GIL while it decodes and scales."""
+    return ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "upwell-pictures")
+
+
+@contextmanager
+def _in_row(row: int) -> Iterator[None]:
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(f"row {row}: {error}") from None
 
 
 _Pair = tuple[float, float]
 
 
-def _stretch(picture: Array, op: Resize) -> tuple[Array, _Pair, _Pair]:
-    (height, width), (rows, columns) = op.to, picture.shape[:2]
-    pixels = _scaled(picture, width, height, (0.0, 0.0, columns, rows), op)
+def _stretch(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
+    (height, width), rows, columns = op.to, picture.height, picture.width
+    pixels = picture.scaled((width, height), (0.0, 0.0, float(columns), float(rows)), _FILTERS[op.filter])
     return pixels, (width / columns, height / rows), (0.0, 0.0)
 
 
-def _cover(picture: Array, op: Resize) -> tuple[Array, _Pair, _Pair]:
-    (height, width), (rows, columns) = op.to, picture.shape[:2]
+def _cover(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
+    (height, width), rows, columns = op.to, picture.height, picture.width
     scale = max(width / columns, height / rows)
     left, top = (columns - width / scale) / 2, (rows - height / scale) / 2
     box = (max(left, 0.0), max(top, 0.0), min(left + width / scale, columns), min(top + height / scale, rows))
-    return _scaled(picture, width, height, box, op), (scale, scale), (-box[0] * scale, -box[1] * scale)
+    pixels = picture.scaled((width, height), box, _FILTERS[op.filter])
+    return pixels, (scale, scale), (-box[0] * scale, -box[1] * scale)
 
 
-def _contain(picture: Array, op: Resize) -> tuple[Array, _Pair, _Pair]:
-    (height, width), (rows, columns) = op.to, picture.shape[:2]
+def _contain(picture: _Source, op: Resize) -> tuple[Array, _Pair, _Pair]:
+    (height, width), rows, columns = op.to, picture.height, picture.width
     scale = min(width / columns, height / rows)
     inner = (min(width, max(1, round(columns * scale))), min(height, max(1, round(rows * scale))))
     left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
-    pixels = np.full((height, width, picture.shape[2]), op.fill, dtype=np.uint8)
-    pixels[top : top + inner[1], left : left + inner[0]] = _scaled(picture, *inner, (0.0, 0.0, columns, rows), op)
+    pixels = np.full((height, width, picture.channels), op.fill, dtype=np.uint8)
+    box = (0.0, 0.0, float(columns), float(rows))
+    pixels[top : top + inner[1], left : left + inner[0]] = picture.scaled(inner, box, _FILTERS[op.filter])
     return pixels, (inner[0] / columns, inner[1] / rows), (float(left), float(top))
 
 
-_FITS: dict[Literal["stretch", "cover", "contain"], Callable[[Array, Resize], tuple[Array, _Pair, _Pair]]] = {
+_FITS: dict[Literal["stretch", "cover", "contain"], Callable[[_Source, Resize], tuple[Array, _Pair, _Pair]]] = {
     "stretch": _stretch,
     "cover": _cover,
     "contain": _contain,
 }
-
-
-def _scaled(picture: Array, width: int, height: int, box: tuple[float, float, float, float], op: Resize) -> Array:
-    """The part `box` (left, top, right, bottom) of a picture as `width` x `height`."""
-    if picture.shape[:2] == (height, width) and box == (0.0, 0.0, float(width), float(height)):
-        return picture
-    gray = picture.shape[2] == 1
-    image = Image.fromarray(picture[:, :, 0] if gray else picture)
-    pixels = np.asarray(image.resize((width, height), _FILTERS[op.filter], box=box))
-    return pixels[:, :, None] if gray else pixels
 
 
 def crop(pictures: Pictures, op: Crop) -> Pictures:

@@ -10,7 +10,7 @@ import numpy as np
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.keys import Crop, Decode, Layout, Normalize, PreOp, Quantize, Rename, Resize
-from upwell.shared.signature.pictures import crop, decode_pictures, pictures_of, resize
+from upwell.shared.signature.pictures import crop, decode_pictures, decode_resized, pictures_of, resize
 from upwell.shared.signature.values import (
     Geometry,
     Step,
@@ -45,6 +45,43 @@ def pre_step(written: PreOp, source: str, value: ValueType) -> Step:
     return _normalize_step(op, source, target, value)
 
 
+_LAST = 3
+
+
+def together(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The same steps with those done in one pass that can be: `decode` and the `resize` of what it made, and
+    `normalize` and the `layout` that turns it to NCHW."""
+    done: list[Step] = []
+    for step in steps:
+        before = done[-1] if done else step
+        follows = tuple(before.writes) == step.reads == tuple(step.writes)  # nobody else can see what lies between
+        made = _one_pass(before, step) if done and follows else None
+        if made is None:
+            done.append(step)
+        else:
+            done[-1] = made
+    return tuple(done)
+
+
+def _one_pass(before: Step, step: Step) -> Step | None:
+    first, second = before.op, step.op
+    if isinstance(first, Decode) and isinstance(second, Resize):
+        pictures = lambda values, _: (decode_resized(values[0], first, second),)  # noqa: E731  as short as it is
+        return Step(before.reads, step.writes, pictures, makes_pictures=True)
+    if isinstance(first, Normalize) and isinstance(second, Layout) and second.order == "NCHW":
+        ((target, kind),) = step.writes.items()
+        return one_array(before.reads[0], target, kind, lambda array: planes(array, first))
+    return None
+
+
+def planes(array: Array, op: Normalize) -> Array:
+    """`normalize` of [rows, height, width, channels] as FP32 [rows, channels, height, width], contiguous."""
+    turned = array.transpose(0, 3, 1, 2)
+    result = np.empty(turned.shape, np.float32)
+    np.multiply(turned, np.float32(op.scale), out=result, dtype=np.float32, casting="unsafe")
+    return _shifted(result, op, 1)
+
+
 def _decode_step(op: Decode, source: str, value: ValueType) -> Step:
     pixels = value.datatype == "UINT8" and len(value.shape) == 4 and value.shape[3] in (1, 3)
     if not pixels and not (value.datatype == "BYTES" and len(value.shape) == 1):
@@ -55,7 +92,7 @@ def _decode_step(op: Decode, source: str, value: ValueType) -> Step:
     def run(values: Sequence[Value], _: Geometry | None) -> tuple[Value]:
         return (decode_pictures(values[0], op.color, op.max_pixels),)
 
-    return Step((source,), {op.target or source: kind}, run, makes_pictures=True)
+    return Step((source,), {op.target or source: kind}, run, makes_pictures=True, op=op)
 
 
 def _picture_step(op: Resize | Crop, source: str, value: ValueType) -> Step:
@@ -71,7 +108,7 @@ def _picture_step(op: Resize | Crop, source: str, value: ValueType) -> Step:
         pictures = pictures_of(values[0])
         return (resize(pictures, op) if isinstance(op, Resize) else crop(pictures, op),)
 
-    return Step((source,), {source: kind}, run, makes_pictures=True)
+    return Step((source,), {source: kind}, run, makes_pictures=True, op=op)
 
 
 def _layout_step(op: Layout, source: str, target: str, value: ValueType) -> Step:
@@ -84,7 +121,7 @@ def _layout_step(op: Layout, source: str, target: str, value: ValueType) -> Step
     rows, a, b, c = value.shape
     shape = (rows, c, a, b) if wanted == 1 else (rows, b, c, a)
     kind = replace(value, shape=shape, channels=wanted)
-    return one_array(source, target, kind, lambda array: transpose(array, op.order))
+    return replace(one_array(source, target, kind, lambda array: transpose(array, op.order)), op=op)
 
 
 def _normalize_step(op: Normalize, source: str, target: str, value: ValueType) -> Step:
@@ -94,7 +131,9 @@ def _normalize_step(op: Normalize, source: str, target: str, value: ValueType) -
         size = value.shape[axis] if value.shape else 1
         if isinstance(numbers, tuple) and size >= 0 and len(numbers) != size:
             raise ValueError(f"{key} has {len(numbers)} numbers for {size} channels")
-    return one_array(source, target, value.become("FP32"), lambda array: normalize(array, op, axis))
+    made = value.become("FP32")
+    step = one_array(source, target, made, lambda array: normalize(array, op, axis))
+    return replace(step, op=op) if value.channels == axis == _LAST else step
 
 
 def normalize(array: Array, op: Normalize, axis: int) -> Array:
@@ -104,10 +143,15 @@ def normalize(array: Array, op: Normalize, axis: int) -> Array:
     """
     result = array.astype(np.float32)
     result *= np.float32(op.scale)
+    return _shifted(result, op, axis)
+
+
+def _shifted(result: Array, op: Normalize, axis: int) -> Array:
+    """(result - mean) / std in place."""
     if op.mean != 0.0:
-        result -= _along(op.mean, array.shape, axis)
+        result -= _along(op.mean, result.shape, axis)
     if op.std != 1.0:
-        result /= _along(op.std, array.shape, axis)
+        result /= _along(op.std, result.shape, axis)
     return result
 
 

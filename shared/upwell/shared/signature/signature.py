@@ -27,10 +27,16 @@ BYTES_LENGTH_BYTES = 4
 
 @dataclass(frozen=True)
 class UplinkEncoding:
-    """How pictures that came as pixels are encoded before they go up; `quality` from 1 to 100, unused by PNG."""
+    """How pictures that came as pixels are encoded before they go up; `quality` from 1 to 100, unused by PNG.
 
-    encode: Literal["jpeg", "webp", "png"]
+    Pictures with a side longer than `max_side` pixels are shrunk to it first, 0 for none; encoded ones stay in their
+    format then, unless `encode` names one. `recode`: encoded pictures are encoded anew, whatever their size.
+    """
+
+    encode: Literal["jpeg", "webp", "png"] | None
     quality: int = 85
+    max_side: int = 0
+    recode: bool = False
 
 
 @dataclass(frozen=True)

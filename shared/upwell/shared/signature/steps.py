@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from upwell.shared.errors import Problem
 from upwell.shared.signature.description import ModelDescription
 from upwell.shared.signature.keys import PostOp, PreOp
 from upwell.shared.signature.postprocess import post_step
-from upwell.shared.signature.preprocess import pre_step
+from upwell.shared.signature.preprocess import pre_step, together
 from upwell.shared.signature.values import Geometry, Pictures, Step, Value, ValueType
 from upwell.shared.tensors import TensorSpec
 
@@ -67,7 +67,8 @@ class StepsBuilder:
         def build(op: PreOp, reads: Sequence[str]) -> Step:
             return pre_step(op, reads[0], state.types[reads[0]])
 
-        return self._finish(keys, ops, state, build, [spec.name for spec in wanted], "model input")
+        found = self._finish(keys, ops, state, build, [spec.name for spec in wanted], "model input")
+        return None if found is None else replace(found, steps=together(found.steps))
 
     def post(
         self, given: Mapping[str, ValueType], wanted: Sequence[str], labels: Sequence[str], picture: bool

@@ -138,6 +138,8 @@ class Step:
     writes: Mapping[str, ValueType]
     run: Callable[[Sequence[Value], Geometry | None], tuple[Value, ...]]
     makes_pictures: bool = False
+    op: object = None
+    """What is written of it in the file, where it can be done together with the step before or after."""
 
 
 def one_array(source: str, target: str, kind: ValueType, compute: Callable[[Array], Array]) -> Step:
