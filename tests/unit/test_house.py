@@ -157,6 +157,7 @@ NEEDS_AN_EXTRA = {
     "upwell.cloud.ray.serve": {"ray"},
     "upwell.edge.bundle.keys": {"cryptography"},
     "upwell.tools.doctor.certificates": {"cryptography"},
+    "upwell.tools.cases.formats": {"pyarrow"},
     "upwell.tools.demo.plot": {"matplotlib"},
     "upwell.edge.release.places": {"requests"},
     "upwell.edge.release.repository": {"tuf"},
@@ -222,6 +223,7 @@ NEEDS_AN_EXTRA = {
 
 IMPORTED_LATER = {
     "upwell.edge.release.places",
+    "upwell.tools.cases.formats",
     "upwell.tools.export.cli",
     "upwell.cloud.ray.serve",
     "upwell.edge.models.candidates",
@@ -339,8 +341,11 @@ def test_every_command_and_engine_can_be_found() -> None:
         "console_scripts": {"upwell"},
         "upwell.commands": {
             "agent",
+            "cases.export",
+            "cases.import",
             "cases.list",
             "cases.purge",
+            "cases.select",
             "cases.show",
             "cases.stats",
             "demo",

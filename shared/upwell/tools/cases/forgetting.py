@@ -17,6 +17,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.tools.cases.erasing import erase_lines, erase_rows
 from upwell.tools.cases.exports import forget_in_exports
+from upwell.tools.cases.labels import read_labels, write_labels
 from upwell.tools.cases.source import CaseDatabase, CaseSource
 
 IsMeant = Callable[[Mapping[str, Any]], bool]
@@ -33,6 +34,9 @@ def forget(
     if isinstance(source, CaseDatabase) and path.is_dir():
         raise ConfigError.at(path, "expected the agent.yaml, which says where results go, too")
     exports = forget_in_exports(source.folder, ids)
+    labels, doomed = read_labels(source.folder), set(ids)
+    if doomed & labels.keys():
+        write_labels(source.folder, {id: label for id, label in labels.items() if id not in doomed})
     found: dict[str, Any] = {"cases": source.erase(ids), "exports": exports}
     if not isinstance(source, CaseDatabase) or not (tags or is_all):
         return found

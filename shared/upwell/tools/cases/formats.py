@@ -1,0 +1,277 @@
+"""The formats of exports. Each function fills a folder that is there, and says how many cases it left out, and why."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+from urllib.parse import quote
+from xml.sax.saxutils import quoteattr
+
+from upwell.shared.errors import ConfigError
+from upwell.tools.cases.exporting import Exported, ExportTask, Picture, class_names, exported, write_json
+from upwell.tools.cases.labels import Label, LabelledBox
+
+LeftOut: TypeAlias = Counter[str]
+"""Why cases are not in an export, and how many."""
+
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f"*/:<>?\\|%]')
+_MOST_NAME_BYTES = 200
+
+
+def label_studio(task: ExportTask, folder: Path, url: str) -> LeftOut:
+    """Tasks of Label Studio (`tasks.json`): both sides as predictions, people's labels as annotations.
+
+    `url` goes before the name of each picture. `label-config.xml` is the labelling interface to import them into.
+    """
+    items = list(exported(task, folder))
+    with_picture = [item for item in items if item.picture is not None]
+    kinds = {output.kind for item in with_picture if (output := item.facts.signature.answer) is not None}
+    if len({_studio_kind(kind) for kind in kinds}) > 1:
+        raise ConfigError.at(None, "the cases are of models of several kinds; choose some with --model")
+    write_json(folder / "tasks.json", [_studio_task(item, url) for item in with_picture])
+    kind = _studio_kind(next(iter(kinds))) if kinds else "choices"
+    (folder / "label-config.xml").write_text(_studio_config(kind, class_names(with_picture)), encoding="utf-8")
+    return _missing(items, with_picture)
+
+
+def _studio_kind(kind: str) -> str:
+    return {"detections": "rectanglelabels", "probabilities": "choices", "logits": "choices"}.get(kind, "number")
+
+
+def _studio_task(item: Exported, url: str) -> dict[str, Any]:
+    facts, picture = item.facts, item.picture
+    assert picture is not None  # noqa: S101  chosen so
+    shown = {"case": facts.id, "model": facts.model, "why": ", ".join(facts.why), "tags": dict(facts.tags)}
+    task: dict[str, Any] = {"data": {"image": url + quote(picture.name), **shown}, "predictions": []}
+    for side, label, digest in (("edge", item.edge, facts.edge_digest), ("cloud", item.cloud, facts.cloud_digest)):
+        if label is not None:
+            task["predictions"].append(
+                {"model_version": f"{side} {digest}".strip(), "result": _studio_result(label, picture)}
+            )
+    if item.is_labelled and item.label is not None:
+        task["annotations"] = [{"result": _studio_result(item.label, picture)}]
+    return task
+
+
+def _studio_result(label: Label, picture: Picture) -> list[dict[str, Any]]:
+    """Regions in percent of the picture."""
+    about = {
+        "to_name": "image",
+        "original_width": picture.width,
+        "original_height": picture.height,
+        "image_rotation": 0,
+    }
+    if label.boxes is not None:
+        return [
+            {**about, "id": f"box{number}", "from_name": "label", "type": "rectanglelabels",
+             "value": {**_percent(box), "rotation": 0, "rectanglelabels": [box.label]}}
+            for number, box in enumerate(label.boxes)
+        ]  # fmt: skip
+    if label.label is not None:
+        return [{"to_name": "image", "from_name": "label", "type": "choices", "value": {"choices": [label.label]}}]
+    return [{"to_name": "image", "from_name": "label", "type": "number", "value": {"number": label.value}}]
+
+
+def _percent(box: LabelledBox) -> dict[str, float]:
+    x1, y1, x2, y2 = box.box
+    return {"x": x1 * 100, "y": y1 * 100, "width": (x2 - x1) * 100, "height": (y2 - y1) * 100}
+
+
+def _studio_config(kind: str, names: Sequence[str]) -> str:
+    if kind == "number":
+        return '<View><Image name="image" value="$image"/><Number name="label" toName="image"/></View>\n'
+    outer, inner = ("RectangleLabels", "Label") if kind == "rectanglelabels" else ("Choices", "Choice")
+    choices = "".join(f"<{inner} value={quoteattr(name)}/>" for name in names)
+    return (
+        f'<View><Image name="image" value="$image"/><{outer} name="label" toName="image">{choices}</{outer}></View>\n'
+    )
+
+
+def coco(task: ExportTask, folder: Path, _: str) -> LeftOut:
+    """COCO's object detection (`annotations.json`): boxes as x, y, width, height in pixels."""
+    items = list(exported(task, folder))
+    usable = [item for item in items if item.picture and item.label and item.label.boxes is not None]
+    names = class_names(usable)
+    numbers = {name: number for number, name in enumerate(names, 1)}
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for number, item in enumerate(usable, 1):
+        picture, label = item.picture, item.label
+        assert picture is not None and label is not None  # noqa: S101, PT018  chosen so
+        file = picture.name.partition("/")[2]
+        images.append(
+            {"id": number, "file_name": file, "width": picture.width, "height": picture.height, "case": item.facts.id}
+        )
+        for box in label.boxes or ():
+            x1, y1, x2, y2 = box.box
+            x, y, width, height = (
+                x1 * picture.width,
+                y1 * picture.height,
+                (x2 - x1) * picture.width,
+                (y2 - y1) * picture.height,
+            )
+            corners = [x, y, x + width, y, x + width, y + height, x, y + height]
+            annotations.append(
+                {"id": len(annotations) + 1, "image_id": number, "category_id": numbers[box.label], "iscrowd": 0,
+                 "bbox": [x, y, width, height], "area": width * height, "segmentation": [corners]}
+            )  # fmt: skip
+    categories = [{"id": number, "name": name, "supercategory": ""} for name, number in numbers.items()]
+    document = {
+        "info": {"description": "cases of Upwell"},
+        "licenses": [],
+        "images": images,
+        "annotations": annotations,
+        "categories": categories,
+    }
+    write_json(folder / "annotations.json", document)
+    _drop_pictures(folder, usable)
+    return _missing(items, usable)
+
+
+def yolo(task: ExportTask, folder: Path, _: str) -> LeftOut:
+    """YOLO: a line `class cx cy width height` (fractions) per box in `labels`, and `data.yaml`."""
+    items = list(exported(task, folder))
+    usable = [item for item in items if item.picture and item.label and item.label.boxes is not None]
+    names = class_names(usable)
+    numbers = {name: number for number, name in enumerate(names)}
+    (folder / "labels").mkdir()
+    (folder / "images").mkdir(exist_ok=True)
+    for item in usable:
+        lines = []
+        for box in (item.label.boxes if item.label else None) or ():
+            x1, y1, x2, y2 = box.box
+            lines.append(
+                f"{numbers[box.label]} {(x1 + x2) / 2:.17g} {(y1 + y2) / 2:.17g} {x2 - x1:.17g} {y2 - y1:.17g}\n"
+            )
+        (folder / "labels" / f"{item.facts.id}.txt").write_text("".join(lines), encoding="utf-8")
+    # JSON is YAML, and quotes whatever a name holds.
+    text = f"path: .\ntrain: images\nval: images\nnc: {len(names)}\nnames: {json.dumps(names)}\n"
+    (folder / "data.yaml").write_text(text, encoding="utf-8")
+    _drop_pictures(folder, usable)
+    return _missing(items, usable)
+
+
+def imagefolder(task: ExportTask, folder: Path, _: str) -> LeftOut:
+    """A folder for each class with its pictures, as torchvision reads it; `classes.json` has their names."""
+    items = list(exported(task, folder, ".pictures"))
+    usable = [item for item in items if item.picture and item.label and item.label.label is not None]
+    used: dict[str, str] = {}
+    for item in usable:
+        picture, label = item.picture, item.label
+        assert picture is not None and label is not None and label.label is not None  # noqa: S101, PT018  chosen so
+        name = folder_name(label.label)
+        used[name] = label.label
+        (folder / name).mkdir(exist_ok=True)
+        (folder / picture.name).rename(folder / name / picture.name.rpartition("/")[2])
+    shutil.rmtree(folder / ".pictures", ignore_errors=True)
+    write_json(folder / "classes.json", used)
+    return _missing(items, usable)
+
+
+def folder_name(label: str) -> str:
+    """The name of a class as a folder: what no file system takes is written as %XX, as are dots at its ends."""
+    name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", label)
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if name.endswith((".", " ")):
+        name = f"{name[:-1]}%{ord(name[-1]):02X}"
+    name = name.encode("utf-8", "backslashreplace").decode().replace("\\", "%5C")
+    return name if len(name.encode()) <= _MOST_NAME_BYTES else f"{quote(label[:20], safe='')}%{_hash_of(label)}"
+
+
+def _hash_of(text: str) -> str:
+    """Sixteen hexadecimal digits that tell texts apart."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+COLUMNS = (
+    "id", "model", "source", "created_unix_s", "why", "inclusion", "hardness", "route", "reason", "edge_digest",
+    "cloud_digest", "tags", "edge", "cloud", "label", "labelled", "file",
+)  # fmt: skip
+
+
+def table_csv(task: ExportTask, folder: Path, _: str) -> LeftOut:
+    """`cases.csv` with a line per case, and the pictures."""
+    with (folder / "cases.csv").open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for item in exported(task, folder):
+            writer.writerow(_cells(item).values())
+    return Counter()
+
+
+def table_parquet(task: ExportTask, folder: Path, _: str) -> LeftOut:
+    """`cases.parquet` with a row per case, and the pictures. Raises `ConfigError` without pyarrow."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError.at(None, "parquet needs the package pyarrow; install upwell[cases]", "--format") from None
+    rows = [{**_cells(item), "tags": json.dumps(dict(item.facts.tags))} for item in exported(task, folder)]
+    texts = [name for name in COLUMNS if name not in ("created_unix_s", "inclusion", "hardness", "labelled")]
+    numbers = ("created_unix_s", "inclusion", "hardness")
+    schema = pyarrow.schema(
+        [
+            (n, pyarrow.string() if n in texts else pyarrow.float64() if n in numbers else pyarrow.bool_())
+            for n in COLUMNS
+        ]
+    )
+    columns = {name: [_plain(row[name]) if name in texts else row[name] for row in rows] for name in COLUMNS}
+    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), folder / "cases.parquet")
+    return Counter()
+
+
+def _plain(text: object) -> str:
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
+def _cells(item: Exported) -> dict[str, Any]:
+    facts = item.facts
+    return {
+        "id": facts.id, "model": facts.model, "source": facts.source, "created_unix_s": facts.created_unix_s,
+        "why": " ".join(facts.why), "inclusion": facts.inclusion, "hardness": facts.hardness, "route": facts.route,
+        "reason": facts.reason, "edge_digest": facts.edge_digest, "cloud_digest": facts.cloud_digest,
+        "tags": json.dumps(dict(facts.tags), ensure_ascii=False), "edge": _written(item.edge),
+        "cloud": _written(item.cloud),
+        "label": _written(item.label), "labelled": item.is_labelled, "file": item.picture.name if item.picture else "",
+    }  # fmt: skip
+
+
+def _written(label: Label | None) -> str:
+    """A class as it is, a number as text, boxes as JSON."""
+    if label is None:
+        return ""
+    if label.label is not None:
+        return label.label
+    if label.boxes is not None:
+        return json.dumps([box.model_dump() for box in label.boxes], ensure_ascii=False)
+    return f"{label.value:.17g}"
+
+
+def _missing(items: Sequence[Exported], usable: Sequence[Exported]) -> LeftOut:
+    kept = {item.facts.id for item in usable}
+    left = [item for item in items if item.facts.id not in kept]
+    return Counter("no picture" if item.picture is None else "no label of this format" for item in left)
+
+
+def _drop_pictures(folder: Path, usable: Sequence[Exported]) -> None:
+    kept = {item.picture.name for item in usable if item.picture}
+    for path in (folder / "images").glob("*"):
+        if f"images/{path.name}" not in kept:
+            path.unlink()
+
+
+FORMATS: Mapping[str, Callable[[ExportTask, Path, str], LeftOut]] = MappingProxyType(
+    {
+        "label-studio": label_studio, "coco": coco, "yolo": yolo, "imagefolder": imagefolder, "csv": table_csv,
+        "parquet": table_parquet,
+    }
+)  # fmt: skip
