@@ -14,10 +14,10 @@ def choose(features: Floats, hardness: Floats, budget: int) -> Sequence[int]:
     """The indexes of `budget` rows of `features` [n, d], best first; all of them where there are no more.
 
     Greedy k-centre (Gonzalez 1985; as core-set selection Sener & Savarese 2018, arXiv 1708.00489), weighted by
-    hardness: the hardest row comes first, then always argmax w·d, with d the Euclidean distance to the nearest row chosen, in
-    features scaled to unit variance, and w = (1 + rank)/n from the easiest to the hardest. A row that was chosen has
-    d = 0. O(budget · n · d) time, O(n · d) memory. NaN in `hardness` counts as hardest; rows whose features are not
-    finite come last.
+    hardness: the hardest row comes first, then always argmax w·d, with d the Euclidean distance to the nearest row
+    chosen, in features scaled to unit variance, and w = (1 + rank)/n from the easiest to the hardest.
+    O(budget · n · d) time, O(n · d) memory. NaN in `hardness` counts as hardest; rows whose features are not finite
+    come last.
     """
     n = len(features)
     budget = min(budget, n)

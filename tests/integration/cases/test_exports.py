@@ -1,0 +1,308 @@
+"""Exports read back by other readers, labels that come back, and that an export is whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+from sklearn.datasets import load_files
+from typer.testing import CliRunner
+
+from tests.integration.cases.made_cases import (
+    CLASSIFIER,
+    NAMES,
+    Made,
+    boxes,
+    encoded,
+    keep,
+    random_pictures,
+)  # fmt: skip
+from upwell.shared.errors import ConfigError
+from upwell.shared.signature.image_codec import decode
+from upwell.shared.tensors import Array
+from upwell.tools.cases.labels import LABELS_NAME, read_labels
+from upwell.tools.cases.source import CaseDatabase, open_source
+from upwell.tools.cli import build_app
+
+ROOT = Path(__file__).parents[3]
+many = pytest.mark.parametrize("number", [25, pytest.param(1000, marks=pytest.mark.slow)])
+
+
+def run(*arguments: str | Path) -> Any:
+    """What a command says with --json. Raises what it raises."""
+    texts = [*map(str, arguments), "--json"]
+    done = CliRunner().invoke(build_app(texts), texts)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def detections(folder: Path, number: int) -> dict[str, Made]:
+    dice = random.Random(number)
+    made = [
+        Made(picture, {"found": boxes(dice)}, {"found": boxes(dice)}, tags={"who": dice.choice(NAMES)})
+        for picture in random_pictures(dice, number)
+    ]
+    return dict(zip(keep(folder, made), made, strict=True))
+
+
+def scores(best: int) -> Array:
+    found = np.full((1, len(NAMES)), 0.05, np.float32)
+    found[0, best] = 0.55
+    return found
+
+
+def wanted_boxes(made: Made) -> list[tuple[str, list[float]]]:
+    """What the cloud said, as names and fractions."""
+    return [(NAMES[int(b[5])], b[:4].tolist()) for b in made.cloud["found"][0].astype(float) if b[5] >= 0]
+
+
+def same_boxes(found: list[tuple[str, list[float]]], wanted: list[tuple[str, list[float]]]) -> None:
+    assert [name for name, _ in found] == [name for name, _ in wanted]
+    for (_, ours), (_, theirs) in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@many
+def test_pycocotools_reads_the_same_boxes_and_labels(tmp_path: Path, number: int) -> None:
+    made = detections(tmp_path / "state", number)
+    run("cases", "export", tmp_path / "state", "--format", "coco", "--out", tmp_path / "out")
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO(str(tmp_path / "out" / "annotations.json"))
+    names = {one["id"]: one["name"] for one in coco.loadCats(coco.getCatIds())}
+    images = coco.loadImgs(coco.getImgIds())
+    assert {one["case"] for one in images} == set(made)
+    for image in images:
+        with Image.open(tmp_path / "out" / "images" / image["file_name"]) as opened:
+            assert opened.size == (image["width"], image["height"])
+        size = np.array([image["width"], image["height"]] * 2)
+        found = []
+        for one in coco.loadAnns(coco.getAnnIds(imgIds=[image["id"]])):
+            x, y, width, height = one["bbox"]
+            found.append((names[one["category_id"]], (np.array([x, y, x + width, y + height]) / size).tolist()))
+        same_boxes(found, wanted_boxes(made[image["case"]]))
+
+
+@many
+def test_yolo_and_label_studio_say_the_same(tmp_path: Path, number: int) -> None:
+    made = detections(tmp_path / "state", number)
+    run("cases", "export", tmp_path / "state", "--format", "yolo", "--out", tmp_path / "yolo")
+    run("cases", "export", tmp_path / "state", "--format", "label-studio", "--out", tmp_path / "studio")
+    names = json.loads((tmp_path / "yolo" / "data.yaml").read_text().splitlines()[-1].removeprefix("names: "))
+    for id, one in made.items():
+        found = []
+        for line in (tmp_path / "yolo" / "labels" / f"{id}.txt").read_text().splitlines():
+            number_, cx, cy, width, height = line.split()
+            x, y, w, h = map(float, (cx, cy, width, height))
+            found.append((names[int(number_)], [x - w / 2, y - h / 2, x + w / 2, y + h / 2]))
+        same_boxes(found, wanted_boxes(one))
+    tasks = json.loads((tmp_path / "studio" / "tasks.json").read_text())
+    assert {task["data"]["case"] for task in tasks} == set(made)
+    for task in tasks:
+        edge, cloud = task["predictions"]
+        assert (edge["model_version"], cloud["model_version"]) == ("edge sha256:e", "cloud sha256:c")
+        found = []
+        for region in cloud["result"]:
+            value = region["value"]
+            x, y, w, h = (value[key] / 100 for key in ("x", "y", "width", "height"))
+            found.append((value["rectanglelabels"][0], [x, y, x + w, y + h]))
+        same_boxes(found, wanted_boxes(made[task["data"]["case"]]))
+        assert task["data"]["tags"] == made[task["data"]["case"]].tags
+        file = tmp_path / unquote(task["data"]["image"].partition("?d=")[2])
+        assert file.parts[-3] == "studio"
+        assert file.is_file()
+    interface = ElementTree.parse(tmp_path / "studio" / "label-config.xml")  # noqa: S314  our own, a line above
+    offered = [one.get("value") for one in interface.iter("Label")]
+    assert offered == list(NAMES)
+
+
+def test_classes_as_folders_tables_and_names_that_no_file_system_takes(tmp_path: Path) -> None:
+    made = [Made(encoded((5, 4), seed=n), {"scores": scores(n)}, {"scores": scores(0)}, CLASSIFIER) for n in range(10)]
+    ids = keep(tmp_path / "state", made)
+    for form in ("imagefolder", "csv", "parquet"):
+        said = run("cases", "export", tmp_path / "state", "--format", form, "--out", tmp_path / form)
+        assert (said["cases"], said["left_out"]) == (10, {})
+    classes = json.loads((tmp_path / "imagefolder" / "classes.json").read_text())
+    loaded = load_files(str(tmp_path / "imagefolder"))
+    found = {
+        Path(file).stem: (classes[loaded.target_names[target]], data)
+        for file, target, data in zip(loaded.filenames, loaded.target, loaded.data, strict=True)
+    }
+    assert found == {id: (NAMES[n], made[n].picture) for n, id in enumerate(ids)}
+    with (tmp_path / "csv" / "cases.csv").open(newline="", encoding="utf-8") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    assert {id: row["label"] for id, row in rows.items()} == dict(zip(ids, NAMES, strict=True))
+    table = pyarrow.parquet.read_table(tmp_path / "parquet" / "cases.parquet").to_pylist()
+    assert {row["id"]: row["label"] for row in table} == dict(zip(ids, NAMES, strict=True))
+    assert all((tmp_path / "csv" / row["file"]).read_bytes() == made[n].picture for n, row in enumerate(rows.values()))
+
+
+def test_pictures_of_every_size_go_out_as_they_came_or_upright(tmp_path: Path) -> None:
+    large = encoded((4000, 4000), "JPEG", "L")
+    turned = encoded((7, 3), "JPEG", turn=6)
+    pictures = [encoded((1, 1)), encoded((9, 2), "PNG", "L"), encoded((3, 8), "WEBP"), large, turned, b"no picture"]
+    dice = random.Random(1)
+    ids = keep(tmp_path / "state", [Made(one, {"found": boxes(dice)}, {}) for one in pictures])
+    said = run("cases", "export", tmp_path / "state", "--format", "coco", "--out", tmp_path / "out")
+    assert said["left_out"] == {"no picture": 1}
+    files = {path.stem: path for path in (tmp_path / "out" / "images").iterdir()}
+    assert [files[id].read_bytes() == picture for id, picture in zip(ids[:4], pictures, strict=False)] == [True] * 4
+    with Image.open(files[ids[4]]) as upright:
+        assert upright.size == (3, 7)
+        np.testing.assert_array_equal(np.asarray(upright), decode(turned, "rgb", 1000))
+    sheet = tmp_path / "sheet.png"
+    arguments = ["cases", "show", str(tmp_path / "state"), "--out", str(sheet)]
+    assert CliRunner().invoke(build_app(arguments), arguments).exit_code == 0
+
+
+def test_the_evaluation_set_stays_out_of_training_unless_asked_for(tmp_path: Path) -> None:
+    dice = random.Random(2)
+    made = [Made(encoded((4, 4)), {"found": boxes(dice)}, {}, inclusion=n % 2 / 2) for n in range(10)]
+    ids = keep(tmp_path / "state", made)
+    for which, wanted in (("training", ids[::2]), ("evaluation", ids[1::2]), ("all", ids)):
+        out = tmp_path / which
+        run("cases", "export", tmp_path / "state", "--format", "yolo", "--out", out, "--set", which)
+        assert sorted(path.stem for path in (out / "labels").iterdir()) == sorted(wanted)
+    assert set(run("cases", "select", tmp_path / "state", "--budget", "100")["cases"]) == set(ids[::2])
+
+
+def studio_export(folder: Path, labels: Mapping[str, list[Any]]) -> Path:
+    """What Label Studio exports once people have labelled: tasks with annotations."""
+    tasks = json.loads((folder / "tasks.json").read_text())
+    for task in tasks:
+        if task["data"]["case"] in labels:
+            task["annotations"] = [{"was_cancelled": False, "result": labels[task["data"]["case"]]}]
+    path = folder.parent / "labelled.json"
+    path.write_text(json.dumps(tasks))
+    return path
+
+
+@pytest.mark.parametrize("form", ["label-studio", "coco", "csv"])
+def test_labels_come_back_and_win_over_what_the_cloud_said(tmp_path: Path, form: str) -> None:
+    state = tmp_path / "state"
+    made = detections(state, 8)
+    out = tmp_path / "out"
+    run("cases", "export", state, "--format", form, "--out", out, "--side", "cloud")
+    if form == "label-studio":
+        tasks = json.loads((out / "tasks.json").read_text())
+        file = studio_export(out, {task["data"]["case"]: task["predictions"][1]["result"] for task in tasks})
+    else:
+        file = out / ("annotations.json" if form == "coco" else "cases.csv")
+    assert run("cases", "import", state, file, "--format", form)["labels"] == 8
+    for id, label in read_labels(state).items():
+        same_boxes([(box.label, list(box.box)) for box in label.boxes or ()], wanted_boxes(made[id]))
+    run("cases", "export", state, "--format", "coco", "--out", tmp_path / "again", "--side", "edge")
+    document = json.loads((tmp_path / "again" / "annotations.json").read_text())
+    assert len(document["annotations"]) == sum(len(wanted_boxes(one)) for one in made.values())
+
+
+IMAGE = '"images": [{{"id": 1, "file_name": "{id}.png", "width": 9, "height": 9}}]'
+BROKEN = {
+    "csv": {
+        "": "expected columns id and label",
+        "id,label\nnobody,x\n": "there is no case 'nobody'",
+        'id,label\n{id},"[{{"\n': "expected a number, or boxes as JSON",
+        "id,label\n{id},normal\n": "gives detections; expected boxes, got label",
+    },
+    "coco": {
+        "{{": "no JSON",
+        "[]": "this is no COCO",
+        "{{" + IMAGE + ', "categories": [{{"id": 1, "name": '
+        '"normal"}}], "annotations": [{{"image_id": 1, "category_id": 1, "bbox": [5, 5, 9, 1]}}]}}': "is not within",
+        "{{" + IMAGE + ', "categories": [{{"id": 1, "name": '
+        '"odd"}}], "annotations": [{{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}}]}}': "'odd' is no class",
+    },
+    "label-studio": {"{{}}": "expected a list of tasks", "[1]": "this is no task of Label Studio", "[" * 10: "no JSON"},
+}
+
+
+@pytest.mark.parametrize(("form", "text"), [(form, text) for form, texts in BROKEN.items() for text in texts])
+def test_broken_labels_are_one_clear_error_and_change_nothing(tmp_path: Path, form: str, text: str) -> None:
+    state = tmp_path / "state"
+    id = next(iter(detections(state, 2)))
+    (state / LABELS_NAME).write_text(before := json.dumps({id: {"boxes": []}}))
+    file = tmp_path / "labels"
+    file.write_text(text.format(id=id))
+    with pytest.raises(ConfigError, match=BROKEN[form][text].replace("[", r"\[")):
+        run("cases", "import", state, file, "--format", form)
+    assert (state / LABELS_NAME).read_text() == before
+
+
+def test_what_is_purged_is_named_where_it_was_exported(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    ids = list(detections(state, 3))
+    run("cases", "export", state, "--format", "yolo", "--out", tmp_path / "out")
+    config = tmp_path / "agent.yaml"
+    config.write_text("version: 1\nagent: {state_dir: state}\nmodels: {m: {edge: {file: m.onnx}}}\n")
+    said = run("cases", "purge", config, ids[0])
+    assert (said["cases"], said["exports"]) == (1, [str(tmp_path / "out")])
+    assert ids[0] not in (state / "case-exports.json").read_text()
+    assert [facts.id for facts in open_source(config).facts()] == ids[1:]
+
+
+EXPORT = "import sys; from upwell.tools.cli import main; sys.argv[0] = 'upwell'; main()"
+
+
+def exporting(state: Path, out: Path, limit_bytes: int = 0) -> subprocess.Popen[str]:
+    def limited() -> None:
+        if limit_bytes:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    command = [sys.executable, "-c", EXPORT, "cases", "export", str(state), "--format", "coco", "--out", str(out)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=limited)
+
+
+def test_a_full_disk_leaves_no_half_export_and_one_clear_error(tmp_path: Path) -> None:
+    dice = random.Random(3)
+    keep(tmp_path / "state", [Made(encoded((300, 300), seed=n), {"found": boxes(dice)}, {}) for n in range(3)])
+    process = exporting(tmp_path / "state", tmp_path / "out", 100_000)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors.count("error:") == 1
+    assert "cannot be written" in errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
+    assert len(CaseDatabase(tmp_path / "state" / "cases.db").facts()) == 3
+
+
+@pytest.mark.slow
+def test_a_kill_amid_an_export_leaves_nothing_under_its_name(tmp_path: Path) -> None:
+    dice = random.Random(4)
+    keep(tmp_path / "state", [Made(encoded((200, 200), seed=n), {"found": boxes(dice)}, {}) for n in range(150)])
+    kills = 0
+    for attempt in range(8):
+        process = exporting(tmp_path / "state", tmp_path / "out")
+        until_s = time.monotonic() + 30
+        while not list(tmp_path.glob(".out.*.new/images/*")) and process.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.002)
+        time.sleep(0.01 * attempt)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += not (tmp_path / "out").exists()
+        assert not (tmp_path / "out").exists() or len(list((tmp_path / "out" / "images").iterdir())) == 150
+        if (tmp_path / "out").exists():
+            break
+    assert kills >= 3
+    if not (tmp_path / "out").exists():
+        assert exporting(tmp_path / "state", tmp_path / "out").wait(60) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "state"]
