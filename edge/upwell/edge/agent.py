@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from upwell.edge.server.assembly import embedded_agent
 from upwell.edge.server.core import AgentCore
 from upwell.edge.spool.item import SpoolResult
 
@@ -20,4 +19,7 @@ class Agent(AgentCore):
         It serves `agent.metrics`, and leaves out what is about other callers (`listen` and the like): the log says so.
         `on_result` is called, on a thread of the agent's, with each answer of the cloud to a case that was kept.
         """
+        # Files, runtimes, updates and servers are needed by what starts, not by what imports.
+        from upwell.edge.server.assembly import embedded_agent
+
         return embedded_agent(cls, Path(path), on_result)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from upwell.shared.config.security import ClientSecurity, parse_endpoint
 from upwell.shared.oip.grpc.client import LOOPBACK_ONLY, OipClient, PendingInfer
 from upwell.shared.oip.grpc.server import DEFAULT_MAX_MESSAGE_BYTES
-from upwell.shared.oip.http.client import HttpClient, HttpPendingInfer
 
-Client: TypeAlias = OipClient | HttpClient
+if TYPE_CHECKING:
+    from upwell.shared.oip.http.client import HttpClient, HttpPendingInfer
+
+Client: TypeAlias = "OipClient | HttpClient"
 """A client of one server, over either transport. Both do the same; `OipClient` says what."""
 
-Pending: TypeAlias = PendingInfer | HttpPendingInfer
+Pending: TypeAlias = "PendingInfer | HttpPendingInfer"
 """An inference under way, over either. An answer that came before `cancel` stays."""
 
 
@@ -27,5 +29,7 @@ def open_client(
 ) -> Client:
     """A client for `endpoint`. `options` are for gRPC, `silence_s` for HTTP. Raises `ConfigError`."""
     if parse_endpoint(endpoint).scheme:
+        from upwell.shared.oip.http.client import HttpClient  # few speak HTTP, and it brings in urllib
+
         return HttpClient(endpoint, security, max_message_bytes=max_message_bytes, silence_s=silence_s)
     return OipClient(endpoint, security, max_message_bytes=max_message_bytes, options=options)
