@@ -36,24 +36,13 @@ CAPABILITIES = (
 
 
 @dataclass
-class Service:
-    """A service that runs in a thread of this process."""
+class Remote:
+    """A service, by its address; `operator` is a token that may do anything."""
 
     folder: Path
-    fleet: Fleet
-    server: FleetServer
-    thread: threading.Thread
+    url: str
+    ca: Path
     operator: str
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"https://{self.server.addresses[0]}"
-
-    @property
-    def ca(self) -> Path:
-        """Whom to trust."""
-        return self.fleet.section.authority.cert
 
     def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Received:
         """One call without any proof of who calls."""
@@ -88,6 +77,15 @@ class Service:
         assert device.enrol(self.enrolment_token(**labels)).status == HTTPStatus.OK
         return device
 
+
+@dataclass
+class Service(Remote):
+    """A service that runs in a thread of this process."""
+
+    fleet: Fleet
+    server: FleetServer
+    thread: threading.Thread
+
     def stop(self) -> None:
         """End it, as a signal would."""
         self.server.stop()
@@ -107,7 +105,8 @@ def service(folder: Path, **section: Any) -> Iterator[Service]:
     server = FleetServer(fleet)
     thread = threading.Thread(target=server.run, name="fleet-service", daemon=True)
     thread.start()
-    running = Service(folder, fleet, server, thread, operator)
+    url = f"https://{server.addresses[0]}"
+    running = Service(folder, url, fleet.section.authority.cert, operator, fleet, server, thread)
     try:
         yield running
     finally:
@@ -124,7 +123,7 @@ def user(fleet: Fleet, name: str, role: Role) -> str:
 class FakeDevice:
     """A device that speaks OpAMP, and has no agent."""
 
-    service: Service
+    service: Remote
     name: str
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
     uid: bytes = b""

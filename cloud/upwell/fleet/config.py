@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -77,6 +77,12 @@ class FleetSection(FilePart):
     max_message: Bytes = Field(256 << 10, ge=4096, le=16 << 20, description="Largest message of a device, unpacked.")
     log: LogFormat = Field("text", description="Log lines on standard error: for people, or one JSON object each.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_this_file(cls, data: Any) -> Any:
+        """Paths that are not written are relative to the file, too."""
+        return {"authority": {}, "database": {}, **data} if isinstance(data, dict) else data
+
     @model_validator(mode="after")
     def _ports_of_their_own(self) -> FleetSection:
         check_all_differ({"listen": self.listen})
@@ -88,3 +94,9 @@ class FleetConfig(FilePart):
 
     version: Literal[1] = Field(1, description="Version of this file format.")
     fleet: FleetSection = Field(FleetSection(), description="The fleet service.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_this_file(cls, data: Any) -> Any:
+        """The same where nothing of the service is written."""
+        return {"fleet": {}, **data} if isinstance(data, dict) else data

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from upwell.edge.bundle.base import Trust
+from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.models.sections import ModelSection
 from upwell.edge.release.sections import ReleaseSection
 from upwell.shared.config.addresses import Endpoint, ListenAddress
@@ -121,6 +122,7 @@ class AgentConfig(FilePart):
     version: Literal[1] = Field(1, description="Version of this file format.")
     agent: AgentSection = Field(AgentSection(), description="The agent itself.")
     cloud: CloudSection | None = Field(None, description="The cloud; without it the agent runs on the edge alone.")
+    fleet: FleetSection | None = Field(None, description="A fleet service to report to; none without it.")
     policy: RelativePath | None = Field(None, description="The routing policy; without it every default holds.")
     pipelines: RelativePath | None = Field(
         None,
@@ -144,6 +146,8 @@ class AgentConfig(FilePart):
             if model.edge is not None and model.edge.updates is not None and self.agent.state_dir is None:
                 found["models", name, "edge", "updates"] = "what is fetched needs a place; expected agent.state_dir"
         found |= self._sources()
+        if self.fleet is not None and self.agent.state_dir is None:
+            found["fleet",] = "the device's key and instance UID need a place; expected agent.state_dir"
         try:
             check_exposure([*self.agent.listen, *self.agent.listen_http], self.agent.security)
         except ConfigError as error:

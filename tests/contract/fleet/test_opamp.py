@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import zlib
@@ -179,7 +180,7 @@ def test_effective_configuration_is_kept_as_digests_alone(fleet: Service) -> Non
     effective = opamp_pb2.EffectiveConfig()
     effective.config_map.config_map["agent.yaml"].body = b"token: secret"
     effective.config_map.config_map["policy.yaml"].body = b"ab" * 32
-    effective.config_map.config_map["policy.yaml"].content_type = "text/x-sha256"
+    effective.config_map.config_map["policy.yaml"].content_type = "text/x-digest"
     device.poll(effective_config=effective)
     kept = fleet.get("/devices/configured")["configuration"]
     assert kept["policy.yaml"] == "ab" * 32
@@ -216,7 +217,8 @@ def test_no_mutation_of_a_message_breaks_the_service(fleet: Service) -> None:
     device = fleet.enrolled("mutant")
     assert device.files.cert is not None
     serial = f"{x509.load_pem_x509_certificate(device.files.cert.read_bytes()).serial_number:x}"
-    exchange = Exchange(fleet.fleet.state, Settings("https://x", 60.0, b""), lambda: Instant(1e9, 1.0))
+    seconds = itertools.count(10**9)
+    exchange = Exchange(fleet.fleet.state, Settings("https://x", 60.0, b""), lambda: Instant(float(next(seconds)), 1.0))
     message = device.message(
         agent_description=device.description(**{"upwell.label.site": "hh"}),
         health=opamp_pb2.ComponentHealth(healthy=True, start_time_unix_nano=7),

@@ -22,7 +22,7 @@ from upwell.shared.files import read_file, write_whole
 MAX_CSR_BYTES = 16 << 10
 _AUTHORITY_S = 20 * 365 * 86400.0
 _SERVER_S = 398 * 86400.0
-"""Longer ones are refused by some clients; the service makes a new one at each start, and before that is over."""
+"""Longer ones are refused by some clients; the service makes a new one every hour."""
 _SKEW_S = 3600.0
 """Certificates hold from so long ago, for devices whose clock is late."""
 

@@ -23,25 +23,31 @@ from upwell.shared.opamp.names import CONTENT_TYPE
 BODY_S = 10.0
 """A body that has not come by then is not waited for."""
 
-MOST_AT_ONCE = 64
-"""Polls at once; one more is told to come back later, since waiting would only make all of them late."""
+MOST_AT_ONCE, MOST_BODIES = 64, 512
+"""Polls worked on at once, and those whose bodies are still coming; one more is told to come back later, since waiting
+would only make all of them late."""
 
 PEER = "upwell.peer_certificate"
 """The key of a request's scope under which its server puts the client's certificate (DER), or None."""
 
+
+class TooLarge(InvalidRequest):
+    """The message is larger than what is read."""
+
+
 _STATUSES: Mapping[type[UpwellError], HTTPStatus] = MappingProxyType(
     {
-        InvalidRequest: HTTPStatus.BAD_REQUEST,
+        TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         Unauthenticated: HTTPStatus.UNAUTHORIZED,
         NotAllowed: HTTPStatus.FORBIDDEN,
         Refused: HTTPStatus.SERVICE_UNAVAILABLE,
     }
 )
+_PROOF = (
+    "expected the device's certificate or, to enrol, `Authorization: Bearer <enrolment token>` with a certificate "
+    "signing request"
+)
 _log = logging.getLogger(__name__)
-
-
-class TooLarge(InvalidRequest):
-    """The message is larger than what is read."""
 
 
 class OpampEndpoint:
@@ -51,32 +57,46 @@ class OpampEndpoint:
         self._exchange = exchange
         self._max_bytes = max_bytes
         self._poll_s = poll_s
-        self._under_way = 0
+        self._reading = self._working = 0
 
     async def __call__(self, request: Request) -> Response:
         """One poll."""
-        if self._under_way >= MOST_AT_ONCE:
-            after_s = random.uniform(0.25, 1.0) * self._poll_s  # noqa: S311  spreads polls, and is no secret
-            return _answer(
-                HTTPStatus.SERVICE_UNAVAILABLE, write_error("busy", is_overload=True, retry_s=after_s), after_s
-            )
-        self._under_way += 1
+        if request.scope.get(PEER) is None and "authorization" not in request.headers:
+            return _refusal(Unauthenticated(_PROOF))  # before anything is read
+        if self._reading >= MOST_BODIES:
+            return _refusal(self._busy())
+        self._reading += 1
         try:
             data = await asyncio.wait_for(_body(request, self._max_bytes), BODY_S)
-            return _answer(HTTPStatus.OK, await run_in_threadpool(self._polled, data, _peer(request)))
-        except TooLarge as error:
-            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
+            if self._working >= MOST_AT_ONCE:
+                raise self._busy()
+            return await self._worked(data, _peer(request))
         except UpwellError as error:
-            return _refusal(_STATUSES.get(type(error), HTTPStatus.BAD_REQUEST), str(error))
+            return _refusal(error)
         except asyncio.TimeoutError:
-            return _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {BODY_S:g} s")
+            return _refusal(InvalidRequest(f"the body did not come within {BODY_S:g} s"))
         except ClientDisconnect:
-            return _refusal(HTTPStatus.BAD_REQUEST, "the connection ended within the body")
+            return _refusal(InvalidRequest("the connection ended within the body"))
+        finally:
+            self._reading -= 1
+
+    async def _worked(self, data: bytes, peer: Peer) -> Response:
+        self._working += 1
+        try:
+            return Response(await run_in_threadpool(self._polled, data, peer), media_type=CONTENT_TYPE)
+        except UpwellError:
+            raise
         except Exception:  # noqa: BLE001 (the boundary of the service)
             _log.exception("a poll failed")
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+            return Response(
+                write_error("internal error", retry_s=0.0), HTTPStatus.INTERNAL_SERVER_ERROR, {}, CONTENT_TYPE
+            )
         finally:
-            self._under_way -= 1
+            self._working -= 1
+
+    def _busy(self) -> Refused:
+        spread = random.uniform(0.25, 1.0)  # noqa: S311  it spreads polls, and is no secret
+        return Refused("the service is busy", retry_after_s=spread * self._poll_s)
 
     def _polled(self, data: bytes, peer: Peer) -> bytes:
         return write(self._exchange.answer(read(data), peer))
@@ -121,10 +141,8 @@ def unpacked(data: bytes, max_bytes: int) -> bytes:
     return found
 
 
-def _answer(status: HTTPStatus, body: bytes, retry_after_s: float = 0.0) -> Response:
-    headers = {"Retry-After": str(max(1, round(retry_after_s)))} if retry_after_s else {}
-    return Response(body, status, headers, CONTENT_TYPE)
-
-
-def _refusal(status: HTTPStatus, text: str) -> Response:
-    return _answer(status, write_error(text, is_overload=False))
+def _refusal(error: UpwellError) -> Response:
+    retry_s = error.retry_after_s or 0.0 if isinstance(error, Refused) else 0.0
+    headers = {"Retry-After": str(max(1, round(retry_s)))} if retry_s else {}
+    status = _STATUSES.get(type(error), HTTPStatus.BAD_REQUEST)
+    return Response(write_error(str(error), retry_s=retry_s), status, headers, CONTENT_TYPE)

@@ -80,10 +80,7 @@ class Exchange:
         """Who asks, and the certificate that they get. What they report with it is written in the same transaction."""
         database, enrolment = self._state.database, self._state.enrolment
         if not peer.serial and not (peer.token and incoming.csr):
-            raise Unauthenticated(
-                "expected the device's certificate or, to enrol, `Authorization: Bearer <enrolment token>` with a "
-                "certificate signing request"
-            )
+            raise Unauthenticated("a device enrols with its token and a certificate signing request in one message")
         if incoming.csr:
             request = read_request(incoming.csr)
             with database.writing() as connection:

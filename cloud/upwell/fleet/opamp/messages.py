@@ -15,12 +15,12 @@ from upwell.fleet.registry.report import ConfigurationStatus, Counted, Explained
 from upwell.rpc.opamp.v1 import anyvalue_pb2, opamp_pb2
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.files import parse_json
-from upwell.shared.opamp.names import EXPLAIN, RELEASE_PACKAGE, STATISTICS, WISH_FILE
+from upwell.shared.opamp.names import DIGEST_TYPE, EXPLAIN, RELEASE_PACKAGE, STATISTICS, WISH_FILE
 from upwell.shared.opamp.wish import digest_of
 
 MOST_ENTRIES = 64
 LONGEST_KEY, LONGEST_VALUE = 100, 500
-MAX_CUSTOM_BYTES = 64 << 10
+MAX_CUSTOM_BYTES = {STATISTICS: 8 << 10, EXPLAIN: 64 << 10}
 _DEPTH = 3
 
 _CAPABILITIES = (
@@ -163,8 +163,8 @@ def _configuration(configuration: opamp_pb2.EffectiveConfig) -> dict[str, str]:
     """Digests by file. What is no digest becomes one: the registry keeps no configuration, which may hold secrets."""
     found: dict[str, str] = {}
     for name, file in _first(configuration.config_map.config_map):
-        is_digest = file.content_type == "text/x-sha256" and len(file.body) == 64 and file.body.isalnum()
-        found[clean(name, LONGEST_KEY)] = file.body.decode("ascii") if is_digest else digest_of(file.body).hex()
+        is_digest = file.content_type == DIGEST_TYPE and len(file.body) <= LONGEST_KEY and file.body.isascii()
+        found[clean(name, LONGEST_KEY)] = clean(file.body.decode("ascii")) if is_digest else digest_of(file.body).hex()
     return found
 
 
@@ -195,8 +195,9 @@ def _custom(message: opamp_pb2.CustomMessage | None, capability: str, kind: str)
     """The JSON object of a custom message of that kind; None for another one. Raises `InvalidRequest`."""
     if message is None or message.capability != capability or message.type != kind:
         return None
-    if len(message.data) > MAX_CUSTOM_BYTES:
-        raise InvalidRequest(f"a custom message has {len(message.data)} bytes; expected at most {MAX_CUSTOM_BYTES}")
+    if len(message.data) > MAX_CUSTOM_BYTES[capability]:
+        most = MAX_CUSTOM_BYTES[capability]
+        raise InvalidRequest(f"the message {capability} has {len(message.data)} bytes; expected at most {most}")
     try:
         found = parse_json(message.data)
     except ValueError:
@@ -271,13 +272,12 @@ def _write_settings(offers: opamp_pb2.ConnectionSettingsOffers, settings: Settin
     offers.hash = digest_of(opamp.SerializeToString(deterministic=True))
 
 
-def write_error(text: str, *, is_overload: bool, retry_s: float = 0.0) -> bytes:
-    """What is said instead where a message is refused."""
-    kind = (
-        opamp_pb2.ServerErrorResponseType_Unavailable if is_overload else opamp_pb2.ServerErrorResponseType_BadRequest
-    )
+def write_error(text: str, *, retry_s: float) -> bytes:
+    """What is said instead where a message is refused; with `retry_s` it may be tried again after so long."""
+    unavailable, bad = opamp_pb2.ServerErrorResponseType_Unavailable, opamp_pb2.ServerErrorResponseType_BadRequest
+    kind = unavailable if retry_s else bad
     error = opamp_pb2.ServerErrorResponse(type=kind, error_message=text)
-    if is_overload:
+    if retry_s:
         error.retry_info.retry_after_nanoseconds = int(retry_s * 1e9)
     return opamp_pb2.ServerToAgent(error_response=error).SerializeToString()
 

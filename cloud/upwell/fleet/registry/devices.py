@@ -130,7 +130,7 @@ def _described(attributes: Mapping[str, str], device: Stored) -> dict[str, Any]:
 
 def _happened(device: Stored, changed: Mapping[str, Any]) -> list[tuple[str, str]]:
     happened: list[tuple[str, str]] = []
-    if "instance_uid" in changed:
+    if "instance_uid" in changed and device["instance_uid"]:
         happened.append(("instance", f"the instance UID is now {changed['instance_uid']}"))
     if "health" in changed and (device["health"] or {}).get("healthy") != changed["health"].get("healthy"):
         is_well, error = changed["health"].get("healthy"), changed["health"].get("last_error") or "no reason given"
@@ -197,20 +197,15 @@ def assign(
 
 def write_batch(connection: Connection, batch: Batch) -> None:
     """When devices were last seen, and what they counted."""
-    newest = {device_id: one for device_id, _, one in batch.counted}
     if batch.seen:
-        statement = (
-            DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(last_seen_unix_s=bindparam("seen"))
-        )
-        connection.execute(statement, [{"the_id": one, "seen": seen} for one, seen in sorted(batch.seen.items())])
+        statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(last_seen_unix_s=bindparam("at"))
+        connection.execute(statement, [{"the_id": one, "at": at} for one, at in sorted(batch.seen.items())])
     if batch.counted:
         statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(statistics=bindparam("counted"))
-        rows = [{"the_id": one, "counted": _counted(newest[one])} for one in sorted(newest)]
-        connection.execute(statement, rows)
-        connection.execute(
-            insert(STATISTICS),
-            [{"device_id": device_id, "at_unix_s": at, **_counted(one)} for device_id, at, one in batch.counted],
-        )
+        counted = [(device_id, at, _counted(one)) for device_id, (at, one) in sorted(batch.counted.items())]
+        connection.execute(statement, [{"the_id": device_id, "counted": one} for device_id, _, one in counted])
+        rows = [{"device_id": device_id, "at_unix_s": at, **one} for device_id, at, one in counted]
+        connection.execute(insert(STATISTICS), rows)
 
 
 def _counted(one: Counted) -> dict[str, Any]:

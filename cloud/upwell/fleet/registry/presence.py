@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from upwell.fleet.registry.report import Counted
+from upwell.shared.errors import Refused
 
 POLLS_A_WRITE = 15
 """The database learns that a device was heard of after so many polls at the latest, and at once where it said more."""
@@ -16,12 +17,18 @@ FULL_STATE_S = 600.0
 """With several replicas a device that skips a number may have spoken to another one: it is asked that seldom."""
 
 
+MOST_POLLS_A_MINUTE = 120
+"""Of one device: no fair one comes near it, and none may fill the database with what it says."""
+
+
 @dataclass
 class _Seen:
     sequence_num: int
     last_seen_unix_s: float
     written_unix_s: float
     asked_unix_s: float = 0.0
+    minute_unix_s: float = 0.0
+    polls: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,10 @@ class Heard:
 
 @dataclass
 class Batch:
-    """What is to be written: when devices were last seen, and what they counted at an instant."""
+    """What is to be written: when devices were last seen, and what each counted last, at an instant."""
 
     seen: dict[str, float] = field(default_factory=dict)
-    counted: list[tuple[str, float, Counted]] = field(default_factory=list)
+    counted: dict[str, tuple[float, Counted]] = field(default_factory=dict)
 
 
 class Presence:
@@ -57,13 +64,17 @@ class Presence:
         self.polls = 0
 
     def heard(self, device_id: str, sequence_num: int, now_unix_s: float, written_unix_s: float | None) -> Heard:
-        """Note a poll; `written_unix_s` is when the database last heard of the device."""
+        """Note a poll; `written_unix_s` is when the database last heard of the device.
+
+        Raises `Refused` for a device that polls without a pause.
+        """
         with self._lock:
             self.polls += 1
             seen = self._seen.get(device_id)
             is_first = seen is None
             if seen is None:
                 seen = self._seen[device_id] = _Seen(sequence_num, now_unix_s, written_unix_s or 0.0)
+            self._check_pace(seen, now_unix_s)
             wants = not is_first and self._was_missed(seen, sequence_num, now_unix_s)
             if wants:
                 seen.asked_unix_s = now_unix_s
@@ -72,6 +83,14 @@ class Presence:
                 seen.written_unix_s = now_unix_s
                 self._batch.seen[device_id] = now_unix_s
         return Heard(is_first, wants)
+
+    @staticmethod
+    def _check_pace(seen: _Seen, now_unix_s: float) -> None:
+        if not 0 <= now_unix_s - seen.minute_unix_s < 60.0:
+            seen.minute_unix_s, seen.polls = now_unix_s, 0
+        seen.polls += 1
+        if seen.polls > MOST_POLLS_A_MINUTE:
+            raise Refused("this device polls without a pause", retry_after_s=60.0)
 
     def _was_missed(self, seen: _Seen, sequence_num: int, now_unix_s: float) -> bool:
         if sequence_num == seen.sequence_num + 1:
@@ -82,7 +101,7 @@ class Presence:
     def counted(self, device_id: str, now_unix_s: float, counted: Counted) -> None:
         """Keep what a device counted for the next batch."""
         with self._lock:
-            self._batch.counted.append((device_id, now_unix_s, counted))
+            self._batch.counted[device_id] = now_unix_s, counted
             self._batch.seen[device_id] = now_unix_s
             if device_id in self._seen:
                 self._seen[device_id].written_unix_s = now_unix_s

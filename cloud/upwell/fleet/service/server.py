@@ -78,6 +78,7 @@ class FleetServer:
     def __init__(self, fleet: Fleet) -> None:
         section = fleet.section
         self._fleet = fleet
+        self._context = server_context(section, fleet.authority)
         self._sockets = _bind(section)
         ports = [one.getsockname()[1] for one in self._sockets]
         hosts = [parse_address(text).host for text in section.listen]
@@ -88,10 +89,10 @@ class FleetServer:
             access_log=False, server_header=False, timeout_keep_alive=round(IDLE_S), backlog=_BACKLOG,
             limit_concurrency=_MOST_CONNECTIONS, timeout_graceful_shutdown=_DRAIN_S,
             h11_max_incomplete_event_size=32768,
-            ssl_context_factory=lambda *_: server_context(section, fleet.authority),
+            ssl_context_factory=lambda *_: self._context,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
-        self._upkeep = Upkeep(fleet.state, section)
+        self._upkeep = Upkeep(fleet.state, section, self._renew)
 
     def run(self) -> None:
         """Serve until `stop`, or a signal where this is the main thread. What was learnt is written then."""
@@ -104,6 +105,13 @@ class FleetServer:
                 one.close()
             self._fleet.close()
 
+    def _renew(self) -> None:
+        """Take over new certificate files, or a new certificate of the service's own, for the next connections."""
+        try:
+            load_certificate(self._context, self._fleet.section, self._fleet.authority)
+        except ConfigError as error:
+            _log.error("the service goes on with its former certificate: %s", error)
+
     def stop(self) -> None:
         """Answer what was accepted, and end. May be called from any thread."""
         self._server.should_exit = True
@@ -114,6 +122,14 @@ def server_context(section: FleetSection, authority: Authority) -> ssl.SSLContex
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
+    load_certificate(context, section, authority)
+    context.load_verify_locations(cadata=authority.pem.decode("ascii"))
+    context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, section: FleetSection, authority: Authority) -> None:
+    """Put the certificate of the files, or else a new one, into `context`. Raises `ConfigError`."""
     if section.tls is not None:
         pair = (read_file(section.tls.cert, "the certificate"), read_file(section.tls.key, "the key"))
     else:
@@ -125,9 +141,6 @@ def server_context(section: FleetSection, authority: Authority) -> ssl.SSLContex
         raise ConfigError.at(
             where, "expected a certificate and its key in PEM form, without a passphrase", "fleet.tls"
         ) from None
-    context.load_verify_locations(cadata=authority.pem.decode("ascii"))
-    context.verify_mode = ssl.CERT_OPTIONAL
-    return context
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from sqlalchemy import delete
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,10 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """The thread that does it."""
+    """The thread that does it; `hourly` is called every hour, too."""
 
-    def __init__(self, state: FleetState, section: FleetSection) -> None:
+    def __init__(self, state: FleetState, section: FleetSection, hourly: Callable[[], None]) -> None:
         self._state = state
+        self._hourly = hourly
         self._history_s = section.history
         self._stop = threading.Event()
         self._thread = BackgroundThread("fleet-upkeep", self._loop, self._stop.is_set)
@@ -52,6 +54,7 @@ class Upkeep:
             if time.monotonic() >= prune_at_s:
                 prune_at_s = time.monotonic() + PRUNE_S
                 self._prune(time.time())
+                self._hourly()
 
     def _write(self) -> None:
         batch = self._state.presence.take()

@@ -58,6 +58,14 @@ class AnswerTally(Collector):
             times.counts[bisect_left(BUCKETS_S, took_s)] += 1
             times.sum_s += took_s
 
+    def by_route(self) -> dict[Route, int]:
+        """How many answers each route gave."""
+        found: dict[Route, int] = {}
+        with self._lock:
+            for (_, route, _), times in self._answers.items():
+                found[route] = found.get(route, 0) + sum(times.counts)
+        return found
+
     def collect(self) -> Iterator[Metric]:
         """A counter and a histogram."""
         requests = CounterMetricFamily("upwell_requests", "Requests answered.", labels=["model", "route", "reason"])
@@ -112,6 +120,12 @@ class AgentMetrics:
         self._failed = Counter(
             "upwell_failed", "Requests that ended in an error, by error.", ("model", "error"), registry=self.registry
         )
+        self._late = Counter(
+            "upwell_late", "Answers that came after their deadline.", ("model",), registry=self.registry
+        )
+        self._audits = Counter(
+            "upwell_audits", "Answers of the cloud to audits.", ("model", "agrees"), registry=self.registry
+        )
         self._up = Counter("upwell_uplink_bytes", "Bytes of messages sent up.", ("model",), registry=self.registry)
         self._rules = Counter(
             "upwell_rule_errors",
@@ -142,9 +156,38 @@ class AgentMetrics:
         """Count a request that ended in an error."""
         self._failed.labels(model, type(error).__name__).inc()
 
+    def late(self, model: str) -> None:
+        """Count an answer that came after its deadline."""
+        self._late.labels(model).inc()
+
+    def audited(self, model: str, *, agrees: bool) -> None:
+        """Count what the cloud said of an answer that was audited."""
+        self._audits.labels(model, str(agrees).lower()).inc()
+
+    def totals(self) -> dict[str, int]:
+        """What was counted since the start, over all models, as a fleet service is told it."""
+        routes = self.answers.by_route()
+        audits = _values(self._audits)
+        return {
+            "requests": sum(routes.values()),
+            "up": sum(count for route, count in routes.items() if route not in (Route.EDGE, Route.EXIT)),
+            "late": sum(_values(self._late).values()),
+            "degraded": sum(_values(self._degraded).values()),
+            "failed": sum(_values(self._failed).values()),
+            "uplink_bytes": sum(_values(self._up).values()),
+            "audits": sum(audits.values()),
+            "disagreements": sum(count for labels, count in audits.items() if labels[-1] == "false"),
+        }
+
     def sent(self, model: str, size_bytes: int) -> None:
         """Count bytes that went up, whatever became of them."""
         self._up.labels(model).inc(size_bytes)
+
+
+def _values(counter: Counter) -> dict[tuple[str, ...], int]:
+    """By the values of its labels."""
+    samples = (sample for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total"))
+    return {tuple(sample.labels.values()): int(sample.value) for sample in samples}
 
 
 def counter_by(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from upwell.edge.cases.collector import CaseCollector, SentLater
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.served import ServedModel
+from upwell.edge.observe.metrics import AgentMetrics
 from upwell.edge.observe.request_log import RequestLog
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
@@ -259,12 +260,18 @@ class AuditResults:
     versions, and for the `log`."""
 
     def __init__(
-        self, log: RequestLog, models: Mapping[str, ServedModel], router: RouterService, collector: CaseCollector
+        self,
+        log: RequestLog,
+        models: Mapping[str, ServedModel],
+        router: RouterService,
+        collector: CaseCollector,
+        metrics: AgentMetrics,
     ) -> None:
         self._log = log
         self._models = models
         self._router = router
         self._collector = collector
+        self._metrics = metrics
 
     def take(self, result: SpoolResult) -> None:
         """Learn from an answer of the cloud to a case that was kept. Called by the spool, for each at least once."""
@@ -282,6 +289,7 @@ class AuditResults:
         judge = judge_of(served.edge, settings.hard)
         if judge is not None:
             agrees = judge.agrees(edge.outputs, cloud.outputs)
+            self._metrics.audited(result.model, agrees=agrees)
             self._router.observe(Audited(result.model, str(edge.parameters.get(_SCOPE, "")), not agrees))
         trial, versions = served.edge.trial, served.edge.versions
         if trial is not None and versions is not None:

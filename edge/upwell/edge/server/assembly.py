@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,9 +17,12 @@ import numpy as np
 
 from upwell.edge.bundle.base import Bundle
 from upwell.edge.config import AgentConfig
+from upwell.edge.fleet.facts import AgentView
+from upwell.edge.fleet.sections import FleetSection
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.plausible import implausible
 from upwell.edge.models.sections import ModelSection
+from upwell.edge.observe.flight_recorder.words import tell_elsewhere
 from upwell.edge.observe.health import release_part
 from upwell.edge.observe.metrics import release_families
 from upwell.edge.policy.housekeeping import Housekeeping
@@ -28,7 +33,7 @@ from upwell.edge.runtimes.inputs import blank
 from upwell.edge.runtimes.options import MAX_DEFAULT_THREADS, usable_cores
 from upwell.edge.server.core import AgentCore, AgentParts, CoreT
 from upwell.edge.server.state_dir import StateDir
-from upwell.edge.spool.item import SpoolLimits, SpoolResult
+from upwell.edge.spool.item import SpoolLimits, SpoolResult, SpoolUnavailable
 from upwell.edge.spool.sinks import CallbackSink, JsonlSink, Sink
 from upwell.edge.updates.follower import UpdateFollower
 from upwell.edge.updates.model_start import ModelStart, Surroundings, clear_unpacked
@@ -39,6 +44,7 @@ from upwell.shared.config.security import Address, parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.oip.open_client import open_client
+from upwell.shared.opamp.wish import digest_of
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.telemetry.exposition import Page, PageReply, serve_pages
 from upwell.shared.telemetry.open_tracer import open_tracer
@@ -104,8 +110,54 @@ def assemble(
         _keep_current(agent, starts, parts.followers)
         if release is not None:
             _follow_releases(agent, release, starts)
+        if config.fleet is not None:
+            _join_fleet(agent, config, config.fleet)
         on_failure.pop_all()
     return agent
+
+
+def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection) -> None:
+    """Report to the fleet service until the agent is closed. Raises `ConfigError`."""
+    try:
+        from upwell.edge.fleet.identity import FOLDER_NAME
+        from upwell.edge.fleet.poller import FleetPoller
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("upwell"):
+            raise
+        raise ConfigError.at(None, f"needs the package {error.name}: pip install 'upwell[bundle]'", "fleet") from None
+    agent_digest = digest_of(config.model_dump_json().encode()).hex()
+    view = AgentView(
+        name=agent.name,
+        labels=section.labels,
+        health=agent.health_document,
+        counts=agent.metrics.totals,
+        now=partial(_link_and_spool, agent),
+        explain=lambda request: tell_elsewhere(agent.flight_recorder.find(request)),
+        configuration=lambda: {
+            "agent.yaml": agent_digest,
+            "policy.yaml": agent.router.digest,
+            **{f"models/{name}": one.edge.digest for name, one in agent.models.items() if one.edge is not None},
+        },
+    )
+    assert config.agent.state_dir is not None  # noqa: S101  the configuration was checked
+    poller = FleetPoller(section, view, config.agent.state_dir / FOLDER_NAME)
+    agent.close_with(poller.close)
+    agent.describe_with("fleet", poller.describe)
+
+
+def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
+    """What a fleet sees of the link and of the cases that wait; None for what is not known."""
+    link = agent.router.state.link
+    inverse = link.inverse_bandwidth_s_per_byte
+    found: dict[str, float | None] = {
+        "rtt_s": link.rtt_s if math.isfinite(link.rtt_s) else None,
+        "up_bytes_per_s": 1.0 / inverse if inverse > 0 else None,
+    }
+    if agent.spool is not None:
+        with suppress(SpoolUnavailable):
+            held = agent.spool.held()
+            found |= {"spool_waiting": held.waiting, "spool_bytes": held.size_bytes}
+    return found
 
 
 def embedded_agent(made_as: type[CoreT], path: Path, on_result: Callable[[SpoolResult], None] | None = None) -> CoreT:

@@ -144,7 +144,7 @@ class AgentCore:
 
     def _new_spool(self, folder: Path, uplink: Uplink, log: RequestLog, collector: CaseCollector) -> Spool:
         sender = SpoolSender(self.router, uplink, self.models)
-        audits = AuditResults(log, self.models, self.router, collector)
+        audits = AuditResults(log, self.models, self.router, collector, self.metrics)
         return Spool(
             folder / FILE_NAME,
             limits=self._parts.spool,
@@ -258,6 +258,8 @@ class AgentCore:
             answer = self._outcome_recorder.keep(done, answer)
         model = done.model.name
         self.metrics.answers.add(model, answer.route, answer.reason, answer.timings.total_s)
+        if time.monotonic() > done.first.deadline_s:
+            self.metrics.late(model)
         self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)

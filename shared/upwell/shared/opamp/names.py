@@ -18,6 +18,9 @@ RELEASE_PACKAGE = "release"
 WISH_FILE = "fleet.json"
 """The one file of the remote configuration; see `upwell.shared.opamp.wish`."""
 
+DIGEST_TYPE = "text/x-digest"
+"""The content type of a file of the effective configuration that is told as its digest alone."""
+
 LABEL = "upwell.label."
 """Attributes of an agent that begin so are its labels."""
 

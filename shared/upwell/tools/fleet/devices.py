@@ -173,7 +173,7 @@ def tail(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=1000, help="So many of the last ones.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show what happened to devices, the last things first; with --json one object a line."""
+    """Show what happened to devices last; with --json one object a line."""
     client = FleetClient(at, ca, token_file)
     found = client.call("GET", "/events", after=-1, limit=lines, device=device)["events"]
     after = 0

@@ -55,6 +55,17 @@ def tell(request_trace: Mapping[str, Any]) -> list[Section]:
     ]
 
 
+_OPEN_KEYS = ("id", "time", "model", "policy", "decisions", "took_s", "edge_s", "late_s", "answer")
+"""What may be said elsewhere of a request that egress was denied to: nothing that its caller wrote, but for its id."""
+
+
+def tell_elsewhere(request_trace: Mapping[str, Any]) -> list[Section]:
+    """The trace for somebody who is not on the device: of what `egress` keeps here, only how it was decided."""
+    if not (request_trace.get("policy") or {}).get("egress_rule"):
+        return tell(request_trace)
+    return tell({key: request_trace[key] for key in _OPEN_KEYS if key in request_trace})
+
+
 def outcome(request_trace: Mapping[str, Any]) -> tuple[str, str]:
     """Route and reason of an answer, or `error` and its type."""
     answer, error = request_trace.get("answer"), request_trace.get("error") or {}

@@ -1,0 +1,177 @@
+"""The conversation with a fleet service, without clock, socket or thread: what to say, what to make of answers.
+
+What has not changed since the service last heard of it is left out (OpAMP's status compression). A message that was not
+answered is as good as not sent: all that it said is said again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from upwell.edge.fleet import messages
+from upwell.edge.fleet.facts import AgentView, ReleaseCounts, attributes
+from upwell.edge.fleet.identity import Identity
+from upwell.edge.fleet.messages import Told
+from upwell.rpc.opamp.v1 import opamp_pb2
+from upwell.shared.errors import UpwellError
+from upwell.shared.opamp.names import EXPLAIN, STATISTICS
+from upwell.shared.opamp.wish import Wish, digest_of, read_wish
+
+LARGEST_ANSWER = 48 << 10
+"""Bytes of an explanation; of a longer one the last lines are left out."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outgoing:
+    """A message, and what the service will know once it has answered it."""
+
+    data: bytes
+    said: dict[str, str]
+    counted_at_unix_s: float | None = None
+    answered: str = ""
+
+
+class Conversation:
+    """What this device has said and was told. Used by one thread."""
+
+    def __init__(self, view: AgentView, identity: Identity, started_unix_ns: int) -> None:
+        self._view = view
+        self._identity = identity
+        self._started_unix_ns = started_unix_ns
+        self._sequence_num = 0
+        self._known: dict[str, str] = {}
+        self._wish = Wish()
+        self._wish_status: tuple[bytes, str, str] | None = None
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._counts = ReleaseCounts(since_unix_s=started_unix_ns / 1e9)
+        self._counted_at_unix_s = -math.inf
+        self._complained: set[str] = set()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was asked, or came of what was wished, that the service waits for."""
+        return bool(self._answers) or self._differs("wish", self._wish_status)
+
+    def say(self, now_unix_s: float) -> Outgoing:
+        """The next message."""
+        self._sequence_num += 1
+        view, said = self._view, dict[str, str]()
+        message = messages.start(self._identity.instance_uid, self._sequence_num)
+        found = attributes(view, self._identity.instance_uid.hex())
+        if self._is_news(said, "attributes", found):
+            messages.put_description(message, found)
+        document = view.health()
+        models = {name: (one.get("state"), one.get("reason")) for name, one in document["models"].items()}
+        seen = {"status": document.get("status"), "problems": document.get("problems"), "models": models}
+        if self._is_news(said, "health", seen):
+            messages.put_health(message, document, self._started_unix_ns)
+        configuration = view.configuration()
+        if self._is_news(said, "configuration", configuration):
+            messages.put_configuration(message, configuration)
+        release = None if view.release is None else view.release.status()
+        state = None if release is None else (release.sequence, release.problem)
+        if state is not None and self._is_news(said, "release", state):
+            messages.put_release(message, *state)
+        if self._wish_status is not None and self._is_news(said, "wish", self._wish_status):
+            messages.put_wish_status(message, *self._wish_status)
+        if self._identity.wants_certificate(now_unix_s):
+            messages.put_request(message, self._identity.request())
+        outgoing = Outgoing(b"", said)
+        self._add_custom(message, outgoing, None if state is None else state[0], now_unix_s)
+        outgoing.data = message.SerializeToString()
+        return outgoing
+
+    def leave(self) -> bytes:
+        """The last message."""
+        self._sequence_num += 1
+        message = messages.start(self._identity.instance_uid, self._sequence_num)
+        message.agent_disconnect.SetInParent()
+        return message.SerializeToString()
+
+    def hear(self, told: Told, outgoing: Outgoing) -> None:
+        """Take the answer to a message. Raises `OSError` where a certificate cannot be kept."""
+        self._known |= outgoing.said
+        self._answers.pop(outgoing.answered, None)
+        if outgoing.counted_at_unix_s is not None:
+            self._counted_at_unix_s = outgoing.counted_at_unix_s
+        if told.wants_full_state:
+            self._known.clear()
+        if told.certificate:
+            self._complain(self._identity.take(told.certificate))
+        for offer in told.ignored:
+            self._complain(f"it offered {offer}, which no device takes from a service")
+        if told.wish is not None:
+            self._heed(told.wish, told.wish_hash)
+        if told.question is not None:
+            self._explain(*told.question)
+
+    def _add_custom(
+        self, message: opamp_pb2.AgentToServer, outgoing: Outgoing, release: int | None, now_unix_s: float
+    ) -> None:
+        """An answer that is waited for, else what was counted: a message has room for one of them."""
+        counts = self._counts.update(release, self._view.counts(), now_unix_s)
+        if self._answers:
+            outgoing.answered, answer = next(iter(self._answers.items()))
+            messages.put_custom(message, EXPLAIN, "told", {"id": outgoing.answered, **answer})
+        elif now_unix_s - self._counted_at_unix_s >= self._wish.statistics_s:
+            outgoing.counted_at_unix_s = now_unix_s
+            body = {
+                "release": self._counts.release, "since_unix_s": self._counts.since_unix_s,
+                "counts": {**counts, "now": self._view.now()},
+            }  # fmt: skip
+            messages.put_custom(message, STATISTICS, "counted", body)
+
+    def _differs(self, name: str, value: object) -> bool:
+        return value is not None and self._known.get(name) != _digest(value)
+
+    def _is_news(self, said: dict[str, str], name: str, value: object) -> bool:
+        if not self._differs(name, value):
+            return False
+        said[name] = _digest(value)
+        return True
+
+    def _heed(self, body: bytes, wish_hash: bytes) -> None:
+        """Do what is wished, or say why not. Whatever it is, it can do no more than choose among signed releases."""
+        try:
+            if wish_hash != digest_of(body):
+                raise ValueError("its hash is not that of its content")
+            wish = read_wish(body)
+            if self._view.release is not None:
+                self._view.release.choose(wish.release, wish.not_before_unix_s)
+            elif wish.release is not None:
+                raise ValueError("agent.yaml has no `release`, so none can be chosen")
+        except (ValueError, UpwellError) as error:
+            self._wish_status = (wish_hash, "failed", str(error))
+            self._complain(f"what it wished is refused: {error}")
+        else:
+            self._wish, self._wish_status = wish, (wish_hash, "applied", "")
+
+    def _explain(self, question_id: str, request_id: str) -> None:
+        try:
+            sections = [(title, list(lines)) for title, lines in self._view.explain(request_id)]
+            while len(json.dumps(sections)) > LARGEST_ANSWER and sections:
+                lines = sections[-1][1]
+                if not lines:
+                    sections.pop()
+                else:
+                    lines.pop()
+            self._answers = {question_id: {"sections": sections}}
+        except (UpwellError, OSError) as error:
+            self._answers = {question_id: {"error": str(error)}}
+
+    def _complain(self, text: str) -> None:
+        """Say once what is odd about the service."""
+        if text and text not in self._complained and len(self._complained) < 100:
+            self._complained.add(text)
+            _log.warning("the fleet service: %s", text)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()

@@ -1,0 +1,97 @@
+"""What a device says of itself, as values: taken from the agent, and compared with what the service knows already."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+from upwell.shared.opamp.names import AGENT_NAME, LABEL
+
+Sections = Sequence[tuple[str, list[str]]]
+"""Headings, each with its lines."""
+
+
+class ReleaseState(Protocol):
+    """How it stands with releases: the one that runs (None without one), and why the last one was not taken."""
+
+    @property
+    def sequence(self) -> int | None:
+        """Sequence number of the release that runs."""
+
+    @property
+    def problem(self) -> str:
+        """Why what was chosen does not run; empty where it does."""
+
+
+class ReleaseChooser(Protocol):
+    """Who takes the choice of a release: among those that the holder of the release key has signed."""
+
+    def choose(self, sequence: int | None, not_before_unix_s: float | None = None) -> None:
+        """Run that release, from then on; None: the newest. What may not run is refused, whoever chose it."""
+
+    def status(self) -> ReleaseState:
+        """How it stands."""
+
+
+@dataclass(frozen=True)
+class AgentView:
+    """What the fleet's side sees of the agent. `health` is the document of `/health`, `counts` grow from the start of
+    the process on, `now` is how link and
+    spool stand, `explain` tells of one request (raises `UpwellError`), `configuration` are digests of what is in force.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    health: Callable[[], Mapping[str, Any]]
+    counts: Callable[[], Mapping[str, int]]
+    now: Callable[[], Mapping[str, Any]]
+    explain: Callable[[str], Sections]
+    configuration: Callable[[], Mapping[str, str]]
+    release: ReleaseChooser | None = None
+
+
+def attributes(view: AgentView, instance_uid: str) -> dict[str, str]:
+    """What the device is, and what runs its models where."""
+    found = {
+        "service.name": "io.upwell.agent", "service.version": version("upwell"), "service.instance.id": instance_uid,
+        AGENT_NAME: view.name, "os.type": platform.system().lower(), "os.version": platform.release(),
+        "host.arch": platform.machine(), "host.name": platform.node(), "host.model": _board(),
+    }  # fmt: skip
+    for model, one in view.health().get("models", {}).items():
+        placement = one.get("placement", {})
+        found[f"upwell.model.{model}.runtime"] = str(one.get("runtime", ""))
+        nodes = f"{placement.get('nodes_on_accelerator', 0)} of {placement.get('nodes', 0)} nodes"
+        found[f"upwell.model.{model}.accelerator"] = f"{one.get('accelerator', 'cpu')} ({nodes})"
+    return {key: value for key, value in found.items() if value} | {
+        LABEL + key: one for key, one in view.labels.items()
+    }
+
+
+def _board() -> str:
+    """The model of a board that has a device tree."""
+    with suppress(OSError):
+        return Path("/proc/device-tree/model").read_bytes()[:100].decode("utf-8", "replace").strip("\0\n ")
+    return ""
+
+
+@dataclass
+class ReleaseCounts:
+    """Counts of a process, told apart by the release that it ran: each begins anew when that changes."""
+
+    since_unix_s: float = field(default_factory=time.time)
+    release: int | None = None
+    _before: Mapping[str, int] = field(default_factory=dict)
+    _last: Mapping[str, int] = field(default_factory=dict)
+
+    def update(self, release: int | None, counts: Mapping[str, int], now_unix_s: float) -> dict[str, int]:
+        """What was counted under the release that runs now."""
+        if release != self.release:
+            self.release, self.since_unix_s, self._before = release, now_unix_s, self._last
+        self._last = dict(counts)
+        return {name: count - self._before.get(name, 0) for name, count in counts.items()}

@@ -1,0 +1,127 @@
+"""Who the device is: a key that never leaves it, its instance UID, and the certificate that the service signed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+import uuid
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from upwell.shared.errors import ConfigError
+from upwell.shared.files import read_file, write_whole
+
+FOLDER_NAME = "fleet"
+"""The folder in the agent's `state_dir`."""
+
+_RENEW_AT = 2 / 3
+"""So much of its time a certificate is used before a new one is asked for."""
+
+_log = logging.getLogger(__name__)
+
+
+class Identity:
+    """The device's files in `folder`: `key.pem` (mode 0600), `instance_uid`, and once it has enrolled `cert.pem`.
+
+    Made where they are missing. A key that cannot be read is set aside for a new one, which must enrol. Raises
+    `ConfigError` where nothing can be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.key_file, self.certificate_file = folder / "key.pem", folder / "cert.pem"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._key = _key(self.key_file)
+            self.instance_uid = _instance_uid(folder / "instance_uid")
+        except OSError as error:
+            raise ConfigError.at(folder, f"cannot be used: {error.strerror or error}", "agent.state_dir") from None
+        self._certificate = self._stored()
+
+    @property
+    def is_enrolled(self) -> bool:
+        """Whether there is a certificate for the key."""
+        return self._certificate is not None
+
+    def wants_certificate(self, now_unix_s: float) -> bool:
+        """Whether there is none, or it is time for another one."""
+        if self._certificate is None:
+            return True
+        start, end = (
+            one.timestamp() for one in (self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc)
+        )
+        return now_unix_s >= start + _RENEW_AT * (end - start)
+
+    def request(self) -> bytes:
+        """A certificate signing request (PEM)."""
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.instance_uid.hex())])
+        request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(self._key, hashes.SHA256())
+        return request.public_bytes(serialization.Encoding.PEM)
+
+    def take(self, pem: bytes) -> str:
+        """Use this certificate from now on; why not, if it is refused. Raises `OSError` where it cannot be kept."""
+        certificate = _certificate(pem)
+        if certificate is None or certificate.public_key() != self._key.public_key():
+            return "the certificate offered is not for this device's key"
+        write_whole(self.certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o600)
+        self._certificate = certificate
+        return ""
+
+    def forget_certificate(self) -> None:
+        """The service does not know it any more: the next poll is to enrol."""
+        self._certificate = None
+        with contextlib.suppress(OSError):
+            self.certificate_file.replace(self.certificate_file.with_suffix(".refused"))
+
+    def _stored(self) -> x509.Certificate | None:
+        if not self.certificate_file.is_file():
+            return None
+        try:
+            found = _certificate(read_file(self.certificate_file, "the certificate"))
+        except ConfigError:
+            return None
+        return found if found is not None and found.public_key() == self._key.public_key() else None
+
+
+def _certificate(pem: bytes) -> x509.Certificate | None:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        return None
+
+
+def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+    if path.exists():
+        try:
+            found = serialization.load_pem_private_key(path.read_bytes(), None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            found = None
+        if isinstance(found, ec.EllipticCurvePrivateKey):
+            path.chmod(0o600)
+            return found
+        _log.error("%s is not the key that was written there: it is set aside, and the device must enrol anew", path)
+        path.replace(path.with_suffix(".unreadable"))
+    made = ec.generate_private_key(ec.SECP256R1())
+    pem = made.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    write_whole(path, pem, 0o600)
+    return made
+
+
+def _instance_uid(path: Path) -> bytes:
+    """The UID kept there, or a new one: a UUID of version 7 (RFC 9562)."""
+    if path.exists():
+        with contextlib.suppress(ValueError):
+            return uuid.UUID(path.read_text("ascii").strip()).bytes
+    milliseconds = time.time_ns() // 1_000_000 & (2**48 - 1)
+    bits = milliseconds << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0x2 << 62 | secrets.randbits(62)
+    made = uuid.UUID(int=bits)
+    write_whole(path, str(made).encode(), 0o600)
+    return made.bytes

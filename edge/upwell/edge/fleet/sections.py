@@ -1,0 +1,41 @@
+"""`fleet` in agent.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from upwell.shared.config.addresses import Endpoint
+from upwell.shared.config.security import parse_endpoint
+from upwell.shared.config.yaml import FilePart, RelativePath
+from upwell.shared.units import Seconds
+
+
+def _is_https(text: str) -> str:
+    if parse_endpoint(text).scheme != "https":
+        raise ValueError(f"expected https://HOST:PORT, got {text!r}")
+    return text
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected printable characters")
+    return text
+
+
+Label = Annotated[str, StringConstraints(min_length=1, max_length=80), AfterValidator(_printable)]
+
+
+class FleetSection(FilePart):
+    """A fleet service to report to. Needs `agent.state_dir`, where the device keeps its key and its instance UID."""
+
+    endpoint: Annotated[Endpoint, AfterValidator(_is_https)] = Field(description="The service: https://HOST:PORT.")
+    ca: RelativePath | None = Field(
+        None, description="Who signed its certificate (PEM), such as fleet-ca.pem; the system's if not written."
+    )
+    enrol_token_file: RelativePath | None = Field(
+        None, description="A file with the one-time token to enrol with; unused once that is done."
+    )
+    labels: dict[Label, Label] = Field({}, max_length=32, description="Labels of this device, for groups.")
+    every: Seconds = Field(60.0, ge=1, le=3600, description="How often to ask, until the service says how often.")

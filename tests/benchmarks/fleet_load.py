@@ -1,0 +1,221 @@
+"""Simulated devices polling one fleet service on this machine: how late answers are, memory, and writes per poll.
+
+    python -m tests.benchmarks.fleet_load --devices 10000 --poll 60 --seconds 90
+
+Every device has a key and a certificate of its own, makes a new TLS connection for each poll, and says what it counted
+with every fifteenth. The service is a process of its own with SQLite; the devices share the machine with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from upwell.fleet.config import FleetSection
+from upwell.fleet.enrolment.authority import read_request
+from upwell.fleet.enrolment.enrolment import add_token
+from upwell.fleet.service.application import open_fleet
+from upwell.fleet.service.server import FleetServer
+from upwell.fleet.users.audit import Actor
+from upwell.rpc.opamp.v1 import opamp_pb2
+from upwell.shared.opamp.names import STATISTICS
+
+POLLS_A_COUNT = 15
+
+
+def section(folder: Path, poll_s: float) -> FleetSection:
+    """The service's settings."""
+    return FleetSection.model_validate(
+        {"listen": ("127.0.0.1:0",), "database": {"file": folder / "fleet.db"}, "poll": f"{poll_s:g}s",
+         "authority": {"cert": folder / "ca.pem", "key": folder / "ca.key"}}
+    )  # fmt: skip
+
+
+def serve(folder: Path, poll_s: float) -> None:
+    """The service; prints its port, and at the end what it counted."""
+    fleet = open_fleet(section(folder, poll_s))
+    server = FleetServer(fleet)
+    print(server.addresses[0].rpartition(":")[2], flush=True)
+    signal.signal(signal.SIGUSR1, lambda *_: print(json.dumps(counted(fleet)), flush=True))
+    server.run()
+
+
+def counted(fleet: object) -> dict[str, int]:
+    """Polls and statements that wrote, so far."""
+    state = fleet.state  # type: ignore[attr-defined]
+    return {"polls": state.presence.polls, "writes": state.database.writes}
+
+
+def enrol(folder: Path, count: int, poll_s: float) -> None:
+    """Enrol so many devices into the database itself, their keys and certificates into files."""
+    fleet = open_fleet(section(folder, poll_s))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
+    with fleet.state.database.writing() as connection:
+        for number in range(count):
+            key = ec.generate_private_key(ec.SECP256R1())
+            csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+            request = read_request(csr.public_bytes(serialization.Encoding.PEM))
+            token = add_token(connection, Actor("load", time.time()), {"site": f"s{number % 50}"}, 3600.0)["token"]
+            _, certificate = fleet.state.enrolment.enrol(connection, token, request, time.time())
+            pem = key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            (folder / f"{number}.pem").write_bytes(pem + certificate.pem)
+    fleet.close()
+
+
+class Devices:
+    """All devices; `took_s` are the times from the first packet of a poll to the last of its answer."""
+
+    def __init__(self, folder: Path, port: int, poll_s: float) -> None:
+        self._folder, self._port, self._poll_s = folder, port, poll_s
+        self._ca = (folder / "ca.pem").read_text()
+        self.took_s: list[float] = []
+        self.failed = 0
+        self.is_measured = False
+
+    async def live(self, number: int) -> None:
+        """One device, for ever."""
+        sequence = random.randrange(1, 1000)
+        await asyncio.sleep(random.random() * self._poll_s)
+        while True:
+            sequence += 1
+            began_s = time.monotonic()
+            try:
+                await asyncio.wait_for(self._poll(number, sequence), 30)
+                if self.is_measured:
+                    self.took_s.append(time.monotonic() - began_s)
+            except (OSError, asyncio.TimeoutError, AssertionError):
+                self.failed += self.is_measured
+            await asyncio.sleep(max(0.0, began_s + self._poll_s * random.uniform(0.9, 1.1) - time.monotonic()))
+
+    async def _poll(self, number: int, sequence: int) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=self._ca)
+        context.load_cert_chain(self._folder / f"{number}.pem")
+        body = message(number, sequence)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
+        try:
+            head = (
+                f"POST /v1/opamp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-protobuf\r\n"
+                f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            writer.write(head.encode() + body)
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 200 "), answer[:100]
+        finally:
+            writer.close()
+
+
+def message(number: int, sequence: int) -> bytes:
+    """A poll; the first of a device says all, later ones only that it lives, and now and then what it counted."""
+    found = opamp_pb2.AgentToServer(instance_uid=number.to_bytes(16, "big"), sequence_num=sequence, capabilities=0x1007)
+    if number not in SPOKEN:
+        SPOKEN.add(number)
+        found.agent_description.non_identifying_attributes.add(
+            key="upwell.agent.name"
+        ).value.string_value = f"d{number}"
+        found.health.healthy, found.health.start_time_unix_nano = True, 1
+    if (sequence + number) % POLLS_A_COUNT == 0:
+        counts = {"release": None, "since_unix_s": 1.0, "counts": {"requests": sequence * 600, "late": 0, "up": 7}}
+        found.custom_message.capability, found.custom_message.type = STATISTICS, "counted"
+        found.custom_message.data = json.dumps(counts).encode()
+    return found.SerializeToString()
+
+
+SPOKEN: set[int] = set()
+
+
+def memory_bytes(pid: int) -> int:
+    """What the process has in memory."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_s(pid: int) -> float:
+    """What the process has used of a core."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(arguments: argparse.Namespace, folder: Path, service: subprocess.Popen[str]) -> dict[str, object]:
+    """Let the devices live for one interval, then measure."""
+    assert service.stdout is not None
+    devices = Devices(folder, int(service.stdout.readline()), arguments.poll)
+    tasks = [asyncio.ensure_future(devices.live(number)) for number in range(arguments.devices)]
+    await asyncio.sleep(arguments.poll * 1.15)  # every device has spoken once
+    before, used_s = await asked(service), cpu_s(service.pid)
+    devices.is_measured = True
+    await asyncio.sleep(arguments.seconds)
+    devices.is_measured = False
+    used_s, after = cpu_s(service.pid) - used_s, await asked(service)
+    held = memory_bytes(service.pid)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    took = sorted(devices.took_s)
+    polls = after["polls"] - before["polls"]
+    return {
+        "devices": arguments.devices, "poll_s": arguments.poll, "polls": len(took), "failed": devices.failed,
+        "polls_per_s": round(len(took) / arguments.seconds, 1),
+        **{f"p{share}_ms": round(1e3 * took[int(len(took) * share / 100)], 1) for share in (50, 90, 99)},
+        "writes_per_poll": round((after["writes"] - before["writes"]) / polls, 4),
+        "service_memory_mib": round(held / 2**20, 1), "service_cpu_ms_per_poll": round(1e3 * used_s / polls, 2),
+    }  # fmt: skip
+
+
+async def asked(service: subprocess.Popen[str]) -> dict[str, int]:
+    """What the service has counted so far."""
+    assert service.stdout is not None
+    service.send_signal(signal.SIGUSR1)
+    line = await asyncio.get_running_loop().run_in_executor(None, service.stdout.readline)
+    return dict(json.loads(line))
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description="Simulated devices polling one fleet service.")
+    parser.add_argument("--devices", type=int, default=10_000)
+    parser.add_argument("--poll", type=float, default=60.0, help="seconds between two polls of a device")
+    parser.add_argument("--seconds", type=float, default=90.0, help="how long is measured, after one interval")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        serve(arguments.serve, arguments.poll)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        enrol(folder, arguments.devices, arguments.poll)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.fleet_load",
+            "--serve",
+            scratch,
+            "--poll",
+            str(arguments.poll),
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+            try:
+                print(json.dumps(asyncio.run(measure(arguments, folder, service))))
+            finally:
+                service.terminate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Two replicas on one PostgreSQL: what is said at one holds at the other, also once the first was killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from tests.faults.programs import UPWELL, Program
+from tests.fleet_service import FakeDevice, Remote
+from tests.postgres import postgres
+from upwell.fleet.config import DatabaseSection
+from upwell.fleet.registry.groups import FRESH_S
+from upwell.fleet.storage.database import Database, migrate
+from upwell.fleet.storage.tables import METADATA
+from upwell.rpc.opamp.v1 import opamp_pb2
+from upwell.shared.opamp.names import WISH_FILE
+
+
+def replica(folder: Path, url: str) -> Path:
+    path = folder / "fleet.yaml"
+    path.write_text(
+        "version: 1\nfleet:\n  listen: ['127.0.0.1:0']\n  authority: {cert: ca.pem, key: ca.key}\n"
+        f"  database: {{postgres: '{url}'}}\n"
+    )
+    return path
+
+
+@pytest.mark.slow
+def test_what_is_said_at_one_replica_holds_at_the_other_once_the_first_was_killed(tmp_path: Path) -> None:
+    with postgres() as url:
+        config = replica(tmp_path, url)
+        command = [UPWELL, "fleet", "user", "add", "ann", "--role", "operator", "-c", str(config)]
+        token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        arguments = ["fleet", "serve", "-c", str(config)]
+        with Program(arguments, [UPWELL]) as first, Program(arguments, [UPWELL]) as second:
+            one, two = (
+                Remote(tmp_path, f"https://{program.address()}", tmp_path / "ca.pem", token)
+                for program in (first, second)
+            )
+            device = one.enrolled("ship", site="kiel")
+            device.service = two
+            device.poll(health=opamp_pb2.ComponentHealth(healthy=True, start_time_unix_nano=5))
+            one.do("PUT", "/groups/kiel", {"expression": 'labels.site == "kiel"'})
+            one.do("PUT", "/groups/kiel/release", {"release": 4})
+            first.send(signal.SIGKILL)
+            time.sleep(FRESH_S + 0.1)
+            wished = json.loads(device.poll().remote_config.config.config_map[WISH_FILE].body)
+            assert wished["release"] == 4
+            shown = two.get("/devices/ship")
+            assert (shown["healthy"], shown["wanted_by"]) == (True, "group kiel")
+            late = FakeDevice(two, "late")
+            assert late.enrol(two.enrolment_token()).status == 200
+            assert [one["action"] for one in two.get("/audit")["entries"]][:3] == ["add user", "add token", "put group"]
+
+
+@pytest.mark.slow
+def test_the_schema_of_postgresql_is_that_of_the_tables_up_and_down() -> None:
+    with postgres() as url:
+        database = Database(DatabaseSection(postgres=url))
+        with database.reading() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        with database.writing() as connection:
+            migrate(connection, "base")
+            migrate(connection)
+        database.close()
+
+
+def test_the_schema_of_sqlite_is_that_of_the_tables_up_and_down(tmp_path: Path) -> None:
+    database = Database(DatabaseSection.model_validate({"file": tmp_path / "fleet.db"}))
+    with database.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+    with database.writing() as connection:
+        migrate(connection, "base")
+        migrate(connection)
+    database.close()

@@ -1,0 +1,59 @@
+"""When the next poll is due, and what the device keeps of itself."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from upwell.edge.fleet.facts import ReleaseCounts
+from upwell.edge.fleet.identity import Identity
+from upwell.edge.fleet.poller import LONGEST_PAUSE_S, pause_s
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
+def test_polls_are_spread_and_a_week_without_a_service_costs_few(draw: float) -> None:
+    assert 0.9 * 60 <= pause_s(60.0, 0, None, draw) <= 1.1 * 60
+    a_week = [pause_s(60.0, failures, None, draw) for failures in range(1, 2000)]
+    assert max(a_week) <= LONGEST_PAUSE_S
+    assert sum(a_week) > 7 * 86400  # so a week has fewer polls than these
+
+
+def test_what_the_service_asks_for_is_heeded_up_to_an_hour() -> None:
+    assert pause_s(60.0, 1, 300.0, 0.5) >= 300
+    assert pause_s(60.0, 1, 1e9, 0.5) <= 1.1 * 3600
+
+
+def test_key_and_uid_are_made_once_and_for_this_device_alone(tmp_path: Path) -> None:
+    first = Identity(tmp_path / "fleet")
+    again = Identity(tmp_path / "fleet")
+    assert again.instance_uid == first.instance_uid
+    assert (first.instance_uid[6] >> 4, first.instance_uid[8] >> 6) == (7, 2)
+    assert again.request() != b""
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "fleet").iterdir()} == {0o600}
+
+
+def test_a_key_that_was_damaged_is_set_aside_for_a_new_one(tmp_path: Path) -> None:
+    Identity(tmp_path)
+    (tmp_path / "key.pem").write_text("torn")
+    (tmp_path / "instance_uid").write_text("torn")
+    found = Identity(tmp_path)
+    assert (tmp_path / "key.unreadable").read_text() == "torn"
+    assert len(found.instance_uid) == 16
+    assert not found.is_enrolled
+
+
+def test_a_certificate_for_another_key_is_refused(tmp_path: Path) -> None:
+    found = Identity(tmp_path)
+    assert "not for this device's key" in found.take(b"no certificate")
+    assert not found.is_enrolled
+    assert found.wants_certificate(0.0)
+
+
+def test_counts_begin_anew_with_each_release() -> None:
+    counts = ReleaseCounts(since_unix_s=1.0)
+    assert counts.update(None, {"requests": 5}, 2.0) == {"requests": 5}
+    assert counts.update(3, {"requests": 7}, 3.0) == {"requests": 2}
+    assert (counts.release, counts.since_unix_s) == (3, 3.0)
+    assert counts.update(3, {"requests": 9}, 4.0) == {"requests": 4}
