@@ -67,7 +67,10 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = {
         "Read by `upwell serve -c cloud.yaml`; `upwell serve --models DIR` needs none. A model that writes no `engine` "
         "has that of `defaults`.",
     ),
-    "fleet.yaml": (FleetConfig, "Read by `upwell fleet serve -c fleet.yaml`. What the service does: [fleet.md](fleet.md)."),
+    "fleet.yaml": (
+        FleetConfig,
+        "Read by `upwell fleet serve -c fleet.yaml`. What the service does: [fleet.md](fleet.md).",
+    ),
     "tokens.yaml": (
         TokensConfig,
         "Named by `tokens` in agent.yaml and in cloud.yaml. Make a token and its hash with "
