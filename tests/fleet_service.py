@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -46,8 +47,11 @@ class Remote:
 
     def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Received:
         """One call without any proof of who calls."""
-        caller = HttpsCaller(self.url, ClientSecurity(TlsFiles(ca=self.ca)))
-        return caller.call(method, path, body=body, headers=headers)
+        return self._caller.call(method, path, body=body, headers=headers)
+
+    @functools.cached_property
+    def _caller(self) -> HttpsCaller:
+        return HttpsCaller(self.url, ClientSecurity(TlsFiles(ca=self.ca)))
 
     def call(self, method: str, path: str, body: Any = None, token: str = "") -> tuple[int, Any]:
         """One call of the REST interface: status and JSON."""
@@ -129,6 +133,7 @@ class FakeDevice:
     uid: bytes = b""
     sequence_num: int = 0
     heard: opamp_pb2.ServerToAgent = field(default_factory=opamp_pb2.ServerToAgent)
+    caller: HttpsCaller | None = None
 
     def __post_init__(self) -> None:
         self.uid = self.uid or self.name.encode().ljust(16, b"-")[:16]
@@ -181,8 +186,9 @@ class FakeDevice:
 
     def send(self, body: bytes, headers: Mapping[str, str] | None = None) -> Received:
         """Send these bytes with the device's certificate."""
-        caller = HttpsCaller(self.service.url, ClientSecurity(self.files))
-        return caller.call(
+        if self.caller is None or self.caller.endpoint != self.service.url:
+            self.caller = HttpsCaller(self.service.url, ClientSecurity(self.files))
+        return self.caller.call(
             "POST", "/v1/opamp", body=body, headers={"Content-Type": "application/x-protobuf", **(headers or {})}
         )
 

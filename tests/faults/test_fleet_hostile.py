@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
 import logging
 import ssl
@@ -28,6 +29,9 @@ from upwell.shared.opamp.wish import digest_of
 
 Handler = http.server.BaseHTTPRequestHandler
 Answer = Callable[[Handler, opamp_pb2.AgentToServer], None]
+
+
+SLOWLY = functools.partial(pytest.param, marks=pytest.mark.exhaustive)
 
 
 class Chooser:
@@ -188,8 +192,8 @@ def for_another(handler: Handler, _: opamp_pb2.AgentToServer) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (endless, "RESOURCE_EXHAUSTED"), (drip, "DEADLINE_EXCEEDED"), (redirect, "307"),
-        (garbage, "no message of OpAMP"), (for_another, "for another device"),
+        (redirect, "307"), SLOWLY(endless, "RESOURCE_EXHAUSTED"), SLOWLY(drip, "DEADLINE_EXCEEDED"),
+        SLOWLY(garbage, "no message of OpAMP"), SLOWLY(for_another, "for another device"),
     ],
 )  # fmt: skip
 def test_an_answer_that_is_none_is_refused_and_said(
@@ -204,10 +208,10 @@ def test_an_answer_that_is_none_is_refused_and_said(
     ("change", "words"),
     [
         (wishing(b'{"release": 7}'), "release 7 is not signed"),
-        (wishing(b'{"release": 2}', b"x" * 32), "its hash is not that of its content"),
-        (wishing(b'{"release": "2"}'), "release: Input should be a valid integer"),
-        (wishing(b"[" * 100_000), "Invalid JSON"),
-        (wishing(b'{"statistics_s": 0}'), "statistics_s"),
+        SLOWLY(wishing(b'{"release": 2}', b"x" * 32), "its hash is not that of its content"),
+        SLOWLY(wishing(b'{"release": "2"}'), "release: Input should be a valid integer"),
+        SLOWLY(wishing(b"[" * 100_000), "Invalid JSON"),
+        SLOWLY(wishing(b'{"statistics_s": 0}'), "statistics_s"),
     ],
 )
 def test_a_wish_that_may_not_be_is_refused_and_said(
@@ -254,6 +258,7 @@ def test_nothing_but_a_release_can_be_wished(
         assert said.count(offer) == 1, said
 
 
+@pytest.mark.slow
 def test_a_service_that_always_has_news_does_not_make_the_device_poll_without_pause(
     hostile: Hostile, device: FleetPoller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

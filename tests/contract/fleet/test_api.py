@@ -89,7 +89,7 @@ def test_whatever_is_called_is_answered_as_the_document_says(fleet: Service) -> 
     found = list(operations(document))
     assert len({operation["operationId"] for _, _, operation in found}) == len(found) >= 20
     chance, seen = random.Random(3), set[int]()
-    for (method, path, operation), _ in itertools.product(found, range(4)):
+    for (method, path, operation), _ in itertools.product(found, range(3)):
         where, query = path.removeprefix("/api/v1"), {}
         for parameter in operation.get("parameters", ()):
             value = value_for(parameter["schema"], document, chance)

@@ -209,12 +209,10 @@ def test_what_is_too_large_or_unreadable_is_refused_in_one_sentence(fleet: Servi
     assert device.send(packed, {"Content-Encoding": "gzip"}).status == HTTPStatus.OK
 
 
-MUTATIONS = 10_000
-
-
-def test_no_mutation_of_a_message_breaks_the_service(fleet: Service) -> None:
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.exhaustive)])
+def test_no_mutation_of_a_message_breaks_the_service(fleet: Service, count: int) -> None:
     """The messages go through the endpoint's own path without sockets, since the bytes are what is tried."""
-    device = fleet.enrolled("mutant")
+    device = fleet.enrolled(f"mutant-{count}")
     assert device.files.cert is not None
     serial = f"{x509.load_pem_x509_certificate(device.files.cert.read_bytes()).serial_number:x}"
     seconds = itertools.count(10**9)
@@ -227,7 +225,7 @@ def test_no_mutation_of_a_message_breaks_the_service(fleet: Service) -> None:
     )
     message.package_statuses.packages["release"].agent_has_version = "3"
     good, chance, said = message.SerializeToString(), random.Random(1), list[str]()
-    for _ in range(MUTATIONS):
+    for _ in range(count):
         data = bytearray(good)
         for _ in range(chance.randint(1, 6)):
             place = chance.randrange(len(data))
@@ -245,10 +243,10 @@ def test_no_mutation_of_a_message_breaks_the_service(fleet: Service) -> None:
             write(exchange.answer(read(bytes(data)), Peer(serial)))
         except UpwellError as error:
             said.append(str(error))
-    assert 0 < len(said) < MUTATIONS
+    assert 0 < len(said) < count
     assert max(map(len, said)) < 300
     device.poll(agent_description=device.description())
-    assert fleet.get("/devices/mutant")["id"]
+    assert fleet.get(f"/devices/mutant-{count}")["id"]
 
 
 def test_sql_and_html_in_names_and_labels_are_text(fleet: Service) -> None:

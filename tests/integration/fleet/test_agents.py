@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -87,9 +88,12 @@ def test_an_agent_enrols_reports_and_explains_a_request(fleet: Service, tmp_path
         assert "no request 'never'" in within(10, lambda: fleet.get(f"/questions/{asked['id']}")["answer"])["error"]
         fleet.server._upkeep._write()
         assert fleet.get("/devices/one/history")["history"][0]["counts"]["late"] == 0
+        agent.program.send(signal.SIGTERM)
+        assert agent.program.wait() == 0
     within(10, lambda: any(one["kind"] == "stopped" for one in fleet.get("/events?after=-1")["events"]))
 
 
+@pytest.mark.slow
 def test_a_release_that_the_device_has_no_source_for_is_refused_and_said(fleet: Service, tmp_path: Path) -> None:
     path = config(tmp_path / "two", fleet, "two", fleet.enrolment_token())
     with agent_process(path) as agent:
@@ -99,6 +103,7 @@ def test_a_release_that_the_device_has_no_source_for_is_refused_and_said(fleet: 
         ask(agent, "still-answered")
 
 
+@pytest.mark.slow
 def test_an_agent_keeps_its_key_and_uid_over_a_restart_and_needs_no_service(fleet: Service, tmp_path: Path) -> None:
     path = config(tmp_path / "three", fleet, "three", fleet.enrolment_token())
     with agent_process(path):

@@ -28,6 +28,7 @@ class HttpsCaller:
         address = check_endpoint(endpoint, security)
         if address.scheme != "https":
             raise ConfigError.at(None, f"{endpoint!r} is no address to call; expected https://HOST:PORT")
+        self.endpoint = endpoint
         self._address = address
         self._context = watch_client_context(security.tls or TlsFiles())
         self._token = watch_token(security.token_file)
