@@ -26,6 +26,7 @@ from upwell.edge.models.report import LoadReport, ModelHealth
 from upwell.edge.observe.metrics import AgentMetrics
 from upwell.edge.request.answer import Answer, Timings
 from upwell.edge.runtimes.base import Placement
+from upwell.fleet.config import FleetConfig
 from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.events.event import Event
 from upwell.pipelines.events.rules import EventRule, EventRules
@@ -61,6 +62,7 @@ LOADERS: Mapping[str, type[BaseModel]] = MappingProxyType(
         "agent.yaml": AgentConfig,
         "policy.yaml": Policy,
         "cloud.yaml": CloudConfig,
+        "fleet.yaml": FleetConfig,
         "tokens.yaml": TokensConfig,
         "model.yaml": ModelDescription,
         "calibrations.yaml": CalibrationsFile,
@@ -259,6 +261,8 @@ def test_metrics_are_listed_with_their_labels() -> None:
     metrics.degraded("digits", Reason.CLOUD_ERROR)
     metrics.failed("digits", Refused("no"))
     metrics.sent("digits", 1)
+    metrics.late("digits")
+    metrics.audited("digits", agrees=True)
     metrics.rule_failed("odd")
     thread = BackgroundThread("test", lambda: None)
     thread.start()

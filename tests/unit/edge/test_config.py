@@ -112,6 +112,7 @@ ERRORS = [
         EDGE + "\nspool: {}",
         "2:1: spool: unknown key; known here: agent, cloud, models, pipelines, policy, release, version",
     ),
+    (EDGE + "\nspool: {}", "2:1: spool: unknown key; known here: agent, cloud, fleet, models, policy, version"),
 ]
 
 

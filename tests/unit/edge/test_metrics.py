@@ -45,6 +45,8 @@ NAMES = {
     "upwell_request_seconds": "histogram",
     "upwell_degraded": "counter",
     "upwell_failed": "counter",
+    "upwell_late": "counter",
+    "upwell_audits": "counter",
     "upwell_uplink_bytes": "counter",
     "upwell_link_rtt_seconds": "gauge",
     "upwell_link_bytes_per_second": "gauge",
