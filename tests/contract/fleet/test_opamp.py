@@ -258,3 +258,11 @@ def test_sql_and_html_in_names_and_labels_are_text(fleet: Service) -> None:
     assert list(found["labels"].values()) == [nasty.replace("\x1b", "\ufffd")]
     status, problem = fleet.call("PUT", f"/devices/{found['id']}/labels", {"labels": {"a": "\x00"}})
     assert (status, problem["status"]) == (400, 400)
+
+
+def test_the_service_takes_another_certificate_while_devices_connect(fleet: Service) -> None:
+    device = fleet.enrolled("during-renewal")
+    for _ in range(3):
+        fleet.server._renew()
+        device.poll()
+    assert fleet.server._renewed is not fleet.server._server.config.ssl

@@ -78,7 +78,8 @@ class FleetServer:
     def __init__(self, fleet: Fleet) -> None:
         section = fleet.section
         self._fleet = fleet
-        self._context = server_context(section, fleet.authority)
+        context = self._renewed = server_context(section, fleet.authority)
+        context.sni_callback = self._choose
         self._sockets = _bind(section)
         ports = [one.getsockname()[1] for one in self._sockets]
         hosts = [parse_address(text).host for text in section.listen]
@@ -89,7 +90,7 @@ class FleetServer:
             access_log=False, server_header=False, timeout_keep_alive=round(IDLE_S), backlog=_BACKLOG,
             limit_concurrency=_MOST_CONNECTIONS, timeout_graceful_shutdown=_DRAIN_S,
             h11_max_incomplete_event_size=32768,
-            ssl_context_factory=lambda *_: self._context,
+            ssl_context_factory=lambda *_: context,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._upkeep = Upkeep(fleet.state, section, self._renew)
@@ -106,11 +107,18 @@ class FleetServer:
             self._fleet.close()
 
     def _renew(self) -> None:
-        """Take over new certificate files, or a new certificate of the service's own, for the next connections."""
+        """Take over new certificate files, or a new certificate of the service's own, for the next connections.
+
+        In a context of its own: one that handshakes are using would have the key of another certificate for a moment.
+        """
         try:
-            load_certificate(self._context, self._fleet.section, self._fleet.authority)
+            self._renewed = server_context(self._fleet.section, self._fleet.authority)
         except ConfigError as error:
             _log.error("the service goes on with its former certificate: %s", error)
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        """Called once for each connection, when its client has said hello."""
+        connection.context = self._renewed
 
     def stop(self) -> None:
         """Answer what was accepted, and end. May be called from any thread."""
@@ -122,14 +130,6 @@ def server_context(section: FleetSection, authority: Authority) -> ssl.SSLContex
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    load_certificate(context, section, authority)
-    context.load_verify_locations(cadata=authority.pem.decode("ascii"))
-    context.verify_mode = ssl.CERT_OPTIONAL
-    return context
-
-
-def load_certificate(context: ssl.SSLContext, section: FleetSection, authority: Authority) -> None:
-    """Put the certificate of the files, or else a new one, into `context`. Raises `ConfigError`."""
     if section.tls is not None:
         pair = (read_file(section.tls.cert, "the certificate"), read_file(section.tls.key, "the key"))
     else:
@@ -141,6 +141,9 @@ def load_certificate(context: ssl.SSLContext, section: FleetSection, authority: 
         raise ConfigError.at(
             where, "expected a certificate and its key in PEM form, without a passphrase", "fleet.tls"
         ) from None
+    context.load_verify_locations(cadata=authority.pem.decode("ascii"))
+    context.verify_mode = ssl.CERT_OPTIONAL
+    return context
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
