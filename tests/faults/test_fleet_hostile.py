@@ -37,7 +37,7 @@ SLOWLY = functools.partial(pytest.param, marks=pytest.mark.exhaustive)
 class Chooser:
     """Takes choices, and keeps to signed releases: 7 is none."""
 
-    sequence, problem = 3, ""
+    sequence, phase, reason = 3, "serving", ""
 
     def __init__(self) -> None:
         self.chosen: list[int | None] = []

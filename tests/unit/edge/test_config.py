@@ -110,9 +110,8 @@ ERRORS = [
     (EDGE + "\nversion: 2", "2:10: version: expected 1, got 2"),
     (
         EDGE + "\nspool: {}",
-        "2:1: spool: unknown key; known here: agent, cloud, models, pipelines, policy, release, version",
+        "2:1: spool: unknown key; known here: agent, cloud, fleet, models, pipelines, policy, release, version",
     ),
-    (EDGE + "\nspool: {}", "2:1: spool: unknown key; known here: agent, cloud, fleet, models, policy, version"),
 ]
 
 

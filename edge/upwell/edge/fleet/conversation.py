@@ -76,15 +76,14 @@ class Conversation:
         if self._is_news(said, "configuration", configuration):
             messages.put_configuration(message, configuration)
         release = None if view.release is None else view.release.status()
-        state = None if release is None else (release.sequence, release.problem)
-        if state is not None and self._is_news(said, "release", state):
-            messages.put_release(message, *state)
+        if release is not None and self._is_news(said, "release", (release.sequence, release.phase, release.reason)):
+            messages.put_release(message, release.sequence, release.phase, release.reason)
         if self._wish_status is not None and self._is_news(said, "wish", self._wish_status):
             messages.put_wish_status(message, *self._wish_status)
         if self._identity.wants_certificate(now_unix_s):
             messages.put_request(message, self._identity.request())
         outgoing = Outgoing(b"", said)
-        self._add_custom(message, outgoing, None if state is None else state[0], now_unix_s)
+        self._add_custom(message, outgoing, release.sequence or None if release is not None else None, now_unix_s)
         outgoing.data = message.SerializeToString()
         return outgoing
 

@@ -18,15 +18,19 @@ Sections = Sequence[tuple[str, list[str]]]
 
 
 class ReleaseState(Protocol):
-    """How it stands with releases: the one that runs (None without one), and why the last one was not taken."""
+    """How it stands with releases."""
 
     @property
-    def sequence(self) -> int | None:
-        """Sequence number of the release that runs."""
+    def sequence(self) -> int:
+        """The release that runs; 0 for what agent.yaml names."""
 
     @property
-    def problem(self) -> str:
-        """Why what was chosen does not run; empty where it does."""
+    def phase(self) -> str:
+        """`serving`, `fetching`, `trial`, `refused` or `rolled_back`."""
+
+    @property
+    def reason(self) -> str:
+        """Why the last one that was offered does not run, or cannot be fetched; empty where there is no such reason."""
 
 
 class ReleaseChooser(Protocol):

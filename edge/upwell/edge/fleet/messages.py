@@ -27,6 +27,13 @@ _STATUSES = {
     "applied": opamp_pb2.RemoteConfigStatuses_APPLIED,
     "failed": opamp_pb2.RemoteConfigStatuses_FAILED,
 }
+_FAILED = opamp_pb2.PackageStatusEnum_InstallFailed
+_PHASES = {
+    "fetching": opamp_pb2.PackageStatusEnum_Downloading,
+    "trial": opamp_pb2.PackageStatusEnum_Installing,
+    "refused": _FAILED,
+    "rolled_back": _FAILED,
+}
 _LONGEST = 500
 
 
@@ -144,12 +151,12 @@ def put_wish_status(message: opamp_pb2.AgentToServer, wish_hash: bytes, status: 
     message.remote_config_status.error_message = error[:_LONGEST]
 
 
-def put_release(message: opamp_pb2.AgentToServer, sequence: int | None, problem: str) -> None:
-    """Say which release runs, and why another one does not."""
+def put_release(message: opamp_pb2.AgentToServer, sequence: int, phase: str, reason: str) -> None:
+    """Say which release runs (0: none), and why another one does not."""
     package = message.package_statuses.packages[RELEASE_PACKAGE]
-    package.name, package.agent_has_version = RELEASE_PACKAGE, "" if sequence is None else str(sequence)
-    package.error_message = problem[:_LONGEST]
-    package.status = opamp_pb2.PackageStatusEnum_InstallFailed if problem else opamp_pb2.PackageStatusEnum_Installed
+    package.name, package.agent_has_version = RELEASE_PACKAGE, str(sequence) if sequence else ""
+    package.status = _PHASES.get(phase, opamp_pb2.PackageStatusEnum_Installed)
+    package.error_message = (f"{phase}: {reason}" if package.status == _FAILED else reason)[:_LONGEST]
 
 
 def put_request(message: opamp_pb2.AgentToServer, csr: bytes) -> None:

@@ -138,6 +138,7 @@ def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection) ->
             "policy.yaml": agent.router.digest,
             **{f"models/{name}": one.edge.digest for name, one in agent.models.items() if one.edge is not None},
         },
+        release=agent.release,
     )
     assert config.agent.state_dir is not None  # noqa: S101  the configuration was checked
     poller = FleetPoller(section, view, config.agent.state_dir / FOLDER_NAME)
