@@ -353,6 +353,7 @@ def test_every_command_and_engine_can_be_found() -> None:
             "cases.stats",
             "demo",
             "devices",
+            "evaluate",
             "doctor",
             "explain",
             "fleet.assign",

@@ -1,0 +1,1 @@
+"""`upwell evaluate`: two models on the cases that chance chose."""

@@ -1,0 +1,117 @@
+"""A bundle's answers to the cases of the evaluation set, and what is right about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from upwell.edge.bundle.base import Trust
+from upwell.edge.cases.case import CaseFacts, CaseSignature, CollectedCase
+from upwell.edge.models.sections import EdgeSide, ModelSection
+from upwell.edge.updates.model_start import loaded
+from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
+from upwell.shared.routing.hardness import RISING
+from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.signature.answers import found_boxes, label_of
+from upwell.tools.cases.labels import Label, answer_label
+
+Floats = npt.NDArray[np.float64]
+_NO_BOXES = np.zeros((0, 6))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A case with what is right of it, and whether the cloud said that; None where nobody knows."""
+
+    facts: CaseFacts
+    truth: Label
+    cloud: Label | None
+
+
+@dataclass
+class Answers:
+    """What one bundle said to each case: None where its model failed. `hardness` grows with how hard a row is."""
+
+    name: str
+    digest: str
+    labels: list[Label | None] = field(default_factory=list)
+    boxes: list[Floats] = field(default_factory=list)
+    """Of a detector [n, 6], the class a number of the `names` that were given."""
+    hardness: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The cases that every bundle is run on, how hardness is measured, and numbers for the names of classes."""
+
+    cases: Sequence[CaseFacts]
+    read: Callable[[str], CollectedCase]
+    hard: HardSettings
+    names: dict[str, int]
+    step: Callable[[], None]
+
+
+def answers_of(path: Path, trial: Trial) -> Answers:
+    """Run a bundle, or a bare model file, on the cases. Raises `ConfigError` for one that is not for such cases."""
+    if not path.exists():
+        raise ConfigError.at(path, "there is no such bundle; expected a folder, an archive or a model file")
+    is_file = path.suffix.lower() in (".onnx", ".tflite")
+    side = EdgeSide(file=path) if is_file else EdgeSide(bundle=path)
+    with loaded("model", ModelSection(edge=side), Trust((), False)) as served:
+        edge = served.edge
+        assert edge is not None  # noqa: S101  it has that side alone
+        found = Answers(str(path), edge.digest)
+        signature = CaseSignature.of(edge.signature)
+        output = signature.answer
+        can_score = edge.scorer.can(trial.hard)
+        for facts in trial.cases:
+            inputs = trial.read(facts.id).inputs()
+            label, hardness, boxes = None, math.inf, _NO_BOXES
+            try:
+                outputs = edge.run_now(inputs).outputs
+                label = None if output is None else answer_label(output, outputs)
+                if output is not None and output.kind == "detections":
+                    boxes = found_boxes(outputs[output.name])
+                    boxes = boxes[(boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])]
+                    numbers = [
+                        trial.names.setdefault(label_of(int(b), output.labels), len(trial.names)) for b in boxes[:, 5]
+                    ]
+                    boxes[:, 5] = numbers
+                if can_score:
+                    value = edge.scorer.score(outputs, trial.hard, 1)[0]
+                    hardness = math.inf if math.isnan(value) else value if trial.hard.measure in RISING else -value
+            except InvalidRequest as error:
+                raise ConfigError.at(path, f"the model does not take the case {facts.id[:12]}: {error}") from None
+            except ModelFailed:
+                pass  # it has no answer, which is wrong
+            found.labels.append(label)
+            found.boxes.append(boxes)
+            found.hardness.append(hardness)
+            trial.step()
+    return found
+
+
+def is_right(said: Label | None, truth: Label) -> bool:
+    """Whether a class is the one that is right."""
+    return said is not None and said.label is not None and said.label == truth.label
+
+
+def truths(
+    cases: Sequence[CaseFacts], labels: Mapping[str, Label], read: Callable[[str], CollectedCase], *, by_cloud: bool
+) -> list[Judged]:
+    """The cases of which somebody knows what is right: people, or with `by_cloud` the cloud where no person said."""
+    found = []
+    for facts in cases:
+        output = facts.signature.answer
+        said = None
+        if output is not None and (by_cloud or facts.id in labels):
+            said = answer_label(output, read(facts.id).cloud_outputs())
+        truth = labels.get(facts.id) or (said if by_cloud else None)
+        if truth is not None:
+            found.append(Judged(facts, truth, said))
+    return found

@@ -1,0 +1,98 @@
+"""`upwell evaluate`: two real models on cases that chance chose, with labels of people, and the gate."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.faults.oracles import EDGE_BUNDLE, cloud_scores, edge_scores, picture, pictures
+from tests.integration.cases.made_cases import Made, boxes, encoded, keep
+from upwell.edge.cases.case import CaseSignature
+from upwell.shared.errors import ConfigError
+from upwell.tools.cases.labels import Label, write_labels
+from upwell.tools.cli import build_app
+from upwell.tools.demo.data import ASSETS, heldout
+
+CLOUD_BUNDLE = ASSETS / "cloud" / "digits-large" / "1"
+COUNT = 200
+DIGITS = CaseSignature.model_validate(
+    {
+        "has_rows": True,
+        "inputs": [{"name": "image", "kind": "image"}],
+        "outputs": [{"name": "scores", "kind": "probabilities", "labels": [str(digit) for digit in range(10)]}],
+    }
+)
+
+
+def run(*arguments: object) -> tuple[int, Any]:
+    """The exit code, and what a command says with --json. Raises what it raises."""
+    texts = [*map(str, arguments), "--json"]
+    done = CliRunner().invoke(build_app(texts), texts)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Held-out digits as cases: every other with twice the chance, and some that chance did not choose."""
+    folder = tmp_path_factory.mktemp("evaluate") / "state"
+    scores = cloud_scores(pictures(range(COUNT)))
+    made = [
+        Made(
+            picture(index), {"scores": scores[index : index + 1]}, {}, DIGITS, inclusion=(0.1, 0.2)[index % 2],
+            hardness=0.5, tags={"half": "ab"[index % 2]},
+        )
+        for index in range(COUNT)
+    ]  # fmt: skip
+    mined = [Made(picture(index), {}, {}, DIGITS) for index in range(COUNT, COUNT + 20)]
+    ids = keep(folder, [*made, *mined])
+    write_labels(folder, {id: Label(label=str(int(heldout().labels[n]))) for n, id in enumerate(ids)})
+    return folder
+
+
+def weighted(right: Any) -> float:
+    weights = np.where(np.arange(COUNT) % 2, 5.0, 10.0)
+    return float((weights * right).sum() / weights.sum())
+
+
+def test_accuracy_is_that_of_all_requests_by_class_and_by_group(state: Path) -> None:
+    truth = heldout().labels[:COUNT]
+    rights = [
+        np.array(scores(pictures(range(COUNT))).argmax(axis=1) == truth, float)
+        for scores in (edge_scores, cloud_scores)
+    ]
+    code, said = run("evaluate", EDGE_BUNDLE, CLOUD_BUNDLE, "--cases", state, "--group", "half")
+    assert (code, said["cases"], said["measure"]) == (0, COUNT, "accuracy")
+    for found, right in zip(said["quality"], rights, strict=True):
+        assert found["mean"] == pytest.approx(weighted(right))
+        assert found["low"] < found["mean"] < found["high"] or found["mean"] == 1.0
+    assert said["difference"]["mean"] == pytest.approx(weighted(rights[1] - rights[0]))
+    assert said["groups"]["a"][0]["mean"] == pytest.approx(rights[0][::2].mean())
+    assert set(said["classes"]) == {str(digit) for digit in range(10)}
+    assert sum(sides[0]["n"] for sides in said["classes"].values()) == COUNT
+    assert 0 <= said["a"]["share_up"] < 1
+    assert said["covers"] == "requests that the device kept"
+
+
+def test_the_gate_opens_for_the_same_model_and_closes_for_a_worse_one(state: Path) -> None:
+    same, said = run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", state, "--gate")
+    assert (same, said["passes"], said["difference"]["mean"], said["difference"]["p"]) == (0, True, 0.0, 1.0)
+    better, _ = run("evaluate", EDGE_BUNDLE, CLOUD_BUNDLE, "--cases", state, "--gate")
+    worse, said = run("evaluate", CLOUD_BUNDLE, EDGE_BUNDLE, "--cases", state, "--gate")
+    assert (better, worse, said["passes"]) == (0, 1, False)
+
+
+def test_cases_without_a_label_and_bundles_that_are_not_there_are_said(tmp_path: Path, state: Path) -> None:
+    folder = tmp_path / "other"
+    keep(folder, [Made(encoded((9, 9)), {"found": boxes(random.Random(1))}, {}, inclusion=0.5)])
+    with pytest.raises(ConfigError, match="of 1 evaluation cases none has a label"):
+        run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", folder)
+    with pytest.raises(ConfigError, match="there is no such bundle"):
+        run("evaluate", tmp_path / "none", EDGE_BUNDLE, "--cases", state)
