@@ -109,6 +109,7 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
         return rollout, ()
     heard = replace(member, reported_unix_s=event.at_unix_s)
     if member.stage is Stage.WAITING:
+        heard = replace(heard, told_before=event.refused)
         return _offered(_note_former(rollout, event, heard), event.device, now_unix_s)
     if member.stage in (Stage.FAILED, Stage.RETURNED):
         is_back = heard.is_back or event.release == member.former
@@ -119,8 +120,9 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
     if rollout.phase is Phase.FINISHED:
         return rollout, ()
     has_gone_back = heard.stage is not Stage.OFFERED and event.release not in (None, rollout.plan.release)
-    if event.refused or has_gone_back:
-        return _fail(rollout, event.device, event.refused or "it went back by itself")
+    is_refused = event.refused not in ("", heard.told_before)
+    if is_refused or has_gone_back:
+        return _fail(rollout, event.device, event.refused if is_refused else "it went back by itself")
     if event.release != rollout.plan.release:
         return rollout, ()
     return _serve(rollout, event)
@@ -261,10 +263,14 @@ def _with_wave(rollout: Rollout, index: int, wave: WaveState) -> Rollout:
 
 
 def since(earlier: Counts | None, later: Counts) -> Counts:
-    """What was counted between two reports of one process under one release; all of it where it began anew."""
+    """What was counted between two reports of one process under one release; all of it where there is none before."""
     if earlier is None:
         return later
-    try:
-        return Counts(*(getattr(later, name) - getattr(earlier, name) for name in later.__slots__))
-    except ValueError:
-        return later
+    requests, audits = max(0, later.requests - earlier.requests), max(0, later.audits - earlier.audits)
+    return Counts(
+        requests,
+        min(requests, max(0, later.late - earlier.late)),
+        min(requests, max(0, later.degraded - earlier.degraded)),
+        audits,
+        min(audits, max(0, later.disagreed - earlier.disagreed)),
+    )

@@ -40,10 +40,10 @@ ON_NEW = (Stage.OFFERED, Stage.STARTED, Stage.PASSED)
 class Member:
     """A device in a roll-out. `former` is the release that it ran before, None where it had none.
 
-    `before` are its counts under that one, `served` those under the new one, in so many
-    `reports`. `taken_unix_s` is when it is known to have
-    heard of the offer, `reported_unix_s` when it was last heard of. `problem` says why it failed, `is_back` whether it
-    has been seen on its former release since that was offered again.
+    `before` are its counts under that one, `served` those under the new one, in so many `reports`. `taken_unix_s` is
+    when it is known to have heard of the offer, `reported_unix_s` when it was last heard of. `told_before` is what it
+    had to say against a release before it was offered this one. `problem` says why it failed, `is_back` whether it has
+    been seen on its former release since that was offered again.
     """
 
     wave: int
@@ -56,6 +56,7 @@ class Member:
     offered_unix_s: float | None = None
     taken_unix_s: float | None = None
     reported_unix_s: float | None = None
+    told_before: str = ""
     problem: str = ""
     is_back: bool = False
 

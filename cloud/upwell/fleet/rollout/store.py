@@ -19,6 +19,7 @@ from upwell.fleet.rollout.gate import NO_COUNTS, Counts
 from upwell.fleet.rollout.machine import NotPossible, begin, since, step
 from upwell.fleet.rollout.plan import Candidate, deal, wave_of_late
 from upwell.fleet.rollout.state import (
+    ON_NEW,
     Action,
     Event,
     Finish,
@@ -46,6 +47,9 @@ from upwell.shared.opamp.names import RELEASE_PACKAGE
 
 ZONE_LABEL = "timezone"
 """The label that names a device's time zone."""
+
+OWN = 0
+"""The release of a device that has none: what its own agent.yaml names."""
 
 FOLLOWED_S = 7 * 86400.0
 """So long a halted roll-out waits for devices to be seen on their former release."""
@@ -189,15 +193,16 @@ def _member(connection: Connection, device: Stored, wave: int) -> Member:
 
 
 def counts_of(counts: Mapping[str, Any]) -> Counts:
-    """What a device counted, as far as it is what it should be; nothing where it contradicts itself."""
-    names = ("requests", "late", "degraded", "audits", "disagreed")
-    values = [counts.get(name, 0) for name in names]
-    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        return NO_COUNTS
-    try:
-        return Counts(*values)
-    except ValueError:
-        return NO_COUNTS
+    """What a device counted; what is no count is 0. More bad ones than there were are cut: a device reads its counters
+    one after another."""
+
+    def count(name: str) -> int:
+        value = counts.get(name, 0)
+        return max(0, value) if isinstance(value, int) and not isinstance(value, bool) else 0
+
+    requests, audits = count("requests"), count("audits")
+    late, degraded = min(count("late"), requests), min(count("degraded"), requests)
+    return Counts(requests, late, degraded, audits, min(count("disagreements"), audits))
 
 
 @dataclass(frozen=True)
@@ -240,20 +245,17 @@ def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_c
         return
     refused = _refused(rollout, device, member)
     is_news = seen_unix_s is not None and seen_unix_s > (member.reported_unix_s or 0.0)
-    if seen_unix_s is not None and (is_news or refused):
-        # A count that came meanwhile says more surely under which release the device served.
-        release = None if has_counted and not refused else device["release"]
-        yield Reported(device["id"], seen_unix_s, release, refused=refused)
+    if seen_unix_s is not None and (refused or (is_news and not has_counted)):
+        yield Reported(device["id"], seen_unix_s, device["release"], refused=refused)
 
 
 def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
-    """Why the device does not run the release that it was offered; empty where it does not say so."""
-    if member.stage not in (Stage.OFFERED, Stage.STARTED, Stage.PASSED):
-        return ""
+    """Why the device runs no other release than it does, if it says so and did not say so before the offer."""
     package = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
-    if package.get("status") == "failed" and package.get("offered") == str(rollout.plan.release):
-        return package.get("error") or "it could not install the release"
-    return ""
+    if package.get("status") != "failed" or device["release"] == rollout.plan.release:
+        return ""
+    is_waiting = member.stage in (Stage.WAITING, *ON_NEW)
+    return (package.get("error") or "it could not install the release") if is_waiting else ""
 
 
 def _joined(connection: Connection, rollout: Rollout, row: Row) -> Iterable[Event]:
@@ -342,6 +344,9 @@ def _add_members(
     ]  # fmt: skip
     connection.execute(insert(ROLLOUT_MEMBERS), rows)
     connection.execute(update(DEVICES).where(DEVICES.c.id.in_(list(members))).values(rollout=rollout_id))
+    # Of whom nothing was asked, the newest release would be taken: whoever waits is to stay with what it has.
+    for former in {one.former for one in members.values()}:
+        _assign(connection, [name for name, one in members.items() if one.former == former], former or OWN)
 
 
 def _do(
@@ -351,8 +356,8 @@ def _do(
         _assign(connection, [action.device], action.release)
         note(connection, action.device, now_unix_s, [("offered", f"release {action.release}, roll-out {rollout_id}")])
     elif isinstance(action, TakeBack):
-        _assign(connection, [action.device], action.former)
-        former = "no release in particular" if action.former is None else f"release {action.former}"
+        _assign(connection, [action.device], action.former or OWN)
+        former = f"release {action.former}" if action.former else "what its own agent.yaml names"
         note(connection, action.device, now_unix_s, [("taken back", f"to {former}, roll-out {rollout_id}")])
     elif isinstance(action, Halt):
         record(connection, replace(GATE, now_unix_s=now_unix_s), "halt rollout", rollout_id, {"reason": action.reason})
