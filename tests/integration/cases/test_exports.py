@@ -304,5 +304,7 @@ def test_a_kill_amid_an_export_leaves_nothing_under_its_name(tmp_path: Path) -> 
             break
     assert kills >= 3
     if not (tmp_path / "out").exists():
-        assert exporting(tmp_path / "state", tmp_path / "out").wait(60) == 0
+        process = exporting(tmp_path / "state", tmp_path / "out")
+        process.communicate(timeout=60)
+        assert process.returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "state"]
