@@ -44,7 +44,12 @@ class Releases:
             self.desk.sign(signer.key)
 
     def draft(
-        self, bundles: Mapping[str, Path] | None = None, *, days: float = 365.0, like: int | None = None, **parts: Path
+        self,
+        bundles: Mapping[str, Path | str] | None = None,
+        *,
+        days: float = 365.0,
+        like: int | None = None,
+        **parts: Path,
     ) -> int:
         """Draft a release and sign it; its sequence."""
         targets = self.desk.targets()
@@ -78,7 +83,7 @@ class Releases:
             metadata.sign(signer_of(online.key))
             (folder / "metadata" / path).write_bytes(metadata.to_bytes())
 
-    def release(self, bundles: Mapping[str, Path] | None = None, **about: Any) -> int:
+    def release(self, bundles: Mapping[str, Path | str] | None = None, **about: Any) -> int:
         """Draft, sign and publish; the sequence."""
         sequence = self.draft(bundles, **about)
         self.publish()

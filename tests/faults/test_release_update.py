@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.bundle_servers import FileServer
+from tests.faults.bundle_servers import FileServer, Registry, need_registry
 from tests.faults.bundles_for_tests import Signer
 from tests.faults.proxy import Fault, Proxy
 from tests.faults.releases_for_tests import Releases
+from tests.integration.agent.versions import Publisher
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.base import Bundle, BundleRefused, Refusal
 from upwell.edge.bundle.verify import NO_TRUST
@@ -27,6 +28,7 @@ from upwell.edge.release.follower import ReleaseFollower
 from upwell.edge.release.sections import ReleaseSection
 from upwell.edge.release.source import NO_CLOCK, ReleaseSource
 from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.sources.sources import open_source
 from upwell.edge.updates.updater import Updater
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.errors import ConfigError
@@ -319,6 +321,27 @@ def test_a_payload_over_a_link_that_breaks_is_taken_up(
     assert [one.status for one in parts] == [200, *[206] * (len(parts) - 1)]
     assert len(parts) >= 3
     assert device.follower.status.looks["failed"] == len(parts) - 1
+
+
+def test_a_bundle_may_stay_in_a_registry_that_the_device_s_floor_names(
+    tmp_path: Path, releases: Releases, server: FileServer
+) -> None:
+    need_registry()
+    archive = Publisher(tmp_path).bundle(3)
+    (tmp_path / "registry").mkdir()
+    with Registry(tmp_path / "registry") as registry:
+        registry.push(archive, "shift:3")
+        offer = open_source(f"oci://{registry.address}/shift:3").newest()
+        assert offer is not None
+        releases.release({"shift": f"oci://{registry.address}/shift@{offer.token}"})
+        mirror(releases.desk, server.folder)
+        assert not list(server.folder.glob("targets/payload/*"))
+        device = Device(tmp_path / "device", server.url(""), releases.root)
+        assert f"names {registry.address}, which is not among" in device.refuses(Refusal.LOOSENED)
+        floor = Floor(Policy(), (registry.address,))
+        allowed = Device(tmp_path / "allowed", server.url(""), releases.root, floor)
+        assert allowed.follower.look() == "installed"
+        assert allowed.served == [1]
 
 
 def test_what_a_release_may_not_loosen() -> None:

@@ -70,7 +70,7 @@ def test_a_restart_finds_the_right_release_and_its_trial_goes_on(
     with agent_process(config) as agent, Callers(agent, TELLING) as callers:
         until(lambda: serves(agent) == 3, APPEARS_S)
         until(lambda: state(folder)["current"] == first, APPEARS_S)
-        assert release_of(agent)["phase"] == "rolled_back"
+        until(lambda: release_of(agent)["phase"] == "rolled_back", APPEARS_S)
     assert callers.errors == []
     assert callers.versions == [3]
 

@@ -16,6 +16,7 @@ import pytest
 from tests.faults.bundles_for_tests import Signer
 from tests.faults.releases_for_tests import Releases
 from tests.in_process import InProcess
+from tests.page_reader import Reader, blocks
 from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.base import MANIFEST_NAME
 from upwell.edge.bundle.files import entry_of, sizes_in
@@ -226,3 +227,47 @@ def test_the_online_key_must_not_be_an_offline_one(tmp_path: Path, in_process: I
     )
     assert done.code == 2
     assert "could sign releases with it" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cloud", "digits-large=1"), "--cloud: expected MODEL=sha256: and 64 hexadecimal digits, got '1'"),
+        (("--cloud", "digits-large"), "--cloud: expected KEY=VALUE"),
+        (("--name", "a b"), "--name: expected up to 64 letters, digits"),
+        (("--like", "7"), "there is no release yet"),
+        (("--bundle", "nothere.tar"), "nothere.tar: cannot be read"),
+        (("--back-within", "1"), "--back-within: "),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_leaves_nothing(
+    in_process: InProcess, releases: Releases, digits: Path, arguments: tuple[str, str], said: str
+) -> None:
+    done = in_process("release", "add", releases.place, "--bundle", f"digits={digits}", *arguments)
+    assert done.code in (1, 2)
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert not releases.desk.draft.exists()
+
+
+def test_nothing_is_drafted_where_there_is_no_root(in_process: InProcess, tmp_path: Path, digits: Path) -> None:
+    done = in_process("release", "add", tmp_path / "empty", "--bundle", digits)
+    assert done.code == 2
+    assert "this is no folder of releases; `upwell release init` makes one" in done.err
+    assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.slow
+def test_a_reader_of_the_page_comes_from_keys_to_a_device_s_release_and_replaces_a_lost_key(
+    tmp_path: Path, digits: Path
+) -> None:
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    digits.rename(folder / "digits-3.bundle.tar")
+    (folder / "policy.yaml").write_text("version: 1\n")
+    page = (Path(__file__).parents[3] / "docs/releases.md").read_text(encoding="utf-8")
+    told = [block for block in blocks(page) if block.language in ("sh", "console")]
+    assert len(told) == 4
+    for block in told:
+        Reader(folder).do(block)
+    assert {path.name for path in (folder / "stick/metadata").glob("*.root.json")} == {"1.root.json", "2.root.json"}

@@ -12,6 +12,7 @@ from upwell.edge.bundle.verify import NO_TRUST
 from upwell.edge.release.choice import Choice, KeptChoice
 from upwell.edge.release.follower import ReleaseFollower
 from upwell.edge.release.source import ReleaseSource
+from upwell.edge.release.switching import Companion, UnitSwitching
 from upwell.edge.release.unit import ReleaseUnit, open_unit
 from upwell.edge.updates.updater import Updater
 
@@ -42,8 +43,11 @@ class ReleaseClient:
     and that only within the time that the signed release itself allows.
     """
 
-    def __init__(self, follower: ReleaseFollower, source: ReleaseSource, choice: KeptChoice) -> None:
+    def __init__(
+        self, follower: ReleaseFollower, source: ReleaseSource, choice: KeptChoice, units: UnitSwitching
+    ) -> None:
         self._follower = follower
+        self._units = units
         self._store = follower.store
         self._source = source
         self._choice = choice
@@ -100,6 +104,10 @@ class ReleaseClient:
             except (BundleRefused, OSError):
                 return None
         return self._known[1]
+
+    def run_pipelines(self, companion: Companion) -> None:
+        """Have this run the pipelines of each release, beginning with those of the installed one, if it has any."""
+        self._units.attach(companion, self.installed)
 
     def close(self) -> None:
         """Look for nothing more."""

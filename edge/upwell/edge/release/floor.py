@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from upwell.edge.bundle.address import Reference
@@ -15,11 +16,12 @@ from upwell.shared.routing.policy.policy import Policy
 
 @dataclass(frozen=True)
 class Floor:
-    """The device's own word: `keeps` is the policy whose `egress: deny` holds, and `endpoints` are all that a release
-    may name besides `home`, the host that releases come from."""
+    """The device's own word: `keeps` is the policy whose `egress: deny` holds, and `endpoints` and `folders` are all
+    that a release may name. `home` is the host that releases come from."""
 
     keeps: Policy
     endpoints: Collection[str] = ()
+    folders: Sequence[Path] = ()
     home: str = ""
 
     def check_policy(self, sequence: int, policy: Policy) -> None:
@@ -43,4 +45,11 @@ class Floor:
         host = urlsplit(f"//{address}").hostname or address
         if address not in self.endpoints and host not in self.endpoints:
             problem = f"release {sequence} names {address}, which is not among `floor.endpoints` of this device"
+            raise BundleRefused(Refusal.LOOSENED, None, problem)
+
+    def check_folder(self, sequence: int, path: Path) -> None:
+        """Raise `BundleRefused` (`LOOSENED`) for a path that is in none of `folders`, links followed."""
+        real = path.resolve()
+        if not any(real.is_relative_to(one.resolve()) for one in self.folders):
+            problem = f"release {sequence} names {path}, which is in none of `floor.folders` of this device"
             raise BundleRefused(Refusal.LOOSENED, None, problem)

@@ -34,7 +34,11 @@ class FloorSection(FilePart):
         description="A policy whose rules with `egress: deny` every release must keep; by default those of `policy`.",
     )
     endpoints: tuple[str, ...] = Field(
-        (), description="Registries, HOST or HOST:PORT, that the files of a release may come from besides `source`."
+        (),
+        description="HOST or HOST:PORT of what a release may name: registries, brokers, cameras, receivers of events.",
+    )
+    folders: tuple[RelativePath, ...] = Field(
+        (), description="Folders that the pipelines of a release may read and write."
     )
 
 

@@ -44,7 +44,7 @@ class ReleaseStart:
     ) -> None:
         folder = state_dir / FOLDER_NAME
         keeps = local if section.floor.policy is None else load_yaml(section.floor.policy, Policy)
-        floor = Floor(keeps, section.floor.endpoints, home_of(section.source))
+        floor = Floor(keeps, section.floor.endpoints, section.floor.folders, home_of(section.source))
         self._parts = UnitParts(trust, floor, local, {})
         self._section = section
         factory = Bundle(folder) if has_factory else None
@@ -96,7 +96,7 @@ class ReleaseStart:
                 self.store.prove(state.current)
             else:
                 units.resume(state.current, former)
-        return ReleaseClient(self.follower, self._source, self._choice), units
+        return ReleaseClient(self.follower, self._source, self._choice, units), units
 
     def _take(self, bundle: Bundle) -> Callable[[], None]:
         return self._activate(bundle)

@@ -40,12 +40,23 @@ class UnitAgent(ServingAgent, Protocol):
         """Serve all of this from now on, between two requests."""
 
 
+class Companion(Protocol):
+    """What runs the pipelines of a release around the agent."""
+
+    def check(self, unit: ReleaseUnit) -> None:
+        """Raise `ConfigError` for pipelines that cannot run here, `BundleRefused` for those that must not."""
+
+    def take(self, unit: ReleaseUnit | None) -> None:
+        """Run those of this release from now on; with None, or where it has none, those of agent.yaml."""
+
+
 @dataclass(frozen=True)
 class Former:
-    """What was served before a release: the edge sides that it replaced, and the policy."""
+    """What was served before a release: the edge sides that it replaced, the policy, and the release that it was."""
 
     edges: Mapping[str, EdgeModel]
     policy: Policy
+    unit: ReleaseUnit | None = None
 
 
 @dataclass
@@ -84,12 +95,21 @@ class UnitSwitching:
         self._parts = parts
         self._lock = threading.Lock()
         self._trial: _Trial | None = None
+        self._companion: Companion | None = None
+        self._unit: ReleaseUnit | None = None
+
+    def attach(self, companion: Companion, unit: ReleaseUnit | None) -> None:
+        """Have this run the pipelines of each release, beginning with those of `unit`, which is served."""
+        self._companion, self._unit = companion, None
+        self._run_pipelines(unit)
 
     def activate(self, bundle: Bundle) -> Callable[[], None]:
         """Load and test a release; what serves it. Raises `BundleRefused` where it is no good here."""
         unit, policy = opened(bundle, self._parts)
         try:
             check_policy(policy, self._agent.models.values(), None, has_state_dir=True)
+            if self._companion is not None:
+                self._companion.check(unit)
             edges = {}
             for name, load in self._parts.load.items():
                 found = unit.bundles.get(name)
@@ -102,7 +122,7 @@ class UnitSwitching:
         except UpwellError as error:
             text = f"release {unit.sequence} does not run here: {error}"
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
-        return partial(self._switch, unit.sequence, edges, policy)
+        return partial(self._switch, unit, edges, policy)
 
     def resume(self, sequence: int, former: Former) -> None:
         """Go on with the trial of what is served, which a restart broke."""
@@ -127,6 +147,7 @@ class UnitSwitching:
         former = self.load_former(bundle)
         self._end_trial()
         self._agent.replace_unit(former.edges, former.policy)
+        self._run_pipelines(former.unit)
         self._store.condemn(state.current, GONE_BACK, target)
         return True
 
@@ -145,7 +166,7 @@ class UnitSwitching:
         except UpwellError as error:
             text = f"release {bundle.version} does not run here any more: {error}"
             raise BundleRefused(Refusal.FAILED_SELF_TEST, bundle.folder, text) from None
-        return Former(edges, policy)
+        return Former(edges, policy, unit)
 
     def poll(self) -> None:
         """Prove what changed no model, and so has nothing to be compared, once it has served for long enough."""
@@ -168,13 +189,19 @@ class UnitSwitching:
             text = f"{name!r} takes {new_s * 1e3:.0f} ms here, and {former_s * 1e3:.0f} ms before"
             raise BundleRefused(Refusal.TOO_SLOW, None, f"{text}; the deadline is {deadline_s * 1e3:.0f} ms")
 
-    def _switch(self, sequence: int, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+    def _switch(self, unit: ReleaseUnit, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
         self._end_trial()
         before = {name: self._switching.current(name) for name in edges}
-        former = Former({name: edge for name, edge in before.items() if edge}, self._agent.router.policy)
-        self._try_out(sequence, edges, former)
+        known = {name: edge for name, edge in before.items() if edge}
+        self._try_out(unit.sequence, edges, Former(known, self._agent.router.policy, self._unit))
         self._agent.replace_unit(edges, policy)
-        _log.info("release %d is served", sequence)
+        self._run_pipelines(unit)
+        _log.info("release %d is served", unit.sequence)
+
+    def _run_pipelines(self, unit: ReleaseUnit | None) -> None:
+        former, self._unit = self._unit, unit
+        if self._companion is not None and any(one is not None and one.pipelines for one in (unit, former)):
+            self._companion.take(unit)
 
     def _end_trial(self) -> None:
         with self._lock:
@@ -210,8 +237,12 @@ class UnitSwitching:
                 edge.trial = edge.versions = None
         self._agent.replace_unit(trial.former.edges, trial.former.policy)
         _log.error("went back from release %d to what was served before: %s", trial.sequence, reason)
-        in_background("roll-back", partial(self._store.condemn, trial.sequence, reason))
+        in_background("roll-back", partial(self._roll_back, trial, reason))
         return True
+
+    def _roll_back(self, trial: _Trial, reason: str) -> None:
+        self._run_pipelines(trial.former.unit)
+        self._store.condemn(trial.sequence, reason)
 
     def _prove(self, trial: _Trial, name: str) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from upwell.pipelines.config.sections import PipelinesConfig
 from upwell.pipelines.config.signatures import signatures_of
 from upwell.pipelines.preview.pages import check_preview_address
 from upwell.pipelines.run.assembly import LateResults, build_pipelines
+from upwell.pipelines.run.release import ReleasedPipelines
 from upwell.pipelines.run.runner import PipelineRunner
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError
@@ -40,7 +41,8 @@ def load(path: Path, agent: AgentConfig) -> PipelinesConfig:
 def running_file(path: Path, config: AgentConfig, agent: AgentCore, results: LateResults) -> Iterator[PipelineRunner]:
     """The pipelines of the file, not started, in the agent's metrics and health; changes of the file take over.
 
-    A file that is wrong is refused whole, and the former pipelines go on. Raises `ConfigError` where it is at first.
+    A file that is wrong is refused whole, and the former pipelines go on. Where agent.yaml says where releases come
+    from, those of a release take its place instead. Raises `ConfigError` where it is at first.
     """
 
     def take(changed: PipelinesConfig) -> str:
@@ -60,7 +62,9 @@ def running_file(path: Path, config: AgentConfig, agent: AgentCore, results: Lat
     with build_pipelines(file.value, agent, config.agent.state_dir, results) as runner:
         agent.metrics.export(runner.families)
         agent.describe_with("pipelines", health)
-        watching = Housekeeping(file.poll)
+        if agent.release is not None:  # releases alone decide, and the file is what the device came with
+            agent.release.run_pipelines(ReleasedPipelines(path, config, load, runner.change))
+        watching = Housekeeping(*([file.poll] if agent.release is None else []))
         try:
             yield runner
         finally:

@@ -117,6 +117,7 @@ def add(
         from upwell.tools.release.desk import Desk, in_days, sequences
         from upwell.tools.release.making import Wanted, made
     desk = Desk(folder)
+    desk.root(with_draft=True)
     targets = desk.targets()
     known = sequences(targets.signed) if targets is not None else []
     wanted = Wanted(

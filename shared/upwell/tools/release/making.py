@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from upwell.edge.bundle.address import SCHEME, Reference
 from upwell.edge.bundle.archive import write_archive
@@ -70,7 +73,7 @@ def made(desk: Desk, wanted: Wanted, sequence: int) -> Iterator[Made]:
         bundles = dict(base.bundles) if base else {}
         for number, (name, source) in enumerate(wanted.bundles.items()):
             bundles[name] = _bundle(source, scratch / f"bundle{number}", files)
-        document = ReleaseDocument(
+        document = _document(
             name=wanted.name or (base.name if base else desk.folder.resolve().name),
             sequence=sequence,
             bundles=bundles,
@@ -83,6 +86,20 @@ def made(desk: Desk, wanted: Wanted, sequence: int) -> Iterator[Made]:
         if not document.payloads:
             raise ConfigError.at(None, "there is nothing in it; expected --bundle, --policy, --pipelines or --like")
         yield Made(document, files, opened(desk, document, files, scratch / "unit"))
+
+
+def _document(**parts: Any) -> ReleaseDocument:
+    """Raises `ConfigError` for a name or a digest that is none."""
+    try:
+        return ReleaseDocument(**parts)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = {"cloud": "--cloud", "name": "--name", "back_within_s": "--back-within"}.get(str(first["loc"][0]), "")
+        expected = {
+            "--cloud": "expected MODEL=sha256: and 64 hexadecimal digits",
+            "--name": "expected up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first",
+        }.get(option, first["msg"])
+        raise ConfigError.at(None, f"{expected}, got {first['input']!r}", option) from None
 
 
 def opened(desk: Desk, document: ReleaseDocument, files: Mapping[str, Path], into: Path) -> ReleaseUnit:
