@@ -115,6 +115,7 @@ def test_the_chosen_release_is_taken_and_no_other(folder: Path, publisher: Publi
         assert (device.release.status().sequence, device.release.status().digest) == (3, digest)
 
 
+@pytest.mark.slow
 def test_who_chooses_may_send_a_device_back_by_one_release_while_that_is_allowed(
     folder: Path, publisher: Publisher, releases: Releases
 ) -> None:
@@ -142,6 +143,7 @@ def test_who_chooses_may_send_a_device_back_by_one_release_while_that_is_allowed
         assert "is older than release" in device.comes_to("refused", first)
 
 
+@pytest.mark.slow
 def test_long_after_it_was_installed_nobody_sends_a_device_back(
     folder: Path, publisher: Publisher, releases: Releases
 ) -> None:

@@ -27,6 +27,7 @@ from upwell.edge.release.clock import is_synchronised
 from upwell.edge.release.source import NO_CLOCK
 
 
+@pytest.mark.slow
 def test_good_releases_roll_under_load_and_bad_ones_go_back_by_themselves(
     folder: Path, publisher: Publisher, releases: Releases
 ) -> None:
