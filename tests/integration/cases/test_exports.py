@@ -24,6 +24,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 from pycocotools.coco import COCO
+from ruamel.yaml import YAML
 from sklearn.datasets import load_files
 from typer.testing import CliRunner
 
@@ -108,7 +109,7 @@ def test_yolo_and_label_studio_say_the_same(tmp_path: Path, number: int) -> None
     made = detections(tmp_path / "state", number)
     run("cases", "export", tmp_path / "state", "--format", "yolo", "--out", tmp_path / "yolo")
     run("cases", "export", tmp_path / "state", "--format", "label-studio", "--out", tmp_path / "studio")
-    names = json.loads((tmp_path / "yolo" / "data.yaml").read_text().splitlines()[-1].removeprefix("names: "))
+    names = YAML(typ="safe", pure=True).load(tmp_path / "yolo" / "data.yaml")["names"]
     for id, one in made.items():
         found = []
         for line in (tmp_path / "yolo" / "labels" / f"{id}.txt").read_text().splitlines():

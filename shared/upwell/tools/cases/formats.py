@@ -24,6 +24,8 @@ LeftOut: TypeAlias = Counter[str]
 
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f"*/:<>?\\|%]')
 _MOST_NAME_BYTES = 200
+_LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]")
+_BEYOND_16_BITS = re.compile("[\U00010000-\U0010ffff]")
 
 
 def label_studio(task: ExportTask, folder: Path, url: str) -> LeftOut:
@@ -152,8 +154,11 @@ def yolo(task: ExportTask, folder: Path, _: str) -> LeftOut:
                 f"{numbers[box.label]} {(x1 + x2) / 2:.17g} {(y1 + y2) / 2:.17g} {x2 - x1:.17g} {y2 - y1:.17g}\n"
             )
         (folder / "labels" / f"{item.facts.id}.txt").write_text("".join(lines), encoding="utf-8")
-    # JSON is YAML, and quotes whatever a name holds.
-    text = f"path: .\ntrain: images\nval: images\nnc: {len(names)}\nnames: {json.dumps(names)}\n"
+    # JSON quotes whatever a name holds, and is YAML but for characters beyond 16 bits, which it would write as two,
+    # and for what ends a line in YAML alone.
+    listed = _BEYOND_16_BITS.sub(lambda one: f"\\U{ord(one[0]):08X}", json.dumps(names, ensure_ascii=False))
+    listed = _LINE_ENDS.sub(lambda one: f"\\u{ord(one[0]):04X}", listed)
+    text = f"path: .\ntrain: images\nval: images\nnc: {len(names)}\nnames: {listed}\n"
     (folder / "data.yaml").write_text(text, encoding="utf-8")
     _drop_pictures(folder, usable)
     return _missing(items, usable)
