@@ -92,7 +92,7 @@ def test_an_agent_that_never_ran_has_nothing(config: Path) -> None:
 def test_either_an_id_or_a_number(config: Path, arguments: tuple[object, ...]) -> None:
     result = run(*arguments, "-c", config)
     assert isinstance(result.exception, ConfigError)
-    assert "expected the id of a request, or --last N" in str(result.exception)
+    assert "expected the id of a request or an event, or --last N" in str(result.exception)
 
 
 def test_without_a_state_dir_it_says_what_is_missing(config: Path) -> None:

@@ -132,7 +132,7 @@ def test_the_public_names_are_these() -> None:
     assert all(getattr(upwell.pipelines, name).__name__ == name for name in names)
     public = {name for name in dir(upwell.pipelines.Pipeline) if not name.startswith("_")}
     assert public == {"close", "from_config", "status", "stop"}
-    assert list(upwell.pipelines.AnsweredFrame.__dataclass_fields__) == ["scene", "fired", "latency_s"]
+    assert list(upwell.pipelines.AnsweredFrame.__dataclass_fields__) == ["scene", "fired", "latency_s", "steps"]
 
 
 BASE = {

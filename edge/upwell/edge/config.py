@@ -85,7 +85,10 @@ class AgentSection(ServerKeys):
         DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; one more is refused."
     )
     flights: int = Field(
-        10_000, ge=0, le=1_000_000, description="Decisions that the flight recorder keeps, for `upwell explain`."
+        10_000,
+        ge=0,
+        le=1_000_000,
+        description="Requests, and as many frames, that `upwell explain` knows.",
     )
     spool: SpoolSection = Field(SpoolSection(), description="Cases kept for later; needs `state_dir`.")
     trust: TrustSection = Field(TrustSection(), description="Whose signatures on bundles count.")

@@ -16,6 +16,19 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
+@dataclass(frozen=True)
+class StepRun:
+    """What one step did with a frame. `step` is its key in the file, and the model that it asks.
+
+    `objects` is how many the frame had after it; `requests` are the ids of those that it made.
+    """
+
+    step: str
+    took_s: float
+    objects: int
+    requests: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class AnsweredFrame:
     """A frame that went through all steps in time. `latency_s` counts from capture."""
@@ -23,6 +36,21 @@ class AnsweredFrame:
     scene: Scene
     fired: Sequence[FiredEvent]
     latency_s: float
+    steps: Sequence[StepRun] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class DroppedFrame:
+    """A frame without an answer, for the `reason` that is counted. `scene` is what was known until then.
+
+    `latency_s` is from capture until it was dropped; the last of `steps` dropped it, or ended after the deadline.
+    """
+
+    scene: Scene
+    reason: str
+    text: str
+    latency_s: float
+    steps: Sequence[StepRun]
 
 
 @dataclass(frozen=True)

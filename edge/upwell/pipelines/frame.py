@@ -77,7 +77,8 @@ class Scene:
     """A frame on its way through the steps. `pixels` are those that may leave the process: the frame's, or blurred.
 
     `answers` has, by model, what was said about the whole frame where that is no list of objects. `route`, `reason`
-    and `degraded` are those of the last answer about the frame; empty before there is one.
+    and `degraded` are those of the last answer about the frame; empty before there is one. `requests` are the ids of
+    what the agent was asked about it, in order.
     """
 
     frame: Frame
@@ -87,3 +88,4 @@ class Scene:
     route: str = ""
     reason: str = ""
     degraded: bool = False
+    requests: tuple[str, ...] = ()

@@ -46,9 +46,7 @@ def test_a_prefix_is_enough_where_it_is_unique(recorder: FlightRecorder) -> None
     assert recorder.find("abcd")["id"] == "abcd"
     assert recorder.find("b")["id"] == "b"
     assert recorder.find("bb")["id"] == "bb"
-    with pytest.raises(
-        UnknownRequest, match="2 recorded requests have an id that begins with 'abc', such as abce, abcd"
-    ):
+    with pytest.raises(UnknownRequest, match="2 recorded ids begin with 'abc', such as abce, abcd"):
         recorder.find("abc")
     with pytest.raises(UnknownRequest, match="no request '' is recorded"):
         recorder.find("")

@@ -1,9 +1,10 @@
-"""`upwell explain`: why one request was answered as it was."""
+"""`upwell explain`: why a request was answered as it was, and what a pipeline did with the frame of an event."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +14,22 @@ from rich.table import Table
 from rich.text import Text
 
 from upwell.edge.config import AgentConfig
-from upwell.edge.observe.flight_recorder.recorder import FOLDER_NAME, find, last, local_time
+from upwell.edge.observe.flight_recorder.frame_words import tell_frame
+from upwell.edge.observe.flight_recorder.recorder import (
+    FOLDER_NAME,
+    FRAMES_NAME,
+    find,
+    is_frame,
+    last,
+    local_time,
+)
 from upwell.edge.observe.flight_recorder.segments import newest_lines
 from upwell.edge.observe.flight_recorder.words import ms, outcome, tell
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 
 _WIDE = 1000
-_ID = "The id of the answer (`upwell infer` prints it, the log has it), or how it begins."
+_ID = "The id of an answer (`upwell infer` prints it, the log has it) or of a pipeline's event, or how it begins."
 
 
 def explain(
@@ -29,39 +38,45 @@ def explain(
     last_count: Annotated[
         int | None, typer.Option("--last", min=1, help="List this many of the latest requests instead.")
     ] = None,
+    frames: Annotated[bool, typer.Option("--frames", help="With --last: frames of pipelines, not requests.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Tell why a request was answered as it was: signals, rule, predicted and actual times, reason.
 
+    Of an event it tells what the pipeline did with its frame: steps, objects, and the requests about them.
     Works beside the running agent and after it.
     """
     if (id is None) == (last_count is None):
-        raise ConfigError.at(None, "expected the id of a request, or --last N to list some", "explain")
-    folder = _folder(config)
+        raise ConfigError.at(None, "expected the id of a request or an event, or --last N to list some", "explain")
+    if frames and last_count is None:
+        raise ConfigError.at(None, "lists frames; expected --last N beside it", "--frames")
+    state_dir = _state_dir(config)
+    requests, of_frames = newest_lines(state_dir / FOLDER_NAME), newest_lines(state_dir / FRAMES_NAME)
     try:
         if last_count is not None:
-            _list(last(newest_lines(folder), last_count), as_json)
+            show = _list_frames if frames else _list
+            show(last(of_frames if frames else requests, last_count), as_json)
         elif id is not None:
-            _tell(find(newest_lines(folder), id), as_json)
+            _tell(find(chain(requests, of_frames), id), as_json)
     except OSError as error:
-        raise ConfigError.at(folder, f"cannot be read: {error.strerror}", "agent.state_dir") from None
+        raise ConfigError.at(state_dir, f"cannot be read: {error.strerror}", "agent.state_dir") from None
 
 
-def _folder(config: Path) -> Path:
+def _state_dir(config: Path) -> Path:
     state_dir = load_yaml(config, AgentConfig).agent.state_dir
     if state_dir is None:
         raise ConfigError.at(
             config, "not written, so the agent keeps its decisions in memory only; expected a folder", "agent.state_dir"
         )
-    return state_dir / FOLDER_NAME
+    return state_dir
 
 
-def _tell(request_trace: Mapping[str, Any], as_json: bool) -> None:
+def _tell(trace: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(request_trace))
+        typer.echo(json.dumps(trace))
         return
     console = Console(highlight=False, soft_wrap=True)
-    for title, lines in tell(request_trace):
+    for title, lines in tell_frame(trace) if is_frame(trace) else tell(trace):
         console.print(Text(title, style="bold"))
         for line in lines:
             console.print(Text(f"  {printable(line)}"))
@@ -80,6 +95,21 @@ def _list(traces: list[dict[str, Any]], as_json: bool) -> None:
         cells = (local_time(request_trace["time"]), request_trace["id"], request_trace.get("model"), route, reason)
         table.add_row(*(Text(printable(str(cell))) for cell in cells), ms(request_trace.get("took_s")), degraded)
     Console(highlight=False, width=_WIDE).print(table)  # a line too long for the terminal is better than a cut id
+
+
+def _list_frames(traces: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(traces))
+        return
+    table = Table(box=None)
+    for heading in ("captured", "id", "outcome", "took", "objects", "events"):
+        table.add_column(heading, no_wrap=True)
+    for trace in traces:
+        events = ", ".join(f"{one.get('event')} {one.get('id')}" for one in trace.get("events") or [])
+        when, took = local_time(trace["time"]), ms(trace.get("took_s"))
+        cells = (when, trace["id"], trace.get("outcome"), took, trace.get("objects_count", ""), events)
+        table.add_row(*(Text(printable(str(cell))) for cell in cells))
+    Console(highlight=False, width=_WIDE).print(table)
 
 
 def printable(text: str) -> str:

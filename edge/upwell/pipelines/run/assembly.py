@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from upwell.edge.observe.flight_recorder.recorder import FRAMES_NAME, FlightRecorder
 from upwell.edge.server.core import AgentCore
 from upwell.edge.spool.item import SpoolResult
 from upwell.edge.spool.sinks import TakeLater
-from upwell.pipelines.answered import AnsweredFrame
+from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
 from upwell.pipelines.config.sections import (
     InferSection,
     KeepSection,
@@ -28,6 +29,7 @@ from upwell.pipelines.events.rules import EventRules, load_condition
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.amendments import Amendments, WaitingEvent
+from upwell.pipelines.run.frame_notes import FrameNotes
 from upwell.pipelines.run.inference import FrameDropped, Inference, InferFrame, InferObjects, InferSettings, Step
 from upwell.pipelines.run.pipeline import Pipeline
 from upwell.pipelines.run.publishing import PublishedAs, Publisher, may_leave
@@ -179,6 +181,7 @@ class Where:
 @dataclass(frozen=True)
 class _Change:
     detector: ChangeDetector
+    name: ClassVar[str] = "change"
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002  as every step takes it
         if not self.detector.is_changed(scene.frame):
@@ -189,6 +192,7 @@ class _Change:
 @dataclass(frozen=True)
 class _Track:
     tracker: Tracker
+    name: ClassVar[str] = "track"
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
         return replace(scene, objects=self.tracker.update(scene.objects, scene.frame.at_s))
@@ -197,6 +201,7 @@ class _Track:
 @dataclass(frozen=True)
 class _Locate:
     zones: Zones
+    name: ClassVar[str] = "zones"
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
         return replace(scene, objects=self.zones.locate(scene.objects))
@@ -206,6 +211,7 @@ class _Locate:
 class _Keep:
     section: KeepSection
     where: Where | None
+    name: ClassVar[str] = "keep"
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
         objects = keep(scene.objects, self.section.labels, self.section.min_score or 0.0)
@@ -217,6 +223,7 @@ class _Keep:
 @dataclass(frozen=True)
 class _Blur:
     labels: frozenset[str]
+    name: ClassVar[str] = "blur"
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
         boxes = [found.box for found in scene.objects if found.label in self.labels]
@@ -245,15 +252,24 @@ def sink_settings(section: SinkSection) -> SinkSettings:
 _OpenSinks: TypeAlias = list[tuple[SinkSettings, Sink]]
 
 
+@dataclass(frozen=True)
+class SharedParts:
+    """What all pipelines around an agent write to; `frames` is None where none are to be kept."""
+
+    outbox: Outbox
+    late: Amendments
+    frames: FlightRecorder | None
+
+
 class PipelineFactory:
     """Makes the pipelines of files around one agent, with one outbox for all of them."""
 
     def __init__(
-        self, agent: AgentCore, outbox: Outbox, late: Amendments, publishers: dict[str, Publisher], sinks: _OpenSinks
+        self, agent: AgentCore, shared: SharedParts, publishers: dict[str, Publisher], sinks: _OpenSinks
     ) -> None:
         self._agent = agent
-        self._outbox = outbox
-        self._late = late
+        self._shared = shared
+        self._outbox = shared.outbox
         self._publishers = publishers
         self._sinks = sinks
 
@@ -279,7 +295,7 @@ class PipelineFactory:
 
     def build(self, name: str, section: PipelineSection) -> BuiltPipeline:
         """One pipeline, its source open. Raises `ConfigError`."""
-        built = _build_pipeline(name, section, self._agent, self._outbox, self._late)
+        built = _build_pipeline(name, section, self._agent, self._shared)
         self._publishers[name] = built.publisher
         return built
 
@@ -298,9 +314,7 @@ def _paired(wanted: Mapping[str, Sequence[SinkSettings]], opened: Mapping[str, S
     return [*{id(sink): (settings, sink) for settings, sink in pairs}.values()]
 
 
-def _build_pipeline(
-    name: str, section: PipelineSection, agent: AgentCore, outbox: Outbox, late: Amendments
-) -> BuiltPipeline:
+def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, shared: SharedParts) -> BuiltPipeline:
     """One pipeline, its source open. Raises `ConfigError`."""
     bound = bind_steps(name, section, agent)
     lost_s = next((one.track.lost for one in section.steps if one.track is not None), LOST_S)
@@ -320,16 +334,19 @@ def _build_pipeline(
             if step.inference.settings.model == model:
                 step.amend(track, case, facts)
 
-    publisher = Publisher(published_as, outbox, late, amended)
+    publisher = Publisher(published_as, shared.outbox, shared.late, amended)
     preview: Preview | None = None
 
-    def tell(answered: AnsweredFrame) -> None:
-        publisher.publish(answered)
-        if preview is not None:
-            preview.note(answered)
+    def tell(frame: AnsweredFrame | DroppedFrame) -> None:
+        events = publisher.publish(frame) if isinstance(frame, AnsweredFrame) else ()
+        if notes is not None:
+            notes.note(frame, events)
+        if preview is not None and isinstance(frame, AnsweredFrame):
+            preview.note(frame)
 
     source = open_source(source_settings(section.source))
     deadline_s = math.inf if section.source.deadline is None else section.source.deadline
+    notes = None if shared.frames is None else FrameNotes(name, deadline_s, shared.frames)
     pipeline = Pipeline(name, source, bound.steps, rules, deadline_s, tell)
     if section.preview:
         preview = Preview(name, bound.zones.polygons, bound.zones.lines, lambda: pipeline.status)
@@ -342,7 +359,7 @@ def build_pipelines(
     """All pipelines of a file around one agent, not started. Raises `ConfigError`, and leaves nothing open then.
 
     `state_dir` keeps events that are not delivered yet, and those that wait for the cloud; without it, in memory and
-    in a temporary folder, for as long as the process lives.
+    in a temporary folder, for as long as the process lives. What became of frames is kept there alone.
     """
     publishers: dict[str, Publisher] = {}
 
@@ -362,7 +379,12 @@ def build_pipelines(
         on_failure.callback(results.unbind)
         # Until then answers may come, and amend.
         on_failure.callback(_flush, outbox, "lost" if state_dir is None else "kept for the next start")
-        factory = PipelineFactory(agent, outbox, late, publishers, _paired(wanted, opened))
+        frames, limit = None, agent.flight_recorder.limit
+        if state_dir is not None and limit:
+            frames = FlightRecorder(state_dir / FRAMES_NAME, limit)
+            on_failure.callback(frames.close)
+        shared = SharedParts(outbox, late, frames)
+        factory = PipelineFactory(agent, shared, publishers, _paired(wanted, opened))
         runner = PipelineRunner(factory, outbox, on_failure.pop_all())
     try:
         runner.change(config)

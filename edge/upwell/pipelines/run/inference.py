@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -34,11 +35,12 @@ _FORGET_S = 60.0
 
 
 class FrameDropped(Exception):
-    """A frame that is not answered, and why: `reason` is a code such as `late`."""
+    """A frame that is not answered, and why: `reason` is a code such as `late`, `request` the id of one that failed."""
 
-    def __init__(self, reason: str, text: str = "") -> None:
+    def __init__(self, reason: str, text: str = "", request: str = "") -> None:
         super().__init__(text or reason)
         self.reason = reason
+        self.request = request
 
 
 _REASONS: Sequence[tuple[type[UpwellError], str]] = (
@@ -52,6 +54,11 @@ _REASONS: Sequence[tuple[type[UpwellError], str]] = (
 
 class Step(Protocol):
     """One step of a pipeline."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the file, and the model that it asks."""
+        ...
 
     def take(self, scene: Scene, until_s: float) -> Scene:
         """The scene with what the step adds. `until_s` is the frame's deadline. Raises `FrameDropped`."""
@@ -115,13 +122,14 @@ class Inference:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise FrameDropped("late")
+        id = uuid.uuid4().hex
         try:
             return self._agent.infer(
-                self.settings.model, {self._input: rows}, deadline_s=left_s, tags={**self.tags, **tags}
+                self.settings.model, {self._input: rows}, deadline_s=left_s, tags={**self.tags, **tags}, id=id
             )
         except UpwellError as error:
             reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "failed")
-            raise FrameDropped(reason, str(error)) from error
+            raise FrameDropped(reason, str(error), id) from error
 
     def facts(self, answer: Answer, row: int) -> dict[str, Any]:
         """What events write about a row of the answer; `id` is that of the request, for `upwell explain`.
@@ -166,6 +174,7 @@ class InferFrame:
 
     def __init__(self, inference: Inference) -> None:
         self.inference = inference
+        self.name = f"infer {inference.settings.model}"
 
     def take(self, scene: Scene, until_s: float) -> Scene:
         """The scene with the model's answer. Raises `FrameDropped`."""
@@ -176,7 +185,9 @@ class InferFrame:
         if ask.reader.finds_objects:
             del facts["objects"]  # they are the frame's from here on
             found = replace(found, objects=ask.reader.objects(answer.outputs))
-        return replace(found, answers={**scene.answers, ask.settings.model: facts})
+        return replace(
+            found, answers={**scene.answers, ask.settings.model: facts}, requests=(*scene.requests, answer.id)
+        )
 
 
 @dataclass
@@ -195,6 +206,7 @@ class InferObjects:
 
     def __init__(self, inference: Inference, where: Callable[[FoundObject, Scene], bool] | None = None) -> None:
         self.inference = inference
+        self.name = f"infer {inference.settings.model}"
         self._where = where
         self._known: dict[int, _Known] = {}
         self._lock = threading.Lock()
@@ -240,6 +252,7 @@ class InferObjects:
             route=str(answers[0].route) if len({answer.route for answer in answers}) == 1 else "mixed",
             reason=str(answers[-1].reason),
             degraded=scene.degraded or any(answer.degraded for answer in answers),
+            requests=(*scene.requests, *(answer.id for answer in answers)),
         )
 
     def amend(self, track: int, case: str, facts: Mapping[str, Any]) -> None:

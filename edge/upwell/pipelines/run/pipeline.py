@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 
-from upwell.pipelines.answered import AnsweredFrame, PipelineStatus
+from upwell.pipelines.answered import AnsweredFrame, DroppedFrame, PipelineStatus, StepRun
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.frame import Frame, Scene
 from upwell.pipelines.run.inference import FrameDropped, Step
@@ -25,6 +25,7 @@ lost or closed; nothing had changed; the deadline was over; the agent had no roo
 _LOOK_S = 0.2
 _LATENCIES = 512
 _SAY_EVERY_S = 60.0
+_NO_REQUESTS: tuple[str, ...] = ()
 _log = logging.getLogger(__name__)
 
 
@@ -32,8 +33,8 @@ class Pipeline:
     """Frames of `source` through `steps`. Iterate over it, in one thread; close it, or use it as a context manager.
 
     `deadline_s` counts from a frame's capture, infinite where only the models' policies have one. `publish` is given
-    each answered frame before the iteration sees it, and the last one again when the source is over, with what that
-    fires.
+    each frame that went into the steps: an answered one before the iteration sees it, and the last of them again when
+    the source is over, with what that fires.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Pipeline:
         steps: Sequence[Step],
         rules: EventRules,
         deadline_s: float = math.inf,
-        publish: Callable[[AnsweredFrame], None] | None = None,
+        publish: Callable[[AnsweredFrame | DroppedFrame], None] | None = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -79,24 +80,25 @@ class Pipeline:
     def _answer(self, frame: Frame) -> AnsweredFrame | None:
         until_s = frame.captured_s + self._deadline_s
         scene = Scene(frame, frame.pixels)
+        runs: list[StepRun] = []
         try:
             for step in self.steps:
-                scene = step.take(scene, until_s)
+                scene = _taken(step, scene, until_s, runs)
             latency_s = time.monotonic() - frame.captured_s
             if latency_s > self._deadline_s:
                 raise FrameDropped("late")
         except FrameDropped as dropped:
-            self._note(dropped)
+            self._drop(dropped, scene, runs)
             if dropped.reason == "unchanged":  # it needs no answer; the others want one, after the next start at least
                 self.source.done(frame)
             return None
         except BaseException:  # a defect, told by whoever runs the pipeline; the sums must agree none the less
-            self._note(FrameDropped("failed", "a step failed"))
+            self._drop(FrameDropped("failed", "a step failed"), scene, runs)
             raise
         with self._lock:
             self._frames["answered"] += 1
             self._latencies_s.append(latency_s)
-        self._last = AnsweredFrame(scene, self._rules.take(scene), latency_s)
+        self._last = AnsweredFrame(scene, self._rules.take(scene), latency_s, runs)
         self._tell(self._last)
         self.source.done(frame)
         return self._last
@@ -107,7 +109,13 @@ class Pipeline:
         if self._publish is not None:
             self._publish(answered)
 
-    def _note(self, dropped: FrameDropped) -> None:
+    def _drop(self, dropped: FrameDropped, scene: Scene, runs: Sequence[StepRun]) -> None:
+        self._count(dropped)
+        if self._publish is not None:
+            latency_s = time.monotonic() - scene.frame.captured_s
+            self._publish(DroppedFrame(scene, dropped.reason, str(dropped), latency_s, runs))
+
+    def _count(self, dropped: FrameDropped) -> None:
         with self._lock:
             self._frames[dropped.reason] += 1
             if dropped.reason == "unchanged":
@@ -162,3 +170,17 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _taken(step: Step, scene: Scene, until_s: float, runs: list[StepRun]) -> Scene:
+    """The scene that the step gives; `runs` gets what it did, also where it drops the frame."""
+    began_s, after, requests = time.monotonic(), scene, _NO_REQUESTS
+    try:
+        after = step.take(scene, until_s)
+        requests = after.requests[len(scene.requests) :]
+    except FrameDropped as dropped:
+        requests = (dropped.request,) if dropped.request else ()
+        raise
+    finally:
+        runs.append(StepRun(step.name, time.monotonic() - began_s, len(after.objects), requests))
+    return after

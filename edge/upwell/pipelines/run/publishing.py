@@ -67,10 +67,10 @@ class Publisher:
         self._in_order = threading.Lock()
         """Late answers come on another thread: what has the lower sequence is put first."""
 
-    def publish(self, answered: AnsweredFrame) -> None:
-        """Put what the frame fired into the outbox; it is durable when this returns."""
+    def publish(self, answered: AnsweredFrame) -> Sequence[Event]:
+        """Put what the frame fired into the outbox; what is returned is durable."""
         if not answered.fired:
-            return
+            return ()
         scene = answered.scene
         picture = jpeg(annotated(scene, self._as.zones)) if self._as.has_pictures else b""
         with self._in_order:
@@ -83,6 +83,7 @@ class Publisher:
                 are_kept = self._outbox.put([*messages, *(one for one in amendments if one is not None)])
             finally:
                 self._late.settle(expected, are_kept=are_kept)
+        return events
 
     def _event(self, fired: FiredEvent, answered: AnsweredFrame) -> Event:
         scene = answered.scene

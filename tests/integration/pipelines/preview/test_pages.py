@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from tests.unit.edge.agents import scene
 from tests.unit.pipelines.preview.drawn_frames import FakePipeline, answered, person, picture
 from upwell.edge.server.assembly import serve_metrics
+from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
 from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.preview.pages import preview_pages
 from upwell.pipelines.preview.preview import Preview
@@ -160,9 +161,12 @@ def test_a_running_pipeline_shows_its_frames(tmp_path: Path) -> None:
         Image.fromarray(picture([(0.0, 0.0, 0.5, 0.5)])).save(tmp_path / f"{number}.png")
     settings = FolderSettings(tmp_path, watch=False, answered="leave", settle_s=0.0)
     shown: list[Preview] = []
-    with Pipeline(
-        "dock", open_source(settings), (), EventRules((), Zones({}, {})), publish=lambda one: shown[0].note(one)
-    ) as pipeline:
+
+    def show(one: AnsweredFrame | DroppedFrame) -> None:
+        assert isinstance(one, AnsweredFrame)
+        shown[0].note(one)
+
+    with Pipeline("dock", open_source(settings), (), EventRules((), Zones({}, {})), publish=show) as pipeline:
         shown.append(Preview("dock", {}, {}, lambda: pipeline.status))
         numbers = [one.scene.frame.number for one in pipeline]
         document = shown[0].document()

@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.pipelines_run import write_agent
+from tests.pipelines_run import MadeSource, write_agent
 from upwell.edge import Agent
+from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
+from upwell.pipelines.events.rules import EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.run import inference
-from upwell.pipelines.run.inference import Inference, InferObjects, InferSettings
+from upwell.pipelines.run.inference import Inference, InferFrame, InferObjects, InferSettings
+from upwell.pipelines.run.pipeline import Pipeline
+from upwell.pipelines.steps.geometry import Zones
 
 PICTURE = np.zeros((40, 40, 3), np.uint8)
 FOUND = FoundObject("card", 0.9, (0.1, 0.1, 0.9, 0.9), track=1)
@@ -35,3 +39,18 @@ def test_a_late_answer_holds_for_the_track_only_while_its_case_is_the_last_word(
         first, second = step.take(later, float("inf")).objects
     assert first.answers["digits"] == {"label": "later"}
     assert second.answers["digits"]["label"] == asked["label"]
+
+
+def test_a_request_that_fails_is_named_with_the_step_that_made_it(tmp_path: Path) -> None:
+    with Agent.from_config(write_agent(tmp_path)) as agent:
+        step = InferFrame(Inference(agent, InferSettings("cards"), "dock"))
+    told: list[AnsweredFrame | DroppedFrame] = []
+    with Pipeline(
+        "dock", MadeSource([PICTURE]), [step], EventRules([], Zones({}, {})), publish=told.append
+    ) as pipeline:
+        assert list(pipeline) == []
+    (dropped,) = told
+    assert isinstance(dropped, DroppedFrame)
+    assert (dropped.reason, [run.step for run in dropped.steps]) == ("refused", ["infer cards"])
+    (request,) = dropped.steps[0].requests
+    assert len(request) == 32

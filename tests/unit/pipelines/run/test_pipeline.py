@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipelines_run import MadeSource
-from upwell.pipelines.answered import AnsweredFrame
+from upwell.pipelines.answered import AnsweredFrame, DroppedFrame
 from upwell.pipelines.events.rules import EventRule, EventRules
 from upwell.pipelines.frame import FoundObject, Scene
 from upwell.pipelines.run.inference import FrameDropped
@@ -27,6 +27,8 @@ NO_ZONES = Zones({}, {})
 class Scripted:
     """A step that lets each frame end as it is told."""
 
+    name = "made"
+
     def __init__(self, fates: Sequence[str]) -> None:
         self._fates = iter(fates)
 
@@ -40,7 +42,7 @@ class Scripted:
 
 @given(st.lists(st.sampled_from(FATES), max_size=30))
 def test_every_frame_has_one_fate(fates: list[str]) -> None:
-    published: list[AnsweredFrame] = []
+    published: list[AnsweredFrame | DroppedFrame] = []
     rules = EventRules([EventRule("seen", "frame")], NO_ZONES)
     with Pipeline(
         "dock", MadeSource([PICTURE] * len(fates)), [Scripted(fates)], rules, publish=published.append
@@ -50,11 +52,16 @@ def test_every_frame_has_one_fate(fates: list[str]) -> None:
     assert status.captured == len(fates) == sum(status.frames.values())
     assert {fate: status.frames.get(fate, 0) for fate in FATES} == {fate: fates.count(fate) for fate in FATES}
     assert len(answered) == len(status.latencies_s) == fates.count("answered") == status.events.get("seen", 0)
-    assert published[: len(answered)] == answered
+    assert [one for one in published if isinstance(one, AnsweredFrame)][: len(answered)] == answered
+    dropped = [one for one in published if isinstance(one, DroppedFrame)]
+    assert [one.reason for one in dropped] == [fate for fate in fates if fate != "answered"]
+    assert all([run.step for run in one.steps] == ["made"] for one in published)
 
 
 def test_a_frame_that_takes_too_long_is_late_and_has_no_events() -> None:
     class Slow:
+        name = "made"
+
         def take(self, scene: Scene, until_s: float) -> Scene:
             assert until_s == pytest.approx(scene.frame.captured_s + 0.01)
             time.sleep(0.02)
@@ -67,17 +74,19 @@ def test_a_frame_that_takes_too_long_is_late_and_has_no_events() -> None:
 
 
 def test_objects_leave_when_the_source_is_over() -> None:
-    published: list[AnsweredFrame] = []
+    published: list[AnsweredFrame | DroppedFrame] = []
     rules = EventRules([EventRule("left", "leave")], NO_ZONES)
     with Pipeline("dock", MadeSource([PICTURE] * 3), [Scripted(FATES[:1] * 3)], rules, publish=published.append) as one:
         assert len(list(one)) == 3
-    assert [len(answered.fired) for answered in published] == [0, 0, 0, 1]
+    assert [len(one.fired) for one in published if isinstance(one, AnsweredFrame)] == [0, 0, 0, 1]
     assert one.status.events == {"left": 1}
     assert sum(one.status.frames.values()) == 3  # told once more, but no frame of its own
 
 
 def test_a_defect_in_a_step_is_raised_and_its_frame_counted() -> None:
     class Broken:
+        name = "made"
+
         def take(self, scene: Scene, until_s: float) -> Scene:
             raise RuntimeError("a defect")
 
@@ -120,6 +129,8 @@ def test_the_sums_agree_while_a_frame_is_under_way() -> None:
     seen: list[tuple[int, int]] = []
 
     class Looks:
+        name = "made"
+
         def take(self, scene: Scene, until_s: float) -> Scene:
             seen.append((one.status.captured, sum(one.status.frames.values())))
             return scene

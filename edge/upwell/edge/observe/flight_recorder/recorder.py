@@ -6,8 +6,8 @@ import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from upwell.shared.platform.background_thread import BackgroundThread
 
 FOLDER_NAME = "flights"
 """The recorder's folder in the agent's `state_dir`."""
+
+FRAMES_NAME = "frames"
+"""The folder of the recorder of pipelines, one of its own, so that many frames push no request out."""
 
 LIMIT = 10_000
 ROOM_BYTES = 3300
@@ -41,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnknownRequest(UpwellError):
-    """No trace of that id is recorded, or several begin like that."""
+    """No trace of that id is recorded, or several ids begin like that."""
 
 
 class FlightRecorder:
@@ -49,7 +52,8 @@ class FlightRecorder:
 
     Fewer where they come to more than `limit_bytes`, by default `ROOM_BYTES` for each. With a `folder` they are kept
     there, where `upwell explain` finds them, else in memory, and those of the usual size become JSON only when they are
-    asked for: that takes longer than all else that the agent does for a request. `note` costs the request path a few
+    asked for: that takes longer than all else that the agent does for a request. What pipelines note are lines already,
+    each with its line feed. `note` costs the request path a few
     microseconds and never fails; one thread does the rest. `dropped` and `failed` count the traces that were lost
     because they came too fast, and because they could not be written.
     """
@@ -61,8 +65,9 @@ class FlightRecorder:
         self._folder = folder
         self._segments = None if folder is None else Segments(folder, limit, limit_bytes)
         self._kept: deque[bytes | RequestTrace] = deque()
-        self._limit, self._limit_bytes, self._kept_bytes = limit, limit_bytes, 0
-        self._pending: deque[RequestTrace] = deque()
+        self.limit = limit
+        self._limit_bytes, self._kept_bytes = limit_bytes, 0
+        self._pending: deque[bytes | RequestTrace] = deque()
         self._worth_waking = GATHERED if folder is None else 1
         self._retry_at_s = -math.inf
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -72,15 +77,15 @@ class FlightRecorder:
         self._thread = BackgroundThread("flight-recorder", self._run, self._stop.is_set)
         self._thread.start()
 
-    def note(self, request_trace: RequestTrace) -> None:
+    def note(self, trace: bytes | RequestTrace) -> None:
         """Keep a trace. Never blocks, never fails."""
-        if not self._limit:
+        if not self.limit:
             return
         if len(self._pending) >= MOST_PENDING or self._is_closed:
             with self._counting:
                 self.dropped += 1
             return
-        self._pending.append(request_trace)
+        self._pending.append(trace)
         if not self._is_woken and len(self._pending) >= self._worth_waking:
             self._is_woken = True
             self._wake.set()
@@ -135,12 +140,10 @@ class FlightRecorder:
             except OSError as error:
                 self._retry_at_s = time.monotonic() + RETRY_S
                 if not self.failed:
-                    _log.warning(
-                        "cannot record requests in %s: %s; they are still answered", self._folder, error.strerror
-                    )
+                    _log.warning("cannot record decisions in %s: %s; answers go on", self._folder, error.strerror)
                 self.failed += len(lines)
 
-    def _drained(self) -> Iterator[RequestTrace]:
+    def _drained(self) -> Iterator[bytes | RequestTrace]:
         while self._pending:
             yield self._pending.popleft()
 
@@ -156,11 +159,12 @@ class FlightRecorder:
                 _log.exception("request %r cannot be recorded", request_trace.id)
 
     def _keep(self) -> None:
-        for request_trace in self._drained():
-            for kept in (request_trace,) if is_usual(request_trace) else self._as_lines((request_trace,)):
+        for trace in self._drained():
+            is_small = not isinstance(trace, bytes) and is_usual(trace)
+            for kept in (trace,) if is_small else self._as_lines((trace,)):
                 self._kept.append(kept)
                 self._kept_bytes += _size_bytes(kept)
-            while len(self._kept) > self._limit or self._kept_bytes > self._limit_bytes:
+            while len(self._kept) > self.limit or self._kept_bytes > self._limit_bytes:
                 self._kept_bytes -= _size_bytes(self._kept.popleft())
 
 
@@ -179,31 +183,46 @@ def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:
 
 
 def find(lines: Iterable[bytes], id: str) -> dict[str, Any]:
-    """The newest trace of that id in lines that come the newest first, else the only one whose id begins so.
+    """The newest trace of that id in lines that come the newest first, else the only one with an id that begins so.
 
-    Raises `UnknownRequest`, which says how far back the lines go.
+    A frame's trace has the ids of its events, too. Raises `UnknownRequest`, which says how far back the lines go.
     """
     id = id[:LONGEST_ID]
     alike: dict[str, dict[str, Any]] = {}
-    count, oldest_s = 0, None
-    for request_trace in _traces(lines):
-        if request_trace["id"] == id:
-            return request_trace
-        if id and str(request_trace["id"]).startswith(id):
-            alike.setdefault(request_trace["id"], request_trace)
-        count, oldest_s = count + 1, request_trace["time"]
+    counts, oldest_s = Counter[str](), dict[str, float]()
+    for trace in _traces(lines):
+        names = _ids(trace)
+        if id in names:
+            return trace
+        if id:
+            for name in names:
+                if name.startswith(id):
+                    alike.setdefault(name, trace)
+        kind = "frames" if is_frame(trace) else "requests"
+        counts[kind] += 1
+        oldest_s[kind] = trace["time"]
     if len(alike) == 1:
         return next(iter(alike.values()))
     if alike:
         some = ", ".join([*alike][:3])
-        raise UnknownRequest(f"{len(alike)} recorded requests have an id that begins with {id!r}, such as {some}")
-    raise UnknownRequest(f"no request {id!r} is recorded: {_reach(count, oldest_s)}")
+        raise UnknownRequest(f"{len(alike)} recorded ids begin with {id!r}, such as {some}")
+    reach = ", and ".join(
+        f"the last {count} {kind}, back to {local_time(oldest_s[kind])}" for kind, count in counts.items()
+    )
+    what = "request or event" if counts["frames"] else "request"
+    raise UnknownRequest(
+        f"no {what} {id!r} is recorded: " + (f"the recorder holds {reach}" if reach else "the recorder is empty")
+    )
 
 
-def _reach(count: int, oldest_s: float | None) -> str:
-    if oldest_s is None:
-        return "the recorder is empty"
-    return f"the recorder holds the last {count} requests, back to {local_time(oldest_s)}"
+def is_frame(trace: Mapping[str, Any]) -> bool:
+    """Whether the trace is that of a pipeline's frame, not of a request."""
+    return "frame" in trace
+
+
+def _ids(trace: Mapping[str, Any]) -> list[str]:
+    events = trace.get("events") if is_frame(trace) else None
+    return [trace["id"], *(str(one.get("id", "")) for one in events or () if isinstance(one, dict))]
 
 
 def local_time(wall_time_s: float) -> str:

@@ -107,7 +107,12 @@ _NO_MISSES: Sequence[CloudFailure] = ()
 
 def to_line(request_trace: RequestTrace) -> bytes:
     """The trace as one line of JSON: what is not finite is null, what is long is cut."""
-    return json.dumps(_finite(record(request_trace)), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+    return json_line(record(request_trace))
+
+
+def json_line(trace: Mapping[str, Any]) -> bytes:
+    """A line of the recorder, with null for what JSON has no word for."""
+    return json.dumps(_finite(dict(trace)), ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
 
 
 def record(request_trace: RequestTrace) -> dict[str, Any]:
