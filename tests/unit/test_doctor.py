@@ -14,12 +14,12 @@ from tests.in_process import InProcess
 from upwell.shared.oip.fake import FakeDataplane
 from upwell.shared.oip.grpc.server import start_server
 from upwell.tools.doctor.certificates import ends
-from upwell.tools.doctor.checks import Finding, conflicts, disk, expiry, ports
+from upwell.tools.doctor.checks import DoctorFinding, conflicts, disk, expiry, ports
 
 DAY_S = 86400.0
 
 
-def levels(findings: Iterator[Finding]) -> list[tuple[str, str]]:
+def levels(findings: Iterator[DoctorFinding]) -> list[tuple[str, str]]:
     return [(one.subject, one.level) for one in findings]
 
 

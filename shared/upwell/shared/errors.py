@@ -8,7 +8,7 @@ UpwellError
 ├── NoAllowedRoute      the policy leaves no route for this request
 ├── DeadlineExceeded    the time is up, or nothing could answer in the time that is left
 ├── Unavailable         not serving now: draining, or not loaded yet
-├── Unsupported         a part of the protocol that is not offered here; it says what is
+├── NotOffered          a part of the protocol that is not offered here; it says what is
 ├── Unauthenticated     no token, or a wrong one
 ├── NotAllowed          the operator has not allowed this to callers
 ├── NotLoaded           a model could not be loaded as asked; what was in force stays
@@ -96,7 +96,7 @@ class Unavailable(UpwellError):
     """The server is draining, or the model is not ready."""
 
 
-class Unsupported(UpwellError):
+class NotOffered(UpwellError):
     """The caller asked for a part of the protocol that is not offered here; the text names what it has instead."""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from upwell.rpc.oip.v2 import model_stream_pb2
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
-from upwell.shared.errors import InvalidRequest, Unsupported
+from upwell.shared.errors import InvalidRequest, NotOffered
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.tensors import TensorSpec
@@ -115,7 +115,7 @@ def _empty_parameter(message: pb.ModelInferRequest) -> None:
 def test_requests_that_contradict_themselves(spoil: Callable[[pb.ModelInferRequest], None], error: str) -> None:
     message = request()
     spoil(message)
-    with pytest.raises((InvalidRequest, Unsupported), match=error):
+    with pytest.raises((InvalidRequest, NotOffered), match=error):
         parse(message)
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from upwell.shared.errors import InvalidRequest, Unsupported
+from upwell.shared.errors import InvalidRequest, NotOffered
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.oip.http import messages
 from upwell.shared.oip.http.messages import (
@@ -108,7 +108,7 @@ def test_binary_data_is_cut_in_the_order_of_the_inputs_and_mixes_with_json() -> 
     ],
 )
 def test_a_request_that_does_not_fit_says_why(message: object, binary: bytes, what: str) -> None:
-    with pytest.raises((InvalidRequest, Unsupported), match=what):
+    with pytest.raises((InvalidRequest, NotOffered), match=what):
         parse(message, binary)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol
 
-from upwell.shared.errors import NotAllowed, Unsupported
+from upwell.shared.errors import NotAllowed, NotOffered
 from upwell.shared.oip.statistics import ModelStatistics
 from upwell.shared.tensors import TensorSpec
 
@@ -86,8 +86,8 @@ def refuse_changes(names: Iterable[str]) -> None:
 
 
 def refuse_shared_memory() -> NoReturn:
-    """Raise `Unsupported`."""
-    raise Unsupported(
+    """Raise `NotOffered`."""
+    raise NotOffered(
         "shared memory is not offered here: send tensors as raw contents; on the same machine a unix socket "
         '(`listen: ["unix:/PATH"]`) is the shortest way'
     )

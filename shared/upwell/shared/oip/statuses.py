@@ -24,7 +24,7 @@ STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
         errors.NoAllowedRoute: grpc.StatusCode.FAILED_PRECONDITION,
         errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
         errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
-        errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
+        errors.NotOffered: grpc.StatusCode.UNIMPLEMENTED,
         errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
         errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
         errors.NotLoaded: grpc.StatusCode.FAILED_PRECONDITION,

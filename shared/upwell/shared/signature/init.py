@@ -42,7 +42,7 @@ class PictureFacts:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ExporterFacts:
     """What a model's files say of it; what they do not say is empty. `source` names who says it.
 
     `boxes` are the keys of the step `boxes` as they are written, None where nobody says whether there are any and empty
@@ -59,7 +59,7 @@ class ModelFacts:
     notes: tuple[str, ...] = ()
 
 
-NOTHING_KNOWN = ModelFacts()
+NOTHING_KNOWN = ExporterFacts()
 _UNQUANTIZED: Mapping[str, tuple[float, int]] = MappingProxyType({})
 
 
@@ -75,7 +75,7 @@ class _Part:
 class _Known:
     """What the lines are made of: the facts, and scale and zero point of each quantized tensor."""
 
-    facts: ModelFacts
+    facts: ExporterFacts
     quantization: Mapping[str, tuple[float, int]]
     has_boxes: bool
 
@@ -83,7 +83,7 @@ class _Known:
 def starting_description(
     model_inputs: Sequence[TensorSpec],
     model_outputs: Sequence[TensorSpec],
-    facts: ModelFacts = NOTHING_KNOWN,
+    facts: ExporterFacts = NOTHING_KNOWN,
     quantization: Mapping[str, tuple[float, int]] = _UNQUANTIZED,
 ) -> str:
     """The text of a `model.yaml` that loads for these tensors, with comments that say what to check.
@@ -277,7 +277,7 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
     ]
 
 
-def _boxes(specs: Sequence[TensorSpec], facts: ModelFacts) -> list[str] | None:
+def _boxes(specs: Sequence[TensorSpec], facts: ExporterFacts) -> list[str] | None:
     """A boxes step, where the facts say that there are boxes or the tensors look like a detector's."""
     if facts.boxes is not None:
         softmax = [f"- softmax: {{from: {_text(facts.softmax)}}}"] if facts.softmax else []

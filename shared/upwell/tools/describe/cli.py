@@ -19,7 +19,7 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import write_named
 from upwell.shared.signature.description import ModelDescription
-from upwell.shared.signature.init import LABELS_NAME, ModelFacts, starting_description
+from upwell.shared.signature.init import LABELS_NAME, ExporterFacts, starting_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.describe.exporters import facts_of
@@ -65,7 +65,7 @@ def init(
         _show(target, text, facts, _table(runtime, quantization), tried)
 
 
-def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> ModelFacts:
+def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]) -> ExporterFacts:
     """What is known of the model. Raises `ConfigError`."""
     facts = facts_of(file, own_metadata(file), runtime.outputs, otherwise=tflite_facts(file))
     if facts.scores or facts.boxes is not None:
@@ -74,8 +74,8 @@ def _facts(file: Path, runtime: Runtime, quantization: Mapping[str, tuple[float,
 
 
 def _described(
-    facts: ModelFacts, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]
-) -> tuple[str, ModelFacts]:
+    facts: ExporterFacts, runtime: Runtime, quantization: Mapping[str, tuple[float, int]]
+) -> tuple[str, ExporterFacts]:
     """The description, and the facts that it is made of: without those that do not fit the model's tensors."""
     text = starting_description(runtime.inputs, runtime.outputs, facts, quantization)
     if facts.labels and LABELS_NAME not in text:
@@ -87,7 +87,7 @@ def _described(
         Processor(description, runtime.inputs, runtime.outputs, runtime.name)
     except ConfigError as error:
         note = f"what {facts.source} says does not fit the model's tensors: {error.problems[0].message}"
-        without = ModelFacts(notes=(note,))
+        without = ExporterFacts(notes=(note,))
         return starting_description(runtime.inputs, runtime.outputs, without, quantization), without
     return text, facts
 
@@ -136,7 +136,7 @@ def _tried(tried: TrialResult) -> dict[str, Any]:
     return {"found": list(tried.lines), "drawn": None if tried.drawn is None else str(tried.drawn)}
 
 
-def _show(target: Path, text: str, facts: ModelFacts, table: Table, tried: TrialResult | None) -> None:
+def _show(target: Path, text: str, facts: ExporterFacts, table: Table, tried: TrialResult | None) -> None:
     console = stdout_console()
     console.print(table)
     said = f" from {facts.source}" if facts.source else ""

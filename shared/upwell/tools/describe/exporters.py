@@ -17,7 +17,7 @@ from typing import Any
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import parse_json, read_file
-from upwell.shared.signature.init import NOTHING_KNOWN, ModelFacts, PictureFacts
+from upwell.shared.signature.init import NOTHING_KNOWN, ExporterFacts, PictureFacts
 from upwell.shared.signature.keys import MAX_SIDE
 from upwell.shared.tensors import TensorSpec
 
@@ -35,14 +35,14 @@ Outputs = Sequence[TensorSpec]
 
 
 def facts_of(
-    model: Path, metadata: Mapping[str, str], outputs: Outputs, otherwise: ModelFacts | None = None
-) -> ModelFacts:
+    model: Path, metadata: Mapping[str, str], outputs: Outputs, otherwise: ExporterFacts | None = None
+) -> ExporterFacts:
     """What is known of the model at `model`, whose file has `metadata` of its own, or `otherwise` where no exporter
     that is known here has made it. Raises `ConfigError`.
 
     A file of labels beside it counts where nothing else names them, and it has as many as the model has classes.
     """
-    readers: tuple[Callable[[], ModelFacts | None], ...] = (
+    readers: tuple[Callable[[], ExporterFacts | None], ...] = (
         lambda: ultralytics(metadata, outputs, normalized=model.suffix == ".tflite"),
         lambda: hugging_face(model, outputs),
         lambda: timm(model),
@@ -51,7 +51,7 @@ def facts_of(
     return facts if facts.labels else _with_labels_beside(model, facts, outputs)
 
 
-def ultralytics(metadata: Mapping[str, str], outputs: Outputs, *, normalized: bool) -> ModelFacts | None:
+def ultralytics(metadata: Mapping[str, str], outputs: Outputs, *, normalized: bool) -> ExporterFacts | None:
     """What an export of Ultralytics says: `task`, `names`, `imgsz`, `stride`, `args`.
 
     Pictures are letterboxed to `imgsz` on grey 114 and become 0..1; a classifier's are cropped from the middle, and its
@@ -67,15 +67,15 @@ def ultralytics(metadata: Mapping[str, str], outputs: Outputs, *, normalized: bo
     source = f"its Ultralytics metadata ({task})"
     if task == "classify":
         picture = replace(picture, fit="cover", fill=None)
-        return ModelFacts(source, labels, picture, scores="probabilities", boxes=None)
+        return ExporterFacts(source, labels, picture, scores="probabilities", boxes=None)
     if task == "detect":
-        return _ultralytics_boxes(ModelFacts(source, labels, picture), outputs, normalized)
+        return _ultralytics_boxes(ExporterFacts(source, labels, picture), outputs, normalized)
     what = {"segment": "masks", "pose": "keypoints", "obb": "rotated boxes"}.get(task, f"what a model for {task} gives")
     note = f"{what} are not decoded here: the outputs are given as they are, and no request counts as hard"
-    return ModelFacts(source, labels, picture, boxes={}, notes=(note,))
+    return ExporterFacts(source, labels, picture, boxes={}, notes=(note,))
 
 
-def _ultralytics_boxes(facts: ModelFacts, outputs: Outputs, normalized: bool) -> ModelFacts:
+def _ultralytics_boxes(facts: ExporterFacts, outputs: Outputs, normalized: bool) -> ExporterFacts:
     raw = outputs[0] if len(outputs) == 1 and len(outputs[0].shape) == 3 else None
     if raw is None or raw.shape[2] == 6 or 4 + len(facts.labels) not in raw.shape[1:]:
         note = (
@@ -88,7 +88,7 @@ def _ultralytics_boxes(facts: ModelFacts, outputs: Outputs, normalized: bool) ->
     return replace(facts, boxes=keys)
 
 
-def hugging_face(model: Path, outputs: Outputs) -> ModelFacts | None:
+def hugging_face(model: Path, outputs: Outputs) -> ExporterFacts | None:
     """What `config.json` and `preprocessor_config.json` of a Hugging Face folder say, in the model's or the one above.
 
     The outputs are those of Optimum's ONNX export: `logits`, and `pred_boxes` of a detector (DETR and its kin), whose
@@ -108,12 +108,12 @@ def hugging_face(model: Path, outputs: Outputs) -> ModelFacts | None:
         keys = {"boxes": "pred_boxes", "scores": "logits", "format": "cxcywh", "normalized": "true", "iou": "1.0"}
         keys |= {"background": str(len(labels))} if labels else {}
         every = (*labels, "none") if labels else ()
-        return ModelFacts(source, every, picture, boxes=keys, softmax="logits", notes=notes)
+        return ExporterFacts(source, every, picture, boxes=keys, softmax="logits", notes=notes)
     if "ForSequenceClassification" in kinds:
         notes = (*notes, "texts become token ids in front of the model: its inputs are tensors here")
     if "Classification" in kinds and "logits" in names:
-        return ModelFacts(source, labels, picture, scores="logits", notes=notes)
-    return ModelFacts(source, labels, picture, notes=(*notes, f"what {kinds or 'it'} gives is not known here"))
+        return ExporterFacts(source, labels, picture, scores="logits", notes=notes)
+    return ExporterFacts(source, labels, picture, notes=(*notes, f"what {kinds or 'it'} gives is not known here"))
 
 
 def _image_processor(config: Mapping[str, Any] | None) -> tuple[PictureFacts, tuple[str, ...]]:
@@ -156,7 +156,7 @@ def _resized(config: Mapping[str, Any]) -> tuple[tuple[int, int] | None, Any, tu
     return found, "stretch" if found else "", cropped
 
 
-def timm(model: Path) -> ModelFacts | None:
+def timm(model: Path) -> ExporterFacts | None:
     """What timm's `config.json` says (`pretrained_cfg`): input size, mean, std, interpolation, share of the crop."""
     _, config = _json_beside(model, "config.json")
     if config is None or not isinstance(config.get("pretrained_cfg", config.get("architecture")), (Mapping, str)):
@@ -181,10 +181,12 @@ def timm(model: Path) -> ModelFacts | None:
     )
     names = config.get("label_names", own.get("label_names"))
     labels = tuple(names) if isinstance(names, list) and all(isinstance(one, str) for one in names) else ()
-    return ModelFacts(f"timm's config.json ({config.get('architecture', 'no name')})", labels, picture, scores="logits")
+    return ExporterFacts(
+        f"timm's config.json ({config.get('architecture', 'no name')})", labels, picture, scores="logits"
+    )
 
 
-def _with_labels_beside(model: Path, facts: ModelFacts, outputs: Outputs) -> ModelFacts:
+def _with_labels_beside(model: Path, facts: ExporterFacts, outputs: Outputs) -> ExporterFacts:
     classes = {size for spec in outputs for size in spec.shape[1:] if size > 1}
     for name in _LABEL_FILES:
         with contextlib.suppress(ConfigError, UnicodeDecodeError):

@@ -15,7 +15,7 @@ from upwell.shared.formats.onnx.bytes import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_metadata
 from upwell.shared.formats.tflite.flatbuffer import BadTfliteFile
 from upwell.shared.formats.tflite.metadata import TensorNote, read_notes
-from upwell.shared.signature.init import ModelFacts, PictureFacts
+from upwell.shared.signature.init import ExporterFacts, PictureFacts
 
 MAX_MEMBER_BYTES = 1 << 20
 _ULTRALYTICS = "metadata.json"
@@ -33,7 +33,7 @@ def own_metadata(model: Path) -> Mapping[str, str]:
         raise ConfigError.at(model, f"cannot be read: {error.strerror}") from None
 
 
-def tflite_facts(model: Path) -> ModelFacts | None:
+def tflite_facts(model: Path) -> ExporterFacts | None:
     """What the metadata of tflite-support says: the labels of an output, and what the input's pixels become.
 
     Its normalization is (pixel - mean) / std, of pixels 0..255. None where the file has no such metadata.
@@ -49,7 +49,7 @@ def tflite_facts(model: Path) -> ModelFacts | None:
         return None
     inputs, outputs = notes
     picture = next((_normalized(one) for one in inputs if one.mean), PictureFacts())
-    return ModelFacts("its TFLite metadata", _labels(model, outputs), picture)
+    return ExporterFacts("its TFLite metadata", _labels(model, outputs), picture)
 
 
 def _normalized(note: TensorNote) -> PictureFacts:

@@ -60,7 +60,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at: what, how it is, and in words."""
 
     subject: str
@@ -68,11 +68,11 @@ class Finding:
     text: str
 
 
-def machine() -> Iterator[Finding]:
+def machine() -> Iterator[DoctorFinding]:
     """Upwell, Python, the system, memory, and whether the clock can be relied on."""
-    yield Finding("upwell", "ok", importlib.metadata.version("upwell"))
-    yield Finding("python", "ok", f"{platform.python_version()} at {sys.prefix}")
-    yield Finding("system", "ok", f"{platform.platform()}, {os.cpu_count()} cores{_memory()}")
+    yield DoctorFinding("upwell", "ok", importlib.metadata.version("upwell"))
+    yield DoctorFinding("python", "ok", f"{platform.python_version()} at {sys.prefix}")
+    yield DoctorFinding("system", "ok", f"{platform.platform()}, {os.cpu_count()} cores{_memory()}")
     yield _clock(time.time(), _is_synchronized())
 
 
@@ -101,18 +101,20 @@ def _is_synchronized() -> bool | None:
     return {"yes": True, "no": False}.get(done.stdout.strip())
 
 
-def _clock(now_s: float, synchronized: bool | None) -> Finding:
+def _clock(now_s: float, synchronized: bool | None) -> DoctorFinding:
     told = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
     if now_s < _LEAST_YEAR_S:
-        return Finding("clock", "problem", f"{told}: the clock was never set; certificates and budgets need it")
+        return DoctorFinding("clock", "problem", f"{told}: the clock was never set; certificates and budgets need it")
     if synchronized is False:
-        return Finding(
+        return DoctorFinding(
             "clock", "warning", f"{told}, set by nobody (no NTP): certificates and budgets may be judged wrongly"
         )
-    return Finding("clock", "ok", told + (", synchronized" if synchronized else ", not known whether synchronized"))
+    return DoctorFinding(
+        "clock", "ok", told + (", synchronized" if synchronized else ", not known whether synchronized")
+    )
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[DoctorFinding]:
     """The versions of what is installed, and what does not go together."""
     found = {}
     for name in PACKAGES:
@@ -120,36 +122,38 @@ def packages() -> Iterator[Finding]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    yield Finding("packages", "ok", ", ".join(f"{name} {version}" for name, version in found.items()))
+    yield DoctorFinding("packages", "ok", ", ".join(f"{name} {version}" for name, version in found.items()))
     absent = {extra for name, extra in PACKAGES.items() if extra and name not in found}
     if absent:
-        yield Finding("extras not installed", "ok", ", ".join(sorted(absent)))
+        yield DoctorFinding("extras not installed", "ok", ", ".join(sorted(absent)))
     yield from conflicts(found)
 
 
-def conflicts(found: Mapping[str, str]) -> Iterator[Finding]:
+def conflicts(found: Mapping[str, str]) -> Iterator[DoctorFinding]:
     """What does not go together, of the packages `found` with their versions."""
     builds = [name for name in found if name.startswith("onnxruntime") and name != "onnxruntime-qnn"]
     if len(builds) > 1:
         text = f"{' and '.join(builds)} overwrite each other's files; keep one, in an environment of its own"
-        yield Finding("onnxruntime", "problem", text)
+        yield DoctorFinding("onnxruntime", "problem", text)
     if "tflite-runtime" in found and not found.get("numpy", "1").startswith("1."):
         text = f"tflite-runtime needs numpy below 2, and {found['numpy']} is installed; use ai-edge-litert, or numpy 1"
-        yield Finding("tflite-runtime", "problem", text)
+        yield DoctorFinding("tflite-runtime", "problem", text)
     if not builds and "ai-edge-litert" not in found and "tflite-runtime" not in found:
-        yield Finding("runtimes", "warning", "none is installed, so no model runs here: pip install 'upwell[edge]'")
+        yield DoctorFinding(
+            "runtimes", "warning", "none is installed, so no model runs here: pip install 'upwell[edge]'"
+        )
 
 
-def configuration(path: Path, now_s: float) -> Iterator[Finding]:
+def configuration(path: Path, now_s: float) -> Iterator[DoctorFinding]:
     """An agent.yaml or cloud.yaml, and all that it names: files, ports, disk, certificates, the cloud."""
     try:
         kind: type[AgentConfig | CloudConfig] = CloudConfig if _is_service(path) else AgentConfig
         config = load_yaml(path, kind)
     except ConfigError as error:
         for problem in error.problems:
-            yield Finding("configuration", "problem", str(problem))
+            yield DoctorFinding("configuration", "problem", str(problem))
         return
-    yield Finding("configuration", "ok", f"{path} can be read")
+    yield DoctorFinding("configuration", "ok", f"{path} can be read")
     if isinstance(config, CloudConfig):
         yield from _service(config, now_s)
     else:
@@ -164,7 +168,7 @@ def _is_service(path: Path) -> bool:
         return False
 
 
-def _agent(config: AgentConfig, now_s: float) -> Iterator[Finding]:
+def _agent(config: AgentConfig, now_s: float) -> Iterator[DoctorFinding]:
     section = config.agent
     yield from ports([*section.listen, *section.listen_http, *([section.metrics] if section.metrics else [])])
     yield from _certificates("agent.tls", section.security.tls, now_s)
@@ -175,43 +179,45 @@ def _agent(config: AgentConfig, now_s: float) -> Iterator[Finding]:
             load_yaml(config.policy, Policy)
         except ConfigError as error:
             for problem in error.problems:
-                yield Finding("policy", "problem", str(problem))
+                yield DoctorFinding("policy", "problem", str(problem))
         else:
-            yield Finding("policy", "ok", f"{config.policy} can be read")
+            yield DoctorFinding("policy", "ok", f"{config.policy} can be read")
     if config.cloud is not None:
         yield from _certificates("cloud.tls", config.cloud.security.tls, now_s)
         for endpoint in config.cloud.endpoints:
             yield _endpoint(endpoint, config)
 
 
-def _service(config: CloudConfig, now_s: float) -> Iterator[Finding]:
+def _service(config: CloudConfig, now_s: float) -> Iterator[DoctorFinding]:
     serve = config.serve
     yield from ports([*serve.listen, *serve.listen_http, *([serve.metrics] if serve.metrics else [])])
     yield from _certificates("serve.tls", serve.security.tls, now_s)
     try:
         folders = scan(serve.models)
     except ConfigError as error:
-        yield Finding("models", "problem", str(error))
+        yield DoctorFinding("models", "problem", str(error))
     else:
-        yield Finding("models", "ok", ", ".join(f"{one.name}/{one.version}" for one in folders))
+        yield DoctorFinding("models", "ok", ", ".join(f"{one.name}/{one.version}" for one in folders))
     yield from disk("models", serve.models, 0)
 
 
-def ports(listen: Sequence[str]) -> Iterator[Finding]:
+def ports(listen: Sequence[str]) -> Iterator[DoctorFinding]:
     """Whether each address can be listened on. One in use may be in use by what this file is for."""
     for text in listen:
         address = parse_address(text)
         if address.socket_path is None:
             yield _port(text, address)
         elif not address.socket_path.parent.is_dir():
-            yield Finding("port", "problem", f"{text}: there is no folder {address.socket_path.parent}")
+            yield DoctorFinding("port", "problem", f"{text}: there is no folder {address.socket_path.parent}")
         elif not os.access(address.socket_path.parent, os.W_OK):
-            yield Finding("port", "problem", f"{text}: {address.socket_path.parent} cannot be written by this user")
+            yield DoctorFinding(
+                "port", "problem", f"{text}: {address.socket_path.parent} cannot be written by this user"
+            )
         else:
-            yield Finding("port", "ok", f"{text} can be made")
+            yield DoctorFinding("port", "ok", f"{text} can be made")
 
 
-def _port(text: str, address: Address) -> Finding:
+def _port(text: str, address: Address) -> DoctorFinding:
     try:
         where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(*where[:3]) as probe:
@@ -219,33 +225,33 @@ def _port(text: str, address: Address) -> Finding:
             probe.bind(where[4])
     except OSError as error:
         hint = "; if that is this agent or service, all is well" if error.errno in (98, 48, 10048) else ""
-        return Finding("port", "warning" if hint else "problem", f"{text}: {error.strerror or error}{hint}")
-    return Finding("port", "ok", f"{text} is free")
+        return DoctorFinding("port", "warning" if hint else "problem", f"{text}: {error.strerror or error}{hint}")
+    return DoctorFinding("port", "ok", f"{text} is free")
 
 
-def disk(what: str, folder: Path, wanted_bytes: int) -> Iterator[Finding]:
+def disk(what: str, folder: Path, wanted_bytes: int) -> Iterator[DoctorFinding]:
     """Whether the folder can be written, and has room."""
     existing = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
     if existing is None:
-        yield Finding(what, "problem", f"{folder}: no such folder")
+        yield DoctorFinding(what, "problem", f"{folder}: no such folder")
         return
     if wanted_bytes and not os.access(existing, os.W_OK):
-        yield Finding(what, "problem", f"{folder} cannot be written by this user")
+        yield DoctorFinding(what, "problem", f"{folder} cannot be written by this user")
     free_bytes = shutil.disk_usage(existing).free
     text = f"{folder}: {free_bytes / 2**30:.1f} GiB free"
     if free_bytes < wanted_bytes:
-        yield Finding(what, "warning", f"{text}, {wanted_bytes / 2**30:.1f} GiB may be needed")
+        yield DoctorFinding(what, "warning", f"{text}, {wanted_bytes / 2**30:.1f} GiB may be needed")
     else:
-        yield Finding(what, "ok", text)
+        yield DoctorFinding(what, "ok", text)
 
 
-def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[Finding]:
+def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[DoctorFinding]:
     if files is None:
         return
     try:
         from upwell.tools.doctor.certificates import ends
     except ImportError:
-        yield Finding(
+        yield DoctorFinding(
             what, "warning", "when certificates end is not known without an extra: pip install 'upwell[bundle]'"
         )
         return
@@ -255,32 +261,34 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[F
         try:
             yield expiry(what, path, ends(path), now_s)
         except OSError as error:
-            yield Finding(what, "problem", f"{path} cannot be read: {error.strerror}")
+            yield DoctorFinding(what, "problem", f"{path} cannot be read: {error.strerror}")
         except ValueError:
-            yield Finding(what, "problem", f"{path} holds no certificate in PEM")
+            yield DoctorFinding(what, "problem", f"{path} holds no certificate in PEM")
 
 
-def expiry(what: str, path: Path, end_s: float, now_s: float) -> Finding:
+def expiry(what: str, path: Path, end_s: float, now_s: float) -> DoctorFinding:
     """How long a certificate holds yet."""
     day = time.strftime("%Y-%m-%d", time.gmtime(end_s))
     if end_s <= now_s:
-        return Finding(what, "problem", f"{path} ended on {day}")
+        return DoctorFinding(what, "problem", f"{path} ended on {day}")
     left = f"{path} ends on {day}, in {(end_s - now_s) / _DAY_S:.0f} days"
-    return Finding(what, "warning" if end_s - now_s < SOON_S else "ok", left)
+    return DoctorFinding(what, "warning" if end_s - now_s < SOON_S else "ok", left)
 
 
-def _endpoint(endpoint: str, config: AgentConfig) -> Finding:
+def _endpoint(endpoint: str, config: AgentConfig) -> DoctorFinding:
     assert config.cloud is not None  # noqa: S101  who asks has seen to it
     try:
         client = open_client(endpoint, config.cloud.security)
     except ConfigError as error:
-        return Finding("cloud", "problem", str(error))
+        return DoctorFinding("cloud", "problem", str(error))
     try:
         started_s = time.monotonic()
         metadata = client.server_metadata(TIMEOUT_S)
         took_ms = 1e3 * (time.monotonic() - started_s)
     except UpwellError as error:
-        return Finding("cloud", "problem", f"{endpoint} does not answer: {error}")
+        return DoctorFinding("cloud", "problem", f"{endpoint} does not answer: {error}")
     finally:
         client.close()
-    return Finding("cloud", "ok", f"{endpoint} is {metadata.name} {metadata.version}, answers in {took_ms:.0f} ms")
+    return DoctorFinding(
+        "cloud", "ok", f"{endpoint} is {metadata.name} {metadata.version}, answers in {took_ms:.0f} ms"
+    )

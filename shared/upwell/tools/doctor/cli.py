@@ -17,7 +17,7 @@ from rich.text import Text
 from upwell.shared.errors import EXIT_FAILED
 from upwell.tools.devices.cli import evidence, folded
 from upwell.tools.devices.probe import installed, rows_of
-from upwell.tools.doctor.checks import Finding, Level, configuration, machine, packages
+from upwell.tools.doctor.checks import DoctorFinding, Level, configuration, machine, packages
 from upwell.tools.terminal import AsJson, plain, stderr_console, table_console
 
 _MARKS: Mapping[Level, str] = MappingProxyType({"ok": "  ", "warning": "? ", "problem": "! "})
@@ -47,7 +47,7 @@ def doctor(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _accelerators() -> list[Finding]:
+def _accelerators() -> list[DoctorFinding]:
     found = []
     with stderr_console().status("") as status:
         for package in installed():
@@ -56,12 +56,12 @@ def _accelerators() -> list[Finding]:
                 first = alike[0]
                 level: Level = "warning" if first.status == "not usable" else "ok"
                 found.append(
-                    Finding(f"{first.runtime} {first.accelerator}", level, f"{first.status}: {evidence(first)}")
+                    DoctorFinding(f"{first.runtime} {first.accelerator}", level, f"{first.status}: {evidence(first)}")
                 )
     return found
 
 
-def _show(findings: Sequence[Finding], problems: int) -> None:
+def _show(findings: Sequence[DoctorFinding], problems: int) -> None:
     grid = Table.grid(padding=(0, 2, 0, 0))
     for one in findings:
         grid.add_row(plain(_MARKS[one.level] + one.subject), plain(one.text))

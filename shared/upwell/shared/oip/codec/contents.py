@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from upwell.shared.errors import InvalidRequest, Unsupported
+from upwell.shared.errors import InvalidRequest, NotOffered
 from upwell.shared.tensors import DTYPES, Array, numpy_dtype, oip_datatype
 
 MAX_DIMENSIONS = 32
@@ -86,17 +86,17 @@ def refuse_long_id(request_id: str) -> None:
 
 
 def refuse_unsupported(name: str, parameters: Iterable[str]) -> None:
-    """Raise `Unsupported` where a tensor has a parameter of these names that would change its contents."""
+    """Raise `NotOffered` where a tensor has a parameter of these names that would change its contents."""
     for key in parameters:
         if key in _UNSUPPORTED:
-            raise Unsupported(f"tensor {name!r}: the parameter {key!r} is not supported here; {_UNSUPPORTED[key]}")
+            raise NotOffered(f"tensor {name!r}: the parameter {key!r} is not supported here; {_UNSUPPORTED[key]}")
 
 
 def refuse_sequence(parameters: Mapping[str, object]) -> None:
-    """Raise `Unsupported` for a request that is one of a sequence: nothing here keeps a state between two requests."""
+    """Raise `NotOffered` for a request that is one of a sequence: nothing here keeps a state between two requests."""
     for key in _SEQUENCES:
         if parameters.get(key):
-            raise Unsupported(
+            raise NotOffered(
                 f"the parameter {key!r} is not supported here, where no model keeps a state between requests; send "
                 "each request with the state as inputs and outputs of the model"
             )
