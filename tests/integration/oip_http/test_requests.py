@@ -199,7 +199,7 @@ def test_each_error_has_its_status_and_nothing_of_our_insides(
         ("GET", INFER, {}, 405),
         ("DELETE", "/v2", {}, 405),
         ("POST", INFER, {"Content-Type": "text/plain"}, 415),
-        ("POST", INFER, {"Content-Encoding": "gzip"}, 415),
+        ("POST", INFER, {"Content-Encoding": "br"}, 415),
         ("POST", INFER, {"Upwell-Timeout-Ms": "soon"}, 400),
         ("POST", INFER, {"Upwell-Timeout-Ms": "-1"}, 400),
         ("POST", INFER, {"Upwell-Timeout-Ms": "inf"}, 400),
